@@ -1,0 +1,36 @@
+# `make demo` and `make test` do all their set-up themselves; `make help` lists the rest.
+VENV ?= .venv
+PYTHON ?=
+BIN := $(VENV)/bin
+export PYTHON
+# Stray variables of the caller's shell must not reach Ray's workers.
+unexport PYTHONPATH
+
+.PHONY: help setup demo test test-fast test-slow lint lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup:  ## the virtual environment with the pinned CPU stack (does nothing if it is up to date)
+	@requirements/setup.sh $(VENV)
+
+demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM, no download; ends with a picture
+	@$(BIN)/python -m recipe.fspo.main algo=fspo experiment=demo $(ARGS)
+
+test: setup  ## unit tests, then a few starts of the real stack; what CI runs
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-fast: setup  ## unit tests only, under two minutes
+	@$(BIN)/python -m pytest -m "not slow and not e2e" $(ARGS)
+
+test-slow: setup  ## everything, the long runs included
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup  ## ruff and mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+lock: setup  ## pin requirements/*.txt anew from the .in files
+	@requirements/lock.sh $(BIN)/uv $$($(BIN)/python -m pip config get global.find-links 2>/dev/null)
+
+clean:  ## remove the virtual environment
+	rm -rf $(VENV)

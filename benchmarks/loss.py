@@ -1,0 +1,194 @@
+"""Forward + backward of the loss, with diagnostics, against verl's ``vanilla`` and ``gspo`` on the same tensors.
+
+``python -m benchmarks.loss --device cpu|cuda`` prints a Markdown table of median times and peak extra memory. The losses
+take turns within one process, so that their *ratios* hold on a busy machine. What is timed is what a worker does per
+micro-batch: loss, backward to the log-probabilities, and the metrics (``SequenceSums.add_`` here, ``.item()`` calls in
+verl). Needs verl 0.9.1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fspo.calibration import BandState
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+
+SHAPES = ((64, 4096), (512, 8192))
+OURS = ("fspo", "fspo_v1", "fspo_quantile", "seq_rloo", "seq_gspo")
+REFERENCE = "verl gspo"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of one micro-batch, as verl passes them."""
+
+    log_prob_BT: torch.Tensor
+    old_log_prob_BT: torch.Tensor
+    advantages_BT: torch.Tensor
+    response_mask_BT: torch.Tensor
+
+    @classmethod
+    def random(cls, sequences: int, width: int, device: str) -> Batch:
+        """Lengths uniform up to the width, log-ratios of 0.01 a token."""
+        generator = torch.Generator().manual_seed(0)
+        log_prob = -torch.rand(sequences, width, generator=generator)
+        old = log_prob + 0.01 * torch.randn(sequences, width, generator=generator)
+        length = torch.randint(1, width + 1, (sequences, 1), generator=generator)
+        mask = torch.arange(width) < length
+        advantages = torch.randn(sequences, 1, generator=generator) * mask
+        return cls(log_prob.to(device).requires_grad_(), old.to(device), advantages.to(device), mask.to(device))
+
+
+def our_losses(batch: Batch, names: Sequence[str] = OURS) -> dict[str, Callable[[], torch.Tensor]]:
+    """Each named algorithm as a call that returns the scalar loss and takes the diagnostics."""
+    state = BandState(drift_per_token=1e-5, dispersion=0.01, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
+
+    def run(name: str) -> torch.Tensor:
+        output = sequence_policy_loss(
+            batch.log_prob_BT,
+            batch.old_log_prob_BT,
+            batch.advantages_BT,
+            batch.response_mask_BT,
+            ALGORITHMS[name],
+            state,
+        )
+        SequenceSums.zeros().add_(output)
+        return output.loss_B.sum() / batch.log_prob_BT.shape[0]
+
+    return {name: lambda name=name: run(name) for name in names}  # type: ignore[misc]
+
+
+def verl_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
+    """verl's own losses with the aggregation of the GSPO paper; a name added by this package is not looked at."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import ActorConfig
+
+    config = ActorConfig(
+        strategy="fsdp",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        clip_ratio_low=3e-4,
+        clip_ratio_high=4e-4,
+    )
+    config.global_batch_info.update(
+        dp_size=1, batch_num_tokens=int(batch.response_mask_BT.sum()), global_batch_size=batch.log_prob_BT.shape[0]
+    )
+
+    def run(name: str) -> torch.Tensor:
+        loss, _ = get_policy_loss_fn(name)(
+            old_log_prob=batch.old_log_prob_BT,
+            log_prob=batch.log_prob_BT,
+            advantages=batch.advantages_BT,
+            response_mask=batch.response_mask_BT,
+            loss_agg_mode="seq-mean-token-mean",
+            config=config,
+        )
+        return loss
+
+    return {f"verl {name}": lambda name=name: run(name) for name in ("gspo", "vanilla")}  # type: ignore[misc]
+
+
+def step(loss: Callable[[], torch.Tensor], batch: Batch) -> None:
+    """One forward and backward; the gradient is dropped."""
+    loss().backward()
+    batch.log_prob_BT.grad = None
+
+
+def median_seconds(losses: dict[str, Callable[[], torch.Tensor]], batch: Batch, repeats: int) -> dict[str, float]:
+    """Median wall time of each loss, taking turns so that all see the same load of the machine."""
+    times: dict[str, list[float]] = {name: [] for name in losses}
+    on_gpu = batch.log_prob_BT.device.type == "cuda"
+    for turn in range(repeats + 2):
+        for name, loss in losses.items():
+            if on_gpu:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            step(loss, batch)
+            if on_gpu:
+                torch.cuda.synchronize()
+            if turn >= 2:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+class _PeakMemory(TorchDispatchMode):
+    """Peak bytes of tensors alive that were created inside the context, by following every storage to its release.
+
+    Works without an allocator that counts, as on a CPU. What an operator allocates and frees inside itself is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.peak = 0
+        self._known: set[int] = set()
+
+    def watch(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Storages that were there before and do not count."""
+        self._known.update(t.untyped_storage()._cdata for t in tensors)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        import weakref
+
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._known.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
+        return result
+
+    def _release(self, key: int, nbytes: int) -> None:
+        self._known.discard(key)
+        self.now -= nbytes
+
+
+def peak_bytes(loss: Callable[[], torch.Tensor], batch: Batch) -> int:
+    """Peak extra memory of one forward and backward."""
+    step(loss, batch)
+    if batch.log_prob_BT.device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step(loss, batch)
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with _PeakMemory() as mode:
+        step(loss, batch)
+    return mode.peak
+
+
+def main() -> None:
+    """Entry point of ``python -m benchmarks.loss``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each loss")
+    arguments = parser.parse_args()
+    print("| batch | loss | median ms | time / verl gspo | peak extra MiB | memory / verl gspo |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for shape in SHAPES:
+        batch = Batch.random(*shape, arguments.device)
+        losses = {**verl_losses(batch), **our_losses(batch)}
+        seconds = median_seconds(losses, batch, arguments.repeats)
+        peaks = {name: peak_bytes(loss, batch) for name, loss in losses.items()}
+        for name in losses:
+            print(
+                f"| {shape[0]} x {shape[1]} | {name} | {1e3 * seconds[name]:.1f} | {seconds[name] / seconds[REFERENCE]:.2f} "
+                f"| {peaks[name] / 2**20:.1f} | {peaks[name] / peaks[REFERENCE]:.2f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Throughput of `fspo.rewards` against verl's own math-verify scorer, on the same answers in one run.
+
+    python benchmarks/rewards.py --answers 2000 --rounds 3 [--json FILE]
+
+The two alternate, each with warm processes and the same number of threads and worker processes; ours is used as the
+reward hook uses it (one call per answer from many threads) and as a batch. A second part times a batch of 512 with and
+without 5% hostile answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from hostile import hostile_answers  # noqa: E402
+
+from fspo.rewards import MathScorer  # noqa: E402
+
+Answer = tuple[str, str]
+
+_SENTENCES = (
+    "Let us consider the expression $a_n = n^2 + 3n$ for $n = {0}$ and simplify it step by step.",
+    "Since ${0} + {1}$ is even, we may divide both sides by 2 and obtain a smaller problem.",
+    "By symmetry the cases $x < {1}$ and $x \\geq {1}$ contribute the same amount.",
+    "We substitute $u = \\frac{{x}}{{{1}}}$, which gives $du = \\frac{{dx}}{{{1}}}$ and new bounds.",
+    "Checking the value {0} by hand confirms the formula.",
+)
+
+
+def _forms(rng: random.Random) -> tuple[str, list[str], list[str]]:
+    """A ground truth that is not an integer, equivalent ways to write it, and wrong answers of the same kind."""
+    a, b, c = rng.randint(2, 30), rng.randint(2, 12), rng.randint(2, 9)
+    kind = rng.randrange(6)
+    if kind == 0:
+        d = 2 * b + 1
+        return rf"\frac{{{a}}}{{{d}}}", [f"{a}/{d}", rf"\dfrac{{{a}}}{{{d}}}"], [rf"\frac{{{a + 1}}}{{{d}}}", str(a)]
+    if kind == 1:
+        return rf"{b}\sqrt{{{c}}}", [rf"\sqrt{{{b * b * c}}}"], [rf"{b + 1}\sqrt{{{c}}}", rf"\sqrt{{{b * c + 1}}}"]
+    if kind == 2:
+        return f"x^2+{b + c}x+{b * c}", [f"(x+{b})(x+{c})"], [f"x^2+{b * c + 1}x+{b + c}", f"x^2+{b}x"]
+    if kind == 3:
+        return f"[{a},{a + b})", [rf"\left[{a},{a + b}\right)"], [f"[{a},{a + b}]", f"({a},{a + b + 1})"]
+    if kind == 4:
+        return f"({a},-{b})", [rf"\left({a}, -{b}\right)"], [f"(-{b},{a})", f"({a},{b})"]
+    return (
+        rf"\frac{{{a}\pi}}{{{2 * b + 1}}}",
+        [rf"{a}\pi/{2 * b + 1}"],
+        [rf"{a}\pi", rf"\frac{{{a + 1}\pi}}{{{2 * b + 1}}}"],
+    )
+
+
+def ordinary_answers(n: int, seed: int) -> list[Answer]:
+    """Responses and ground truths as a training batch holds them: groups of 8 responses to a problem.
+
+    Six problems in ten have an integer answer (all of DAPO-Math-17k, AMC and AIME do), the others one of six LaTeX
+    forms (as in MATH). Half of the responses are right, a third of those in LaTeX written in another way than the
+    ground truth; one in ten gives its answer without a box, one in fifty gives none. 300 to 9,000 characters.
+    """
+    rng = random.Random(seed)
+    answers: list[Answer] = []
+    while len(answers) < n:
+        if rng.random() < 0.6:
+            value = rng.randint(0, 2_000)
+            truth, same, other = str(value), [str(value)], [str(value + rng.randint(1, 50)) for _ in range(4)]
+        else:
+            truth, same, other = _forms(rng)
+        for _ in range(min(8, n - len(answers))):
+            right = rng.random() < 0.5
+            answer = (rng.choice(same) if rng.random() < 1 / 3 else truth) if right else rng.choice(other)
+            lines = [
+                rng.choice(_SENTENCES).format(rng.randint(1, 999), rng.randint(2, 99))
+                for _ in range(int(10 ** rng.uniform(0.5, 2.0)))
+            ]
+            draw = rng.random()
+            ending = rf"Therefore the final answer is $\boxed{{{answer}}}$."
+            if draw < 0.10:
+                ending = f"Therefore the answer is ${answer}$."
+            elif draw < 0.12:
+                ending = "We are left with one more case, which"
+            elif draw < 0.5:
+                ending = f"Hence\n\\[\n\\boxed{{{answer}}}\n\\]"
+            answers.append((" ".join(lines) + " " + ending, truth))
+    return answers
+
+
+def _timed(score: Callable[[], list[float]]) -> tuple[float, list[float]]:
+    start = time.perf_counter()
+    scores = score()
+    return time.perf_counter() - start, scores
+
+
+def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int) -> dict[str, float]:
+    from verl.utils.reward_score import math_verify as verl_scorer
+
+    seconds: dict[str, list[float]] = {"verl": [], "ours_single": [], "ours_batch": []}
+    agreement, correct = [], []
+    with (
+        MathScorer(n_workers=workers) as single,
+        MathScorer(n_workers=workers) as batch,
+        ThreadPoolExecutor(threads) as executor,
+    ):
+        # All processes of all three are started and warm before the clock runs.
+        for score in (verl_scorer.compute_score, single.score):
+            list(executor.map(score, [f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32))
+        batch.score_batch([f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32)
+        for i in range(rounds):
+            # New answers in every round: what a former round left in a cache must not help.
+            answers = ordinary_answers(n, seed + i)
+            responses, truths = [a for a, _ in answers], [t for _, t in answers]
+            runs: dict[str, Callable[[], list[float]]] = {
+                "verl": lambda r=responses, t=truths: list(executor.map(verl_scorer.compute_score, r, t)),
+                "ours_single": lambda r=responses, t=truths: [v.score for v in executor.map(single.score, r, t)],
+                "ours_batch": lambda r=responses, t=truths: [v.score for v in batch.score_batch(r, t)],
+            }
+            scores = {}
+            for name, run in runs.items():
+                elapsed, scores[name] = _timed(run)
+                seconds[name].append(elapsed)
+            for name in ("ours_single", "ours_batch"):
+                agreement += [a == b for a, b in zip(scores[name], scores["verl"], strict=True)]
+            correct += scores["verl"]
+        counts = batch.counts()
+    shares = {key: counts[key] / (n * rounds + 32) for key in ("decided_exactly", "from_cache")}
+    shares |= {"agreement": statistics.fmean(agreement), "timeouts": float(counts["timeout"])}
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    ratios = {f"speedup_{name}": medians["verl"] / medians[name] for name in ("ours_single", "ours_batch")}
+    return {
+        **{f"{name}_s": value for name, value in medians.items()},
+        **ratios,
+        **shares,
+        "correct": statistics.fmean(correct),
+    }
+
+
+def hostile_slowdown(rounds: int, seed: int, workers: int, size: int = 512, share: float = 0.05) -> dict[str, float]:
+    """Time of a batch with a share of hostile answers in place of ordinary ones, over that of the clean batch."""
+    clean_s, mixed_s = [], []
+    n_hostile = round(size * share)
+    for i in range(rounds):
+        clean = ordinary_answers(size, seed + i)
+        rng = random.Random(seed + i)
+        mixed = list(clean)
+        for position, (_, response, truth) in zip(
+            rng.sample(range(size), n_hostile), hostile_answers(n_hostile, seed + i), strict=True
+        ):
+            mixed[position] = (response, truth)
+        for answers, seconds in ((clean, clean_s), (mixed, mixed_s)):
+            with MathScorer(n_workers=workers) as scorer:
+                scorer.score_batch(["about 1"] * 8 * workers, [str(k) for k in range(8 * workers)])
+                start = time.perf_counter()
+                scorer.score_batch([a for a, _ in answers], [t for _, t in answers])
+                seconds.append(time.perf_counter() - start)
+    clean_median, mixed_median = statistics.median(clean_s), statistics.median(mixed_s)
+    return {
+        "clean_s": clean_median,
+        "mixed_s": mixed_median,
+        "slowdown": mixed_median / clean_median,
+        "worst_slowdown": max(m / c for m, c in zip(mixed_s, clean_s, strict=True)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answers", type=int, default=2_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=4, help="worker processes of ours; verl's pool has 4")
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = {
+        "throughput": compare_with_verl(args.answers, args.rounds, args.seed, args.workers, args.threads),
+        "hostile": hostile_slowdown(args.rounds, args.seed, args.workers),
+    }
+    print(json.dumps(result, indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

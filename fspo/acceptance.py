@@ -1,0 +1,82 @@
+"""Which acceptance: the definitions ("views") under which a sequence counts as accepted. Defined here.
+
+No claim about fairness should rest on one of them; diagnostics and reports give all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.sums import FIELDS, FINE_LENGTH_EDGES, SequenceSums
+
+Array = npt.NDArray[np.float64]
+
+VIEWS: Final[dict[str, str]] = {
+    "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
+    "active": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0); share of sequences",
+    "mass": "share of the algorithm's weight kept, sum(w * accepted) / sum(w)",
+    "ratio_mass": "share of the importance ratio kept, sum(exp(S) * accepted) / sum(exp(S)), whatever the weight",
+    "nonzero_advantage": "symmetric, over the sequences whose advantage is not zero",
+    "untruncated": "symmetric, over the sequences that ended by themselves",
+}
+"""Name of each view and what it counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Accepted and all, [mini-batch, bin]; ``effective`` is the number of sequences that masses are worth."""
+
+    accepted: Array
+    total: Array
+    effective: Array | None = None
+
+
+def stack_sums(parts: Sequence[SequenceSums]) -> Array:
+    """The sums of several mini-batches as one array [M, K, F]; [0, K, F] for none."""
+    if not parts:
+        return np.zeros((0, len(FINE_LENGTH_EDGES) - 1, len(FIELDS)))
+    return np.stack([part.sums_KF.numpy() for part in parts])
+
+
+def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
+    """Acceptance by fine length bin under one view.
+
+    Args:
+        sums_MKF: Sums of each mini-batch (:func:`stack_sums`), columns as in :data:`fspo.sums.FIELDS`.
+        view: A key of VIEWS.
+
+    Returns:
+        Counts with arrays [M, K].
+
+    Raises:
+        KeyError: If the view is unknown.
+    """
+
+    def column(name: str) -> Array:
+        return sums_MKF[..., FIELDS.index(name)]
+
+    count, accepted = column("count"), column("accepted")
+    if view == "symmetric":
+        return Counts(accepted, count)
+    if view == "active":
+        return Counts(count - column("clipped_high") - column("clipped_low"), count)
+    if view == "mass":
+        weight = column("weight")
+        return Counts(column("weight_accepted"), weight, _effective(weight, column("weight_squared")))
+    if view == "ratio_mass":
+        ratio = column("ratio")
+        return Counts(column("ratio_accepted"), ratio, _effective(ratio, column("ratio_squared")))
+    if view == "nonzero_advantage":
+        return Counts(accepted - column("advantage_zero_accepted"), count - column("advantage_zero"))
+    if view == "untruncated":
+        return Counts(accepted - column("truncated_accepted"), count - column("truncated"))
+    raise KeyError(f"unknown view {view!r} of acceptance; known: {', '.join(VIEWS)}")
+
+
+def _effective(total: Array, squared: Array) -> Array:
+    return np.divide(total**2, squared, out=np.zeros_like(total), where=squared > 0)

@@ -1,0 +1,265 @@
+"""Measuring, round by round, where the acceptance bands should lie: drift, dispersion and quantile widths.
+
+The bands with ``drift="kl"``, ``band="adaptive"`` or ``band="quantile"`` depend on statistics of whole mini-batches over
+all ranks. A worker sees one micro-batch, so these statistics are *causal*: the driver estimates them from the sums
+(:class:`fspo.sums.SequenceSums`) of past rounds and sends a :class:`~fspo.types.BandState` before the next update.
+
+Everything here is defined here; the paper (arXiv 2509.09177) describes neither an adaptive band nor, as far as could be
+found, the estimator of the drift in its first version. ``docs/algorithms.md`` gives the measurements behind the choices.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES, ZERO_CELL, SequenceSums
+from fspo.types import BandState, SequenceLossSettings
+
+__all__ = ["BandController", "BandState", "drift_per_token", "local_half_widths"]
+
+Array = npt.NDArray[np.float64]
+
+_K: Final = FINE_LENGTH_EDGES.numel() - 1
+_Z: Final[Array] = Z_EDGES.numpy()
+_MAGNITUDE: Final[Array] = _Z[ZERO_CELL + 1 :]
+"""Edges of the cells of |z|: 0, 1e-6, ..., 1e2, inf; the exact zeros belong to the first cell."""
+_CELLS: Final = _MAGNITUDE.size - 1
+_POINTS_PER_CELL: Final = 8
+_REACH: Final = 8
+"""A local quantile borrows from at most this many fine bins (one octave of length) on either side."""
+_PRIOR_COUNT: Final = 20.0
+"""The pooled quantile enters a local one with the weight of this many sequences."""
+
+
+def drift_per_token(statistic_sum: float, length_sum: float) -> float:
+    r"""Estimate of kl, the drift per token with its sign changed: ``max(0, -sum S / sum L)``.
+
+    Since S is the log ratio under samples of pi_old, ``-sum S / sum L`` estimates KL(pi_old || pi) per token without
+    bias and without assuming a distribution, and it is what centring needs: the mean of S itself. The alternatives fail
+    where centring matters, at long lengths: half the second moment (k2) has a relative bias of about kl * L / 2, and
+    exp(S) - 1 - S (k3) an exponential variance. The estimate is noisy in units of kl, but an error of one standard
+    deviation moves the centre by only about 1/sqrt(n) of a band half-width.
+
+    Args:
+        statistic_sum: Sum of S over the sequences.
+        length_sum: Sum of L over the same sequences.
+
+    Returns:
+        kl in nats per token, 0 if there are no tokens.
+    """
+    return max(0.0, -statistic_sum / length_sum) if length_sum > 0 else 0.0
+
+
+def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: float) -> tuple[float, ...]:
+    """Half-width of the band for S / sqrt(L) in every fine length bin, from a histogram of ``|S - drift| / sqrt(L)``.
+
+    For each fine bin, sequences of the nearest bins are pooled until there are ``min_count`` of them, reaching at most
+    one octave of length to either side; the target quantile of those n is then shrunk to the pooled quantile over all
+    lengths (the plain sqrt(L) band) as ``(n * local + 20 * pooled) / (n + 20)``.
+
+    Args:
+        folded_KC: Counts by fine length bin and cell of ``|z|``, see ``_MAGNITUDE``; may be fractional.
+        target_acceptance: The quantile, between 0 and 1.
+        min_count: How many sequences a local quantile should rest on.
+
+    Returns:
+        One half-width per fine bin; empty if there is no data or no dispersion.
+    """
+    pooled = _quantile(folded_KC.sum(axis=0), target_acceptance)
+    if pooled <= _MAGNITUDE[1]:
+        return ()
+    cumulative = np.concatenate([np.zeros((1, _CELLS)), np.cumsum(folded_KC, axis=0)])
+    widths = []
+    for k in range(_K):
+        for reach in range(_REACH + 1):
+            near = cumulative[min(k + reach + 1, _K)] - cumulative[max(k - reach, 0)]
+            if (n := float(near.sum())) >= min_count:
+                break
+        local = _quantile(near, target_acceptance) if n > 0 else pooled
+        widths.append((n * local + _PRIOR_COUNT * pooled) / (n + _PRIOR_COUNT))
+    return tuple(widths)
+
+
+def _quantile(counts_C: Array, level: float) -> float:
+    """Quantile of |z| from its histogram, log-linear within a cell; 0 without data."""
+    cumulative = np.cumsum(counts_C)
+    total = float(cumulative[-1])
+    if total <= 0:
+        return 0.0
+    cell = int(np.searchsorted(cumulative, level * total))
+    low, high = float(_MAGNITUDE[cell]), float(_MAGNITUDE[cell + 1])
+    if cell == 0 or not np.isfinite(high):
+        return low
+    share = (level * total - float(cumulative[cell - 1])) / float(counts_C[cell])
+    return float(low * (high / low) ** share)
+
+
+def _fold(sums: SequenceSums, kl: float) -> Array:
+    """Histogram of ``|S + L * kl| / sqrt(L)`` by fine length bin, from the signed one of ``S / sqrt(L)``."""
+    hist = sums.hist_KH.numpy().astype(np.float64)
+    if kl == 0:
+        folded: Array = hist[:, ZERO_CELL + 1 :] + hist[:, ZERO_CELL - 1 :: -1]
+        folded[:, 0] += hist[:, ZERO_CELL]
+        return folded
+    # Each cell becomes a few points spread over it, so that a shift by less than a cell's width is not lost.
+    position = (np.arange(_POINTS_PER_CELL) + 0.5) / _POINTS_PER_CELL
+    edges = _Z.copy()
+    edges[0], edges[-1] = edges[1], edges[-2]
+    points = (edges[:-1, None] + position * np.diff(edges)[:, None]).reshape(-1)
+    folded = np.zeros((_K, _CELLS))
+    for k in np.flatnonzero(hist.any(axis=1)):
+        root = float(sums.column("length_sqrt")[k] / sums.column("count")[k])
+        cells = np.searchsorted(_MAGNITUDE, np.abs(points + kl * root), side="right") - 1
+        weights = np.repeat(hist[k] / _POINTS_PER_CELL, _POINTS_PER_CELL)
+        folded[k] = np.bincount(cells, weights, minlength=_CELLS)
+    return folded
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What is kept of one round: totals_M4 = (count, S, z_squared, length) by mini-batch, and the folded histogram."""
+
+    totals_M4: Array
+    folded_KC: Array
+
+
+class BandController:
+    """Turns the sums of each finished round into the :class:`~fspo.types.BandState` of the next one. Lives on the driver.
+
+    Estimates, over the last ``window`` rounds:
+
+    * drift: :func:`drift_per_token` of each mini-batch position in the round (the first one is 0 by itself, since the
+      policy has not moved), and pooled over the off-policy ones. The centre follows the position: a drift pooled over the
+      round would put the on-policy point S = 0 of the first mini-batch outside the band at long lengths.
+    * dispersion: root mean square of ``(S + L * kl) / sqrt(L)`` over the off-policy mini-batches, about each one's own
+      drift (about 0 with ``drift="none"``, because that is where the band is centred).
+    * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)`` about the centre that was in force, so that
+      errors of the centre are calibrated away too.
+
+    Widths are pooled over the round and do not follow the position: a band that widens with every step within a round
+    would not limit how far the policy moves.
+
+    Args:
+        settings: The loss whose bands are calibrated.
+        window: Number of rounds to remember.
+        min_count: Sequences a local quantile should rest on, see :func:`local_half_widths`.
+        on_policy_mini_batches: How many mini-batches at the start of a round have S = 0 and are left out of the widths;
+            0 if even the first one is off-policy.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        settings: SequenceLossSettings,
+        *,
+        window: int = 8,
+        min_count: int = 100,
+        on_policy_mini_batches: int = 1,
+    ) -> None:
+        for name, value, least in (
+            ("window", window, 1),
+            ("min_count", min_count, 1),
+            ("on_policy_mini_batches", on_policy_mini_batches, 0),
+        ):
+            if value < least:
+                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+        self._settings = settings
+        self._min_count = min_count
+        self._skip = on_policy_mini_batches
+        self._rounds: deque[_Round] = deque(maxlen=window)
+        self._state = BandState()
+
+    @property
+    def state(self) -> BandState:
+        """The state for the next round; the default before any data."""
+        return self._state
+
+    def update(self, mini_batches: Sequence[SequenceSums]) -> BandState:
+        """Take in a finished round and return the state for the next one.
+
+        Args:
+            mini_batches: The sums of each mini-batch of the round, over all ranks, in the order in which they were used
+                and including the first.
+
+        Raises:
+            ValueError: If the round is empty.
+        """
+        if not mini_batches:
+            raise ValueError("mini_batches is empty: pass the sums of every mini-batch of the round, in order")
+        totals_M4 = np.array([[m.total(f) for f in ("count", "S", "z_squared", "length")] for m in mini_batches])
+        before = self._state
+        if not before.drift_by_mini_batch:  # no centre was in force yet: take the round's own
+            before = BandState(drift_by_mini_batch=self._drifts([totals_M4]))
+        folded_KC = np.zeros((_K, _CELLS))
+        for index, sums in enumerate(mini_batches[self._skip :], self._skip):
+            folded_KC += _fold(sums, before.at_mini_batch(index).drift_per_token)
+        self._rounds.append(_Round(totals_M4, folded_KC))
+        self._state = self._estimate()
+        return self._state
+
+    def _drifts(self, rounds: Sequence[Array]) -> tuple[float, ...]:
+        """Drift by position of the mini-batch, zero throughout if the loss has no drift."""
+        positions = max(len(totals) for totals in rounds)
+        if self._settings.drift == "none":
+            return (0.0,) * positions
+        by_position = np.zeros((positions, 4))
+        for totals in rounds:
+            by_position[: len(totals)] += totals
+        return tuple(drift_per_token(row[1], row[3]) for row in by_position)
+
+    def _estimate(self) -> BandState:
+        rounds = [r.totals_M4 for r in self._rounds]
+        drifts = self._drifts(rounds)
+        off_policy = np.concatenate([totals[self._skip :] for totals in rounds])
+        kl = np.concatenate([np.array(drifts[self._skip : len(totals)]) for totals in rounds])
+        count, s, z_squared, length = off_policy.T
+        squares = float((z_squared + 2 * kl * s + kl**2 * length).sum())
+        pooled = drift_per_token(float(s.sum()), float(length.sum())) if self._settings.drift == "kl" else 0.0
+        target = self._settings.target_acceptance
+        return BandState(
+            drift_per_token=pooled,
+            drift_by_mini_batch=drifts,
+            dispersion=(squares / float(count.sum())) ** 0.5 if squares > 0 else None,
+            half_width_K=(
+                local_half_widths(np.sum([r.folded_KC for r in self._rounds], axis=0), target, self._min_count)
+                if self._settings.band == "quantile" and target is not None
+                else ()
+            ),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit for bit after a restart: numbers and numpy arrays only."""
+        return {
+            "drift": self._settings.drift,
+            "rounds": [{"totals_M4": r.totals_M4.copy(), "folded_KC": r.folded_KC.copy()} for r in self._rounds],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` saved; a shorter window keeps the latest rounds.
+
+        Raises:
+            ValueError: If it was saved with another drift setting or another layout of bins.
+        """
+        if state.get("drift") != self._settings.drift:
+            raise ValueError(
+                f"the saved band state was measured with drift={state.get('drift')!r}, this run has "
+                f"drift={self._settings.drift!r}; resume with the same setting, or start from the weights alone"
+            )
+        rounds = [_Round(np.array(r["totals_M4"]), np.array(r["folded_KC"])) for r in state["rounds"]]
+        for r in rounds:
+            if r.folded_KC.shape != (_K, _CELLS) or r.totals_M4.ndim != 2 or r.totals_M4.shape[1] != 4:
+                raise ValueError(
+                    f"the saved band state has arrays of shape {r.totals_M4.shape} and {r.folded_KC.shape}, expected "
+                    f"(mini-batches, 4) and {(_K, _CELLS)}; it was written by another version of fspo"
+                )
+        self._rounds.clear()
+        self._rounds.extend(rounds)
+        self._state = self._estimate() if self._rounds else BandState()

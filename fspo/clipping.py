@@ -1,0 +1,80 @@
+"""Acceptance bands on the sequence log importance ratio S, as functions of the length L.
+
+A band is ``[centre - half_low(L), centre + half_high(L)]``. What tells the algorithms apart is how the half-widths
+grow: not at all (sequence-level RLOO), like sqrt(L) (FSPO, arXiv 2509.09177) or like L (GSPO, arXiv 2507.18071).
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+import torch
+
+from fspo.sums import FINE_LENGTH_EDGES
+from fspo.types import BandState, SequenceLossSettings
+
+__all__ = ["acceptance_band", "gaussian_half_width"]
+
+
+def gaussian_half_width(target_acceptance: float) -> float:
+    """The q for which a standard normal variable lies in [-q, q] with probability ``target_acceptance``.
+
+    Examples:
+        >>> round(gaussian_half_width(0.95), 2)
+        1.96
+    """
+    return NormalDist().inv_cdf((1 + target_acceptance) / 2)
+
+
+def acceptance_band(
+    length_B: torch.Tensor,
+    settings: SequenceLossSettings,
+    state: BandState | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The acceptance band on S for sequences of the given lengths.
+
+    With centre ``mu = -L * kl`` (``drift="kl"``; 0 otherwise), eps and c the clip values:
+
+    ============ ============================================== =====================================
+    band         [lower, upper] - mu                            source
+    ============ ============================================== =====================================
+    ``constant`` [log(1 - eps_low), log(1 + eps_high)]          sequence-level RLOO
+    ``sqrt``     [-c_low * sqrt(L), c_high * sqrt(L)]           FSPO, arXiv 2509.09177
+    ``linear``   [L * log(1 - eps_low), L * log(1 + eps_high)]  GSPO, arXiv 2507.18071
+    ``adaptive`` -+ q * dispersion * sqrt(L)                    defined here
+    ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
+    ============ ============================================== =====================================
+
+    The half-widths of ``quantile`` are looked up, not interpolated: the fine bins grow by a factor of 2**(1/8), and
+    their values are already smoothed over neighbouring bins (:mod:`fspo.calibration`), so an interpolation would add
+    nothing but a second definition of the band between the bins in which acceptance is counted.
+
+    Args:
+        length_B: Lengths in tokens, at least 1, int64.
+        settings: Which band.
+        state: Measured drift and widths. None, or a state before any data, means no drift and the ``sqrt`` band in
+            place of a calibrated one.
+        dtype: Floating type of the result.
+
+    Returns:
+        ``(centre_B, lower_B, upper_B)`` in nats, with ``lower_B <= centre_B <= upper_B``.
+    """
+    state = state or BandState()
+    length = length_B.to(dtype)
+    centre_B = length * -state.drift_per_token if settings.drift == "kl" else torch.zeros_like(length)
+    if settings.band in ("constant", "linear"):
+        low, high = -math.log1p(-settings.clip_low), math.log1p(settings.clip_high)
+        growth_B = length if settings.band == "linear" else torch.ones_like(length)
+        return centre_B, centre_B - low * growth_B, centre_B + high * growth_B
+    root_B = length.sqrt()
+    if settings.band == "adaptive" and state.dispersion is not None and settings.target_acceptance is not None:
+        half_B = gaussian_half_width(settings.target_acceptance) * state.dispersion * root_B
+    elif settings.band == "quantile" and state.half_width_K:
+        edges = FINE_LENGTH_EDGES.to(length_B.device)
+        widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
+        half_B = widths_K[torch.bucketize(length_B, edges, right=True) - 1] * root_B
+    else:
+        return centre_B, centre_B - settings.clip_low * root_B, centre_B + settings.clip_high * root_B
+    return centre_B, centre_B - half_B, centre_B + half_B

@@ -1,0 +1,181 @@
+"""The embedded offline task: remainders by repeated subtraction, whose working varies a hundredfold in length.
+
+A problem asks for the remainder of a division (task defined here). Its working takes the divisor away again and again
+and writes down what is left each time; the last number is the answer::
+
+    150%44  ->  106,62,18
+
+so a quotient of q takes 3 to 4 characters times q: 1 or 2 for a single subtraction, more than 200 for sixty. The
+quotient is drawn with probability proportional to 1 / (q + 1), which spreads the length of the working roughly evenly
+on a log scale. A long chain has a small divisor (the dividend stays below 1,000): it is long and not merely harder.
+
+Train and test can never meet, whatever the seeds: a hash of the pair (divisor, remainder) decides which split a problem
+belongs to. Chains with the same pair end alike (``106%44`` is the tail of ``150%44``), so no working of one split holds
+a single subtraction that the other split shows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+DATA_SOURCE = "fspo/remainder"
+ABILITY = "math"
+ALPHABET = "0123456789%-="
+MAX_QUOTIENT = 33
+MIN_DIVISOR, MAX_DIVISOR = 3, 99
+MAX_DIVIDEND = 999
+TEST_SHARE_INVERSE = 8  # one pair (divisor, remainder) in eight belongs to the test split
+
+Split = Literal["train", "test"]
+Row = dict[str, Any]
+
+_INTEGER = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The remainder of ``dividend`` by ``divisor``; the dividend is at least the divisor."""
+
+    dividend: int
+    divisor: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.divisor <= self.dividend:
+            raise ValueError(f"need 0 < divisor <= dividend, got {self.dividend}%{self.divisor}")
+
+    @property
+    def question(self) -> str:
+        """What the user asks, without the ``=`` that the chat template adds: ``150%44``."""
+        return f"{self.dividend:03d}%{self.divisor:02d}"
+
+    @property
+    def working(self) -> str:
+        """The full response: what is left after each subtraction, the answer last: ``106,62,18``."""
+        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in range(self.dividend - self.divisor, -1, -self.divisor))
+
+    @property
+    def quotient(self) -> int:
+        return self.dividend // self.divisor
+
+    @property
+    def answer(self) -> int:
+        return self.dividend % self.divisor
+
+    @property
+    def split(self) -> Split:
+        digest = zlib.crc32(f"{self.divisor},{self.answer}".encode("ascii"))
+        return "test" if digest % TEST_SHARE_INVERSE == 0 else "train"
+
+
+def sample_problems(rng: np.random.Generator, split: Split) -> Iterator[Problem]:
+    """Endless independent draws (with repeats) of problems that belong to ``split``."""
+    quotients = np.arange(1, MAX_QUOTIENT + 1)
+    weights = 1.0 / (quotients + 1)
+    cumulative = np.cumsum(weights)
+    while True:
+        quotient = int(quotients[np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right")])
+        largest = min(MAX_DIVISOR, (MAX_DIVIDEND + 1) // (quotient + 1))
+        divisor = int(rng.integers(MIN_DIVISOR, largest + 1))
+        problem = Problem(quotient * divisor + int(rng.integers(divisor)), divisor)
+        if problem.split == split:
+            yield problem
+
+
+def generate(n_train: int, n_test: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Distinct train and test problems: no two are equal, within a split or across the two.
+
+    Args:
+        n_train, n_test: numbers of problems; 0 is allowed.
+        seed: seeds a numpy Generator per split, so that n_train does not change the test problems.
+
+    Raises:
+        ValueError: a negative size or seed.
+    """
+    for name, value in (("n_train", n_train), ("n_test", n_test), ("seed", seed)):
+        if value < 0:
+            raise ValueError(f"{name} must be 0 or more, got {value}")
+    return _distinct(n_train, seed, "train"), _distinct(n_test, seed, "test")
+
+
+def score_answer(text: str, ground_truth: str) -> float:
+    """1.0 if what follows the last comma of ``text`` (all of it where there is none) is ``ground_truth``, else 0.0.
+
+    Surrounding white space and leading zeros do not matter; anything that is not a row of ASCII digits scores 0.0.
+
+    Raises:
+        ValueError: ``ground_truth`` is not a non-negative integer: the data set is broken, which no score may hide.
+    """
+    truth = ground_truth.strip()
+    if not _INTEGER.fullmatch(truth):
+        raise ValueError(f"ground_truth must be a non-negative integer as text, got {ground_truth!r}")
+    answer = text.rpartition("=")[2].strip()
+    # Compared as text: int() refuses strings of more than 4,300 digits.
+    return float(_INTEGER.fullmatch(answer) is not None and answer.lstrip("0") == truth.lstrip("0"))
+
+
+def to_rows(problems: Sequence[Problem], split: Split) -> list[Row]:
+    """The problems as rows in verl's data schema."""
+    return [
+        {
+            "data_source": DATA_SOURCE,
+            "prompt": [{"role": "user", "content": problem.question}],
+            "ability": ABILITY,
+            "reward_model": {"style": "rule", "ground_truth": str(problem.answer)},
+            "extra_info": {"index": index, "split": split, "quotient": problem.quotient},
+        }
+        for index, problem in enumerate(problems)
+    ]
+
+
+def write_parquet(rows: Sequence[Row], path: Path) -> None:
+    """Writes rows under a temporary name beside ``path``, then renames: ``path`` is whole or absent.
+
+    Raises:
+        ValueError: no rows; a trainer would fail much later on an empty file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not rows:
+        raise ValueError(f"no rows to write to {path}: ask for at least one problem")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    try:
+        pq.write_table(pa.Table.from_pylist(list(rows)), temporary)
+        os.chmod(temporary, 0o644)  # mkstemp makes private files; data sets are shared
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def write_dataset(out_dir: Path, n_train: int, n_test: int, seed: int) -> dict[Split, Path]:
+    """Generates the task and writes ``train.parquet`` and ``test.parquet`` under ``out_dir``; returns their paths."""
+    train, test = generate(n_train, n_test, seed)
+    paths: dict[Split, Path] = {"train": out_dir / "train.parquet", "test": out_dir / "test.parquet"}
+    rows: dict[Split, list[Row]] = {"train": to_rows(train, "train"), "test": to_rows(test, "test")}
+    for split, path in paths.items():
+        write_parquet(rows[split], path)
+    return paths
+
+
+def _distinct(count: int, seed: int, split: Split) -> list[Problem]:
+    rng = np.random.default_rng([seed, 0 if split == "train" else 1])
+    seen: set[Problem] = set()
+    problems: list[Problem] = []
+    draws = sample_problems(rng, split)
+    while len(problems) < count:
+        problem = next(draws)
+        if problem not in seen:
+            seen.add(problem)
+            problems.append(problem)
+    return problems

@@ -1,0 +1,26 @@
+"""Length fairness: acceptance by length bin, its error measures, their noise, and what they imply for the gradient."""
+
+from __future__ import annotations
+
+from fspo.fairness.bins import equal_mass_starts, merge_bins
+from fspo.fairness.bootstrap import Interval, mean_interval, paired_cluster_difference, paired_difference
+from fspo.fairness.cosine import cosine, cosine_bound, dispersion_of_gradients, interaction_error, mean_cosine_bound
+from fspo.fairness.lre import LengthReweightingError, length_reweighting_error, plain_lre, wilson_interval
+
+__all__ = [
+    "Interval",
+    "LengthReweightingError",
+    "cosine",
+    "cosine_bound",
+    "dispersion_of_gradients",
+    "equal_mass_starts",
+    "interaction_error",
+    "length_reweighting_error",
+    "mean_cosine_bound",
+    "mean_interval",
+    "merge_bins",
+    "paired_cluster_difference",
+    "paired_difference",
+    "plain_lre",
+    "wilson_interval",
+]

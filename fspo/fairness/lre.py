@@ -1,0 +1,246 @@
+"""Length Reweighting Error with its sampling noise taken into account.
+
+Definitions of this module are ours (method notes in docs/fairness.md): the paper reports a Length Reweighting Error,
+but its exact formula was not available. With p_b the share of bin b and abar = sum_b p_b a_b the overall acceptance
+rate:
+
+    LRE = sum_b p_b |a_b / abar - 1|        LRE_max = max_b |a_b / abar - 1|
+
+Sampling noise biases LRE upward, since it averages absolute values: eight bins of 600 sequences with a flat rate of
+0.85 give a mean LRE of 0.013. So every estimate comes with a noise floor, a debiased value and an interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+MIN_CLUSTERS: Final = 8
+"""Below this number of mini-batches the spread between them is too uncertain; binomial noise is used instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthReweightingError:
+    """Result of :func:`length_reweighting_error`. All rates and errors are plain ratios (no unit).
+
+    Attributes:
+        lre: Plug-in LRE, biased upward by noise.
+        lre_max: Largest |a_b / abar - 1| over the bins that hold sequences.
+        lre_debiased: lre * sqrt(max(0, 1 - noise variance / observed variance)), see the function.
+        ci_low, ci_high: Interval of ``level`` for the LRE without noise, around ``lre_debiased``.
+        lre_max_low, lre_max_high: Percentile interval of LRE_max (biased upward, as LRE_max is).
+        noise_floor: Mean LRE that flat rates would give with these counts.
+        noise_floor_p95: Its 95th percentile.
+        rate: Overall acceptance abar.
+        rate_K, share_K: Acceptance and share by bin (nan and 0 in empty bins).
+        rate_low_K, rate_high_K: Interval of the acceptance by bin: Wilson's, widened to the cluster bootstrap's where
+            that is wider (a bin that was always accepted still gets an interval).
+        level: Confidence level.
+        clusters: Number of mini-batches the noise was estimated from; 0 where binomial noise was assumed.
+    """
+
+    lre: float
+    lre_max: float
+    lre_debiased: float
+    ci_low: float
+    ci_high: float
+    lre_max_low: float
+    lre_max_high: float
+    noise_floor: float
+    noise_floor_p95: float
+    rate: float
+    rate_K: Array
+    share_K: Array
+    rate_low_K: Array
+    rate_high_K: Array
+    level: float
+    clusters: int
+
+
+def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Array]:
+    """LRE and LRE_max without any correction, along the last axis. Defined here.
+
+    Args:
+        accepted, total: [..., K] accepted and all sequences (or importance mass) per bin. Empty bins have no share.
+
+    Returns:
+        (lre, lre_max), each [...]; nan where nothing was accepted or there is no sequence.
+    """
+    a, t = np.asarray(accepted, dtype=np.float64), np.asarray(total, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = t / t.sum(-1, keepdims=True)
+        rate = a.sum(-1, keepdims=True) / t.sum(-1, keepdims=True)
+        deviation = np.abs(np.where(t > 0, a / t, rate) / rate - 1.0)
+    return np.asarray(np.sum(share * deviation, axis=-1)), np.asarray(np.max(deviation, axis=-1))
+
+
+def length_reweighting_error(
+    accepted: npt.ArrayLike,
+    total: npt.ArrayLike,
+    *,
+    effective: npt.ArrayLike | None = None,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> LengthReweightingError:
+    """LRE of acceptance counts by bin, its noise floor, a debiased value and a confidence interval. Defined here.
+
+    Noise comes from resampling whole mini-batches (cluster bootstrap) when counts per mini-batch are given and there
+    are at least MIN_CLUSTERS of them, since the sequences of one mini-batch share the policy's shift. Otherwise it is
+    the binomial noise of independent sequences, which is usually too small.
+
+    * ``noise_floor``: mean LRE over simulated data sets with the flat rate abar and the same counts.
+    * ``lre_debiased``: with d_b = a_b / abar - 1 and s_b the standard error of d_b,
+      ``lre * sqrt(max(0, 1 - sum_b p_b s_b**2 / sum_b p_b d_b**2))``: the share of the squared deviation that noise
+      explains is taken out. Never negative; where rates are exactly flat about a quarter of the noise floor remains.
+    * interval: percentiles of the debiased value over resamples drawn around deviations shrunk by the same factor, so
+      that the data's own noise is not counted twice.
+
+    Args:
+        accepted: [K] or per mini-batch [M, K]: accepted sequences by bin; or importance mass sum(w * accepted).
+        total: Same shape: all sequences by bin; or sum(w).
+        effective: Same shape or None: number of sequences that masses are worth, sum(w)**2 / sum(w**2). Needed for the
+            noise floor of masses; None means that ``total`` counts sequences.
+        level: Confidence level in (0, 1).
+        resamples: Number of bootstrap resamples and simulated data sets.
+        seed: Of the random numbers; the result is a function of the arguments.
+
+    Returns:
+        The estimate. Where nothing was accepted, or there is no sequence, LRE is undefined and reads nan.
+
+    Raises:
+        ValueError: If shapes differ, a value is negative or not finite, accepted exceeds total, or or
+            level is not in (0, 1).
+    """
+    acc_MK, tot_MK = _validated(accepted, total, level)
+    rng = np.random.default_rng(seed)
+    acc_K, tot_K = acc_MK.sum(0), tot_MK.sum(0)
+    filled = tot_K > 0
+    rate_K = np.divide(acc_K, tot_K, out=np.full_like(tot_K, np.nan), where=filled)
+    n_K = tot_K if effective is None else np.asarray(effective, dtype=np.float64).reshape(acc_MK.shape).sum(0)
+    whole = tot_K.sum()
+    if whole == 0 or acc_K.sum() == 0:
+        nan_K = np.full_like(tot_K, np.nan)
+        share_K = tot_K / whole if whole else np.zeros_like(tot_K)
+        rate = 0.0 if whole else np.nan
+        nan = float("nan")
+        return LengthReweightingError(
+            nan, nan, nan, nan, nan, nan, nan, nan, nan, rate, rate_K, share_K, nan_K, nan_K, level, 0
+        )
+    rate, share_K = acc_K.sum() / whole, tot_K / whole
+    lre, lre_max = (float(x) for x in plain_lre(acc_K, tot_K))
+    # Masses: simulate and resample in units of effective sequences, then weigh bins by their share of the mass.
+    size_K = np.maximum(np.round(n_K), filled)
+    flat_lre = _lre_of_rates(rng.binomial(size_K.astype(np.int64), rate, (resamples, len(tot_K))), size_K, share_K)
+    clusters = int((tot_MK.sum(1) > 0).sum())
+    if clusters >= MIN_CLUSTERS:
+        drawn_RM = rng.multinomial(len(tot_MK), np.full(len(tot_MK), 1.0 / len(tot_MK)), resamples).astype(np.float64)
+        boot_acc, boot_tot = drawn_RM @ acc_MK, drawn_RM @ tot_MK
+        # A bootstrap over M clusters understates the variance by (M - 1) / M.
+        stretch = float(np.sqrt(clusters / (clusters - 1)))
+    else:
+        clusters, stretch = 0, 1.0
+        boot_rate_K = np.where(filled, np.nan_to_num(rate_K), 0.0)
+        boot_counts = rng.binomial(size_K.astype(np.int64), np.clip(boot_rate_K, 0, 1), (resamples, len(tot_K)))
+        boot_acc = boot_counts / np.maximum(size_K, 1) * tot_K
+        boot_tot = np.broadcast_to(tot_K, boot_acc.shape)
+    d_K = np.where(filled, np.nan_to_num(rate_K) / rate - 1.0, 0.0)
+    boot_d = _relative_deviation(boot_acc, boot_tot)
+    noise_RK = np.where(filled, (boot_d - boot_d.mean(0)) * stretch, 0.0)
+    noise_var = float(share_K @ np.var(noise_RK, axis=0))
+    shrink = _shrink(d_K[None], share_K, noise_var)[0]
+    debiased = lre * shrink
+    world_RK = d_K * shrink + noise_RK
+    world = (np.abs(world_RK) @ share_K) * _shrink(world_RK, share_K, noise_var)
+    tail = 50 * (1 - level)
+    ci_low, ci_high = np.percentile(world, [tail, 100 - tail])
+    rate_low_K, rate_high_K = _rate_interval(rate_K, n_K, boot_acc, boot_tot, level)
+    max_low, max_high = np.percentile(plain_lre(boot_acc, boot_tot)[1], [tail, 100 - tail])
+    return LengthReweightingError(
+        lre=lre,
+        lre_max=lre_max,
+        lre_debiased=float(debiased),
+        ci_low=min(float(ci_low), float(debiased)),
+        ci_high=max(float(ci_high), float(debiased)),
+        lre_max_low=float(max_low),
+        lre_max_high=float(max_high),
+        noise_floor=float(np.mean(flat_lre)),
+        noise_floor_p95=float(np.percentile(flat_lre, 95)),
+        rate=float(rate),
+        rate_K=rate_K,
+        share_K=share_K,
+        rate_low_K=rate_low_K,
+        rate_high_K=rate_high_K,
+        level=level,
+        clusters=clusters,
+    )
+
+
+def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike, level: float) -> tuple[Array, Array]:
+    acc, tot = np.asarray(accepted, dtype=np.float64), np.asarray(total, dtype=np.float64)
+    if acc.shape != tot.shape or acc.ndim not in (1, 2) or acc.size == 0:
+        raise ValueError(f"accepted {acc.shape} and total {tot.shape} must have one shape, [K] or [mini-batches, K]")
+    if not (np.isfinite(acc).all() and np.isfinite(tot).all() and (acc >= 0).all() and (tot >= 0).all()):
+        raise ValueError("accepted and total must be finite and >= 0")
+    # Sums of float32 masses taken in different orders may differ in the last digits.
+    if (acc > tot * (1 + 1e-9)).any():
+        raise ValueError("accepted exceeds total in at least one bin")
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}; it must lie strictly between 0 and 1")
+    return np.atleast_2d(acc), np.atleast_2d(tot)
+
+
+def _lre_of_rates(accepted_RK: npt.NDArray[np.int64], size_K: Array, share_K: Array) -> Array:
+    rate_RK = np.divide(accepted_RK, size_K, out=np.zeros(accepted_RK.shape), where=size_K > 0)
+    overall_R1 = (rate_RK @ share_K)[:, None]
+    known = (overall_R1 > 0) & (size_K > 0)
+    deviation_RK: Array = np.divide(rate_RK, overall_R1, out=np.ones_like(rate_RK), where=known) - 1.0
+    lre_R: Array = np.abs(deviation_RK) @ share_K
+    return lre_R
+
+
+def _relative_deviation(acc_RK: Array, tot_RK: Array) -> Array:
+    """a_b / abar - 1 of each resample; 0 for a bin that the resample missed."""
+    rate_R = acc_RK.sum(-1, keepdims=True) / np.maximum(tot_RK.sum(-1, keepdims=True), 1e-300)
+    rate_RK = np.divide(acc_RK, tot_RK, out=np.zeros(acc_RK.shape), where=tot_RK > 0)
+    known = (tot_RK > 0) & (rate_R > 0)
+    deviation_RK: Array = np.divide(rate_RK, rate_R, out=np.ones(acc_RK.shape), where=known) - 1.0
+    return deviation_RK
+
+
+def _shrink(deviation_RK: Array, share_K: Array, noise_var: float) -> Array:
+    observed_R = deviation_RK**2 @ share_K
+    explained_R = np.divide(noise_var, observed_R, out=np.ones_like(observed_R), where=observed_R > noise_var)
+    shrink_R: Array = np.sqrt(1.0 - explained_R)
+    return shrink_R
+
+
+def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike, level: float = 0.95) -> tuple[Array, Array]:
+    """Wilson score interval of a binomial rate observed on ``n`` independent trials (n need not be whole); nan at n =
+    0.
+
+    Source: E. B. Wilson, JASA 22 (1927).
+    """
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    p, trials = np.asarray(rate, dtype=np.float64), np.asarray(n, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
+        half = z / (1 + z * z / trials) * np.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2))
+    return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
+
+
+def _rate_interval(rate_K: Array, n_K: Array, acc_RK: Array, tot_RK: Array, level: float) -> tuple[Array, Array]:
+    low_K, high_K = wilson_interval(np.clip(rate_K, 0, 1), n_K, level)
+    tail = 50 * (1 - level)
+    for k in np.flatnonzero(~np.isnan(rate_K)):
+        seen_R = tot_RK[:, k] > 0
+        if seen_R.any():
+            low, high = np.percentile(acc_RK[seen_R, k] / tot_RK[seen_R, k], [tail, 100 - tail])
+            low_K[k], high_K[k] = min(low_K[k], low), max(high_K[k], high)
+    return low_K, high_K

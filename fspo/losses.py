@@ -1,0 +1,262 @@
+"""One sequence-level policy-gradient surrogate; FSPO, sequence-level RLOO, GSPO and LUSPO are settings of it.
+
+For a sequence with statistic ``S = sum_t (log pi(y_t) - log pi_old(y_t))``, length L, advantage A, acceptance band
+``[lower, upper]`` (:mod:`fspo.clipping`) and weight ``w(S) = exp(S)`` or ``exp(S / L)``::
+
+    loss     = max(-A * w(S), -A * w(clip(S, lower, upper))) * scale(L)
+    gradient = -A * w(S) * h(L) * sum_t grad log pi(y_t), and 0 where the clip is active
+
+The gradient with respect to ``log_prob_BT`` is therefore the mask times *one coefficient per sequence*. The code says
+so directly: one differentiable function of the token tensors (:func:`sequence_log_ratio`, a subtraction and a masked
+sum forward, one broadcast backward, nothing but the mask saved), and per-sequence arithmetic that states the
+coefficient instead of leaving it to autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from fspo.clipping import acceptance_band
+from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
+
+__all__ = ["ALGORITHMS", "sequence_log_ratio", "sequence_policy_loss"]
+
+ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
+    {
+        "fspo": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03),
+        "fspo_v1": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03, drift="kl"),
+        "fspo_adaptive": SequenceLossSettings(band="adaptive", target_acceptance=0.85),
+        "fspo_quantile": SequenceLossSettings(band="quantile", target_acceptance=0.85),
+        "seq_rloo": SequenceLossSettings(band="constant", clip_low=0.2, clip_high=0.2),
+        "seq_gspo": SequenceLossSettings(
+            band="linear", clip_low=3e-4, clip_high=4e-4, weight="length_normalised", grad_scale="1/L"
+        ),
+        "luspo": SequenceLossSettings(
+            band="linear", clip_low=3e-4, clip_high=4e-4, weight="length_normalised", grad_scale="1"
+        ),
+    }
+)
+"""The named members of the family with their default clip values; ``docs/algorithms.md`` says where each comes from."""
+
+
+class _SequenceLogRatio(torch.autograd.Function):
+    """Masked row sum of a difference that saves only the mask; see :func:`sequence_log_ratio`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_prob_BT: torch.Tensor, old_log_prob_BT: torch.Tensor, mask_BT: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(mask_BT)
+        ctx.grad_dtype = log_prob_BT.dtype
+        dtype = torch.promote_types(torch.promote_types(log_prob_BT.dtype, old_log_prob_BT.dtype), torch.float32)
+        # Upcast before subtracting: the difference of two bf16 log-probs has next to no correct digits in bf16.
+        difference_BT = log_prob_BT.to(dtype) - old_log_prob_BT.to(dtype)
+        return difference_BT.masked_fill_(~mask_BT, 0.0).sum(dim=-1)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (mask_BT,) = ctx.saved_tensors
+        grad_B = grad_outputs[0].to(ctx.grad_dtype)
+        # where, not a product: padding gets an exact 0 whatever stands there, and no float copy of the mask is made.
+        return torch.where(mask_BT, grad_B.unsqueeze(-1), 0.0), None, None
+
+
+def sequence_log_ratio(
+    log_prob_BT: torch.Tensor, old_log_prob_BT: torch.Tensor, response_mask_BT: torch.Tensor
+) -> torch.Tensor:
+    """``S_i = sum_t mask_it * (log pi(y_it) - log pi_old(y_it))``, differentiable in ``log_prob_BT`` only.
+
+    Values outside the mask, NaN and infinities included, affect neither the result nor the gradient. The sum is taken
+    in float32 for half-precision inputs, otherwise in the wider of the input types. ``old_log_prob_BT`` is a constant.
+
+    Args:
+        log_prob_BT: Log-probabilities of the response tokens under the current policy, in nats.
+        old_log_prob_BT: The same under the policy at the start of the round.
+        response_mask_BT: Non-zero for response tokens.
+
+    Returns:
+        S, one entry per sequence; 0 for rows whose mask is empty.
+    """
+    result: torch.Tensor = _SequenceLogRatio.apply(log_prob_BT, old_log_prob_BT, response_mask_BT.to(torch.bool))  # type: ignore[no-untyped-call]
+    return result
+
+
+def sequence_policy_loss(
+    log_prob_BT: torch.Tensor,
+    old_log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    response_mask_BT: torch.Tensor,
+    settings: SequenceLossSettings,
+    band_state: BandState | None = None,
+    rollout_is_weights_BT: torch.Tensor | None = None,
+) -> SequenceLossOutput:
+    r"""Per-sequence clipped surrogate loss, with everything that diagnostics need.
+
+    With n = 1 for ``weight="sequence"`` and n = L for ``"length_normalised"``, ``w(x) = exp(min(x / n, s_max))``,
+    h = ``grad_multiplier`` * (1 or 1/L), v the rollout correction and ``[lower, upper]`` the band of
+    :func:`fspo.clipping.acceptance_band`:
+
+    .. math::
+        \text{loss} &= v\,h\,n\,\max\{-A\,w(S),\; -A\,w(\mathrm{clip}(S, lower, upper))\} \\
+        \partial\,\text{loss} / \partial \log\pi(y_t) &= -v\,h\,A\,w(S) \quad\text{(0 where clipped)}
+
+    *Clipped* means S strictly above ``upper`` with A > 0, or strictly below ``lower`` with A < 0; the band is closed,
+    so S = 0 on a band of width 0 keeps its gradient (as ``torch.clamp`` has it). With a dual clip d, sequences with
+    A < 0 and S above ``ceiling = centre + d * (upper - centre)`` have the constant loss of ``S = ceiling``. Above
+    ``s_max`` the weight is constant in value, but the gradient is kept, with weight exp(s_max).
+
+    Args:
+        log_prob_BT: Log-probabilities under the current policy, in nats; the only input that gets a gradient.
+        old_log_prob_BT: Log-probabilities under the policy at the start of the round.
+        advantages_BT: Advantages; constant over the response tokens of a sequence.
+        response_mask_BT: Non-zero for response tokens; other positions are never looked at.
+        settings: Which loss.
+        band_state: Measured drift and band widths for this mini-batch; None before any data.
+        rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
+            tokens: it multiplies loss and gradient of the sequence, and nothing else.
+
+    Returns:
+        Loss and diagnostics by sequence. Averaging is the caller's.
+
+    Raises:
+        ValueError: If shapes differ; or, naming the row: if a log-probability of a response token is NaN or infinite,
+            or if advantages or rollout weights are not finite or not constant over a sequence. All of these are tested
+            by one reduction over the rows, which on an accelerator is one synchronisation per call.
+    """
+    _check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
+    mask_BT = response_mask_BT.to(torch.bool)
+    live_statistic_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT)
+    with torch.no_grad():
+        statistic_B = live_statistic_B.detach()
+        dtype = statistic_B.dtype
+        length_B = mask_BT.sum(dim=-1, dtype=torch.int32).to(torch.int64)
+        valid_B = length_B > 0
+        advantage_B, bad_B = _value_of_row(advantages_BT, mask_BT, valid_B, dtype)
+        bad_B |= ~torch.isfinite(statistic_B)
+        rollout_weight_B = None
+        if rollout_is_weights_BT is not None:
+            rollout_weight_B, bad_weight_B = _value_of_row(rollout_is_weights_BT, mask_BT, valid_B, dtype)
+            bad_B |= bad_weight_B
+        if bool(bad_B.any()):
+            raise ValueError(
+                _describe_bad_rows(
+                    bad_B.nonzero().flatten().tolist(),
+                    mask_BT,
+                    {"log_prob_BT": log_prob_BT, "old_log_prob_BT": old_log_prob_BT},
+                    {"advantages_BT": advantages_BT, "rollout_is_weights_BT": rollout_is_weights_BT},
+                )
+            )
+
+        positive_length_B = length_B.clamp(min=1)
+        centre_B, lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype)
+        above_B, below_B = statistic_B > upper_B, statistic_B < lower_B
+        gain_B, penalty_B = advantage_B > 0, advantage_B < 0
+        clipped_high_B, clipped_low_B = above_B & gain_B, below_B & penalty_B
+        # The pessimistic maximum clamps S on one side only: from above for A > 0, from below for A < 0.
+        ceiling_B = torch.full_like(statistic_B, torch.inf)
+        if settings.dual_clip is not None:
+            ceiling_B = centre_B + settings.dual_clip * (upper_B - centre_B)
+        dual_clipped_B = penalty_B & (statistic_B > ceiling_B)
+        surrogate_B = torch.where(clipped_high_B, upper_B, statistic_B)
+        surrogate_B = torch.where(clipped_low_B, lower_B, surrogate_B)
+        surrogate_B = torch.where(dual_clipped_B, ceiling_B, surrogate_B)
+
+        length = positive_length_B.to(dtype)
+        per_weight = length if settings.weight == "length_normalised" else torch.ones_like(length)
+        log_weight_B = statistic_B / per_weight
+        weight_B = log_weight_B.clamp(max=settings.s_max).exp()
+        slope_B = -settings.grad_multiplier * advantage_B * (surrogate_B / per_weight).clamp(max=settings.s_max).exp()
+        if settings.grad_scale == "1/L":
+            slope_B = slope_B / length
+        if rollout_weight_B is not None:
+            slope_B = slope_B * rollout_weight_B
+        value_B = slope_B * per_weight
+        slope_B = slope_B.masked_fill(clipped_high_B | clipped_low_B | dual_clipped_B, 0.0)
+    return SequenceLossOutput(
+        loss_B=value_B + slope_B * (live_statistic_B - statistic_B),
+        statistic_B=statistic_B,
+        length_B=length_B,
+        lower_B=lower_B,
+        upper_B=upper_B,
+        weight_B=weight_B,
+        advantage_B=advantage_B,
+        accepted_B=valid_B & ~above_B & ~below_B,
+        clipped_high_B=clipped_high_B,
+        clipped_low_B=clipped_low_B,
+        overflow_B=valid_B & (log_weight_B > settings.s_max),
+        dual_clipped_B=dual_clipped_B,
+        valid_B=valid_B,
+    )
+
+
+def _value_of_row(
+    values_BT: torch.Tensor, mask_BT: torch.Tensor, valid_B: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The value at the first response token of each row (0 for empty rows), and which rows are not that constant."""
+    if mask_BT.shape[-1] == 0:
+        return torch.zeros(valid_B.shape, dtype=dtype, device=valid_B.device), torch.zeros_like(valid_B)
+    first_B1 = mask_BT.view(torch.uint8).argmax(dim=-1, keepdim=True)
+    value_B1 = values_BT.gather(-1, first_B1)
+    # NaN differs from itself, so a NaN advantage shows as a row that is not constant.
+    bad_B = ((values_BT != value_B1) & mask_BT).any(dim=-1)
+    value_B = torch.where(valid_B, value_B1.squeeze(-1).to(dtype), 0.0)
+    return value_B, bad_B | ~torch.isfinite(value_B)
+
+
+def _check_shapes(reference_BT: torch.Tensor, *others: torch.Tensor | None) -> None:
+    names = ("old_log_prob_BT", "advantages_BT", "response_mask_BT", "rollout_is_weights_BT")
+    if reference_BT.dim() != 2:
+        raise ValueError(f"log_prob_BT has shape {tuple(reference_BT.shape)}, expected (sequences, response positions)")
+    for name, tensor in zip(names, others, strict=True):
+        if tensor is not None and tensor.shape != reference_BT.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, expected that of log_prob_BT, {tuple(reference_BT.shape)}; "
+                "slice every tensor to the response positions"
+            )
+
+
+def _describe_bad_rows(
+    rows: list[int],
+    mask_BT: torch.Tensor,
+    log_probs: Mapping[str, torch.Tensor],
+    constants: Mapping[str, torch.Tensor | None],
+) -> str:
+    """One sentence per problem of the first bad row; only ever called when there is one."""
+    row = rows[0]
+    problems = []
+    for name, tensor in log_probs.items():
+        values = tensor[row][mask_BT[row]]
+        wrong = (~torch.isfinite(values)).nonzero().flatten()
+        if wrong.numel():
+            first = int(wrong[0])
+            problems.append(
+                f"{name} is not finite at {wrong.numel()} of its {values.numel()} response tokens, first at response "
+                f"token {first} ({float(values[first])}); look for a diverged update, or a token masked out of the "
+                "logits"
+            )
+    for name, optional in constants.items():
+        if optional is None:
+            continue
+        values = optional[row][mask_BT[row]]
+        if values.numel() and not bool(torch.isfinite(values).all()):
+            problems.append(f"{name} is not finite")
+        elif values.numel() and not bool((values == values[0]).all()):
+            remedy = (
+                "use a group advantage such as grpo or rloo"
+                if name == "advantages_BT"
+                else "set algorithm.rollout_correction.rollout_is=sequence"
+            )
+            problems.append(
+                f"{name} varies over its tokens ({float(values.min()):.6g} to {float(values.max()):.6g}), and a "
+                f"sequence-level loss has one value per sequence; {remedy}"
+            )
+    if not problems:
+        problems.append("S is not finite though its terms are: the sum over the tokens overflows")
+    others = f" (and {len(rows) - 1} more rows: {rows[1:9]})" if len(rows) > 1 else ""
+    return f"row {row} of the micro-batch{others}: " + "; ".join(problems)

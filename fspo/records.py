@@ -1,0 +1,59 @@
+"""The sums of one mini-batch as one compact JSON object, and back (a line of a run folder's length_stats.jsonl)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from fspo.sums import FIELDS, LAYOUT_VERSION, SequenceSums
+
+_DIGITS: Final = 9
+
+
+def to_record(sums: SequenceSums, *, step: int, minibatch: int) -> dict[str, Any]:
+    """The nonzero fine bins of one mini-batch.
+
+    Args:
+        sums: Over all ranks and micro-batches of the mini-batch.
+        step: Training step.
+        minibatch: Position of the mini-batch in the step, from 0; mini-batch 0 has S = 0.
+
+    Returns:
+        ``{"layout", "step", "minibatch", "rows", "hist"}``: each row is [fine bin, value of each of FIELDS], each
+        entry of hist is [fine bin, cell of Z_EDGES, count]. Values carry nine significant digits; counts are exact.
+    """
+    filled = (sums.sums_KF != 0).any(dim=1).nonzero().flatten().tolist()
+    cells = sums.hist_KH.nonzero()
+    counts = sums.hist_KH[cells[:, 0], cells[:, 1]]
+    return {
+        "layout": LAYOUT_VERSION,
+        "step": step,
+        "minibatch": minibatch,
+        "rows": [[k, *(_compact(x) for x in sums.sums_KF[k].tolist())] for k in filled],
+        "hist": torch.cat([cells, counts[:, None]], dim=1).tolist(),
+    }
+
+
+def from_record(record: Mapping[str, Any]) -> SequenceSums:
+    """Inverse of :func:`to_record` (up to nine significant digits).
+
+    Raises:
+        ValueError: If the record is of another layout or malformed; the message says what is wrong.
+    """
+    if record.get("layout") != LAYOUT_VERSION:
+        raise ValueError(f"layout is {record.get('layout')!r}, this version of fspo reads {LAYOUT_VERSION}")
+    sums = SequenceSums.zeros()
+    try:
+        rows = torch.tensor(record["rows"], dtype=torch.float64).reshape(-1, 1 + len(FIELDS))
+        hist = torch.tensor(record["hist"], dtype=torch.int64).reshape(-1, 3)
+        sums.sums_KF[rows[:, 0].long()] = rows[:, 1:]
+        sums.hist_KH[hist[:, 0], hist[:, 1]] = hist[:, 2]
+    except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise ValueError(f"malformed record of length statistics: {error}") from error
+    return sums
+
+
+def _compact(value: float) -> float | int:
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{_DIGITS}g}")

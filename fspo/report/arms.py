@@ -1,0 +1,194 @@
+"""Runs grouped into arms, and the final numbers of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.acceptance import acceptance_counts
+from fspo.fairness import (
+    Interval,
+    mean_interval,
+    merge_bins,
+    paired_cluster_difference,
+    paired_difference,
+    plain_lre,
+)
+from fspo.report.lengths import length_profile
+from fspo.report.runs import Array, Run
+from fspo.sums import FIELDS
+
+_ALGO_ORDER: Final = ("fspo", "fspo_v1", "fspo_adaptive", "fspo_quantile", "rloo", "seq_rloo", "gspo", "seq_gspo")
+_LAST_SHARE: Final = 0.1
+
+
+@dataclass(slots=True)
+class Arm:
+    """The runs of one algorithm within one comparison, by seed."""
+
+    algo: str
+    comparison: str
+    runs: list[Run] = field(default_factory=list)
+
+    def by_seed(self) -> dict[int, Run]:
+        """Runs whose seed is known; of several with one seed the last given."""
+        return {run.seed: run for run in self.runs if run.seed is not None}
+
+
+def group_arms(runs: Sequence[Run]) -> list[Arm]:
+    """Arms in a fixed order: default before matched, FSPO before the baselines before anything else."""
+    arms: dict[tuple[str, str], Arm] = {}
+    for run in runs:
+        arms.setdefault((run.comparison, run.algo), Arm(run.algo, run.comparison)).runs.append(run)
+    rank = {algo: index for index, algo in enumerate(_ALGO_ORDER)}
+    for arm in arms.values():
+        arm.runs.sort(key=lambda run: (run.seed is None, run.seed or 0, str(run.path)))
+    return sorted(arms.values(), key=lambda arm: (arm.comparison, rank.get(arm.algo, len(rank)), arm.algo))
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One number per run: label, meaning, format, and the function that gets it (None where a run lacks it)."""
+
+    label: str
+    meaning: str
+    form: str
+    of: Callable[[Run], float | None]
+
+
+def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> list[Measure]:
+    """The rows of the table of final numbers, for the metrics that these runs have.
+
+    Args:
+        runs: All runs of the report (their held-out metrics decide on the rows).
+        starts: Length bins shared by all arms, for the LREs.
+    """
+    held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
+    measures = [
+        Measure(f"held-out {_short(name)}", "last value logged", "{:.3f}", lambda run, name=name: _last(run, name))
+        for name in held_out
+    ]
+    measures += [
+        Measure(f"gain in {_short(name)}", "last minus first value", "{:+.3f}", lambda run, name=name: _gain(run, name))
+        for name in list(held_out)[:1]
+    ]
+
+    def lre(view: str) -> Callable[[Run], float | None]:
+        def debiased(run: Run) -> float | None:
+            profile = length_profile([run], view, starts=starts, resamples=200)
+            return None if profile is None or np.isnan(profile.error.lre) else profile.error.lre_debiased
+
+        return debiased
+
+    def noise_floor(run: Run) -> float | None:
+        profile = length_profile([run], starts=starts, resamples=200)
+        return None if profile is None or np.isnan(profile.error.lre) else profile.error.noise_floor
+
+    last = f"mean over the last {_LAST_SHARE:.0%} of the steps"
+    return [
+        *measures,
+        Measure("reward in training", last, "{:.3f}", lambda r: _tail(r, "critic/rewards/mean", "critic/score/mean")),
+        Measure("response length", f"tokens, {last}", "{:.1f}", lambda run: _tail(run, "response_length/mean")),
+        Measure("response-length growth", "last over first tenth of the steps", "{:.2f}x", _growth),
+        Measure("clip rate", "share outside the band, all steps", "{:.1%}", lambda run: _share(run, "accepted", True)),
+        Measure("gradient removed", "share actively clipped, all steps", "{:.1%}", _active),
+        Measure("LRE, symmetric", "debiased, own run", "{:.3f}", lre("symmetric")),
+        Measure("LRE, active", "debiased, own run", "{:.3f}", lre("active")),
+        Measure("LRE, weight mass", "debiased, own run", "{:.3f}", lre("mass")),
+        Measure("LRE noise floor", "mean LRE of flat rates with these counts", "{:.3f}", noise_floor),
+        Measure("truncated", "share cut at the maximum length", "{:.1%}", lambda run: _share(run, "truncated")),
+        Measure("zero advantage", "share of sequences with A = 0", "{:.1%}", lambda r: _share(r, "advantage_zero")),
+        Measure("gradient norm, largest", "over the median", "{:.1f}x", _gradient_spike),
+        Measure("largest reward drop", "from the best running mean so far", "{:.3f}", _reward_drop),
+    ]
+
+
+def arm_interval(arm: Arm, measure: Measure) -> Interval | None:
+    """Mean of a measure over the arm's runs with a bootstrap interval; None if no run has it."""
+    values = [value for run in arm.runs if (value := measure.of(run)) is not None]
+    return mean_interval(values) if values else None
+
+
+def paired_interval(first: Arm, second: Arm, measure: Measure) -> Interval | None:
+    """Mean of first - second over the seeds that both have; None if there is no such seed."""
+    a, b = first.by_seed(), second.by_seed()
+    pairs = [(measure.of(a[seed]), measure.of(b[seed])) for seed in sorted(a.keys() & b.keys())]
+    known = [(x, y) for x, y in pairs if x is not None and y is not None]
+    return paired_difference([x for x, _ in known], [y for _, y in known]) if known else None
+
+
+def paired_lre_interval(first: Arm, second: Arm, view: str, starts: npt.NDArray[np.int64]) -> Interval | None:
+    """LRE (plug-in) of first - second, resampling seeds and mini-batches; None without length statistics."""
+    a, b = first.by_seed(), second.by_seed()
+    seeds = [s for s in sorted(a.keys() & b.keys()) if len(a[s].lengths.step_M) and len(b[s].lengths.step_M)]
+    if not seeds:
+        return None
+
+    def counts(run: Run) -> tuple[Array, Array]:
+        found = acceptance_counts(run.lengths.sums_MKF, view)
+        return merge_bins(found.accepted, starts), merge_bins(found.total, starts)
+
+    difference = paired_cluster_difference(
+        [counts(a[s]) for s in seeds], [counts(b[s]) for s in seeds], lambda acc, tot: plain_lre(acc, tot)[0]
+    )
+    return difference if np.isfinite(difference.value) else None
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("val-core/")
+
+
+def _last(run: Run, name: str) -> float | None:
+    _, values = run.series(name)
+    return float(values[-1]) if len(values) else None
+
+
+def _gain(run: Run, name: str) -> float | None:
+    _, values = run.series(name)
+    return float(values[-1] - values[0]) if len(values) > 1 else None
+
+
+def _tail(run: Run, *names: str) -> float | None:
+    _, values = run.first_series(*names)
+    return float(values[-_tenth(len(values)) :].mean()) if len(values) else None
+
+
+def _growth(run: Run) -> float | None:
+    _, values = run.series("response_length/mean")
+    n = _tenth(len(values))
+    return float(values[-n:].mean() / values[:n].mean()) if len(values) > 1 and values[:n].mean() > 0 else None
+
+
+def _tenth(n: int) -> int:
+    return max(1, round(n * _LAST_SHARE))
+
+
+def _share(run: Run, name: str, complement: bool = False) -> float | None:
+    count = float(run.lengths.sums_MKF[..., FIELDS.index("count")].sum())
+    if count == 0:
+        return None
+    share = float(run.lengths.sums_MKF[..., FIELDS.index(name)].sum()) / count
+    return 1 - share if complement else share
+
+
+def _active(run: Run) -> float | None:
+    high, low = _share(run, "clipped_high"), _share(run, "clipped_low")
+    return None if high is None or low is None else high + low
+
+
+def _gradient_spike(run: Run) -> float | None:
+    _, values = run.series("actor/grad_norm")
+    return float(values.max() / np.median(values)) if len(values) and np.median(values) > 0 else None
+
+
+def _reward_drop(run: Run) -> float | None:
+    _, values = run.first_series("critic/rewards/mean", "critic/score/mean")
+    if len(values) < 2:
+        return None
+    n = _tenth(len(values))
+    means = np.convolve(values, np.ones(n) / n, "valid")
+    return float((np.maximum.accumulate(means) - means).max())

@@ -1,0 +1,106 @@
+"""Bands of different shape on the same recorded sequences ("common records"), with default and with matched clips.
+
+Own runs differ in more than the band: after the first step each algorithm trains another policy. On common records only
+the band differs. Acceptance is recomputed from the recorded histograms of z = S / sqrt(L), so it is the symmetric one;
+advantages are not part of the records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.matching import Sequences, match_clip, needed_factor
+from fspo.report.arms import Arm
+from fspo.report.runs import Array, Run
+from fspo.sums import FIELDS, FINE_LENGTH_EDGES
+from fspo.types import SequenceLossSettings
+
+MATCHED_CLIP_RATE: Final = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class CommonRecord:
+    """LRE of one band on one arm's records."""
+
+    band: str
+    settings: SequenceLossSettings
+    matched: bool
+    records: str
+    error: LengthReweightingError
+
+
+def run_settings(run: Run) -> SequenceLossSettings | None:
+    """The loss of a run as run.json has it; None if it is not one of this package's or not recorded."""
+    loss = run.info.get("loss")
+    if not isinstance(loss, dict) or "band" not in loss:
+        return None
+    known = {f.name for f in dataclasses.fields(SequenceLossSettings)}
+    try:
+        return SequenceLossSettings(**{key: value for key, value in loss.items() if key in known})
+    except (TypeError, ValueError):
+        return None
+
+
+def common_records(
+    arms: Sequence[Arm], starts: npt.NDArray[np.int64], clip_rate: float = MATCHED_CLIP_RATE
+) -> list[CommonRecord]:
+    """Each arm's band on each arm's records, with its own clip values and with clip values matched on those records.
+
+    Bands that calibrate themselves during training are left out: they have no fixed edges to evaluate.
+    """
+    bands: dict[str, SequenceLossSettings] = {}
+    for arm in arms:
+        settings = next((s for run in arm.runs if (s := run_settings(run)) is not None), None)
+        if settings is not None and not settings.needs_state:
+            bands[arm.algo] = settings
+    found: list[CommonRecord] = []
+    for arm in arms:
+        parts = [part for run in arm.runs for part in _minibatches(run)]
+        if not parts:
+            continue
+        pooled = Sequences(
+            *(np.concatenate([getattr(part, f) for part, _ in parts]) for f in ("statistic_B", "length_B", "count_B"))
+        )
+        for band, settings in bands.items():
+            try:
+                matched = match_clip(pooled, settings, clip_rate).settings
+            except ValueError:
+                matched = None
+            for chosen in (settings, matched):
+                if chosen is not None:
+                    error = _error(parts, chosen, starts)
+                    found.append(CommonRecord(band, chosen, chosen is matched, arm.algo, error))
+    return found
+
+
+def _minibatches(run: Run) -> list[tuple[Sequences, npt.NDArray[np.int64]]]:
+    parts = []
+    for sums_KF, cells in zip(run.lengths.sums_MKF, run.lengths.cells_M, strict=True):
+        if len(cells):
+            length_K = sums_KF[:, FIELDS.index("length")] / np.maximum(sums_KF[:, FIELDS.index("count")], 1)
+            parts.append(Sequences.from_cells(cells, length_K))
+    return parts
+
+
+def _error(
+    parts: Sequence[tuple[Sequences, npt.NDArray[np.int64]]],
+    settings: SequenceLossSettings,
+    starts: npt.NDArray[np.int64],
+) -> LengthReweightingError:
+    size = len(FINE_LENGTH_EDGES) - 1
+    accepted_MK: list[Array] = []
+    total_MK: list[Array] = []
+    for part, bin_B in parts:
+        inside = needed_factor(part, settings) <= 1
+        accepted_MK.append(np.bincount(bin_B, part.count_B * inside, size))
+        total_MK.append(np.bincount(bin_B, part.count_B, size))
+    return length_reweighting_error(
+        np.minimum(merge_bins(accepted_MK, starts), merge_bins(total_MK, starts)), merge_bins(total_MK, starts)
+    )

@@ -1,0 +1,251 @@
+"""Reading run folders (docs/run-folder.md). What is missing or broken is named by file and line; the rest is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fspo.records import from_record
+from fspo.sums import FIELDS, FINE_LENGTH_EDGES, Z_EDGES
+
+Array = npt.NDArray[np.float64]
+
+METRICS_FILE: Final = "metrics.jsonl"
+LENGTH_STATS_FILE: Final = "length_stats.jsonl"
+INFO_FILE: Final = "run.json"
+GRID_FILE: Final = "grid.json"
+
+
+@dataclass(slots=True)
+class LengthStats:
+    """Sums by fine length bin of every mini-batch but the first of each step.
+
+    Attributes:
+        step_M: Step of each mini-batch.
+        sums_MKF: Sums, columns as in :data:`fspo.sums.FIELDS`.
+        cells_M: For each mini-batch the filled cells of its histogram of z = S / sqrt(L), int64 [n, 3]: fine length
+            bin, cell of :data:`fspo.sums.Z_EDGES`, sequences.
+    """
+
+    step_M: npt.NDArray[np.int64]
+    sums_MKF: Array
+    cells_M: list[npt.NDArray[np.int64]]
+
+    def hist_KH(self) -> npt.NDArray[np.int64]:
+        """The histogram over all mini-batches, by fine length bin."""
+        hist = np.zeros((len(FINE_LENGTH_EDGES) - 1, len(Z_EDGES) - 1), np.int64)
+        for cells in self.cells_M:
+            np.add.at(hist, (cells[:, 0], cells[:, 1]), cells[:, 2])
+        return hist
+
+
+@dataclass(slots=True)
+class Run:
+    """One run folder, as far as it could be read.
+
+    Attributes:
+        path: The folder.
+        info: run.json, empty if missing or broken.
+        steps: Metrics by step, in order; of a step logged twice (after a resume) the later line counts.
+        lengths: Length statistics.
+        problems: What could not be read, each with file and line.
+    """
+
+    path: Path
+    info: dict[str, Any] = field(default_factory=dict)
+    steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    lengths: LengthStats = field(default_factory=lambda: _empty_lengths())
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def algo(self) -> str:
+        """The algorithm, or the folder's name where run.json does not say."""
+        return str(self.info.get("algo", self.path.name))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed, None where run.json does not say."""
+        seed = self.info.get("seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def comparison(self) -> str:
+        """``default`` or ``matched``: where the clip values come from."""
+        return str(self.info.get("comparison", "default"))
+
+    @property
+    def status(self) -> str:
+        """``finished``, ``running``, ``failed``, or ``unknown``."""
+        return str(self.info.get("status", "unknown"))
+
+    def series(self, name: str) -> tuple[npt.NDArray[np.int64], Array]:
+        """Steps at which a metric was logged, and its values."""
+        found = [(step, values[name]) for step, values in self.steps.items() if name in values]
+        return np.array([s for s, _ in found], dtype=np.int64), np.array([v for _, v in found], dtype=np.float64)
+
+    def first_series(self, *names: str) -> tuple[npt.NDArray[np.int64], Array]:
+        """The first of several metrics that was logged at all."""
+        for name in names:
+            steps, values = self.series(name)
+            if len(steps):
+                return steps, values
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+
+    def validation_metrics(self) -> list[str]:
+        """Names of the held-out metrics, accuracies before other rewards, means of single samples first."""
+        names = {name for values in self.steps.values() for name in values if name.startswith("val-core/")}
+        return sorted(names, key=lambda name: ("/acc" not in name, "/mean@" not in name, name))
+
+    def validation_problems(self, metric: str) -> int | None:
+        """How many held-out problems are behind a metric, if run.json says so (a number, or one per data source)."""
+        count = self.info.get("validation_problems")
+        if isinstance(count, dict):
+            count = count.get("/".join(metric.split("/")[1:-2]))  # a source may hold slashes
+        return count if isinstance(count, int) and count > 0 else None
+
+
+def load_run(path: Path) -> Run:
+    """Read one run folder.
+
+    Args:
+        path: The folder; its files may be missing, cut short or broken.
+
+    Returns:
+        What could be read, with ``problems`` naming the rest.
+    """
+    run = Run(path)
+    if not path.is_dir():
+        run.problems.append(f"{path}: not a folder; give the folder that holds {METRICS_FILE}")
+        return run
+    run.info = _read_object(path / INFO_FILE, run.problems)
+    for number, line in _read_lines(path / METRICS_FILE, run.problems):
+        step, metrics = line.get("step"), line.get("metrics")
+        if not isinstance(step, int) or not isinstance(metrics, dict):
+            run.problems.append(f"{path / METRICS_FILE}:{number}: needs an integer 'step' and an object 'metrics'")
+            continue
+        values = {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        bad = sorted(name for name in metrics.keys() - values.keys() if metrics[name] is not None)
+        if bad:
+            run.problems.append(f"{path / METRICS_FILE}:{number}: not a finite number, left out: {', '.join(bad[:4])}")
+        # Validation and training of one step may come on two lines.
+        run.steps[step] = run.steps.get(step, {}) | values
+    run.steps = dict(sorted(run.steps.items()))
+    if not run.steps:
+        run.problems.append(f"{path / METRICS_FILE}: no step logged")
+    run.lengths = _read_lengths(path / LENGTH_STATS_FILE, run.problems)
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One cell of a planned grid: which run is meant to be where."""
+
+    path: Path
+    algo: str
+    seed: int
+    comparison: str
+
+
+def expand_paths(paths: list[Path]) -> tuple[list[Path], list[PlannedRun], list[str]]:
+    """Folders of runs to read, cells of planned grids, and problems.
+
+    A path that holds grid.json stands for the runs it plans; any other path stands for itself.
+    """
+    folders: list[Path] = []
+    planned: list[PlannedRun] = []
+    problems: list[str] = []
+    for path in paths:
+        if not (path / GRID_FILE).is_file():
+            folders.append(path)
+            continue
+        for index, cell in enumerate(_read_object(path / GRID_FILE, problems).get("runs", [])):
+            try:
+                plan = PlannedRun(
+                    path / cell["path"], str(cell["algo"]), int(cell["seed"]), str(cell.get("comparison", "default"))
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                problems.append(f"{path / GRID_FILE}: run {index}: needs 'path', 'algo' and 'seed' ({error!r})")
+                continue
+            planned.append(plan)
+            if plan.path.is_dir():
+                folders.append(plan.path)
+    return list(dict.fromkeys(folders)), planned, problems
+
+
+def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems.append(f"{path}: missing")
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: cannot be read ({error})")
+        return {}
+    except json.JSONDecodeError as error:
+        problems.append(f"{path}:{error.lineno}: not JSON ({error.msg})")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{path}: must hold a JSON object, holds {type(value).__name__}")
+        return {}
+    return value
+
+
+def _read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.strip():
+                    continue
+                try:
+                    value = json.loads(text)
+                except json.JSONDecodeError as error:
+                    cut = "" if text.endswith("\n") else "; the last line is cut short"
+                    problems.append(f"{path}:{number}: not JSON ({error.msg}){cut}")
+                    continue
+                if isinstance(value, dict):
+                    yield number, value
+                else:
+                    problems.append(f"{path}:{number}: must hold a JSON object, holds {type(value).__name__}")
+    except FileNotFoundError:
+        problems.append(f"{path}: missing")
+    except OSError as error:
+        problems.append(f"{path}: cannot be read ({error})")
+
+
+def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
+    parts: dict[tuple[int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
+    for number, line in _read_lines(path, problems):
+        step, minibatch = line.get("step"), line.get("minibatch")
+        if not isinstance(step, int) or not isinstance(minibatch, int):
+            problems.append(f"{path}:{number}: needs integers 'step' and 'minibatch'")
+            continue
+        if minibatch == 0:
+            continue
+        try:
+            sums = from_record(line)
+        except ValueError as error:
+            problems.append(f"{path}:{number}: {error}")
+            continue
+        cells = sums.hist_KH.nonzero()
+        parts[step, minibatch] = (
+            sums.sums_KF.numpy(),
+            torch.cat([cells, sums.hist_KH[cells[:, 0], cells[:, 1]][:, None]], dim=1).numpy(),
+        )
+    if not parts:
+        return _empty_lengths()
+    order = sorted(parts)
+    return LengthStats(
+        np.array([step for step, _ in order]), np.stack([parts[k][0] for k in order]), [parts[k][1] for k in order]
+    )
+
+
+def _empty_lengths() -> LengthStats:
+    return LengthStats(np.zeros(0, np.int64), np.zeros((0, len(FINE_LENGTH_EDGES) - 1, len(FIELDS))), [])

@@ -1,0 +1,18 @@
+"""Math answers scored by math-verify, bounded in time and memory. math-verify itself is only loaded in workers."""
+
+from __future__ import annotations
+
+from fspo.rewards.pool import WorkerStartError
+from fspo.rewards.scorer import MathScorer
+from fspo.rewards.shaping import format_reward, soft_overlong_penalty
+from fspo.rewards.verdict import Status, Verdict, status_rates
+
+__all__ = [
+    "MathScorer",
+    "Status",
+    "Verdict",
+    "WorkerStartError",
+    "format_reward",
+    "soft_overlong_penalty",
+    "status_rates",
+]

@@ -1,0 +1,103 @@
+r"""Shortcuts in front of math-verify that provably give its verdict, and nothing else.
+
+The verdict of this package is by definition that of `math_verify.parse` and `math_verify.verify` on the whole response
+with the targets below. Two shortcuts make that cheap:
+
+- `final_box` finds responses whose only `\boxed{...}` closes the text. For them math-verify ends up at the content of
+  that box whatever stands before it, so the worker may parse `\boxed{content}` instead of the whole response.
+- `decide_exactly` settles a box and a ground truth that are the same text, or two plain integers or fractions, without
+  math-verify.
+
+tests/unit/test_rewards_extraction.py compares both with direct math-verify.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_RESPONSE_CHARS = 50_000
+"""Longer responses are judged by their last MAX_RESPONSE_CHARS characters (about 12,000 tokens) and their last box."""
+
+MAX_BOXES = 64
+r"""At most this many `\boxed` from the end are looked at: math-verify's search is quadratic in their number."""
+
+_BOX = "\\boxed"
+_BOX_SURROUNDINGS = 2_000
+# What may follow the box without being able to change what math-verify extracts: closers and punctuation, no percent
+# sign, no letter, no digit.
+_HARMLESS_TAIL = re.compile(r"(?:[\s.*$]|\\\)|\\\])*")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+# Four digits keep the difference of two unequal fractions above 1e-8, far from math-verify's numerical tolerance.
+_FRACTION = re.compile(
+    r"(?P<sign>-?)(?:(?P<p>0|[1-9][0-9]{0,3})(?:/(?P<q>[1-9][0-9]{0,3}))?"
+    r"|\\[dt]?frac\{(?P<num>0|[1-9][0-9]{0,3})\}\{(?P<den>[1-9][0-9]{0,3})\})"
+)
+# Inside the box these could start an environment of their own, or another box.
+_AMBIGUOUS = re.compile(r"\$|\\\(|\\\[|\\\)|\\\]|\\boxed|\\fbox")
+
+
+def closing_brace(text: str, opening: int) -> int | None:
+    """Index of the brace that closes the one at `opening`, None if the text ends before."""
+    depth = 0
+    for match in re.compile(r"[{}]").finditer(text, opening):
+        depth += 1 if match.group() == "{" else -1
+        if depth == 0:
+            return match.start()
+    return None
+
+
+def final_box(response: str) -> str | None:
+    r"""Content of the response's only `\boxed{...}`, if it ends the response in a way that decides the extraction.
+
+    None does not mean "no answer": it means that only math-verify on the whole text can tell.
+    """
+    start = response.find(_BOX)
+    if start < 0 or response.find(_BOX, start + 1) >= 0 or "\\fbox" in response or "I hope" in response:
+        return None
+    opening = start + len(_BOX)
+    if response[opening : opening + 1] != "{":
+        return None
+    end = closing_brace(response, opening)
+    if end is None or not _HARMLESS_TAIL.fullmatch(response, end + 1):
+        return None
+    content = response[opening + 1 : end].strip()
+    if not content or _AMBIGUOUS.search(content):
+        return None
+    return content
+
+
+def decide_exactly(content: str, truth: str) -> bool | None:
+    """Whether a box content equals the ground truth, where text alone decides it; None where it does not."""
+    if _INTEGER.fullmatch(content) and _INTEGER.fullmatch(truth):
+        return int(content) == int(truth)
+    # A digit guarantees that normalisation (which removes units and commands) leaves something to compare.
+    if content == truth and re.search(r"\d", truth) and not _AMBIGUOUS.search(truth):
+        return True
+    answer, target = _fraction(content), _fraction(truth)
+    return None if answer is None or target is None else answer == target
+
+
+def _fraction(text: str) -> Fraction | None:
+    match = _FRACTION.fullmatch(text)
+    if match is None:
+        return None
+    value = Fraction(int(match["p"] or match["num"]), int(match["q"] or match["den"] or 1))
+    return -value if match["sign"] else value
+
+
+def bounded(response: str) -> str:
+    """The part of a response that is judged: its end, within MAX_RESPONSE_CHARS and MAX_BOXES.
+
+    If the last box stands before that part, its surroundings are put in front.
+    """
+    text = response[-MAX_RESPONSE_CHARS:]
+    last = response.rfind(_BOX)
+    if 0 <= last < len(response) - len(text):
+        return response[last : last + _BOX_SURROUNDINGS] + "\n" + text
+    position = len(text)
+    for _ in range(MAX_BOXES):
+        position = text.rfind(_BOX, 0, position)
+        if position < 0:
+            return text
+    return text[position:] if text.rfind(_BOX, 0, position) >= 0 else text

@@ -1,0 +1,221 @@
+"""The parent's side of the worker processes: start them, hand out answers, replace what dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from fspo.rewards.verdict import Status
+from fspo.rewards.worker import FORK, REAP, REPLY, REQUEST
+
+Task = tuple[str | None, str, str]
+"""Content of the final box or None, response, ground truth: the arguments of `judge.judge`."""
+
+Outcome = tuple[Status, bool]
+"""The verdict and whether it depends on the box and the truth alone."""
+
+START_LIMIT_S = 120.0
+WALL_FACTOR = 10.0
+"""A worker that has not answered after this many time limits of wall-clock time is killed, whatever it used."""
+
+ANSWERS_PER_WORKER = 5_000
+"""A worker is replaced after this many answers: ANTLR's caches only grow."""
+
+
+class WorkerStartError(RuntimeError):
+    """The launcher process did not come up."""
+
+
+class _Launcher:
+    """Handle of the launcher process (see `worker`)."""
+
+    def __init__(self, time_limit_s: float, memory_limit_mb: int) -> None:
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        arguments = (theirs.fileno(), os.getpid(), time_limit_s, memory_limit_mb)
+        command = f"from fspo.rewards.worker import main; main{arguments}"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        theirs.close()
+        self._socket = ours
+        self._lock = threading.Lock()
+        ours.settimeout(START_LIMIT_S)
+        try:
+            self._reply()
+        except OSError as error:
+            self.close()
+            raise WorkerStartError(
+                f"the math-verify launcher did not start within {START_LIMIT_S:.0f} s: see its message above; "
+                f"`{sys.executable} -c 'import math_verify'` must work"
+            ) from error
+
+    def fork(self) -> tuple[int, Connection]:
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            socket.send_fds(self._socket, [REQUEST.pack(FORK, 0)], [theirs.fileno()])
+            pid = self._reply()
+        return pid, Connection(ours.detach())
+
+    def reap(self, pid: int) -> int:
+        with self._lock:
+            self._socket.sendall(REQUEST.pack(REAP, pid))
+            return self._reply()
+
+    def _reply(self) -> int:
+        data = self._socket.recv(REPLY.size, socket.MSG_WAITALL)
+        if len(data) < REPLY.size:
+            raise ConnectionError("the launcher process ended")
+        (value,) = REPLY.unpack(data)
+        return int(value)
+
+    def close(self) -> None:
+        self._socket.close()
+        try:
+            self._process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Worker:
+    def __init__(self, launcher: _Launcher) -> None:
+        self.launcher = launcher
+        self.pid, self.connection = launcher.fork()
+        self.answered = 0
+
+
+class WorkerPool:
+    """Up to `n_workers` processes, started on first use. Safe to use from any number of threads.
+
+    A worker has one answer in progress. Its time limit counts the processor time of that answer, so neither waiting
+    in a queue nor other load on the machine is counted; see WALL_FACTOR for the backstop. `replaced` counts the
+    workers that had to be replaced because they were stuck or died.
+    """
+
+    def __init__(self, n_workers: int, time_limit_s: float, memory_limit_mb: int) -> None:
+        self.n_workers = n_workers
+        self.time_limit_s = time_limit_s
+        self.memory_limit_mb = memory_limit_mb
+        self.replaced = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._launcher: _Launcher | None = None
+        # Last in, first out: a lone caller keeps to one worker instead of waking all of them in turn.
+        self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(self.n_workers):
+            self._slots.put(None)
+
+    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Verdicts of `tasks`, in order, by one worker (and its replacements); waits until one is free.
+
+        Raises:
+            WorkerStartError: no worker can be started at all, a fault of the installation.
+        """
+        if os.getpid() != self._pid:  # after a fork: the workers of the parent process are not ours
+            self._reset()
+        worker = self._slots.get()
+        try:
+            if worker is not None and worker.launcher is not self._launcher:
+                worker.connection.close()
+                worker = None
+            outcomes: list[Outcome] = []
+            crashes = 0
+            while len(outcomes) < len(tasks):
+                if worker is None:
+                    worker = self._start()
+                try:
+                    worker.connection.send_bytes(json.dumps(tasks[len(outcomes) :]).encode())
+                    while len(outcomes) < len(tasks):
+                        outcomes.append(self._receive(worker))
+                        crashes = 0
+                except (EOFError, OSError) as error:
+                    dead, worker = worker, None
+                    status = self._bury(dead, isinstance(error, TimeoutError))
+                    crashes += 1
+                    # One retry after a crash: the kernel may have taken an idle worker for reasons of its own.
+                    if status is Status.TIMEOUT or crashes > 1:
+                        outcomes.append((status, True))
+                        crashes = 0
+            if worker is not None and worker.answered >= ANSWERS_PER_WORKER:
+                retired, worker = worker, None
+                self._collect(retired)
+            return outcomes
+        except BaseException:  # interrupted half-way: pending results must not reach the next caller
+            if worker is not None:
+                self._collect(worker)
+                worker = None
+            raise
+        finally:
+            self._slots.put(worker)
+
+    def _receive(self, worker: _Worker) -> Outcome:
+        if not worker.connection.poll(self.time_limit_s * WALL_FACTOR):
+            raise TimeoutError
+        status, cacheable = json.loads(worker.connection.recv_bytes())
+        worker.answered += 1
+        return Status(status), bool(cacheable)
+
+    def _start(self) -> _Worker:
+        """A new worker; a launcher that has died since is replaced once."""
+        for last_try in (False, True):
+            with self._lock:
+                if self._launcher is None:
+                    self._launcher = _Launcher(self.time_limit_s, self.memory_limit_mb)
+                    weakref.finalize(self, self._launcher.close)
+                launcher = self._launcher
+            try:
+                return _Worker(launcher)
+            except OSError as error:
+                self._drop(launcher)
+                if last_try:
+                    raise WorkerStartError("the math-verify launcher died twice in a row") from error
+        raise AssertionError("unreachable")
+
+    def _bury(self, worker: _Worker, stuck: bool) -> Status:
+        """Collect a dead or stuck worker and say what ended it."""
+        with self._lock:
+            self.replaced += 1
+        wait_status = self._collect(worker)
+        if wait_status is not None and os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGPROF:
+            stuck = True
+        return Status.TIMEOUT if stuck else Status.CRASHED
+
+    def _collect(self, worker: _Worker) -> int | None:
+        """End and collect a worker; its wait status, or None if its launcher is gone (and the worker with it)."""
+        worker.connection.close()
+        try:
+            return worker.launcher.reap(worker.pid)
+        except OSError:
+            self._drop(worker.launcher)
+            return None
+
+    def _drop(self, launcher: _Launcher) -> None:
+        with self._lock:
+            if self._launcher is launcher:
+                self._launcher = None
+        launcher.close()
+
+    def close(self) -> None:
+        """End all processes. The pool starts new ones if it is used again."""
+        if os.getpid() == self._pid and self._launcher is not None:
+            self._drop(self._launcher)

@@ -1,0 +1,158 @@
+"""Scoring math answers: `MathScorer`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from fspo.rewards.extraction import bounded, decide_exactly, final_box
+from fspo.rewards.pool import Task, WorkerPool
+from fspo.rewards.verdict import Status, Verdict
+
+_MAX_CHUNK = 16
+_CACHE_SIZE = 65_536
+
+
+class MathScorer:
+    r"""Scores responses against ground truths by math-verify, in worker processes that cannot take the caller down.
+
+    The verdict on a response is math-verify's on its text: the last `\boxed{...}`, else the final answer or number.
+    Boxes that equal the ground truth textually, or as integers, are settled in the calling process (see
+    `extraction`); all else is judged by the pool, and a verdict that depends only on the box is remembered, since the
+    responses of a group often end alike.
+
+    Safe to use from any number of threads, from Ray actors and from daemonic processes. Processes start at the first
+    answer that needs them, and end with `close()`, with the interpreter, or when the calling process dies.
+
+    Args:
+        n_workers: number of worker processes; None takes half of the processors this process may use, at least 1 and
+            at most 8.
+        time_limit_s: processor time an answer may use, in seconds. Ordinary answers take 1 to 50 ms.
+        memory_limit_mb: address space of a worker, in MiB.
+
+    Raises:
+        ValueError: a limit that is not positive, or less memory than a worker needs to exist.
+    """
+
+    def __init__(self, n_workers: int | None = None, time_limit_s: float = 1.0, memory_limit_mb: int = 1024) -> None:
+        if n_workers is None:
+            n_workers = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
+        if n_workers < 1:
+            raise ValueError(f"n_workers={n_workers}: give at least 1")
+        if not 0 < time_limit_s < 3600:
+            raise ValueError(f"time_limit_s={time_limit_s}: give a number of seconds between 0 and 3600")
+        if memory_limit_mb < 256:
+            raise ValueError(f"memory_limit_mb={memory_limit_mb}: a worker needs at least 256")
+        self._pool = WorkerPool(n_workers, time_limit_s, memory_limit_mb)
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+
+    def score(self, response: str, ground_truth: str) -> Verdict:
+        """Verdict on one response. Blocks until it is there; call it from several threads to use several workers."""
+        return self.score_batch([response], [ground_truth])[0]
+
+    def score_batch(self, responses: Sequence[str], ground_truths: Sequence[str]) -> list[Verdict]:
+        """Verdicts in the order of `responses`, using all workers.
+
+        Raises:
+            ValueError: the two sequences differ in length.
+            TypeError: a response or ground truth is not a string.
+            WorkerStartError: math-verify cannot be run at all on this machine.
+        """
+        if len(responses) != len(ground_truths):
+            raise ValueError(f"{len(responses)} responses but {len(ground_truths)} ground truths")
+        tasks: list[Task] = []
+        for i, (response, truth) in enumerate(zip(responses, ground_truths, strict=True)):
+            if not isinstance(response, str) or not isinstance(truth, str):
+                raise TypeError(f"item {i}: expected two strings, got {type(response)} and {type(truth)}")
+            text = bounded(response)
+            tasks.append((final_box(text), text, truth.strip()))
+        verdicts: dict[int, Verdict] = {}
+        pending = list(range(len(tasks)))
+        # Responses of a group often end in the same box. The first of them is judged; the verdict is then in the cache
+        # for the others, unless the box could not be read: then each is judged by the whole of its own text.
+        for _ in range(2):
+            first: dict[tuple[str | None, str, str], int] = {}
+            waiting: list[int] = []
+            for i in pending:
+                box, text, truth = tasks[i]
+                verdict = self._without_worker(tasks[i])
+                if verdict is not None:
+                    verdicts[i] = verdict
+                elif first.setdefault((box, "" if box is not None else text, truth), i) != i:
+                    waiting.append(i)
+            chosen = list(first.values())
+            verdicts.update(zip(chosen, self._judge([tasks[i] for i in chosen]), strict=True))
+            pending = waiting
+        verdicts.update(zip(pending, self._judge([tasks[i] for i in pending]), strict=True))
+        with self._lock:
+            self._counts.update(verdict.status.value for verdict in verdicts.values())
+        return [verdicts[i] for i in range(len(tasks))]
+
+    def _without_worker(self, task: Task) -> Verdict | None:
+        box, text, truth = task
+        if not text.strip():
+            return Verdict.of(Status.NO_ANSWER)
+        if box is None:
+            return None
+        equal = decide_exactly(box, truth)
+        if equal is not None:
+            with self._lock:
+                self._counts["decided_exactly"] += 1
+            return Verdict.of(Status.CORRECT if equal else Status.WRONG)
+        with self._lock:
+            verdict = self._cache.get((box, truth))
+            if verdict is not None:
+                self._cache.move_to_end((box, truth))
+                self._counts["from_cache"] += 1
+        return verdict
+
+    def _judge(self, tasks: list[Task]) -> list[Verdict]:
+        if not tasks:
+            return []
+        n = self._pool.n_workers
+        size = max(1, min(_MAX_CHUNK, len(tasks) // (4 * n)))
+        chunks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
+        if len(chunks) == 1:
+            outcomes = self._pool.run(chunks[0])
+        else:
+            with ThreadPoolExecutor(min(n, len(chunks)), thread_name_prefix="fspo-rewards") as executor:
+                outcomes = [outcome for result in executor.map(self._pool.run, chunks) for outcome in result]
+        verdicts = []
+        for (box, _, truth), (status, cacheable) in zip(tasks, outcomes, strict=True):
+            verdict = Verdict.of(status)
+            verdicts.append(verdict)
+            # A crash may have had an outside cause: judge the same answer anew next time.
+            if box is not None and cacheable and status is not Status.CRASHED:
+                self._remember((box, truth), verdict)
+        return verdicts
+
+    def _remember(self, key: tuple[str, str], verdict: Verdict) -> None:
+        with self._lock:
+            self._cache[key] = verdict
+            if len(self._cache) > _CACHE_SIZE:
+                self._cache.popitem(last=False)
+
+    def counts(self) -> dict[str, int]:
+        """Number of verdicts by status since the start, and how they came about.
+
+        Every status is present. Further keys: `decided_exactly` and `from_cache` (verdicts that needed no worker) and
+        `workers_replaced`.
+        """
+        with self._lock:
+            counts = {key: self._counts[key] for key in [*Status, "decided_exactly", "from_cache"]}
+        return {str(key): n for key, n in counts.items()} | {"workers_replaced": self._pool.replaced}
+
+    def close(self) -> None:
+        """End the worker processes; they start again if the scorer is used again."""
+        self._pool.close()
+
+    def __enter__(self) -> MathScorer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

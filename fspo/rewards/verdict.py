@@ -1,0 +1,53 @@
+"""What scoring one answer can end in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """Why an answer got its score. Only CORRECT scores 1.
+
+    Everything below WRONG means that no comparison was completed, so a rise in one of these counters is a fault
+    to look into, not a weaker policy.
+    """
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NO_ANSWER = "no_answer"  # nothing that looks like an answer in the text
+    PARSE_FAILED = "parse_failed"  # an answer was found but no expression could be read from it
+    COMPARE_FAILED = "compare_failed"  # both sides were read, comparing them raised (division by zero, recursion)
+    REFUSED = "refused"  # beyond the size limits (length, nesting, digits of a number): not evaluated
+    TIMEOUT = "timeout"  # used up its run time; the worker was replaced
+    CRASHED = "crashed"  # the worker died for another reason; it was replaced
+    BAD_TRUTH = "bad_truth"  # the ground truth itself cannot be read: a defect of the data set
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Score of one answer: 1.0 if CORRECT, else 0.0, and the reason."""
+
+    score: float
+    status: Status
+
+    @classmethod
+    def of(cls, status: Status) -> Verdict:
+        return cls(1.0 if status is Status.CORRECT else 0.0, status)
+
+
+def status_rates(statuses: Iterable[str | None], prefix: str = "reward/status") -> dict[str, float]:
+    """Share of every status among `statuses`, and their number: metrics for a logger.
+
+    Returns `{prefix/<status>: share, ..., prefix/n: count}` with every status present (0.0 where none occurred), so
+    that a curve never has holes. None entries (samples scored by another reward) are left out of the count; an
+    unknown status raises ValueError, because dropping it would hide it.
+    """
+    counts = dict.fromkeys(Status, 0)
+    for status in statuses:
+        if status is not None:
+            counts[Status(status)] += 1
+    n = sum(counts.values())
+    rates = {f"{prefix}/{status.value}": count / n if n else 0.0 for status, count in counts.items()}
+    return rates | {f"{prefix}/n": float(n)}

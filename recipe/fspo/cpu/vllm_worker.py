@@ -1,0 +1,24 @@
+"""vLLM worker extension for CPUs, chosen by ``rollout.engine_kwargs.vllm.worker_extension_cls``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from recipe.fspo.cpu.patches import keep_vllm_linear_weights
+
+
+class CPUWorkerExtension(vLLMColocateWorkerExtension):
+    """verl's colocated worker, able to receive weights on a CPU."""
+
+    def __new__(cls, **kwargs: Any) -> CPUWorkerExtension:
+        # Here, because this runs in the worker's process before vLLM builds and loads the model.
+        keep_vllm_linear_weights()
+        return super().__new__(cls, **kwargs)
+
+    def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> None:
+        # On a GPU the receiver copies each tensor out of the shared-memory bucket by moving it to the device. Here
+        # that move is a no-op, and a live view would keep the bucket from being closed.
+        super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *args, **kwargs)

@@ -1,0 +1,72 @@
+"""Decides once, from the experiment and the machine, whether a run uses CPUs, and what every process must know of it.
+
+The decision is the experiment's ``trainer.device``: a GPU-less login or head node never turns a GPU run into a CPU run,
+and a GPU in the machine never changes a CPU experiment.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+#: Environment of a CPU run, in every process. A value that the user has set wins.
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    # GiB reserved by each vLLM replica for keys and values; the demo's model needs megabytes.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Replicas share the cores with FSDP workers: pinning each to the same cores would serialise them.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # vLLM's usage report would try to reach the internet.
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class WrongMachineError(RuntimeError):
+    """The experiment's device and the installed packages or the environment contradict each other."""
+
+
+def _torch_is_cpu_build() -> bool:
+    return importlib.metadata.version("torch").endswith("+cpu")
+
+
+def platform_environment(device: str) -> dict[str, str]:
+    """Environment variables for a run on ``device`` (``trainer.device``: "cpu", "cuda" or "npu").
+
+    Raises:
+        WrongMachineError: if VERL_PLATFORM contradicts the experiment, or the installed torch cannot serve it.
+    """
+    wanted = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if device == "cpu":
+        if wanted not in ("", "cpu"):
+            raise WrongMachineError(
+                f"VERL_PLATFORM={wanted!r} contradicts trainer.device=cpu of this experiment; unset the variable, or "
+                "choose a GPU experiment such as experiment=qwen3_8b"
+            )
+        return {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
+    if wanted == "cpu":
+        raise WrongMachineError(
+            f"VERL_PLATFORM=cpu contradicts trainer.device={device} of this experiment; unset the variable, or choose "
+            "a CPU experiment such as experiment=demo"
+        )
+    if _torch_is_cpu_build():
+        raise WrongMachineError(
+            f"trainer.device={device}, but the installed torch {importlib.metadata.version('torch')} is a CPU build; "
+            "install requirements/gpu.txt, or choose a CPU experiment such as experiment=demo"
+        )
+    return {}
+
+
+def export_platform(config: DictConfig) -> None:
+    """Set the variables of :func:`platform_environment` in this process. Call before verl is imported."""
+    os.environ.update(platform_environment(config.trainer.device))
+
+
+def pass_to_ray_workers(config: DictConfig) -> None:
+    """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing."""
+    runtime_env = config.ray_kwargs.ray_init.runtime_env
+    variables = {**platform_environment(config.trainer.device), **(OmegaConf.select(runtime_env, "env_vars") or {})}
+    with open_dict(runtime_env):
+        runtime_env.env_vars = variables

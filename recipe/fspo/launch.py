@@ -1,0 +1,110 @@
+"""From a composed configuration to a finished run: checks, Ray, verl's ``run_ppo``, and the lines people read."""
+
+from __future__ import annotations
+
+import importlib.resources
+import threading
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+
+from recipe.fspo import preflight, run_info
+from recipe.fspo.environment import pass_to_ray_workers
+from recipe.fspo.progress import PROGRESS
+from recipe.fspo.summary import print_summary
+
+_PACKAGE_PREFIX = "pkg://"
+
+
+class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
+    """verl's task runner with this recipe's trainer registered, and progress that the launcher can fetch."""
+
+    def run(self, config: DictConfig) -> None:
+        PROGRESS.say("the driver is up, importing the trainer")
+        import recipe.fspo.trainer  # noqa: F401  (registers trainer_mode=fspo in this process)
+
+        super().run(config)
+
+    def progress(self, index: int) -> list[str]:
+        """The lines since ``index``."""
+        return PROGRESS.since(index)
+
+
+class _Runner:
+    """What verl's ``run_ppo`` takes for the runner's class: it starts the actor and keeps the handle."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+
+    def remote(self) -> Any:
+        # Two threads: one trains, one answers `progress`.
+        self.handle = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2).remote()
+        return self.handle
+
+    def print_progress(self, stop: threading.Event) -> None:
+        """Print the runner's lines until told to stop, and then those that are left."""
+        printed, last_round = 0, False
+        while not last_round:
+            last_round = stop.wait(0.5)
+            if self.handle is None:
+                continue
+            try:
+                lines = ray.get(self.handle.progress.remote(printed), timeout=10)
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                continue  # run_ppo reports what is wrong
+            for line in lines:
+                print(line, flush=True)
+            printed += len(lines)
+
+
+def local_path(path: str) -> str:
+    """``pkg://package/folder`` as a path of the installed package; any other path unchanged."""
+    if not path.startswith(_PACKAGE_PREFIX):
+        return path
+    package, _, inside = path.removeprefix(_PACKAGE_PREFIX).partition("/")
+    return str(importlib.resources.files(package).joinpath(inside))
+
+
+def prepare(config: DictConfig) -> None:
+    """Fill in what only this machine knows, in place: absolute paths, the offline task's data, Ray's environment."""
+    with open_dict(config):
+        config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
+        config.actor_rollout_ref.model.path = local_path(config.actor_rollout_ref.model.path)
+    OmegaConf.resolve(config)
+    pass_to_ray_workers(config)
+    offline = config.fspo.get("offline_task")
+    if offline:
+        from fspo.data.offline_task import write_dataset
+
+        write_dataset(Path(config.data.train_files).parent, **offline)
+
+
+def launch(config: DictConfig) -> None:
+    """Run one training job to its end.
+
+    Raises:
+        PreflightError: if the configuration or the machine cannot serve the run; Ray has not been started then.
+    """
+    prepare(config)
+    preflight.check(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    run_info.begin(config)
+    print(f"run folder: {config.fspo.run_dir}", flush=True)
+    runner, stop = _Runner(), threading.Event()
+    printer = threading.Thread(target=runner.print_progress, args=(stop,), daemon=True)
+    printer.start()
+    status = "failed"
+    try:
+        run_ppo(config, task_runner_class=runner)
+        status = "finished"
+    finally:
+        stop.set()
+        printer.join(timeout=30)
+        ray.shutdown()
+        run_info.end(config.fspo.run_dir, status)
+    print_summary(config)

@@ -1,0 +1,50 @@
+"""Entry point: ``python -m recipe.fspo.main [algo=...] [experiment=...] [any Hydra override]``."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+from recipe.fspo.compose import CONF_DIR, ROOT_CONFIG, compose, first_of_each_sweep
+from recipe.fspo.environment import WrongMachineError, export_platform
+
+#: Exit status for bad input, as ``argparse`` uses it.
+BAD_INPUT = 2
+
+
+@hydra.main(config_path=str(CONF_DIR), config_name=ROOT_CONFIG, version_base=None)
+def _train(config: DictConfig) -> None:
+    # Imported here: both import verl, which must not happen before the platform is exported.
+    from recipe.fspo.launch import launch
+    from recipe.fspo.preflight import PreflightError
+
+    try:
+        launch(config)
+    except PreflightError as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_INPUT)
+
+
+def _overrides(arguments: list[str]) -> list[str]:
+    """The Hydra overrides among the command-line arguments (flags such as --multirun are Hydra's own)."""
+    return [argument for argument in arguments if not argument.startswith("-")]
+
+
+def main() -> None:
+    """Decide the platform, then hand over to Hydra."""
+    from hydra.errors import HydraException
+
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
+    try:
+        export_platform(compose(first_of_each_sweep(_overrides(sys.argv[1:]))))
+    except (HydraException, ModuleNotFoundError, WrongMachineError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    _train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Lines for the person who watches: written by the trainer's process, printed by the launching one.
+
+Ray prefixes and interleaves what its workers print, so a run's own lines do not go through stdout: the trainer appends
+them here, the launcher fetches them with a method call, and everything else stays in Ray's log files.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+
+class Progress:
+    """An append-only list of lines that one thread writes and another reads."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Add a line, stamped with the seconds since this process began."""
+        with self._lock:
+            self._lines.append(f"[{time.monotonic() - self._started:6.1f}s] {text}")
+
+    def since(self, index: int) -> list[str]:
+        """The lines from ``index`` on."""
+        with self._lock:
+            return self._lines[index:]
+
+
+#: The progress of this process.
+PROGRESS = Progress()
+
+#: The handful of numbers of a step's line: label, metric, format.
+STEP_COLUMNS = (
+    ("reward", "critic/rewards/mean", "{:.3f}"),
+    ("length", "response_length/mean", "{:.0f}"),
+    ("clipped", "fspo/clip_frac", "{:.1%}"),
+    ("LRE", "fspo/lre_debiased", "{:.3f}"),
+    ("KL", "actor/kl_loss", "{:.4f}"),
+    ("s", "timing_s/step", "{:.1f}"),
+    ("tokens/s", "perf/throughput", "{:.0f}"),
+)
+
+
+def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
+    """One line for a training step; a metric that was not measured is left out."""
+    shown = [f"{label} {form.format(metrics[key])}" for label, key, form in STEP_COLUMNS if metrics.get(key) is not None]
+    return f"step {step}/{total_steps}  " + "  ".join(shown)
+
+
+def validation_line(step: int, metrics: Mapping[str, float | None]) -> str:
+    """One line with the held-out scores, ``val-core/<data source>/<score>/<statistic>``; empty if there are none."""
+    scores = [(name.removeprefix("val-core/"), value) for name, value in metrics.items() if name.startswith("val-core/")]
+    shown = [f"{name} {value:.3f}" for name, value in scores if value is not None]
+    return f"held-out after step {step}:  " + "  ".join(shown) if shown else ""

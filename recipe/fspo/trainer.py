@@ -1,0 +1,133 @@
+"""verl's synchronous trainer with exact sequence-level metrics, calibrated bands, a run folder and a shorter poll.
+
+A thin subclass: every method here calls verl's own and adds to it. It is registered as ``trainer_mode=fspo`` but runs
+verl's logic for ``sync``: any other mode takes verl's asynchronous branches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
+
+from fspo.calibration import BandController
+from fspo.diagnostics import LengthDiagnostics
+from fspo.sums import SequenceSums
+from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.progress import PROGRESS
+from recipe.fspo.recorder import SumArrays
+from recipe.fspo.resources import wait_for_resources
+from recipe.fspo.run_log import RunLog
+from recipe.fspo.trainer_state import load_state, save_state
+from recipe.fspo.worker import FSPOWorker
+
+_ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+
+
+def sum_over_ranks(per_rank: list[list[SumArrays]]) -> list[SequenceSums]:
+    """Join what the ranks recorded: entry i of the result holds mini-batch i of the round, on all ranks.
+
+    Raises:
+        ValueError: if the ranks recorded different numbers of mini-batches.
+    """
+    return [
+        sum((SequenceSums.from_numpy(*arrays) for arrays in mini_batch), SequenceSums.zeros())
+        for mini_batch in zip(*per_rank, strict=True)
+    ]
+
+
+def _build_band_controller(config: DictConfig) -> BandController | None:
+    """The controller of the loss's bands; None for a loss whose bands are fixed, or one of verl's own."""
+    policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
+    if not isinstance(policy_loss, SequencePolicyLossConfig) or not policy_loss.settings().needs_state:
+        return None
+    return BandController(policy_loss.settings(), window=config.fspo.calibration_rounds)
+
+
+@register_trainer("fspo")
+class FSPOTrainer(PPOTrainerSync):
+    """The trainer of this recipe."""
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"
+        self._run_log: RunLog | None = None
+        self._band_controller = _build_band_controller(config)
+        self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        super().__init__(config)
+
+    # ---------------------------------------------------------------- start-up
+
+    def _build_replay_buffer(self) -> Any:
+        replay_buffer = super()._build_replay_buffer()
+        # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s.
+        replay_buffer.poll_interval = self.config.fspo.poll_interval_s
+        return replay_buffer
+
+    def _init_resource_pool_mgr(self) -> None:
+        wait_for_resources(self.config, PROGRESS.say)
+        super()._init_resource_pool_mgr()
+        for role in _ACTOR_ROLES:
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(FSPOWorker)
+        PROGRESS.say("starting the FSDP workers, then the vLLM engines")
+
+    def on_init_end(self) -> None:
+        PROGRESS.say("sending the weights to vLLM")
+        super().on_init_end()
+
+    # ---------------------------------------------------------------- logging
+
+    def _open_run_log(self) -> None:
+        """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
+        if self._run_log is None:
+            self._run_log = RunLog(self.config, total_steps=self.total_training_steps)
+            self.logger.logger["run_folder"] = self._run_log
+
+    def on_validate_begin(self) -> None:
+        self._open_run_log()
+        super().on_validate_begin()
+
+    def on_train_begin(self) -> None:
+        self._open_run_log()
+        super().on_train_begin()
+
+    # ---------------------------------------------------------------- update
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self._band_controller is not None:
+            self.actor_rollout_wg.set_band_state(self._band_controller.state)
+        batch = super()._update_actor(batch, metrics)
+        mini_batches = sum_over_ranks(self.actor_rollout_wg.pop_sequence_sums())
+        if self._band_controller is not None:
+            self._band_controller.update(mini_batches)
+        metrics.update(self._diagnostics.update(mini_batches))
+        self._run_log.record_mini_batches(self.global_steps, mini_batches)
+        return batch
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
+        # checkpoint callback runs after that.)
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        save_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
+        super()._save_checkpoint()
+        PROGRESS.say(f"saved {folder}")
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps > 0:
+            if self.config.trainer.resume_mode == "resume_path":
+                folder = Path(self.config.trainer.resume_from_path)
+            else:
+                folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+            load_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
+            PROGRESS.say(f"resumed from {folder}")

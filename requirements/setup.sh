@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Makes the virtual environment for the CPU stack: `setup.sh VENV`. Does nothing if it is already up to date.
+#
+# The packages come from wherever this machine's own pip configuration says (index, extra indexes, find-links): pip's
+# settings are read and handed to uv, which installs the pinned list in seconds but does not read pip's configuration.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+venv="${1:?usage: setup.sh VENV}"
+lock=requirements/cpu.txt
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3; do
+        if [[ -n $candidate ]] && "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+            2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "error: Python 3.11 or 3.12 was not found; install one, or give its path: make PYTHON=/path/to/python3.11" >&2
+    exit 1
+}
+
+# One value a line of a pip setting, from the environment or from pip's files.
+pip_setting() { # PYTHON NAME VARIABLE
+    local value="${!3:-}"
+    [[ -n $value ]] || value="$("$1" -m pip config get "global.$2" 2>/dev/null || true)"
+    tr ' ' '\n' <<<"$value" | sed '/^$/d'
+}
+
+stamp="$venv/.installed"
+wanted="$(cat "$lock" pyproject.toml requirements/setup.sh | sha256sum | cut -d' ' -f1)  $PWD"
+if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    exit 0
+fi
+
+python="$(find_python)"
+echo "setting up $venv with $("$python" --version) (once; a minute or two)"
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==0.13.8" ||
+    { echo "error: pip could not install uv; is the package index of your pip configuration reachable?" >&2; exit 1; }
+
+options=(--quiet --python "$venv/bin/python" --no-deps --compile-bytecode)
+while read -r value; do options+=(--find-links "$value"); done < <(pip_setting "$venv/bin/python" find-links PIP_FIND_LINKS)
+while read -r value; do options+=(--default-index "$value"); done < <(pip_setting "$venv/bin/python" index-url PIP_INDEX_URL)
+
+# --compile-bytecode: a run starts about ten Python processes, each of which would otherwise compile the same modules.
+if ! UV_COMPILE_BYTECODE_TIMEOUT=600 "$venv/bin/uv" pip install "${options[@]}" -r "$lock" 2>"$venv/install.log"; then
+    # No torch "+cpu" wheel where pip's configuration points: take it from PyTorch's own CPU index.
+    "$venv/bin/uv" pip install "${options[@]}" --torch-backend cpu -r "$lock" || {
+        cat "$venv/install.log" >&2
+        echo "error: the pinned packages of $lock could not be installed (both attempts are shown above)" >&2
+        exit 1
+    }
+fi
+"$venv/bin/uv" pip install "${options[@]}" --editable .
+echo "$wanted" >"$stamp"

@@ -1,0 +1,199 @@
+"""Calibration of the bands: estimators, causality, windows, checkpoints, and the fairness it buys."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from fspo.calibration import BandController, drift_per_token, local_half_widths
+from fspo.clipping import acceptance_band
+from fspo.fairness.bins import equal_mass_starts, merge_bins
+from fspo.fairness.lre import length_reweighting_error
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
+from fspo.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_statistics, uneven_round
+from fspo.types import BandState, SequenceLossSettings
+
+ADAPTIVE = SequenceLossSettings(band="adaptive", target_acceptance=0.85)
+QUANTILE = SequenceLossSettings(band="quantile", target_acceptance=0.85)
+V1 = SequenceLossSettings(drift="kl")
+QUANTILE_V1 = SequenceLossSettings(band="quantile", target_acceptance=0.85, drift="kl")
+K = FINE_LENGTH_EDGES.numel() - 1
+
+
+def sums(sigma: float, seed: int, n: int = 2000, longest: int = 400) -> SequenceSums:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, n)
+    return sums_of_statistics(gaussian_log_ratios(lengths, sigma, rng), lengths)
+
+
+def a_round(sigma: float, seed: int = 0, **options: int) -> list[SequenceSums]:
+    """Mini-batches whose dispersion grows linearly from 0; the last has the given one."""
+    return [sums(sigma * i / 3, 10 * seed + i, **options) for i in range(4)]
+
+
+def test_before_any_data_the_state_is_the_default() -> None:
+    assert BandController(QUANTILE_V1).state == BandState()
+
+
+def test_drift_is_recovered_by_position_and_is_zero_on_policy() -> None:
+    state = BandController(V1).update(a_round(0.06, longest=4000))
+    expected = [(0.06 * i / 3) ** 2 / 2 for i in range(4)]
+    assert state.drift_by_mini_batch == pytest.approx(expected, rel=0.1)
+    assert state.drift_by_mini_batch[0] == 0.0
+    assert state.drift_per_token == pytest.approx(np.mean(expected[1:]), rel=0.1)
+    assert BandController(QUANTILE).update(a_round(0.06)).drift_by_mini_batch == (0.0,) * 4
+
+
+def test_drift_is_a_ratio_of_sums_and_never_negative() -> None:
+    assert drift_per_token(-3.0, 1000.0) == pytest.approx(3e-3)
+    assert drift_per_token(3.0, 1000.0) == drift_per_token(0.0, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("drift", ["none", "kl"])
+def test_dispersion_is_measured_about_the_centre_of_the_band(drift: str) -> None:
+    settings = SequenceLossSettings(band="adaptive", target_acceptance=0.85, drift=drift)
+    rng, n = np.random.default_rng(0), 20_000
+    lengths = np.full(n, 5000)
+    part = sums_of_statistics(gaussian_log_ratios(lengths, 0.03, rng), lengths)
+    state = BandController(settings).update([SequenceSums.zeros(), part])
+    about_zero = (0.03**2 + (0.03**2 / 2) ** 2 * 5000) ** 0.5
+    assert state.dispersion == pytest.approx(0.03 if drift == "kl" else about_zero, rel=0.02)
+
+
+@pytest.mark.parametrize("settings", [ADAPTIVE, QUANTILE, QUANTILE_V1])
+@pytest.mark.parametrize("target", [0.5, 0.85, 0.95])
+def test_target_acceptance_is_met_on_fresh_gaussian_data(settings: SequenceLossSettings, target: float) -> None:
+    settings = SequenceLossSettings(band=settings.band, drift=settings.drift, target_acceptance=target)
+    controller = BandController(settings)
+    for seed in range(4):
+        state = controller.update([SequenceSums.zeros(), sums(0.03, seed)])
+    rng = np.random.default_rng(99)
+    lengths = rng.integers(1, 401, 4000)
+    S = gaussian_log_ratios(lengths, 0.03, rng)
+    assert measured_acceptance(S, lengths, settings, state).mean() == pytest.approx(target, abs=0.025)
+
+
+def test_local_widths_follow_the_dispersion_and_shrink_where_thin() -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([np.full(3000, 10), np.full(3000, 200), np.full(5, 5000)])
+    sigma = np.concatenate([np.full(3000, 0.01), np.full(3000, 0.04), np.full(5, 1.0)])
+    part = sums_of_statistics(sigma * np.sqrt(lengths) * rng.normal(size=lengths.size), lengths)
+    widths = BandController(QUANTILE).update([SequenceSums.zeros(), part]).half_width_K
+    at = {L: widths[int(length_bin(torch.tensor([L])))] for L in (1, 10, 200, 5000, 100_000)}
+    assert at[10] == pytest.approx(1.44 * 0.01, rel=0.05) and at[200] == pytest.approx(1.44 * 0.04, rel=0.05)
+    pooled = at[100_000]  # no sequence anywhere near: the plain sqrt(L) band
+    assert at[10] < pooled < at[200]
+    assert pooled < at[5000] < 0.5  # five sequences of dispersion 1 move it by 5 parts in 25
+    assert len(widths) == K and min(widths) > 0
+
+
+def test_quantiles_of_the_histogram_are_those_of_the_data() -> None:
+    folded = np.zeros((K, 130))
+    rng = np.random.default_rng(0)
+    z = np.abs(rng.normal(size=50_000)) * 0.03
+    part = sums_of_statistics(z * 10, np.full(z.size, 100))
+    folded[:, :] = part.hist_KH.numpy()[:, 131:]
+    for level in (0.1, 0.5, 0.9):
+        width = local_half_widths(folded, level, 100)[int(length_bin(torch.tensor([100])))]
+        assert width == pytest.approx(np.quantile(z, level), rel=0.01)
+
+
+def test_a_policy_that_did_not_move_gives_no_width() -> None:
+    for settings in (ADAPTIVE, QUANTILE):
+        state = BandController(settings).update([sums(0.0, 0), sums(0.0, 1)])
+        assert state.dispersion is None and state.half_width_K == ()
+        on_policy_only = BandController(settings).update([sums(0.03, 0)])
+        assert on_policy_only.dispersion is None and on_policy_only.half_width_K == ()
+    counted = BandController(ADAPTIVE, on_policy_mini_batches=0).update([sums(0.03, 0)])
+    assert counted.dispersion == pytest.approx(0.03, rel=0.05)
+
+
+def test_state_is_causal_and_forgets_after_the_window() -> None:
+    controller = BandController(QUANTILE_V1, window=2)
+    first = controller.update(a_round(0.03, 1))
+    assert controller.state is first
+    controller.update(a_round(0.5, 2))
+    controller.update(a_round(0.03, 3))
+    forgotten = controller.update(a_round(0.03, 4))
+    clean = BandController(QUANTILE_V1, window=2)
+    clean.update(a_round(0.03, 3))
+    expected = clean.update(a_round(0.03, 4))
+    assert forgotten.drift_by_mini_batch == expected.drift_by_mini_batch
+    assert forgotten.dispersion == expected.dispersion
+    # The widths remember the centre that was in force, so they agree up to that only.
+    np.testing.assert_allclose(forgotten.half_width_K, expected.half_width_K, rtol=0.5)
+
+
+@pytest.mark.parametrize("settings", [ADAPTIVE, QUANTILE, V1, QUANTILE_V1])
+def test_state_does_not_depend_on_how_a_mini_batch_was_split(settings: SequenceLossSettings) -> None:
+    rng = np.random.default_rng(0)
+    S, L = uneven_round(rng, 400)[2]
+    whole = sums_of_statistics(S, L)
+    parts = [sums_of_statistics(S[i::3], L[i::3]) for i in range(3)]
+    joined = sum(parts, SequenceSums.zeros())
+    states = [BandController(settings).update([SequenceSums.zeros(), x]) for x in (whole, joined)]
+    assert states[0].dispersion == pytest.approx(states[1].dispersion, rel=1e-12)
+    np.testing.assert_allclose(states[0].half_width_K, states[1].half_width_K, rtol=1e-12)
+    assert states[0].drift_per_token == pytest.approx(states[1].drift_per_token, rel=1e-9)
+
+
+@pytest.mark.parametrize("settings", [ADAPTIVE, QUANTILE, V1, QUANTILE_V1])
+def test_checkpoint_continues_bit_for_bit(settings: SequenceLossSettings) -> None:
+    controller = BandController(settings, window=3)
+    for seed in range(4):
+        controller.update(a_round(0.03, seed))
+    saved = pickle.loads(pickle.dumps(controller.state_dict()))
+    restored = BandController(settings, window=3)
+    restored.load_state_dict(saved)
+    assert restored.state == controller.state
+    assert restored.update(a_round(0.02, 9)) == controller.update(a_round(0.02, 9))
+    empty = BandController(settings)
+    empty.load_state_dict(BandController(settings).state_dict())
+    assert empty.state == BandState()
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="mini_batches is empty"):
+        BandController(V1).update([])
+    with pytest.raises(ValueError, match="window=0"):
+        BandController(V1, window=0)
+    with pytest.raises(ValueError, match="drift='kl'.*drift='none'"):
+        BandController(QUANTILE).load_state_dict(BandController(V1).state_dict())
+    wrong = {"drift": "kl", "rounds": [{"totals_M4": np.zeros((2, 4)), "folded_KC": np.zeros((3, 3))}]}
+    with pytest.raises(ValueError, match="another version"):
+        BandController(V1).load_state_dict(wrong)
+
+
+def test_drifted_centre_keeps_the_first_mini_batch_of_a_round() -> None:
+    state = BandController(V1).update(a_round(0.06, longest=4000))
+    lengths = torch.tensor([10, 4000, 100_000])
+    _, lower, upper = acceptance_band(lengths, V1, state.at_mini_batch(0))
+    assert bool((lower <= 0).all()) and bool((upper >= 0).all())
+    assert float(acceptance_band(lengths, V1, state)[2][-1]) < 0  # which the pooled drift would not
+
+
+@pytest.mark.parametrize("target", [0.85, 0.9])
+def test_quantile_band_is_fair_to_length_where_sqrt_is_not(target: float) -> None:
+    """Debiased LRE at most 0.01 at equal acceptance, applied causally to a run whose dispersion is not sqrt(L)."""
+    rng = np.random.default_rng(3)
+    run = [uneven_round(rng, 256) for _ in range(28)]
+    errors, rates = {}, {}
+    for band in ("adaptive", "quantile"):
+        settings = SequenceLossSettings(band=band, target_acceptance=target)  # type: ignore[arg-type]
+        controller = BandController(settings)
+        counts = np.zeros((2, K))
+        for number, parts in enumerate(run):
+            for S, L in parts[1:] if number >= 8 else []:
+                inside = measured_acceptance(S, L, settings, controller.state)
+                for row, chosen in enumerate((inside, np.full_like(inside, True))):
+                    counts[row] += np.bincount(length_bin(torch.from_numpy(L[chosen])).numpy(), minlength=K)
+            controller.update([sums_of_statistics(*part) for part in parts])
+        starts = equal_mass_starts(counts[1], 8)
+        accepted, total = (merge_bins(row, starts) for row in counts)
+        errors[band] = length_reweighting_error(accepted, total).lre_debiased
+        rates[band] = accepted.sum() / total.sum()
+    assert rates["quantile"] == pytest.approx(target, abs=0.02)
+    assert errors["quantile"] <= 0.01 < 0.02 < errors["adaptive"]

@@ -1,0 +1,336 @@
+"""The loss against references written straight from the formulas, and its behaviour on bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.synthetic import TokenKinds
+from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
+
+F64 = torch.float64
+STATE = BandState(
+    drift_per_token=2e-3, dispersion=0.05, half_width_K=tuple(np.linspace(0.02, 0.08, FINE_LENGTH_EDGES.numel() - 1))
+)
+
+VARIANTS: dict[str, SequenceLossSettings] = {
+    **ALGORITHMS,
+    "fspo asymmetric": SequenceLossSettings(clip_low=0.02, clip_high=0.06),
+    "fspo dual": SequenceLossSettings(clip_low=0.02, clip_high=0.03, dual_clip=1.5),
+    "fspo v1 dual": SequenceLossSettings(clip_low=0.02, clip_high=0.03, drift="kl", dual_clip=2.0),
+    "fspo 1/L": SequenceLossSettings(grad_scale="1/L", grad_multiplier=40.0),
+    "rloo dual": dataclasses.replace(ALGORITHMS["seq_rloo"], clip_low=0.1, clip_high=0.3, dual_clip=2.0),
+    "gspo wide dual": dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01, clip_high=0.02, dual_clip=1.2),
+    "gspo band, exp S": dataclasses.replace(ALGORITHMS["seq_gspo"], weight="sequence"),
+    "sqrt band, exp S/L": SequenceLossSettings(weight="length_normalised"),
+}
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def batch(seed: int = 0, sequences: int = 64, width: int = 50, scale: float = 0.06, dtype: torch.dtype = F64) -> Inputs:
+    """Log-probs of lengths 0 to ``width``, with masked holes, on both sides of every band."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(sequences, width, generator=generator, dtype=F64)
+    log_prob = old + scale * torch.randn(sequences, width, generator=generator, dtype=F64)
+    log_prob = log_prob + scale * torch.randn(sequences, 1, generator=generator, dtype=F64) / width**0.5
+    length = torch.randint(0, width + 1, (sequences, 1), generator=generator)
+    mask = (torch.arange(width) < length) & (torch.rand(sequences, width, generator=generator) < 0.9)
+    advantages = torch.randn(sequences, 1, generator=generator, dtype=F64) * mask
+    return log_prob.to(dtype).requires_grad_(), old.to(dtype), advantages.to(dtype), mask
+
+
+def reference(
+    inputs: Inputs, loss: SequenceLossSettings, state: BandState, rollout_weight_B: torch.Tensor
+) -> torch.Tensor:
+    """Sequence by sequence, ``max(-A w, -A clip(w))`` under autograd; no code shared with the implementation."""
+    log_prob, old, advantages, mask = inputs
+    losses = []
+    for i in range(log_prob.shape[0]):
+        tokens = mask[i].nonzero().flatten()
+        if len(tokens) == 0:
+            losses.append(log_prob[i].sum() * 0)
+            continue
+        length, A = len(tokens), advantages[i, tokens[0]]
+        S = (log_prob[i, tokens] - old[i, tokens]).sum()
+        mu = -length * state.drift_per_token if loss.drift == "kl" else 0.0
+        root = math.sqrt(length)
+        low, high = loss.clip_low * root, loss.clip_high * root
+        if loss.band == "constant":
+            low, high = -math.log(1 - loss.clip_low), math.log(1 + loss.clip_high)
+        elif loss.band == "linear":
+            low, high = -length * math.log(1 - loss.clip_low), length * math.log(1 + loss.clip_high)
+        elif loss.band == "adaptive":
+            low = high = 1.4395314709384563 * state.dispersion * root
+        elif loss.band == "quantile":
+            k = sum(1 for edge in FINE_LENGTH_EDGES.tolist() if edge <= length) - 1
+            low = high = state.half_width_K[k] * root
+        n = length if loss.weight == "length_normalised" else 1
+        ratio = torch.exp(S / n)
+        value = torch.maximum(-A * ratio, -A * torch.clamp(ratio, math.exp((mu - low) / n), math.exp((mu + high) / n)))
+        if loss.dual_clip is not None and A < 0:
+            value = torch.minimum(value, -A * math.exp((mu + loss.dual_clip * high) / n))
+        h = loss.grad_multiplier * (1 / length if loss.grad_scale == "1/L" else 1.0)
+        losses.append(value * h * n * rollout_weight_B[i])
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loss_and_gradient_equal_the_reference(name: str, weighted: bool) -> None:
+    inputs = batch()
+    rollout_weight = torch.rand(64, dtype=F64) + 0.5 if weighted else torch.ones(64, dtype=F64)
+    weights_BT = rollout_weight[:, None].expand(64, 50) if weighted else None
+    output = sequence_policy_loss(*inputs, VARIANTS[name], STATE, weights_BT)
+    (gradient,) = torch.autograd.grad(output.loss_B.sum(), inputs[0])
+    expected = reference(inputs, VARIANTS[name], STATE, rollout_weight)
+    (expected_gradient,) = torch.autograd.grad(expected.sum(), inputs[0])
+    torch.testing.assert_close(output.loss_B, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
+    clipped = output.clipped_high_B | output.clipped_low_B | output.dual_clipped_B
+    assert clipped.any() and (output.valid_B & ~clipped).any(), "the batch must lie on both sides of the band"
+
+
+def test_diagnostics_follow_their_definitions() -> None:
+    loss = SequenceLossSettings(clip_low=0.02, clip_high=0.03, dual_clip=1.3, s_max=0.3)
+    log_prob, old, advantages, mask = inputs = batch()
+    out = sequence_policy_loss(*inputs, loss)
+    S = torch.where(mask, log_prob - old, 0.0).sum(-1).detach()
+    torch.testing.assert_close(out.statistic_B, S)
+    assert out.length_B.tolist() == mask.sum(-1).tolist() and out.length_B.dtype == torch.int64
+    valid, A = mask.any(-1), advantages.sum(-1) / mask.sum(-1).clamp(min=1)
+    torch.testing.assert_close(out.advantage_B, A)
+    root = mask.sum(-1).clamp(min=1).sqrt()
+    above, below = S > 0.03 * root, S < -0.02 * root
+    for got, expected in (
+        (out.valid_B, valid),
+        (out.accepted_B, valid & ~above & ~below),
+        (out.clipped_high_B, above & (A > 0)),
+        (out.clipped_low_B, below & (A < 0)),
+        (out.dual_clipped_B, (S > 1.3 * 0.03 * root) & (A < 0)),
+        (out.overflow_B, S > 0.3),
+    ):
+        assert torch.equal(got, expected) and bool(got.any()) and not bool(got.all())
+    torch.testing.assert_close(out.weight_B, S.clamp(max=0.3).exp())
+    for field in dataclasses.fields(SequenceLossOutput):
+        assert getattr(out, field.name).requires_grad == (field.name == "loss_B")
+
+
+def one_row(S: float, A: float, loss: SequenceLossSettings, length: int = 4) -> tuple[SequenceLossOutput, float]:
+    """Output and coefficient (gradient to each log-prob) of a single sequence with the given statistic."""
+    log_prob = torch.full((1, length), S / length, dtype=F64, requires_grad=True)
+    old = torch.zeros(1, length, dtype=F64)
+    mask = torch.ones(1, length, dtype=torch.bool)
+    output = sequence_policy_loss(log_prob, old, torch.full_like(old, A), mask, loss)
+    (gradient,) = torch.autograd.grad(output.loss_B.sum(), log_prob)
+    assert bool((gradient == gradient[0, 0]).all())
+    return output, float(gradient[0, 0])
+
+
+def test_the_band_is_closed_and_on_policy_data_survives_a_zero_width() -> None:
+    edge = SequenceLossSettings(clip_low=0.25, clip_high=0.25)  # exactly 0.5 at L = 4
+    assert one_row(0.5, 1.0, edge)[1] == pytest.approx(-math.exp(0.5))
+    assert one_row(0.5 + 1e-9, 1.0, edge)[1] == 0
+    zero = SequenceLossSettings(clip_low=0.0, clip_high=0.0)
+    output, slope = one_row(0.0, 1.0, zero)
+    assert bool(output.accepted_B) and slope == -1.0
+
+
+def test_dual_clip_scales_with_the_band_and_only_bounds_negative_advantages() -> None:
+    loss = SequenceLossSettings(clip_low=0.03, clip_high=0.1, dual_clip=3.0)
+    for length in (4, 100, 2500):
+        ceiling = 3 * 0.1 * math.sqrt(length)
+        inside, slope = one_row(0.99 * ceiling, -1.0, loss, length)
+        assert not bool(inside.dual_clipped_B) and slope == pytest.approx(math.exp(min(0.99 * ceiling, 10)))
+        beyond, slope = one_row(1.01 * ceiling, -1.0, loss, length)
+        assert bool(beyond.dual_clipped_B) and slope == 0.0
+        assert float(beyond.loss_B.detach()) == pytest.approx(math.exp(min(ceiling, 10)))
+        assert not bool(one_row(1.01 * ceiling, 1.0, loss, length)[0].dual_clipped_B)
+
+
+@pytest.mark.parametrize("S", [30.0, 1e4])
+def test_guard_keeps_the_gradient_with_a_constant_weight(S: float) -> None:
+    loss = SequenceLossSettings(s_max=5.0)
+    output, slope = one_row(S, -2.0, loss)
+    assert float(output.loss_B.detach()) == pytest.approx(2 * math.exp(5))
+    assert slope == pytest.approx(2 * math.exp(5))
+    assert bool(output.overflow_B) and float(output.weight_B) == pytest.approx(math.exp(5))
+    assert not bool(one_row(4.9, -2.0, loss)[0].overflow_B)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_gradcheck(name: str) -> None:
+    # Far from every kink: the derivative does not exist at the edges of the band.
+    log_prob, old, advantages, mask = batch(seed=3, sequences=12, width=9)
+    output = sequence_policy_loss(log_prob, old, advantages, mask, ALGORITHMS[name], STATE)
+    distance = torch.minimum((output.statistic_B - output.lower_B).abs(), (output.statistic_B - output.upper_B).abs())
+    assert float(distance.min()) > 1e-5
+
+    def loss_B(x: torch.Tensor) -> torch.Tensor:
+        return sequence_policy_loss(x, old, advantages, mask, ALGORITHMS[name], STATE).loss_B
+
+    assert torch.autograd.gradcheck(loss_B, (log_prob,))
+
+
+def test_log_ratio_is_accurate_at_length_and_in_half_precision() -> None:
+    kinds = TokenKinds.random(0.03, np.random.default_rng(0))
+    log_prob, old, mask = kinds.log_probs(np.array([32768, 20000]), 32768, np.random.default_rng(1))
+    exact = sequence_log_ratio(log_prob, old, mask)
+    assert exact.dtype == F64
+    single = sequence_log_ratio(log_prob.float(), old.float(), mask)
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), exact, rtol=0, atol=2e-4)
+    half = sequence_log_ratio(log_prob.bfloat16(), old.bfloat16(), mask)
+    rounded_first = sequence_log_ratio(log_prob.bfloat16().double(), old.bfloat16().double(), mask)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half.double(), rounded_first, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, F64])
+def test_gradient_has_the_type_of_the_log_probs(dtype: torch.dtype) -> None:
+    inputs = batch(dtype=dtype)
+    output = sequence_policy_loss(*inputs, ALGORITHMS["fspo"])
+    (gradient,) = torch.autograd.grad(output.loss_B.sum(), inputs[0])
+    assert gradient.dtype == dtype and bool(torch.isfinite(gradient).all())
+    assert output.loss_B.dtype == torch.promote_types(dtype, torch.float32)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_non_finite_log_prob_of_a_response_token_names_the_row(value: float, which: int) -> None:
+    inputs = batch(sequences=8)
+    row = int((inputs[3].sum(-1) > 3).nonzero()[-1])
+    token = int(inputs[3][row].nonzero()[2])
+    with torch.no_grad():
+        inputs[which][row, token] = value
+    name = ("log_prob_BT", "old_log_prob_BT")[which]
+    with pytest.raises(ValueError, match=rf"row {row} of the micro-batch: {name} is not finite at 1 of its .*token 2 "):
+        sequence_policy_loss(*inputs, ALGORITHMS["fspo"])
+
+
+def test_advantages_and_rollout_weights_must_be_finite_and_constant() -> None:
+    log_prob, old, advantages, mask = batch(sequences=8)
+    row = int(mask.any(-1).nonzero()[0])
+    for value, message in ((9.0, "varies over its tokens"), (math.nan, "not finite")):
+        wrong = advantages.clone()
+        wrong[row, mask[row].nonzero()[-1]] = value
+        with pytest.raises(ValueError, match=rf"row {row}.*advantages_BT {message}|row {row}.*advantages_BT is {message}"):
+            sequence_policy_loss(log_prob, old, wrong, mask, ALGORITHMS["fspo"])
+        with pytest.raises(ValueError, match=rf"row {row}.*rollout_is_weights_BT"):
+            sequence_policy_loss(log_prob, old, advantages, mask, ALGORITHMS["fspo"], None, wrong)
+    infinite = torch.where(mask, math.inf, 0.0)
+    with pytest.raises(ValueError, match="advantages_BT is not finite"):
+        sequence_policy_loss(log_prob, old, infinite, mask, ALGORITHMS["fspo"])
+
+
+def test_shapes_must_agree() -> None:
+    log_prob, old, advantages, mask = batch()
+    with pytest.raises(ValueError, match=r"advantages_BT has shape \(64, 1\)"):
+        sequence_policy_loss(log_prob, old, advantages[:, :1], mask, ALGORITHMS["fspo"])
+    with pytest.raises(ValueError, match=r"log_prob_BT has shape \(50,\)"):
+        sequence_policy_loss(log_prob[0], old[0], advantages[0], mask[0], ALGORITHMS["fspo"])
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (3, 5)])
+def test_nothing_to_learn_from_is_zero_loss_and_zero_gradient(shape: tuple[int, int]) -> None:
+    log_prob = torch.full(shape, math.nan, requires_grad=True)
+    nothing = torch.zeros(shape, dtype=torch.bool)
+    for loss in VARIANTS.values():
+        output = sequence_policy_loss(log_prob, log_prob.detach(), log_prob.detach(), nothing, loss, STATE)
+        (gradient,) = torch.autograd.grad(output.loss_B.sum(), log_prob)
+        assert torch.equal(gradient, torch.zeros(shape)) and torch.equal(output.loss_B, torch.zeros(shape[0]))
+        assert not bool((output.valid_B | output.accepted_B | output.overflow_B).any())
+
+
+# One recorded mini-batch of 24 sequences, two of them empty; the model is a linear map, so that there are parameters.
+DIM, SEQUENCES = 5, 24
+
+
+def recorded() -> tuple[torch.Tensor, Inputs]:
+    log_prob, old, advantages, mask = batch(seed=7, sequences=SEQUENCES)
+    features = torch.randn(SEQUENCES, 50, DIM, generator=torch.Generator().manual_seed(1), dtype=F64) * 0.05
+    return features, (log_prob.detach(), old, advantages, mask)
+
+
+def part_gradient(rows: torch.Tensor, pad: int, loss: SequenceLossSettings, dp_size: int = 1) -> tuple[torch.Tensor, SequenceSums]:
+    """Gradient of one micro-batch's share of the loss, with ``pad`` extra columns and rows of NaN padding."""
+    features, tensors = recorded()
+    parameters = torch.full((DIM,), 0.3, dtype=F64, requires_grad=True)
+    base, old, advantages, mask = (torch.nn.functional.pad(t[rows], (0, pad, 0, pad)) for t in tensors)
+    if pad:
+        base[:, -pad:] = base[-pad:] = math.nan
+    log_prob = base + torch.nn.functional.pad(features[rows] @ parameters, (0, pad, 0, pad))
+    output = sequence_policy_loss(log_prob, old, advantages, mask, loss, STATE)
+    (output.loss_B.sum() / SEQUENCES * dp_size).backward()
+    return parameters.grad, SequenceSums.zeros().add_(output)
+
+
+SPLITS: dict[str, list[list[int]]] = {
+    "one": [list(range(24))],
+    "rows": [[i] for i in range(24)],
+    "even": [list(range(i, i + 6)) for i in range(0, 24, 6)],
+    "uneven, shuffled": [[5, 23, 1], [0], [2, 3, 4, 22, 21, 20, 19, 18, 17, 16], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15]],
+}
+
+
+@pytest.mark.parametrize("name", ["fspo", "fspo_v1", "fspo_quantile", "seq_rloo", "seq_gspo", "fspo dual"])
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("pad", [0, 3])
+def test_gradient_and_sums_do_not_depend_on_the_split(name: str, split: str, pad: int) -> None:
+    loss = VARIANTS[name]
+    whole, whole_sums = part_gradient(torch.arange(SEQUENCES), 0, loss)
+    parts = [part_gradient(torch.tensor(rows), pad, loss) for rows in SPLITS[split]]
+    torch.testing.assert_close(sum(g for g, _ in parts), whole, rtol=1e-11, atol=1e-13)
+    sums = sum((s for _, s in parts), SequenceSums.zeros())
+    torch.testing.assert_close(sums.sums_KF, whole_sums.sums_KF, rtol=1e-12, atol=1e-13)
+    assert torch.equal(sums.hist_KH, whole_sums.hist_KH)
+    # Two ranks with unequal shares, whose gradients the framework averages.
+    halves = [sum(part_gradient(torch.tensor(rows), pad, loss, dp_size=2)[0] for rows in SPLITS[split][r::2]) for r in (0, 1)]
+    torch.testing.assert_close((halves[0] + halves[1]) / 2, whole, rtol=1e-11, atol=1e-13)
+
+
+WORKER = """
+import importlib.util, sys, torch
+import torch.distributed as dist
+path, rank, rendezvous, target = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("losses_under_test", path)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
+shares = ([[0, 3, 6], [9, 12, 15, 18, 21]], [[1, 2], [4, 5, 7, 8, 10, 11], [13, 14, 16, 17, 19, 20, 22, 23]])
+parts = [module.part_gradient(torch.tensor(rows), 2, module.VARIANTS["fspo_v1"], 2) for rows in shares[int(rank)]]
+gradient = sum(g for g, _ in parts) / 2
+sums = sum((s for _, s in parts), module.SequenceSums.zeros())
+for tensor in (gradient, sums.sums_KF, sums.hist_KH):
+    dist.all_reduce(tensor)
+if rank == "0":
+    torch.save({"gradient": gradient, **sums.state_dict()}, target)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_over_gloo_give_the_gradient_and_sums_of_one(tmp_path: Path) -> None:
+    target = tmp_path / "result.pt"
+    arguments = [str(tmp_path / "rendezvous"), str(target)]
+    ranks = [subprocess.Popen([sys.executable, "-c", WORKER, __file__, rank, *arguments]) for rank in ("0", "1")]
+    try:
+        assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    result = torch.load(target)
+    whole, sums = part_gradient(torch.arange(SEQUENCES), 0, VARIANTS["fspo_v1"])
+    torch.testing.assert_close(result.pop("gradient"), whole, rtol=1e-11, atol=1e-13)
+    joined = SequenceSums.from_state_dict(result)
+    torch.testing.assert_close(joined.sums_KF, sums.sums_KF, rtol=1e-12, atol=1e-13)
+    assert torch.equal(joined.hist_KH, sums.hist_KH)
