@@ -1,6 +1,6 @@
 """Tables of ``docs/algorithms.md``: how acceptance depends on length, on ratios that satisfy E_old[exp S] = 1.
 
-``python -m benchmarks.bands acceptance|drift|calibration`` prints Markdown. Seeded; well under a minute each on one core.
+``python -m benchmarks.bands acceptance|drift|calibration`` prints Markdown. Seeded; under a minute each on one core.
 """
 
 from __future__ import annotations

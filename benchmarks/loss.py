@@ -1,9 +1,9 @@
 """Forward + backward of the loss, with diagnostics, against verl's ``vanilla`` and ``gspo`` on the same tensors.
 
-``python -m benchmarks.loss --device cpu|cuda`` prints a Markdown table of median times and peak extra memory. The losses
-take turns within one process, so that their *ratios* hold on a busy machine. What is timed is what a worker does per
-micro-batch: loss, backward to the log-probabilities, and the metrics (``SequenceSums.add_`` here, ``.item()`` calls in
-verl). Needs verl 0.9.1.
+``python -m benchmarks.loss --device cpu|cuda`` prints a Markdown table of median times and peak extra memory. The
+losses take turns within one process, so that their *ratios* hold on a busy machine. What is timed is what a worker does
+per micro-batch: loss, backward to the log-probabilities, and the metrics (``SequenceSums.add_`` here, ``.item()`` calls
+in verl). Needs verl 0.9.1.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -137,8 +138,6 @@ class _PeakMemory(TorchDispatchMode):
         self._known.update(t.untyped_storage()._cdata for t in tensors)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        import weakref
-
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, torch.Tensor):
@@ -184,9 +183,10 @@ def main() -> None:
         seconds = median_seconds(losses, batch, arguments.repeats)
         peaks = {name: peak_bytes(loss, batch) for name, loss in losses.items()}
         for name in losses:
+            time_ratio, memory_ratio = seconds[name] / seconds[REFERENCE], peaks[name] / peaks[REFERENCE]
             print(
-                f"| {shape[0]} x {shape[1]} | {name} | {1e3 * seconds[name]:.1f} | {seconds[name] / seconds[REFERENCE]:.2f} "
-                f"| {peaks[name] / 2**20:.1f} | {peaks[name] / peaks[REFERENCE]:.2f} |"
+                f"| {shape[0]} x {shape[1]} | {name} | {1e3 * seconds[name]:.1f} | {time_ratio:.2f} "
+                f"| {peaks[name] / 2**20:.1f} | {memory_ratio:.2f} |"
             )
 
 

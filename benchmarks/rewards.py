@@ -3,8 +3,9 @@
     python benchmarks/rewards.py --answers 2000 --rounds 3 [--json FILE]
 
 The two alternate, each with warm processes and the same number of threads and worker processes; ours is used as the
-reward hook uses it (one call per answer from many threads) and as a batch. A second part times a batch of 512 with and
-without 5% hostile answers.
+reward hook uses it (one call per answer from many threads) and as a batch. Wall-clock and processor time are reported:
+on a machine that others use at the same time only the latter's ratio means something. A second part times a batch of
+512 with and without 5% hostile answers.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from hostile import hostile_answers  # noqa: E402
+import psutil
 
-from fspo.rewards import MathScorer  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from hostile import CATEGORIES, NAMED, hostile_answers
+
+from fspo.rewards import MathScorer
 
 Answer = tuple[str, str]
 
@@ -38,7 +41,7 @@ _SENTENCES = (
 def _forms(rng: random.Random) -> tuple[str, list[str], list[str]]:
     """A ground truth that is not an integer, equivalent ways to write it, and wrong answers of the same kind."""
     a, b, c = rng.randint(2, 30), rng.randint(2, 12), rng.randint(2, 9)
-    kind = rng.randrange(6)
+    (kind,) = rng.choices(range(6), (36, 18, 18, 7, 12, 9))
     if kind == 0:
         d = 2 * b + 1
         return rf"\frac{{{a}}}{{{d}}}", [f"{a}/{d}", rf"\dfrac{{{a}}}{{{d}}}"], [rf"\frac{{{a + 1}}}{{{d}}}", str(a)]
@@ -61,8 +64,9 @@ def ordinary_answers(n: int, seed: int) -> list[Answer]:
     """Responses and ground truths as a training batch holds them: groups of 8 responses to a problem.
 
     Six problems in ten have an integer answer (all of DAPO-Math-17k, AMC and AIME do), the others one of six LaTeX
-    forms (as in MATH). Half of the responses are right, a third of those in LaTeX written in another way than the
-    ground truth; one in ten gives its answer without a box, one in fifty gives none. 300 to 9,000 characters.
+    forms in roughly the proportions of MATH. Half of the responses are right, a third of those in LaTeX written in
+    another way than the ground truth; one in ten gives its answer without a box, one in fifty gives none. 300 to 9,000
+    characters.
     """
     rng = random.Random(seed)
     answers: list[Answer] = []
@@ -91,16 +95,24 @@ def ordinary_answers(n: int, seed: int) -> list[Answer]:
     return answers
 
 
-def _timed(score: Callable[[], list[float]]) -> tuple[float, list[float]]:
-    start = time.perf_counter()
+def _processor_time() -> float:
+    """User and system time of this process and its living descendants, in seconds."""
+    process = psutil.Process()
+    times = [p.cpu_times() for p in (process, *process.children(recursive=True))]
+    return sum(t.user + t.system for t in times)
+
+
+def _timed(score: Callable[[], list[float]]) -> tuple[float, float, list[float]]:
+    start, used = time.perf_counter(), _processor_time()
     scores = score()
-    return time.perf_counter() - start, scores
+    return time.perf_counter() - start, _processor_time() - used, scores
 
 
 def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int) -> dict[str, float]:
     from verl.utils.reward_score import math_verify as verl_scorer
 
     seconds: dict[str, list[float]] = {"verl": [], "ours_single": [], "ours_batch": []}
+    processor: dict[str, list[float]] = {name: [] for name in seconds}
     agreement, correct = [], []
     with (
         MathScorer(n_workers=workers) as single,
@@ -122,25 +134,26 @@ def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int
             }
             scores = {}
             for name, run in runs.items():
-                elapsed, scores[name] = _timed(run)
+                elapsed, used, scores[name] = _timed(run)
                 seconds[name].append(elapsed)
+                processor[name].append(used)
             for name in ("ours_single", "ours_batch"):
                 agreement += [a == b for a, b in zip(scores[name], scores["verl"], strict=True)]
             correct += scores["verl"]
         counts = batch.counts()
     shares = {key: counts[key] / (n * rounds + 32) for key in ("decided_exactly", "from_cache")}
     shares |= {"agreement": statistics.fmean(agreement), "timeouts": float(counts["timeout"])}
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    ratios = {f"speedup_{name}": medians["verl"] / medians[name] for name in ("ours_single", "ours_batch")}
-    return {
-        **{f"{name}_s": value for name, value in medians.items()},
-        **ratios,
-        **shares,
-        "correct": statistics.fmean(correct),
-    }
+    result: dict[str, float] = {}
+    for unit, times in (("s", seconds), ("processor_s", processor)):
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        result |= {f"{name}_{unit}": value for name, value in medians.items()}
+        result |= {f"speedup_{name}_{unit}": medians["verl"] / medians[name] for name in ("ours_single", "ours_batch")}
+    return result | shares | {"correct": statistics.fmean(correct)}
 
 
-def hostile_slowdown(rounds: int, seed: int, workers: int, size: int = 512, share: float = 0.05) -> dict[str, float]:
+def hostile_slowdown(
+    rounds: int, seed: int, workers: int, names: Sequence[str] = NAMED, size: int = 512, share: float = 0.05
+) -> dict[str, float]:
     """Time of a batch with a share of hostile answers in place of ordinary ones, over that of the clean batch."""
     clean_s, mixed_s = [], []
     n_hostile = round(size * share)
@@ -149,7 +162,7 @@ def hostile_slowdown(rounds: int, seed: int, workers: int, size: int = 512, shar
         rng = random.Random(seed + i)
         mixed = list(clean)
         for position, (_, response, truth) in zip(
-            rng.sample(range(size), n_hostile), hostile_answers(n_hostile, seed + i), strict=True
+            rng.sample(range(size), n_hostile), hostile_answers(n_hostile, seed + i, names), strict=True
         ):
             mixed[position] = (response, truth)
         for answers, seconds in ((clean, clean_s), (mixed, mixed_s)):
@@ -179,6 +192,7 @@ def main() -> None:
     result = {
         "throughput": compare_with_verl(args.answers, args.rounds, args.seed, args.workers, args.threads),
         "hostile": hostile_slowdown(args.rounds, args.seed, args.workers),
+        "hostile_with_expensive": hostile_slowdown(args.rounds, args.seed, args.workers, tuple(CATEGORIES)),
     }
     print(json.dumps(result, indent=2))
     if args.json:

@@ -1,11 +1,11 @@
 """Measuring, round by round, where the acceptance bands should lie: drift, dispersion and quantile widths.
 
-The bands with ``drift="kl"``, ``band="adaptive"`` or ``band="quantile"`` depend on statistics of whole mini-batches over
-all ranks. A worker sees one micro-batch, so these statistics are *causal*: the driver estimates them from the sums
+The bands with ``drift="kl"``, ``band="adaptive"`` or ``band="quantile"`` depend on statistics of whole mini-batches
+over all ranks. A worker sees one micro-batch, so these statistics are *causal*: the driver estimates them from the sums
 (:class:`fspo.sums.SequenceSums`) of past rounds and sends a :class:`~fspo.types.BandState` before the next update.
 
-Everything here is defined here; the paper (arXiv 2509.09177) describes neither an adaptive band nor, as far as could be
-found, the estimator of the drift in its first version. ``docs/algorithms.md`` gives the measurements behind the choices.
+Everything here is defined here, not taken from the paper (arXiv 2509.09177), of which only the abstract, the
+introduction and summaries were at hand. ``docs/algorithms.md`` gives the measurements behind the choices.
 """
 
 from __future__ import annotations
@@ -130,17 +130,17 @@ class _Round:
 
 
 class BandController:
-    """Turns the sums of each finished round into the :class:`~fspo.types.BandState` of the next one. Lives on the driver.
+    """Turns the sums of each finished round into the :class:`~fspo.types.BandState` of the next; lives on the driver.
 
     Estimates, over the last ``window`` rounds:
 
     * drift: :func:`drift_per_token` of each mini-batch position in the round (the first one is 0 by itself, since the
-      policy has not moved), and pooled over the off-policy ones. The centre follows the position: a drift pooled over the
-      round would put the on-policy point S = 0 of the first mini-batch outside the band at long lengths.
+      policy has not moved), and pooled over the off-policy ones. The centre follows the position: a drift pooled over
+      the round would put the on-policy point S = 0 of the first mini-batch outside the band at long lengths.
     * dispersion: root mean square of ``(S + L * kl) / sqrt(L)`` over the off-policy mini-batches, about each one's own
       drift (about 0 with ``drift="none"``, because that is where the band is centred).
-    * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)`` about the centre that was in force, so that
-      errors of the centre are calibrated away too.
+    * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)``, each mini-batch about its own drift (not the
+      one that was in force: a single wild round would then widen the bands for two windows instead of one).
 
     Widths are pooled over the round and do not follow the position: a band that widens with every step within a round
     would not limit how far the policy moves.
@@ -195,12 +195,10 @@ class BandController:
         if not mini_batches:
             raise ValueError("mini_batches is empty: pass the sums of every mini-batch of the round, in order")
         totals_M4 = np.array([[m.total(f) for f in ("count", "S", "z_squared", "length")] for m in mini_batches])
-        before = self._state
-        if not before.drift_by_mini_batch:  # no centre was in force yet: take the round's own
-            before = BandState(drift_by_mini_batch=self._drifts([totals_M4]))
+        drifts = self._drifts([totals_M4])
         folded_KC = np.zeros((_K, _CELLS))
         for index, sums in enumerate(mini_batches[self._skip :], self._skip):
-            folded_KC += _fold(sums, before.at_mini_batch(index).drift_per_token)
+            folded_KC += _fold(sums, drifts[index])
         self._rounds.append(_Round(totals_M4, folded_KC))
         self._state = self._estimate()
         return self._state

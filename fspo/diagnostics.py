@@ -70,6 +70,11 @@ METRICS: Final[dict[str, str]] = {
     "fspo/z_mean/bin_{bin}": "mean of z in the bin (nats per sqrt(token))",
     "fspo/z_std/bin_{bin}": "standard deviation of z in the bin (nats per sqrt(token))",
     "fspo/drift_per_token/bin_{bin}": "sum(S) / sum(L) in the bin (nats per token)",
+    "fspo/by_{attribute}/lre": "plug-in LRE over the bins of another attribute (fspo.attributes), this step",
+    "fspo/by_{attribute}/lre_debiased": "debiased LRE over the attribute's bins",
+    "fspo/by_{attribute}/noise_floor": "mean LRE that a flat rate would give with these counts",
+    "fspo/by_{attribute}/accept/{label}": "symmetric acceptance of the sequences in one bin of the attribute",
+    "fspo/by_{attribute}/count/{label}": "sequences in that bin (count)",
     "fspo/outcome/{name}/bin_{bin}": "mean of a per-sequence outcome (reward, accuracy) in the window's length bin",
 }
 """What each metric means, with its unit; without one it is a ratio. {bin} is two digits, 00 holds the shortest."""

@@ -54,12 +54,12 @@ class _SequenceLogRatio(torch.autograd.Function):
         ctx.save_for_backward(mask_BT)
         ctx.grad_dtype = log_prob_BT.dtype
         dtype = torch.promote_types(torch.promote_types(log_prob_BT.dtype, old_log_prob_BT.dtype), torch.float32)
-        # Upcast before subtracting: the difference of two bf16 log-probs has next to no correct digits in bf16.
-        difference_BT = log_prob_BT.to(dtype) - old_log_prob_BT.to(dtype)
+        # Upcast first: bf16 would keep 8 bits of the differences and of their sum.
+        difference_BT = log_prob_BT.to(dtype) - old_log_prob_BT
         return difference_BT.masked_fill_(~mask_BT, 0.0).sum(dim=-1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (mask_BT,) = ctx.saved_tensors
         grad_B = grad_outputs[0].to(ctx.grad_dtype)
@@ -204,7 +204,8 @@ def _value_of_row(
     first_B1 = mask_BT.view(torch.uint8).argmax(dim=-1, keepdim=True)
     value_B1 = values_BT.gather(-1, first_B1)
     # NaN differs from itself, so a NaN advantage shows as a row that is not constant.
-    bad_B = ((values_BT != value_B1) & mask_BT).any(dim=-1)
+    # Counting is what any() does, several times faster on a CPU.
+    bad_B = ((values_BT != value_B1) & mask_BT).sum(dim=-1, dtype=torch.int32) > 0
     value_B = torch.where(valid_B, value_B1.squeeze(-1).to(dtype), 0.0)
     return value_B, bad_B | ~torch.isfinite(value_B)
 

@@ -154,8 +154,8 @@ def match_clip(
     smallest = float(needed[order][index])
     if smallest <= 0:
         raise ValueError(
-            f"{accepted[index] / whole:.1%} of the sequences have S at the band's centre, so no clip value gives a clip "
-            f"rate of {target_clip_rate:g}; leave out the first mini-batch of each step"
+            f"{accepted[index] / whole:.1%} of the sequences have S at the band's centre, so no clip value gives a "
+            f"clip rate of {target_clip_rate:g}; leave out the first mini-batch of each step"
         )
     # Half-way to the next sequence, so that rounding cannot push the last accepted one out of the band.
     above = needed[order][np.searchsorted(needed[order], smallest, side="right") :]

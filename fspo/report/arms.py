@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -69,11 +70,11 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
     """
     held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
     measures = [
-        Measure(f"held-out {_short(name)}", "last value logged", "{:.3f}", lambda run, name=name: _last(run, name))
+        Measure(f"held-out {_short(name)}", "last value logged", "{:.3f}", partial(_last, name=name))
         for name in held_out
     ]
     measures += [
-        Measure(f"gain in {_short(name)}", "last minus first value", "{:+.3f}", lambda run, name=name: _gain(run, name))
+        Measure(f"gain in {_short(name)}", "last minus first value", "{:+.3f}", partial(_gain, name=name))
         for name in list(held_out)[:1]
     ]
 

@@ -99,8 +99,8 @@ def _error(
     total_MK: list[Array] = []
     for part, bin_B in parts:
         inside = needed_factor(part, settings) <= 1
-        accepted_MK.append(np.bincount(bin_B, part.count_B * inside, size))
-        total_MK.append(np.bincount(bin_B, part.count_B, size))
+        accepted_MK.append(np.bincount(bin_B, part.count_B * inside, size).astype(np.float64))
+        total_MK.append(np.bincount(bin_B, part.count_B, size).astype(np.float64))
     return length_reweighting_error(
         np.minimum(merge_bins(accepted_MK, starts), merge_bins(total_MK, starts)), merge_bins(total_MK, starts)
     )

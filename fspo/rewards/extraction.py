@@ -3,10 +3,11 @@ r"""Shortcuts in front of math-verify that provably give its verdict, and nothin
 The verdict of this package is by definition that of `math_verify.parse` and `math_verify.verify` on the whole response
 with the targets below. Two shortcuts make that cheap:
 
-- `final_box` finds responses whose only `\boxed{...}` closes the text. For them math-verify ends up at the content of
-  that box whatever stands before it, so the worker may parse `\boxed{content}` instead of the whole response.
-- `decide_exactly` settles a box and a ground truth that are the same text, or two plain integers or fractions, without
-  math-verify.
+- `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence with their only "answer".
+  For them math-verify ends up at that part whatever stands before it, so the worker may parse the part instead of the
+  whole response. If nothing can be read from it, the whole response is parsed after all.
+- `decide_exactly` settles such a box and a ground truth without math-verify if they are the same text, two plain integers or
+  fractions, or two points or intervals made of such numbers.
 
 tests/unit/test_rewards_extraction.py compares both with direct math-verify.
 """
@@ -33,6 +34,9 @@ _FRACTION = re.compile(
     r"(?P<sign>-?)(?:(?P<p>0|[1-9][0-9]{0,3})(?:/(?P<q>[1-9][0-9]{0,3}))?"
     r"|\\[dt]?frac\{(?P<num>0|[1-9][0-9]{0,3})\}\{(?P<den>[1-9][0-9]{0,3})\})"
 )
+_ANSWER_WORD = re.compile(r"(?:final )?answer", re.IGNORECASE)
+_MAX_SENTENCE = 60
+_SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\s")
 # Inside the box these could start an environment of their own, or another box.
 _AMBIGUOUS = re.compile(r"\$|\\\(|\\\[|\\\)|\\\]|\\boxed|\\fbox")
 
@@ -48,10 +52,7 @@ def closing_brace(text: str, opening: int) -> int | None:
 
 
 def final_box(response: str) -> str | None:
-    r"""Content of the response's only `\boxed{...}`, if it ends the response in a way that decides the extraction.
-
-    None does not mean "no answer": it means that only math-verify on the whole text can tell.
-    """
+    r"""Content of the response's only `\boxed{...}`, if it ends the response in a way that decides the extraction."""
     start = response.find(_BOX)
     if start < 0 or response.find(_BOX, start + 1) >= 0 or "\\fbox" in response or "I hope" in response:
         return None
@@ -67,15 +68,45 @@ def final_box(response: str) -> str | None:
     return content
 
 
-def decide_exactly(content: str, truth: str) -> bool | None:
-    """Whether a box content equals the ground truth, where text alone decides it; None where it does not."""
+def final_sentence(response: str) -> str | None:
+    """End of a response without a box from its only "answer" (or "final answer") on, if short enough to decide.
+
+    math-verify reads what follows such a word within 50 characters on the same line before anything else.
+    """
+    if _BOX in response or "\\fbox" in response:
+        return None
+    words = _ANSWER_WORD.finditer(response)
+    word = next(words, None)
+    if word is None or next(words, None) is not None:
+        return None
+    end = response[word.start() :].rstrip()
+    return end if len(end) <= _MAX_SENTENCE and "\n" not in end else None
+
+
+def decisive_part(response: str) -> str | None:
+    r"""A short text with the same verdict as the whole response: its final `\boxed{...}` or final sentence.
+
+    None does not mean that there is no answer, only that math-verify has to see the whole response.
+    """
+    content = final_box(response)
+    return final_sentence(response) if content is None else f"{_BOX}{{{content}}}"
+
+
+def decide_exactly(part: str, truth: str) -> bool | None:
+    """Whether a decisive part equals the ground truth, where text alone decides it; None where it does not."""
+    if not part.startswith(_BOX):
+        return None
+    content = part[len(_BOX) + 1 : -1]
     if _INTEGER.fullmatch(content) and _INTEGER.fullmatch(truth):
         return int(content) == int(truth)
     # A digit guarantees that normalisation (which removes units and commands) leaves something to compare.
     if content == truth and re.search(r"\d", truth) and not _AMBIGUOUS.search(truth):
         return True
-    answer, target = _fraction(content), _fraction(truth)
-    return None if answer is None or target is None else answer == target
+    for read in (_fraction, _point_or_interval):
+        answer, target = read(content), read(truth)
+        if answer is not None and target is not None:
+            return answer == target
+    return None
 
 
 def _fraction(text: str) -> Fraction | None:
@@ -84,6 +115,20 @@ def _fraction(text: str) -> Fraction | None:
         return None
     value = Fraction(int(match["p"] or match["num"]), int(match["q"] or match["den"] or 1))
     return -value if match["sign"] else value
+
+
+def _point_or_interval(text: str) -> tuple[str, str, tuple[Fraction, ...]] | None:
+    """Brackets and components of `(p,q,...)` or of an interval with increasing ends, all of them plain fractions."""
+    text = _SPACING.sub("", text)
+    opening, closing = text[:1], text[-1:]
+    values = [_fraction(part) for part in text[1:-1].split(",")]
+    components = tuple(value for value in values if value is not None)
+    if len(components) < len(values) or len(components) < 2:
+        return None
+    is_point = opening == "(" and closing == ")"
+    # With ends in the wrong order, SymPy makes every interval the empty set.
+    is_interval = opening in "[(" and closing in "])" and len(components) == 2 and components[0] < components[1]
+    return (opening, closing, components) if is_point or is_interval else None
 
 
 def bounded(response: str) -> str:

@@ -10,12 +10,12 @@ from fspo.rewards.limits import Refused
 from fspo.rewards.verdict import Status
 
 
-def judge(boxed: str | None, response: str, truth: str) -> tuple[Status, bool]:
-    r"""The verdict on a response, and whether it depends on `boxed` and `truth` alone (and so may be cached).
+def judge(part: str | None, response: str, truth: str) -> tuple[Status, bool]:
+    r"""The verdict on a response, and whether it depends on `part` and `truth` alone (and so may be remembered).
 
     Args:
-        boxed: content of the response's final box if `extraction.final_box` found one, else None.
-        response: the whole response, used when there is no such box or nothing can be read from it.
+        part: the decisive part of the response if `extraction.decisive_part` found one, else None.
+        response: the whole response, used when there is no such part or nothing can be read from it.
         truth: the ground truth, LaTeX without a box.
 
     The targets (LaTeX in a box for the truth; expressions and LaTeX for the response) and the rule that any pair of
@@ -28,8 +28,8 @@ def judge(boxed: str | None, response: str, truth: str) -> tuple[Status, bool]:
         gold = ()
     if not gold:
         return Status.BAD_TRUTH, True
-    if boxed is not None:
-        status = _judge_text(f"\\boxed{{{boxed}}}", gold)
+    if part is not None:
+        status = _judge_text(part, gold)
         if status not in (Status.NO_ANSWER, Status.PARSE_FAILED):
             return status, True
     return _judge_text(response, gold), False
@@ -89,6 +89,8 @@ _WARM_UP = (
     (r"2\sqrt{3}", r"\sqrt{12}"),
     ("x^2+3x+2", "(x+1)(x+3)"),
     ("[1,5)", "(1,5]"),
+    ("(2,-3)", r"\left(3,\frac{\pi}{2}\right)"),
+    (r"\frac{3\pi}{4}", r"\frac{\pi}{3}"),
     (r"\left\{1,2,3\right\}", "3,2,1"),
     (r"\sin^2 x+\cos^2 x", "1"),
     (r"x \leq 3", r"3 \geq x"),
@@ -106,5 +108,5 @@ def warm_up() -> None:
 
     parser.parse_latex_cached = functools.lru_cache(maxsize=4096)(parser.parse_latex_cached.__wrapped__)
     for answer, truth in _WARM_UP:
-        judge(answer, "", truth)
+        judge(f"\\boxed{{{answer}}}", "", truth)
     _judge_text("The answer is 12.", _parse_truth("13"))

@@ -32,7 +32,7 @@ class Refused(BaseException):
 
 def check_expression(text: str) -> None:
     """Refuse an expression that is too long or too deeply nested to parse in reasonable time."""
-    if len(text) > MAX_EXPRESSION_CHARS:
+    if len(text) > MAX_EXPRESSION_CHARS or text.count("|") > 2 * MAX_NESTING:
         raise Refused
     depth = 0
     for match in _BRACKETS.finditer(text):
@@ -54,6 +54,7 @@ def install() -> None:
     from sympy.core.numbers import Integer, Rational
     from sympy.functions.combinatorial import factorials, numbers
 
+    parser.normalize_latex = _checking_content(parser.normalize_latex)
     for name in ("latex2sympy", "parse_expr"):
         setattr(parser, name, _checking_text(getattr(parser, name)))
 
@@ -73,6 +74,16 @@ def _checking_text(parse: Callable[..., Any]) -> Callable[..., Any]:
     def checked(text: str, *args: Any, **kwargs: Any) -> Any:
         check_expression(text)
         return parse(text, *args, **kwargs)
+
+    return checked
+
+
+def _checking_content(normalize: Callable[..., Any]) -> Callable[..., Any]:
+    from latex2sympy2_extended.math_normalization import extract_boxed_content
+
+    def checked(text: str, config: Any) -> Any:
+        check_expression(extract_boxed_content(text, mode=config.boxed))
+        return normalize(text, config)
 
     return checked
 

@@ -19,10 +19,10 @@ from fspo.rewards.verdict import Status
 from fspo.rewards.worker import FORK, REAP, REPLY, REQUEST
 
 Task = tuple[str | None, str, str]
-"""Content of the final box or None, response, ground truth: the arguments of `judge.judge`."""
+"""Decisive part or None, response, ground truth: the arguments of `judge.judge`."""
 
 Outcome = tuple[Status, bool]
-"""The verdict and whether it depends on the box and the truth alone."""
+"""The verdict and whether it depends on the decisive part and the truth alone."""
 
 START_LIMIT_S = 120.0
 WALL_FACTOR = 10.0

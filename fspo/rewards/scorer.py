@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from fspo.rewards.extraction import bounded, decide_exactly, final_box
+from fspo.rewards.extraction import bounded, decide_exactly, decisive_part
 from fspo.rewards.pool import Task, WorkerPool
 from fspo.rewards.verdict import Status, Verdict
 
@@ -16,12 +16,19 @@ _MAX_CHUNK = 16
 _CACHE_SIZE = 65_536
 
 
+def _task(response: object, ground_truth: object) -> Task:
+    if not isinstance(response, str) or not isinstance(ground_truth, str):
+        raise TypeError(f"expected a response and a ground truth, got {type(response)} and {type(ground_truth)}")
+    text = bounded(response)
+    return decisive_part(text), text, ground_truth.strip()
+
+
 class MathScorer:
     r"""Scores responses against ground truths by math-verify, in worker processes that cannot take the caller down.
 
     The verdict on a response is math-verify's on its text: the last `\boxed{...}`, else the final answer or number.
     Boxes that equal the ground truth textually, or as integers, are settled in the calling process (see
-    `extraction`); all else is judged by the pool, and a verdict that depends only on the box is remembered, since the
+    `extraction`); all else is judged by the pool, and a verdict that depends only on the part is remembered, since the
     responses of a group often end alike.
 
     Safe to use from any number of threads, from Ray actors and from daemonic processes. Processes start at the first
@@ -49,11 +56,43 @@ class MathScorer:
         self._pool = WorkerPool(n_workers, time_limit_s, memory_limit_mb)
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._in_progress: dict[tuple[str, str], threading.Event] = {}
         self._counts: Counter[str] = Counter()
 
     def score(self, response: str, ground_truth: str) -> Verdict:
-        """Verdict on one response. Blocks until it is there; call it from several threads to use several workers."""
-        return self.score_batch([response], [ground_truth])[0]
+        """Verdict on one response. Blocks until it is there; call it from several threads to use several workers.
+
+        Raises:
+            TypeError: the response or the ground truth is not a string.
+            WorkerStartError: math-verify cannot be run at all on this machine.
+        """
+        task = _task(response, ground_truth)
+        verdict = self._without_worker(task)
+        if verdict is None:
+            part, _, truth = task
+            if part is None:
+                (verdict,) = self._judge([task])
+            else:
+                verdict = self._judge_once(task, (part, truth))
+        with self._lock:
+            self._counts[verdict.status.value] += 1
+        return verdict
+
+    def _judge_once(self, task: Task, key: tuple[str, str]) -> Verdict:
+        """Judge a box; threads that ask for the same one meanwhile wait for the cache to hold its verdict."""
+        with self._lock:
+            other = self._in_progress.get(key)
+            if other is None:
+                self._in_progress[key] = threading.Event()
+        if other is not None:
+            other.wait()
+            verdict = self._without_worker(task)
+            return self._judge([task])[0] if verdict is None else verdict
+        try:
+            return self._judge([task])[0]
+        finally:
+            with self._lock:
+                self._in_progress.pop(key).set()
 
     def score_batch(self, responses: Sequence[str], ground_truths: Sequence[str]) -> list[Verdict]:
         """Verdicts in the order of `responses`, using all workers.
@@ -65,12 +104,7 @@ class MathScorer:
         """
         if len(responses) != len(ground_truths):
             raise ValueError(f"{len(responses)} responses but {len(ground_truths)} ground truths")
-        tasks: list[Task] = []
-        for i, (response, truth) in enumerate(zip(responses, ground_truths, strict=True)):
-            if not isinstance(response, str) or not isinstance(truth, str):
-                raise TypeError(f"item {i}: expected two strings, got {type(response)} and {type(truth)}")
-            text = bounded(response)
-            tasks.append((final_box(text), text, truth.strip()))
+        tasks = [_task(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
         verdicts: dict[int, Verdict] = {}
         pending = list(range(len(tasks)))
         # Responses of a group often end in the same box. The first of them is judged; the verdict is then in the cache
@@ -79,11 +113,11 @@ class MathScorer:
             first: dict[tuple[str | None, str, str], int] = {}
             waiting: list[int] = []
             for i in pending:
-                box, text, truth = tasks[i]
+                part, text, truth = tasks[i]
                 verdict = self._without_worker(tasks[i])
                 if verdict is not None:
                     verdicts[i] = verdict
-                elif first.setdefault((box, "" if box is not None else text, truth), i) != i:
+                elif first.setdefault((part, "" if part is not None else text, truth), i) != i:
                     waiting.append(i)
             chosen = list(first.values())
             verdicts.update(zip(chosen, self._judge([tasks[i] for i in chosen]), strict=True))
@@ -94,20 +128,20 @@ class MathScorer:
         return [verdicts[i] for i in range(len(tasks))]
 
     def _without_worker(self, task: Task) -> Verdict | None:
-        box, text, truth = task
+        part, text, truth = task
         if not text.strip():
             return Verdict.of(Status.NO_ANSWER)
-        if box is None:
+        if part is None:
             return None
-        equal = decide_exactly(box, truth)
+        equal = decide_exactly(part, truth)
         if equal is not None:
             with self._lock:
                 self._counts["decided_exactly"] += 1
             return Verdict.of(Status.CORRECT if equal else Status.WRONG)
         with self._lock:
-            verdict = self._cache.get((box, truth))
+            verdict = self._cache.get((part, truth))
             if verdict is not None:
-                self._cache.move_to_end((box, truth))
+                self._cache.move_to_end((part, truth))
                 self._counts["from_cache"] += 1
         return verdict
 
@@ -123,12 +157,12 @@ class MathScorer:
             with ThreadPoolExecutor(min(n, len(chunks)), thread_name_prefix="fspo-rewards") as executor:
                 outcomes = [outcome for result in executor.map(self._pool.run, chunks) for outcome in result]
         verdicts = []
-        for (box, _, truth), (status, cacheable) in zip(tasks, outcomes, strict=True):
+        for (part, _, truth), (status, cacheable) in zip(tasks, outcomes, strict=True):
             verdict = Verdict.of(status)
             verdicts.append(verdict)
             # A crash may have had an outside cause: judge the same answer anew next time.
-            if box is not None and cacheable and status is not Status.CRASHED:
-                self._remember((box, truth), verdict)
+            if part is not None and cacheable and status is not Status.CRASHED:
+                self._remember((part, truth), verdict)
         return verdicts
 
     def _remember(self, key: tuple[str, str], verdict: Verdict) -> None:

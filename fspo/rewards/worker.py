@@ -7,7 +7,7 @@ imports, and the workers share their memory. The launcher runs no untrusted text
 Launcher protocol, over a Unix socket: requests `FORK` (with one file descriptor, the worker's end of a socket pair)
 and `REAP pid` (kill it if it still runs, and collect it), each answered with one integer: the new worker's pid, or its
 wait status. A worker is only collected on REAP, so its pid cannot be reused while the parent still refers to it.
-Worker protocol, over its own socket: a JSON list of [boxed, response, truth] in, one JSON [status, cacheable] out for
+Worker protocol, over its own socket: a JSON list of [part, response, truth] in, one JSON [status, cacheable] out for
 each, in order.
 
 No process outlives its parent: the launcher ends when its socket closes, a worker when the launcher ends
@@ -91,10 +91,10 @@ def _fork_worker(control: socket.socket, fd: int, time_limit_s: float, memory_li
 def _serve(connection: Connection, time_limit_s: float) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            for boxed, response, truth in json.loads(connection.recv_bytes()):
+            for part, response, truth in json.loads(connection.recv_bytes()):
                 # The kernel ends this process once it has used that much processor time, even inside a C function.
                 # SIGPROF keeps its default action: there is nothing left to clean up in a worker.
                 signal.setitimer(signal.ITIMER_PROF, time_limit_s)
-                verdict = judge.judge(boxed, response, truth)
+                verdict = judge.judge(part, response, truth)
                 signal.setitimer(signal.ITIMER_PROF, 0)
                 connection.send_bytes(json.dumps(verdict).encode())

@@ -32,8 +32,11 @@ def _torch_is_cpu_build() -> bool:
     return importlib.metadata.version("torch").endswith("+cpu")
 
 
-def platform_environment(device: str) -> dict[str, str]:
+def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
     """Environment variables for a run on ``device`` (``trainer.device``: "cpu", "cuda" or "npu").
+
+    On CPUs each of the ``ranks`` on this machine gets its share of the cores as threads; Ray would give every process
+    one. FSDP ranks and vLLM take turns, so they may use the same cores.
 
     Raises:
         WrongMachineError: if VERL_PLATFORM contradicts the experiment, or the installed torch cannot serve it.
@@ -45,7 +48,8 @@ def platform_environment(device: str) -> dict[str, str]:
                 f"VERL_PLATFORM={wanted!r} contradicts trainer.device=cpu of this experiment; unset the variable, or "
                 "choose a GPU experiment such as experiment=qwen3_8b"
             )
-        return {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
+        defaults = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
+        return {name: os.environ.get(name, value) for name, value in defaults.items()}
     if wanted == "cpu":
         raise WrongMachineError(
             f"VERL_PLATFORM=cpu contradicts trainer.device={device} of this experiment; unset the variable, or choose "
@@ -59,14 +63,18 @@ def platform_environment(device: str) -> dict[str, str]:
     return {}
 
 
+def _environment_of(config: DictConfig) -> dict[str, str]:
+    return platform_environment(config.trainer.device, config.trainer.n_gpus_per_node)
+
+
 def export_platform(config: DictConfig) -> None:
     """Set the variables of :func:`platform_environment` in this process. Call before verl is imported."""
-    os.environ.update(platform_environment(config.trainer.device))
+    os.environ.update(_environment_of(config))
 
 
 def pass_to_ray_workers(config: DictConfig) -> None:
     """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing."""
     runtime_env = config.ray_kwargs.ray_init.runtime_env
-    variables = {**platform_environment(config.trainer.device), **(OmegaConf.select(runtime_env, "env_vars") or {})}
+    variables = {**_environment_of(config), **(OmegaConf.select(runtime_env, "env_vars") or {})}
     with open_dict(runtime_env):
         runtime_env.env_vars = variables

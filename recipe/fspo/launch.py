@@ -14,6 +14,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from recipe.fspo import preflight, run_info
+from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.environment import pass_to_ray_workers
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.summary import print_summary
@@ -92,6 +93,7 @@ def launch(config: DictConfig) -> None:
     """
     prepare(config)
     preflight.check(config)
+    apply_grad_scale(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     run_info.begin(config)
     print(f"run folder: {config.fspo.run_dir}", flush=True)

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from verl.workers.config import FSDPActorConfig
 
-from fspo.losses import ALGORITHMS
 from fspo.types import SequenceLossSettings
-from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.config import policy_loss_settings
 
 Problems = Iterator[str]
 
 _ACTOR = "actor_rollout_ref.actor"
 _POLICY_LOSS = f"{_ACTOR}.policy_loss"
-_SEQUENCE_TARGET = f"{SequencePolicyLossConfig.__module__}.{SequencePolicyLossConfig.__qualname__}"
 
 #: Keys of the actor that token-level losses read and the sequence-level ones do not.
 _TOKEN_LEVEL_KEYS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
@@ -42,33 +40,20 @@ def loss_problems(config: DictConfig) -> Problems:
     yield from _group_problems(config)
     if policy_loss.loss_mode == "gspo":
         yield from _stock_gspo_problems(config)
-    if policy_loss.loss_mode not in ALGORITHMS:
+    try:
+        settings = policy_loss_settings(policy_loss)
+    except (TypeError, ValueError) as error:
+        yield str(error)
         return
-    settings = _settings(policy_loss)
-    if isinstance(settings, str):
-        yield settings
+    if settings is None:
         return
+    length = config.fspo.reference_length
+    if config.fspo.grad_scale == "matched" and (not isinstance(length, int | float) or length <= 0):
+        yield f"fspo.reference_length={length!r}: grad_scale=matched needs a typical response length in tokens, above 0"
     yield from _ignored_problems(config, policy_loss.loss_mode)
     yield from _clip_problems(settings)
     yield from _micro_batch_problems(config)
     yield from _rollout_correction_problems(config)
-
-
-def _settings(policy_loss: DictConfig) -> SequenceLossSettings | str:
-    """The loss's settings, or the sentence that says why there are none."""
-    if policy_loss.get("_target_") != _SEQUENCE_TARGET:
-        return ALGORITHMS[policy_loss.loss_mode]  # plain verl configuration: documented defaults
-    fields = SequencePolicyLossConfig.__dataclass_fields__
-    values = {key: value for key, value in OmegaConf.to_container(policy_loss, resolve=True).items() if key != "_target_"}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        known = sorted(set(fields) - {"_target_", "_mutable_fields"})
-        return f"{_POLICY_LOSS} has no key {', '.join(unknown)}; the keys are {', '.join(known)}"
-    values.pop("rollout_correction", None)
-    try:
-        return SequencePolicyLossConfig(**values).settings()
-    except (TypeError, ValueError) as error:
-        return str(error)
 
 
 def _sampling_problems(config: DictConfig) -> Problems:

@@ -110,13 +110,13 @@ def test_diagnostics_follow_their_definitions() -> None:
     valid, A = mask.any(-1), advantages.sum(-1) / mask.sum(-1).clamp(min=1)
     torch.testing.assert_close(out.advantage_B, A)
     root = mask.sum(-1).clamp(min=1).sqrt()
-    above, below = S > 0.03 * root, S < -0.02 * root
+    above, below = 0.03 * root < S, -0.02 * root > S
     for got, expected in (
         (out.valid_B, valid),
         (out.accepted_B, valid & ~above & ~below),
         (out.clipped_high_B, above & (A > 0)),
         (out.clipped_low_B, below & (A < 0)),
-        (out.dual_clipped_B, (S > 1.3 * 0.03 * root) & (A < 0)),
+        (out.dual_clipped_B, (1.3 * 0.03 * root < S) & (A < 0)),
         (out.overflow_B, S > 0.3),
     ):
         assert torch.equal(got, expected) and bool(got.any()) and not bool(got.all())
@@ -154,7 +154,8 @@ def test_dual_clip_scales_with_the_band_and_only_bounds_negative_advantages() ->
         beyond, slope = one_row(1.01 * ceiling, -1.0, loss, length)
         assert bool(beyond.dual_clipped_B) and slope == 0.0
         assert float(beyond.loss_B.detach()) == pytest.approx(math.exp(min(ceiling, 10)))
-        assert not bool(one_row(1.01 * ceiling, 1.0, loss, length)[0].dual_clipped_B)
+        for A in (0.0, 1.0):
+            assert not bool(one_row(1.01 * ceiling, A, loss, length)[0].dual_clipped_B)
 
 
 @pytest.mark.parametrize("S", [30.0, 1e4])
@@ -165,6 +166,9 @@ def test_guard_keeps_the_gradient_with_a_constant_weight(S: float) -> None:
     assert slope == pytest.approx(2 * math.exp(5))
     assert bool(output.overflow_B) and float(output.weight_B) == pytest.approx(math.exp(5))
     assert not bool(one_row(4.9, -2.0, loss)[0].overflow_B)
+    per_token = dataclasses.replace(loss, weight="length_normalised")  # the guard is on the log-weight, S / 4 here
+    assert bool(one_row(S, -2.0, per_token)[0].overflow_B) == (S / 4 > 5)
+    assert not bool(one_row(19.6, -2.0, per_token)[0].overflow_B)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -223,7 +227,9 @@ def test_advantages_and_rollout_weights_must_be_finite_and_constant() -> None:
     for value, message in ((9.0, "varies over its tokens"), (math.nan, "not finite")):
         wrong = advantages.clone()
         wrong[row, mask[row].nonzero()[-1]] = value
-        with pytest.raises(ValueError, match=rf"row {row}.*advantages_BT {message}|row {row}.*advantages_BT is {message}"):
+        with pytest.raises(
+            ValueError, match=rf"row {row}.*advantages_BT {message}|row {row}.*advantages_BT is {message}"
+        ):
             sequence_policy_loss(log_prob, old, wrong, mask, ALGORITHMS["fspo"])
         with pytest.raises(ValueError, match=rf"row {row}.*rollout_is_weights_BT"):
             sequence_policy_loss(log_prob, old, advantages, mask, ALGORITHMS["fspo"], None, wrong)
@@ -261,7 +267,9 @@ def recorded() -> tuple[torch.Tensor, Inputs]:
     return features, (log_prob.detach(), old, advantages, mask)
 
 
-def part_gradient(rows: torch.Tensor, pad: int, loss: SequenceLossSettings, dp_size: int = 1) -> tuple[torch.Tensor, SequenceSums]:
+def part_gradient(
+    rows: torch.Tensor, pad: int, loss: SequenceLossSettings, dp_size: int = 1
+) -> tuple[torch.Tensor, SequenceSums]:
     """Gradient of one micro-batch's share of the loss, with ``pad`` extra columns and rows of NaN padding."""
     features, tensors = recorded()
     parameters = torch.full((DIM,), 0.3, dtype=F64, requires_grad=True)
@@ -294,7 +302,9 @@ def test_gradient_and_sums_do_not_depend_on_the_split(name: str, split: str, pad
     torch.testing.assert_close(sums.sums_KF, whole_sums.sums_KF, rtol=1e-12, atol=1e-13)
     assert torch.equal(sums.hist_KH, whole_sums.hist_KH)
     # Two ranks with unequal shares, whose gradients the framework averages.
-    halves = [sum(part_gradient(torch.tensor(rows), pad, loss, dp_size=2)[0] for rows in SPLITS[split][r::2]) for r in (0, 1)]
+    halves = [
+        sum(part_gradient(torch.tensor(rows), pad, loss, dp_size=2)[0] for rows in SPLITS[split][r::2]) for r in (0, 1)
+    ]
     torch.testing.assert_close((halves[0] + halves[1]) / 2, whole, rtol=1e-11, atol=1e-13)
 
 

@@ -105,7 +105,7 @@ def test_on_policy_gradient_is_reinforce(inputs: Inputs, loss: SequenceLossSetti
     state = dataclasses.replace(STATE, drift_per_token=0.0)  # as measured in the first mini-batch of a round
     output = sequence_policy_loss(log_prob, old, advantages, mask, loss, state)
     (gradient,) = torch.autograd.grad(output.loss_B.sum(), log_prob)
-    length = mask.sum(-1, keepdim=True).clamp(min=1)
+    length = mask.sum(-1, keepdim=True).clamp(min=1).double()
     h = loss.grad_multiplier / (length if loss.grad_scale == "1/L" else 1)
     close(gradient, -advantages * mask * h)
     assert torch.equal(output.accepted_B, output.valid_B)
@@ -122,6 +122,7 @@ def test_gradient_vanishes_where_the_clip_is_active_and_only_there(inputs: Input
     # Clipping needs the sign to match the side, so the three kinds never overlap and never hit an accepted sequence.
     kinds = output.clipped_high_B.int() + output.clipped_low_B.int() + output.dual_clipped_B.int()
     assert int(kinds.max()) <= 1 and not (removed & output.accepted_B).any()
+    assert (output.advantage_B[removed] != 0).all() and (output.advantage_B[output.dual_clipped_B] < 0).all()
     assert (gradient.sign()[~silent] == -(output.advantage_B[:, None].sign() * inputs[3])[~silent]).all()
 
 
@@ -130,8 +131,9 @@ def test_gradient_vanishes_where_the_clip_is_active_and_only_there(inputs: Input
 def test_surrogate_is_pessimistic(inputs: Inputs, loss: SequenceLossSettings) -> None:
     """Never below the unclipped surrogate, except where the dual clip bounds it; equal to it when accepted."""
     output, _ = run(inputs, loss)
-    n = output.length_B.clamp(min=1) if loss.weight == "length_normalised" else torch.ones_like(output.length_B)
-    h = loss.grad_multiplier / (output.length_B.clamp(min=1) if loss.grad_scale == "1/L" else 1)
+    length = output.length_B.clamp(min=1).double()
+    n = length if loss.weight == "length_normalised" else 1
+    h = loss.grad_multiplier / (length if loss.grad_scale == "1/L" else 1)
     unclipped = -output.advantage_B * output.weight_B * h * n
     slack = 1e-12 + 1e-9 * unclipped.abs()
     assert (output.loss_B >= unclipped - slack)[~output.dual_clipped_B].all()

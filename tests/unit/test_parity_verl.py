@@ -24,7 +24,7 @@ def tensors(seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("clip", [(3e-4, 4e-4), (2e-3, 1e-3)])
+@pytest.mark.parametrize("clip", [(3e-4, 4e-4), (1e-3, 5e-4)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_seq_gspo_equals_verl_gspo(seed: int, dtype: torch.dtype, clip: tuple[float, float], weighted: bool) -> None:
     from verl.workers.config import ActorConfig

@@ -1,0 +1,164 @@
+"""Fairness by other attributes than length: the same sums and errors over the bins of any attribute of a sequence.
+
+The paper names this as an outlook; the attributes, their bins and the metrics are defined here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fspo.acceptance import acceptance_counts
+from fspo.fairness import length_reweighting_error
+from fspo.sums import FIELDS, sequence_values
+
+if TYPE_CHECKING:
+    from fspo.types import SequenceLossOutput
+
+_EIGHTHS: Final = tuple(i / 8 for i in range(1, 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """An attribute and its bins.
+
+    Attributes:
+        name: As it appears in the names of metrics.
+        edges: For a number: the inner edges e_1 < ... < e_n of the n + 1 bins; a value equal to an edge lies above it.
+        categories: For a name: the names, one bin each. Exactly one of ``edges`` and ``categories`` is given.
+
+    Raises:
+        ValueError: If not exactly one of the two is given, edges do not increase, or categories repeat.
+    """
+
+    name: str
+    edges: tuple[float, ...] = ()
+    categories: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.edges) == bool(self.categories):
+            raise ValueError(f"attribute {self.name!r} needs either edges or categories, and not both")
+        if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
+            raise ValueError(f"edges of attribute {self.name!r} must increase, got {self.edges}")
+        if len(set(self.categories)) != len(self.categories):
+            raise ValueError(f"categories of attribute {self.name!r} repeat: {self.categories}")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A short label for each bin, in order."""
+        if self.categories:
+            return self.categories
+        inner = [f"{low:g}_to_{high:g}" for low, high in zip(self.edges, self.edges[1:], strict=False)]
+        return (f"below_{self.edges[0]:g}", *inner, f"from_{self.edges[-1]:g}")
+
+    def bin_of(self, values: Sequence[float] | Sequence[str] | torch.Tensor) -> torch.Tensor:
+        """Bin of each value, int64.
+
+        Raises:
+            ValueError: If a name is not one of the categories, or a number is nan.
+        """
+        if self.categories:
+            index = {name: i for i, name in enumerate(self.categories)}
+            unknown = sorted({str(v) for v in values} - index.keys())
+            if unknown:
+                raise ValueError(f"{unknown[0]!r} is not a category of attribute {self.name!r}: {self.categories}")
+            return torch.tensor([index[str(v)] for v in values], dtype=torch.int64)
+        numbers = torch.as_tensor(values, dtype=torch.float64)
+        if bool(numbers.isnan().any()):
+            raise ValueError(f"a value of attribute {self.name!r} is nan")
+        return torch.bucketize(numbers, torch.tensor(self.edges, dtype=torch.float64), right=True)
+
+
+DIFFICULTY: Final = Attribute("difficulty", edges=_EIGHTHS)
+"""Mean reward of the prompt's group, for rewards in [0, 1]: bins of an eighth, hard prompts first."""
+
+REWARD_DISPERSION: Final = Attribute("reward_dispersion", edges=(1e-9, 0.125, 0.25, 0.375, 0.5))
+"""Standard deviation of the rewards in the prompt's group; the first bin holds groups without dispersion."""
+
+TRUNCATED: Final = Attribute("truncated", categories=("ended", "truncated"))
+"""Whether the response was cut at the maximum length."""
+
+
+def group_mean_and_std(reward_B: torch.Tensor, group_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and (population) standard deviation of the rewards of each sequence's group, by sequence.
+
+    Args:
+        reward_B: Reward of each sequence.
+        group_B: Any integer that names the group (prompt) of each sequence.
+    """
+    _, index_B = torch.unique(group_B, return_inverse=True)
+    reward = reward_B.to(torch.float64)
+    size_G = torch.bincount(index_B).to(torch.float64)
+    mean_B = (torch.bincount(index_B, reward) / size_G)[index_B]
+    variance_G = torch.bincount(index_B, (reward - mean_B) ** 2) / size_G
+    return mean_B, variance_G.sqrt()[index_B]
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeSums:
+    """Sums over sequences by bin of an attribute: float64 [bins, F], columns as in :data:`fspo.sums.FIELDS`."""
+
+    attribute: Attribute
+    sums_GF: torch.Tensor
+
+    @classmethod
+    def zeros(cls, attribute: Attribute) -> AttributeSums:
+        """The sums of no sequence."""
+        return cls(attribute, torch.zeros(len(attribute.labels), len(FIELDS), dtype=torch.float64))
+
+    def add_(
+        self, output: SequenceLossOutput, bin_B: torch.Tensor, truncated_B: torch.Tensor | None = None
+    ) -> AttributeSums:
+        """Add one micro-batch in place, with the bin of each row (:meth:`Attribute.bin_of`); padding is left out.
+
+        Raises:
+            ValueError: If ``bin_B`` does not have one entry per row, or as in :func:`fspo.sums.sequence_values`.
+        """
+        if bin_B.shape != output.valid_B.shape:
+            raise ValueError(
+                f"bin_B has shape {tuple(bin_B.shape)}, expected {tuple(output.valid_B.shape)}: one entry per sequence"
+            )
+        _, _, values_BF = sequence_values(output, truncated_B)
+        self.sums_GF.index_add_(0, bin_B.cpu()[output.valid_B.cpu()], values_BF)
+        return self
+
+    def __add__(self, other: AttributeSums) -> AttributeSums:
+        if other.attribute != self.attribute:
+            raise ValueError(f"cannot add sums by {other.attribute.name!r} to sums by {self.attribute.name!r}")
+        return AttributeSums(self.attribute, self.sums_GF + other.sums_GF)
+
+
+def attribute_metrics(parts: Sequence[AttributeSums], resamples: int = 200) -> dict[str, float]:
+    """Acceptance by the attribute's bins and its error, under the names of :data:`fspo.diagnostics.METRICS`.
+
+    Args:
+        parts: Sums of each mini-batch but the first of its round, all of one attribute.
+        resamples: Of the bootstrap.
+
+    Returns:
+        Metrics by name; bins without sequences and undefined values are absent.
+
+    Raises:
+        ValueError: If there is no mini-batch.
+    """
+    if not parts:
+        raise ValueError("attribute_metrics needs the sums of at least one mini-batch")
+    attribute = parts[0].attribute
+    counts = acceptance_counts(np.stack([part.sums_GF.numpy() for part in parts]))
+    error = length_reweighting_error(counts.accepted, counts.total, resamples=resamples)
+    head = f"fspo/by_{attribute.name}"
+    total_G: npt.NDArray[np.float64] = counts.total.sum(0)
+    metrics = {
+        f"{head}/lre": error.lre,
+        f"{head}/lre_debiased": error.lre_debiased,
+        f"{head}/noise_floor": error.noise_floor,
+    }
+    for label, rate, count in zip(attribute.labels, error.rate_K, total_G, strict=True):
+        if count > 0:
+            metrics |= {f"{head}/accept/{label}": float(rate), f"{head}/count/{label}": float(count)}
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}

@@ -1,0 +1,31 @@
+"""``python -m fspo.report RUN [RUN ...] --out DIR``: see :func:`fspo.report.build.build_report`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fspo.report.build import build_report
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. Exit status: 0, or 2 if not one run could be read."""
+    parser = argparse.ArgumentParser(prog="python -m fspo.report", description="Report on training runs.")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or a folder with grid.json")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html and figures/")
+    parser.add_argument("--title", default="Length fairness report", help="title of the page")
+    parser.add_argument("--bins", type=int, default=8, help="length bins of equal mass (default: 8)")
+    options = parser.parse_args(arguments)
+    if options.bins < 1:
+        parser.error(f"--bins {options.bins}: at least one bin is needed")
+    report = build_report(options.runs, options.out, title=options.title, bins=options.bins)
+    for problem in report.problems:
+        print(problem, file=sys.stderr)
+    print(f"{report.runs} runs, {report.missing} not run: {report.page}")
+    return 0 if report.runs else 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

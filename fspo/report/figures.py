@@ -1,0 +1,182 @@
+"""The figures of a comparison: curves over steps, clip rate by length, and the distribution of S / sqrt(L)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from fspo.diagnostics import dispersion
+from fspo.fairness import equal_mass_starts
+from fspo.matching import Sequences
+from fspo.report.arms import Arm
+from fspo.report.lengths import LengthProfile, length_profile
+from fspo.report.panels import draw_length_profile, running_mean, whole_steps
+from fspo.report.runs import Array, Run
+from fspo.report.style import Look, Theme, arm_looks, new_figure, say_nothing_to_show
+from fspo.sums import FIELDS, SequenceSums
+
+_SIZE: Final = (6.2, 3.7)
+_LINES: Final = ("-", "--", "-.", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFigure:
+    """A figure with the name of its file and the text that stands for it where it cannot be seen."""
+
+    name: str
+    alternative: str
+    figure: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A metric drawn over steps: file name, title, metrics to look for in order, and whether it is a share."""
+
+    name: str
+    title: str
+    metrics: tuple[str, ...]
+    percent: bool = False
+    points: bool = False
+
+
+def curves(runs: Sequence[Run]) -> list[Curve]:
+    """The curves that a report shows, given the held-out metrics its runs have."""
+    held_out = list(dict.fromkeys(name for run in runs for name in run.validation_metrics()))
+    return [
+        Curve("reward", "Reward in training", ("critic/rewards/mean", "critic/score/mean")),
+        *(
+            Curve(f"held_out_{i}", f"Held-out {name.removeprefix('val-core/')}", (name,), points=True)
+            for i, name in enumerate(held_out)
+        ),
+        Curve("response_length", "Mean response length (tokens)", ("response_length/mean",)),
+        Curve("clip_rate", "Clip rate: share outside the band", ("fspo/clip_frac",), percent=True),
+        Curve("lre", "LRE over a window of steps, debiased", ("fspo/lre_debiased",)),
+        Curve("grad_norm", "Gradient norm", ("actor/grad_norm",)),
+    ]
+
+
+def comparison_figures(arms: Sequence[Arm], starts: npt.NDArray[np.int64], theme: Theme) -> Iterator[NamedFigure]:
+    """All figures of one comparison. Call inside :func:`fspo.report.style.themed` with the same theme."""
+    looks = arm_looks([arm.algo for arm in arms], theme)
+    runs = [run for arm in arms for run in arm.runs]
+    for curve in curves(runs):
+        figure = new_figure(*_SIZE)
+        if _draw_curve(figure.subplots(), arms, curve, looks):
+            yield NamedFigure(curve.name, f"{curve.title} over training steps, one line per algorithm", figure)
+    profiles = {arm.algo: length_profile(arm.runs, starts=starts) for arm in arms}
+    top = max((_highest(p) for p in profiles.values() if p is not None), default=0.0)
+    for arm in arms:
+        figure, axes = _panel(title := f"{arm.algo}: clip rate by length")
+        _draw_profile(axes, profiles[arm.algo], looks[arm.algo], theme, top)
+        yield NamedFigure(f"clip_by_length_{arm.algo}", title, figure)
+    for arm in arms:
+        figure, axes = _panel(title := f"{arm.algo}: S / sqrt(L) by length, against the Gaussian")
+        _draw_distribution(axes, arm, looks[arm.algo], theme)
+        yield NamedFigure(f"distribution_{arm.algo}", title, figure)
+
+
+def _panel(title: str) -> tuple[Figure, Axes]:
+    figure = new_figure(*_SIZE)
+    axes = figure.subplots()
+    axes.set_title(title)
+    return figure, axes
+
+
+def _highest(profile: LengthProfile) -> float:
+    return float(np.nanmax(1 - profile.error.rate_low_K, initial=0.0))
+
+
+def _draw_curve(axes: Axes, arms: Sequence[Arm], curve: Curve, looks: dict[str, Look]) -> bool:
+    """Mean over the arm's runs at each step, and the range of the runs as a band."""
+    axes.set_title(curve.title)
+    drawn = False
+    for arm, line in zip(arms, _LINES * len(arms), strict=False):
+        steps, low, mean, high = _over_runs([run.first_series(*curve.metrics) for run in arm.runs], curve.points)
+        if not len(steps):
+            continue
+        look = looks[arm.algo]
+        drawn = True
+        if curve.points:
+            spread = np.stack([mean - low, high - mean])
+            axes.errorbar(
+                steps, mean, yerr=spread, color=look.colour, marker=look.marker, ms=5, capsize=2, ls=line,
+                elinewidth=1, label=arm.algo,
+            )  # fmt: skip
+        else:
+            axes.fill_between(steps, low, high, color=look.colour, alpha=0.15, lw=0)
+            axes.plot(steps, mean, color=look.colour, ls=line, label=arm.algo)
+    if drawn:
+        whole_steps(axes)
+        if curve.percent:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.legend(loc="best")
+    return drawn
+
+
+def _over_runs(
+    series: Sequence[tuple[npt.NDArray[np.int64], Array]], points: bool
+) -> tuple[npt.NDArray[np.int64], Array, Array, Array]:
+    smooth = [
+        (steps, values if points or len(values) < 20 else running_mean(values, max(3, len(values) // 12)))
+        for steps, values in series
+        if len(steps)
+    ]
+    steps = np.unique(np.concatenate([s for s, _ in smooth])) if smooth else np.zeros(0, dtype=np.int64)
+    table = np.full((len(smooth), len(steps)), np.nan)
+    for row, (s, values) in zip(table, smooth, strict=True):
+        row[np.searchsorted(steps, s)] = values
+    if not len(steps):
+        return steps, *(np.zeros(0),) * 3
+    return steps, np.nanmin(table, axis=0), np.nanmean(table, axis=0), np.nanmax(table, axis=0)
+
+
+def _draw_profile(axes: Axes, profile: LengthProfile | None, look: Look, theme: Theme, top: float) -> None:
+    if profile is None:
+        say_nothing_to_show(axes, theme, "no length statistics")
+        return
+    draw_length_profile(axes, profile, look, theme)
+    axes.set_ylim(0, min(1.15, max(0.05, top * 1.2)))
+
+
+def _draw_distribution(axes: Axes, arm: Arm, look: Look, theme: Theme) -> None:
+    """Density of (S / sqrt(L)) / sigma_hat of the short, middle and long third of the sequences, and the Gaussian's."""
+    hist_KH = sum((run.lengths.hist_KH() for run in arm.runs), np.zeros((1, 1), np.int64))
+    sums_KF = sum((run.lengths.sums_MKF.sum(0) for run in arm.runs), np.zeros((1, len(FIELDS))))
+    if hist_KH.sum() == 0:
+        say_nothing_to_show(axes, theme, "no length statistics")
+        return
+    sums = SequenceSums.from_numpy(sums_KF, hist_KH)
+    sigma = dispersion(sums)
+    if not sigma > 0:
+        say_nothing_to_show(axes, theme, "S has no dispersion")
+        return
+    edges = np.linspace(-4, 4, 41)
+    middle = (edges[1:] + edges[:-1]) / 2
+    x = np.linspace(-4, 4, 200)
+    axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color=theme.muted, lw=1.2, ls=(0, (4, 3)), label="Gaussian")
+    starts = [*equal_mass_starts(sums_KF[:, FIELDS.index("count")], 3).tolist(), len(sums_KF)]
+    for index, (first, end) in enumerate(itertools.pairwise(starts)):
+        part = SequenceSums.zeros()
+        part.sums_KF[first:end], part.hist_KH[first:end] = sums.sums_KF[first:end], sums.hist_KH[first:end]
+        found = Sequences.from_sums(part)
+        z = found.statistic_B / np.sqrt(found.length_B) / sigma
+        density = np.histogram(z, edges, weights=found.count_B)[0] / found.count_B.sum() / np.diff(edges)
+        mean_length = part.total("length") / part.total("count")
+        shade = 0.45 + 0.55 * index / max(1, len(starts) - 2)
+        axes.plot(
+            middle, density, color=look.colour, alpha=shade, ls=_LINES[index], label=f"mean length {mean_length:.0f}"
+        )
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"S / sqrt(L), in units of its dispersion {sigma:.2g}")
+    axes.set_yticks([])
+    axes.legend(loc="upper right")

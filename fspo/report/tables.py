@@ -1,0 +1,111 @@
+"""The tables of a report as plain rows of text, ready for HTML and for the summary file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.fairness import Interval
+from fspo.report.arms import Arm, Measure, arm_interval, paired_interval, paired_lre_interval
+from fspo.report.common import CommonRecord
+from fspo.report.runs import PlannedRun, Run
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Column heads; rows of a head, an explanation of it (may be empty) and cells. Bold cells start with ``*``."""
+
+    heads: list[str]
+    rows: list[tuple[str, str, list[str]]]
+
+
+def final_numbers(arms: Sequence[Arm], measures: Sequence[Measure]) -> Table:
+    """Mean over the runs of each arm with a bootstrap interval over seeds."""
+    rows = []
+    for measure in measures:
+        cells = [show_interval(arm_interval(arm, measure), measure.form) for arm in arms]
+        if any(cells):
+            rows.append((measure.label, measure.meaning, cells))
+    return Table([f"{arm.algo} (n = {len(arm.runs)})" for arm in arms], rows)
+
+
+def paired_differences(arms: Sequence[Arm], measures: Sequence[Measure], starts: npt.NDArray[np.int64]) -> Table | None:
+    """First arm minus each other one over the seeds both have; None where no two arms share a seed."""
+    if len(arms) < 2:
+        return None
+    first, others = arms[0], list(arms[1:])
+    shared = [len(first.by_seed().keys() & other.by_seed().keys()) for other in others]
+    if not any(shared):
+        return None
+    rows = []
+    for measure in measures:
+        form = measure.form if measure.form.startswith("{:+") else measure.form.replace("{:", "{:+", 1)
+        cells = [show_interval(paired_interval(first, other, measure), form, bold=True) for other in others]
+        if any(cells):
+            rows.append((measure.label, measure.meaning, cells))
+    for view in ("symmetric", "active", "mass"):
+        cells = [
+            show_interval(paired_lre_interval(first, other, view, starts), "{:+.3f}", bold=True) for other in others
+        ]
+        if any(cells):
+            rows.append((f"LRE, {view}, plug-in", "seeds and mini-batches resampled", cells))
+    heads = [f"{first.algo} - {other.algo} ({n} paired)" for other, n in zip(others, shared, strict=True)]
+    return Table(heads, rows)
+
+
+def common_record_table(records: Sequence[CommonRecord]) -> Table | None:
+    """Debiased LRE of each band (rows) on the records of each arm (columns)."""
+    sources = list(dict.fromkeys(record.records for record in records))
+    rows = []
+    for matched in (False, True):
+        for band in dict.fromkeys(record.band for record in records):
+            found = {r.records: r for r in records if r.band == band and r.matched == matched}
+            if not found:
+                continue
+            cells = [_record_cell(found[s]) if s in found else "" for s in sources]
+            rows.append((f"{band}, {'matched' if matched else 'own'} clips", "", cells))
+    return Table([f"on {source}'s records" for source in sources], rows) if rows else None
+
+
+def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:
+    """Status of every planned run, and of given runs that no grid planned: rows are arms, columns seeds."""
+    status: dict[tuple[str, str], dict[int | None, str]] = {}
+    for plan in planned:
+        status.setdefault((plan.comparison, plan.algo), {})[plan.seed] = NOT_RUN
+    seen = {plan.path.resolve(): plan for plan in planned}
+    for run in runs:
+        cell = seen.get(run.path.resolve())
+        # A planned run whose run.json is unreadable still has its place in the grid.
+        key = (cell.comparison, cell.algo) if cell else (run.comparison, run.algo)
+        text = f"{run.status}, {max(run.steps)} steps" if run.steps else "no data"
+        status.setdefault(key, {})[cell.seed if cell else run.seed] = text
+    seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
+    rows = [
+        (f"{algo}", comparison, [row.get(seed, "") for seed in seeds]) for (comparison, algo), row in status.items()
+    ]
+    return Table([f"seed {'?' if seed is None else seed}" for seed in seeds], rows)
+
+
+def show_interval(interval: Interval | None, form: str, bold: bool = False) -> str:
+    """``value [low, high]``; the value alone for one seed; empty for None. ``bold`` marks intervals that exclude 0."""
+    if interval is None:
+        return ""
+    value = form.format(interval.value)
+    if math.isnan(interval.low):
+        return value
+    text = f"{value} [{form.format(interval.low)}, {form.format(interval.high)}]"
+    return f"*{text}" if bold and interval.excludes_zero else text
+
+
+def _record_cell(record: CommonRecord) -> str:
+    error = record.error
+    if np.isnan(error.lre):
+        return "undefined: nothing accepted"
+    interval = f"[{error.ci_low:.3f}, {error.ci_high:.3f}]"
+    return f"{error.lre_debiased:.3f} {interval} at acceptance {error.rate:.2f}"

@@ -1,0 +1,84 @@
+"""``python -m recipe.fspo.export RUN --out DIR``: a run's checkpoint in Hugging Face format, by verl's model merger."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def actor_folder(path: Path) -> Path:
+    """The actor's folder of a run, a ``checkpoints`` folder or one ``global_step_N`` folder (the latest checkpoint).
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
+    """
+    folder = path
+    for checkpoints in (path / "checkpoints", path):
+        tracker = checkpoints / TRACKER
+        if tracker.is_file():
+            folder = checkpoints / f"global_step_{tracker.read_text(encoding='utf-8').strip()}"
+            break
+    actor = folder / "actor"
+    if not list(actor.glob("model_world_size_*_rank_0.pt")):
+        raise FileNotFoundError(
+            f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run folder, "
+            "its checkpoints folder, or a global_step_N folder"
+        )
+    return actor
+
+
+def export(actor: Path, out: Path) -> None:
+    """Merge the shards of ``actor`` into ``out``, which exists only once it is complete.
+
+    Raises:
+        FileExistsError: if ``out`` exists.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
+    os.environ.setdefault("VERL_PLATFORM", "cpu")  # merging needs no accelerator, and must not look for one
+    from verl.model_merger.base_model_merger import ModelMergerConfig
+    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        merger = FSDPModelMerger(
+            ModelMergerConfig(
+                operation="merge",
+                backend="fsdp",
+                local_dir=str(actor),
+                target_dir=str(temporary),
+                hf_model_config_path=str(actor / "huggingface"),
+                use_cpu_initialization=True,
+            )
+        )
+        merger.merge_and_save()
+        merger.cleanup()
+        temporary.chmod(0o755)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m recipe.fspo.export", description=__doc__)
+    parser.add_argument("run", type=Path, help="run folder, its checkpoints folder, or one global_step_N folder")
+    parser.add_argument("--out", type=Path, required=True, help="new folder for the model")
+    arguments = parser.parse_args()
+    try:
+        export(actor_folder(arguments.run), arguments.out)
+    except (FileNotFoundError, FileExistsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

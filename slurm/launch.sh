@@ -1,0 +1,187 @@
+#!/usr/bin/env bash
+# Brings Ray up on the nodes of a SLURM job, runs one command on the first node, and takes Ray down again:
+#   launch.sh COMMAND [ARGUMENT...]
+# Exit status: the command's own; 1 if Ray did not come up or a node was lost. A command that ends with status 75 has
+# saved its state after the warning signal: the job is requeued. Every variable is explained in docs/clusters.md.
+set -euo pipefail
+
+readonly PREEMPTED=75
+say() { echo "[$(date +%H:%M:%S)] $*"; }
+fail() {
+    say "error: $*" >&2
+    exit 1
+}
+
+(($# > 0)) || fail "usage: launch.sh COMMAND [ARGUMENT...]"
+[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a SLURM job: submit one of slurm/*.sh with sbatch"
+# sbatch runs a copy of the job script, so nothing can be found from its own path.
+export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
+[[ -f $FSPO_ROOT/slurm/node.sh ]] ||
+    fail "$FSPO_ROOT/slurm/node.sh does not exist: run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
+export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
+export FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/restart-${SLURM_RESTART_COUNT:-0}"
+rm -rf "$FSPO_LOG_DIR" && mkdir -p "$FSPO_LOG_DIR" || fail "cannot write $FSPO_LOG_DIR"
+# srun no longer takes this from sbatch by itself.
+[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head="${nodes[0]}"
+ready_within="${FSPO_READY_TIMEOUT:-300}"
+
+# ------------------------------------------------------------------- containers
+container_srun=() container_command=()
+mounts="$FSPO_ROOT:$FSPO_ROOT,$FSPO_RUN_DIR:$FSPO_RUN_DIR${FSPO_MOUNTS:+,$FSPO_MOUNTS}"
+if [[ -n ${FSPO_CONTAINER:-} ]]; then
+    case "${FSPO_CONTAINER_RUNTIME:-apptainer}" in
+        apptainer)
+            container_command=(apptainer exec --bind "$mounts" --pwd "$FSPO_ROOT")
+            [[ -z ${SLURM_GPUS_ON_NODE:-} ]] || container_command+=(--nv)
+            container_command+=("$FSPO_CONTAINER")
+            ;;
+        pyxis)
+            container_srun=(--container-image="$FSPO_CONTAINER" --container-mounts="$mounts"
+                --container-workdir="$FSPO_ROOT")
+            ;;
+        *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer or pyxis" ;;
+    esac
+fi
+
+# ------------------------------------------------------------------- job steps
+declare -A step_pid=() # by name; only of steps that have been started
+
+# Starts a job step in the background. --overlap: the steps share the job's cores, memory and GPUs.
+start_step() { # NAME NODE[,NODE...] COUNT OUTPUT ARGUMENT-OF-node.sh...
+    local name="$1" list="$2" count="$3" output="$4"
+    shift 4
+    srun --overlap --job-name="$name" --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --nodelist="$list" \
+        --kill-on-bad-exit=1 --output="$output" "${container_srun[@]}" \
+        "${container_command[@]}" bash "$FSPO_ROOT/slurm/node.sh" "$@" \
+        </dev/null 2> >(tee -a "$FSPO_LOG_DIR/srun.log" >&2) &
+    step_pid[$name]=$!
+}
+
+is_running() { [[ -n ${step_pid[$1]:-} ]] && kill -0 "${step_pid[$1]}" 2>/dev/null; }
+
+# TERM to the processes of a step, KILL after a while. (TERM to srun itself would be a KILL for its processes.)
+stop_step() { # NAME SECONDS
+    is_running "$1" || return 0
+    local id waited
+    id="$(timeout 20 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk -v n="$1" '$2 == n {print $1}')"
+    [[ -z $id ]] || timeout 20 scancel --signal=TERM "$id" || true
+    for ((waited = 0; waited < $2; waited++)); do
+        is_running "$1" || return 0
+        sleep 1
+    done
+    kill -TERM "${step_pid[$1]}" 2>/dev/null || true
+    wait "${step_pid[$1]}" 2>/dev/null || true
+}
+
+stop_everything() {
+    trap '' TERM INT USR1
+    stop_step fspo_command 20
+    stop_step fspo_ready 1
+    stop_step fspo_ray_workers 20
+    stop_step fspo_ray_head 20
+    rm -f "$RAY_AUTH_TOKEN_PATH"
+}
+
+# Waits for a step to end by itself; its exit status is in $status. The loss of a Ray node ends the job.
+watch_step() { # NAME
+    local ray
+    status=0
+    while is_running "$1"; do
+        for ray in fspo_ray_head fspo_ray_workers; do
+            [[ -n ${step_pid[$ray]:-} ]] || continue
+            is_running "$ray" || lost_node "$ray"
+        done
+        sleep 1 &
+        wait $! || true # a trap that ran meanwhile ends this wait
+    done
+    wait "${step_pid[$1]}" || status=$?
+}
+
+lost_node() { # NAME OF STEP
+    local which="$head"
+    [[ $1 == fspo_ray_head ]] || which="$(sed -n 's/^srun: error: \([^:]*\): task.*/\1/p' "$FSPO_LOG_DIR/srun.log" | head -1)"
+    fail "Ray ended on node ${which:-(one of ${nodes[*]:1})}; see $FSPO_LOG_DIR/ray-${which:-*}.log"
+}
+
+# ------------------------------------------------------------------- signals
+warned=no
+on_warning() {
+    warned=yes
+    say "warning signal: the command is told to save after the step in progress"
+}
+on_cancel() {
+    say "cancelled"
+    exit 143
+}
+
+# ------------------------------------------------------------------- Ray
+# A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
+unset RAY_AUTH_TOKEN RAY_ADDRESS
+(
+    umask 077
+    od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH"
+)
+trap stop_everything EXIT
+trap on_cancel TERM INT
+trap on_warning USR1
+
+say "job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}, ${#nodes[@]} node(s): ${nodes[*]}; logs: $FSPO_LOG_DIR"
+start_step fspo_ray_head "$head" 1 "$FSPO_LOG_DIR/ray-%N.log" head "$FSPO_LOG_DIR/ray_address"
+for ((waited = 0; waited < ready_within; waited++)); do
+    [[ ! -s $FSPO_LOG_DIR/ray_address ]] || break
+    is_running fspo_ray_head || fail "Ray's head did not start on node $head; see $FSPO_LOG_DIR/ray-$head.log"
+    sleep 1 &
+    wait $! || true
+done
+[[ -s $FSPO_LOG_DIR/ray_address ]] ||
+    fail "Ray's head on node $head was not up after $ready_within s (FSPO_READY_TIMEOUT); see $FSPO_LOG_DIR/ray-$head.log"
+RAY_ADDRESS="$(<"$FSPO_LOG_DIR/ray_address")"
+export RAY_ADDRESS
+if ((${#nodes[@]} > 1)); then
+    workers="$(
+        IFS=,
+        echo "${nodes[*]:1}"
+    )"
+    start_step fspo_ray_workers "$workers" "$((${#nodes[@]} - 1))" "$FSPO_LOG_DIR/ray-%N.log" worker "$RAY_ADDRESS"
+fi
+start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.fspo.wait_for_nodes \
+    --timeout "$ready_within" "${nodes[@]}"
+watch_step fspo_ready
+((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see $FSPO_LOG_DIR/ray-*.log"
+say "Ray is up on ${#nodes[@]} node(s) at $RAY_ADDRESS"
+
+# ------------------------------------------------------------------- the command
+start_step fspo_command "$head" 1 "$FSPO_LOG_DIR/command.log" run "$@"
+tail --pid="${step_pid[fspo_command]}" --follow=name --retry --lines=+1 "$FSPO_LOG_DIR/command.log" 2>/dev/null &
+tail_pid=$!
+told=no
+# `watch_step` once a second, and the warning handed on when it has come.
+status=0
+while is_running fspo_command; do
+    for ray in fspo_ray_head fspo_ray_workers; do
+        [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray"
+    done
+    if [[ $warned == yes && $told == no ]]; then
+        # srun hands USR1 to the processes of its step; the command ignores it until it has a handler.
+        kill -USR1 "${step_pid[fspo_command]}" && told=yes
+    fi
+    sleep 1 &
+    wait $! || true
+done
+wait "${step_pid[fspo_command]}" || status=$?
+wait "$tail_pid" || true
+say "the command ended with status $status; log: $FSPO_LOG_DIR/command.log"
+
+if ((status == PREEMPTED)); then
+    stop_everything
+    trap - EXIT
+    # Not $SLURM_JOB_ID alone: for one task of an array that is also the id of the whole array.
+    job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+    job="${job:-$SLURM_JOB_ID}"
+    say "requeueing job $job: it will continue from its last checkpoint"
+    timeout 60 scontrol requeue "$job" || say "error: SLURM refused the requeue; submit the job again by hand" >&2
+fi
+exit "$status"

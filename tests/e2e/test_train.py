@@ -1,0 +1,154 @@
+"""Two steps of the real stack, with one and with two FSDP ranks; a resume; an export that transformers and vLLM load."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from real_stack import SMALL, Start, Starter
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+
+def probe_environment(folder: Path) -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(__file__).parent), "FSPO_PROBE_FILE": str(folder / "probe.jsonl")}
+
+
+PROBE = "trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe"
+
+
+@pytest.fixture(scope="module")
+def trained(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Two steps with one rank, a checkpoint after each."""
+    folder = tmp_path_factory.mktemp("one_rank")
+    run = start(folder, *SMALL, "trainer.save_freq=1", PROBE, **probe_environment(folder))
+    assert run.wait(400) == 0, run.output()[-4000:]
+    return run
+
+
+def read_probe(run: Start) -> dict[int, dict[str, Any]]:
+    lines = (run.run_dir / "probe.jsonl").read_text().splitlines()
+    return {entry["step"]: {k: np.array(v) for k, v in entry.items() if k != "step"} for entry in map(json.loads, lines)}
+
+
+def assert_finite_and_synchronised(run: Start) -> None:
+    steps = run.steps()
+    assert sorted(steps) == [1, 2]
+    for metrics in steps.values():
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/kl_loss", "actor/loss"):
+            assert math.isfinite(metrics[name]), (name, metrics[name])
+        assert metrics["training/rollout_probs_diff_mean"] < 1e-5
+    assert steps[1]["actor/kl_loss"] < steps[2]["actor/kl_loss"]  # the distance to the start grows from about 0
+    after_update = read_probe(run)[2]
+    # vLLM has the actor's weights of this moment ...
+    assert np.abs(after_update["rollout"] - after_update["actor"]).max() < 1e-4
+    # ... and these are no longer the weights of the start.
+    assert np.abs(after_update["rollout"] - after_update["reference"]).max() > 1e-3
+
+
+def test_one_rank_trains_and_vllm_follows(trained: Start) -> None:
+    assert_finite_and_synchronised(trained)
+
+
+def test_sums_by_length_cover_every_sequence(trained: Start) -> None:
+    from fspo.records import from_record
+
+    records = [json.loads(line) for line in (trained.run_dir / "length_stats.jsonl").read_text().splitlines()]
+    assert [(r["step"], r["minibatch"]) for r in records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    for record in records:
+        sums = from_record(record)
+        assert sums.total("count") == 16  # 4 prompts x 4 responses
+        if record["minibatch"] == 0:  # the policy has not moved: every ratio is 1
+            assert sums.total("accepted") == 16
+            assert abs(sums.total("z_squared")) < 1e-6
+    assert from_record(records[1]).total("z_squared") > 1e-6
+
+
+def test_run_folder_tells_what_was_run(trained: Start) -> None:
+    info = json.loads((trained.run_dir / "run.json").read_text())
+    assert (info["algo"], info["seed"], info["status"]) == ("fspo", 1, "finished")
+    assert info["versions"]["verl"] == "0.9.1"
+    assert (trained.run_dir / "config.yaml").is_file()
+    assert (trained.run_dir / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert str(trained.run_dir / "run.png") in trained.output()
+    assert "step 2/2" in trained.output()
+
+
+def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "exported"
+    subprocess.run(
+        [sys.executable, "-m", "recipe.fspo.export", str(trained.run_dir), "--out", str(out)], check=True, timeout=200
+    )
+    exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    from recipe.fspo.launch import local_path
+
+    start = AutoModelForCausalLM.from_pretrained(local_path("pkg://fspo.data/assets/demo_model"), dtype=torch.float32)
+    # verl's merger writes bf16, so the start is compared in bf16 as well.
+    before = {name: tensor.bfloat16().float() for name, tensor in start.state_dict().items()}
+    after = exported.state_dict()
+    assert before.keys() == after.keys()
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert len(moved) > len(before) / 2
+    # vLLM loads the same folder and gives transformers' log-probs.
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "150%44"}], add_generation_prompt=True)
+    ids = prompt["input_ids"] if not isinstance(prompt, list) else prompt
+    script = tmp_path / "load.py"
+    script.write_text(
+        "import recipe.fspo.cpu.patches as patches; patches.report_vllm_version()\n"
+        "import json, sys; from vllm import LLM, SamplingParams\n"
+        "if __name__ == '__main__':\n"
+        "    llm = LLM(sys.argv[1], dtype='float32', enforce_eager=True, max_model_len=128)\n"
+        "    out = llm.generate({'prompt_token_ids': json.loads(sys.argv[2])},\n"
+        "                       SamplingParams(temperature=0, max_tokens=8, logprobs=0))[0].outputs[0]\n"
+        "    print('RESULT', json.dumps([list(out.token_ids), [list(p.values())[0].logprob for p in out.logprobs]]))\n"
+    )
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    run = subprocess.run(
+        [sys.executable, str(script), str(out), json.dumps(list(ids))],
+        capture_output=True, text=True, timeout=300, env=environment,
+    )
+    line = next((line for line in run.stdout.splitlines() if line.startswith("RESULT ")), None)
+    assert line is not None, run.stdout[-2000:] + run.stderr[-2000:]
+    tokens, log_probs = json.loads(line.removeprefix("RESULT "))
+    with torch.no_grad():
+        logits = exported(torch.tensor([list(ids) + tokens])).logits[0, len(ids) - 1 : -1]
+    expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(log_probs), expected, atol=1e-4)
+
+
+def test_resume_continues_at_the_right_step(start: Starter, trained: Start) -> None:
+    assert sorted(trained.steps()) == [1, 2]
+    overrides = (*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=3")
+    resumed = start(trained.run_dir, *overrides)
+    assert resumed.wait(400) == 0, resumed.output()[-4000:]
+    steps = resumed.steps()
+    assert sorted(steps) == [1, 2, 3]
+    assert "resumed from" in resumed.output()
+    assert steps[3]["actor/kl_loss"] > 0.3 * steps[2]["actor/kl_loss"]  # weights continue from step 2, not from the start
+    checkpoints = trained.run_dir / "checkpoints"
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "3"
+    assert (checkpoints / "global_step_3" / "fspo_state.pt").is_file()
+    # verl keeps the newest two (max_actor_ckpt_to_keep) of this process's own checkpoints.
+    assert (checkpoints / "global_step_2" / "actor").is_dir()
+
+
+def test_two_ranks_train_and_vllm_follows(start: Starter, tmp_path: Path) -> None:
+    run = start(
+        tmp_path, *SMALL, "algo=rloo", "trainer.n_gpus_per_node=2", "trainer.save_freq=1", PROBE,
+        **probe_environment(tmp_path),
+    )
+    assert run.wait(600) == 0, run.output()[-4000:]
+    assert_finite_and_synchronised(run)
+    assert run.left_behind() == []

@@ -1,0 +1,92 @@
+"""Every shipped configuration composes, and says what it must."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from recipe.fspo.compose import CONF_DIR, compose, first_of_each_sweep
+from recipe.fspo.environment import WrongMachineError, platform_environment
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
+
+
+def resolved(*overrides: str) -> DictConfig:
+    config = compose(["fspo.run_dir=/nowhere/run", *overrides])
+    OmegaConf.resolve(config)
+    return config
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_algo_composes_with_every_experiment(algo: str, experiment: str) -> None:
+    config = resolved(f"algo={algo}", f"experiment={experiment}")
+    assert config.fspo.algo == algo
+    assert config.trainer.experiment_name == experiment
+    assert config.trainer.v1.trainer_mode == "fspo"
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_device_decides_attention_and_padding(experiment: str) -> None:
+    config = resolved(f"experiment={experiment}")
+    model = config.actor_rollout_ref.model
+    on_gpu = config.trainer.device == "cuda"
+    assert model.use_remove_padding is on_gpu
+    assert model.override_config.attn_implementation == ("flash_attention_2" if on_gpu else "eager")
+    assert ("worker_extension_cls" in config.actor_rollout_ref.rollout.engine_kwargs.vllm) is not on_gpu
+
+
+def test_gpu_experiments_name_no_cpu_module() -> None:
+    text = OmegaConf.to_yaml(resolved("experiment=qwen3_8b"))
+    assert "recipe.fspo.cpu" not in text
+
+
+def test_unknown_algo_names_the_choices() -> None:
+    with pytest.raises(HydraException) as error:
+        compose(["algo=fspoo"])
+    for algo in options("algo"):
+        assert algo in str(error.value)
+
+
+def test_unknown_key_is_refused() -> None:
+    with pytest.raises(HydraException, match="no_such_key"):
+        compose(["trainer.no_such_key=1"])
+
+
+def test_sweep_is_reduced_to_its_first_combination() -> None:
+    assert first_of_each_sweep(["algo=gspo,fspo", "seed=3", "trainer.total_training_steps=range(2,5)"]) == [
+        "algo=gspo",
+        "seed=3",
+        "trainer.total_training_steps=2",
+    ]
+
+
+def test_composing_does_not_import_verl() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys; from recipe.fspo.compose import compose; compose(); sys.exit('verl' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path.home()).returncode == 0
+
+
+def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    assert platform_environment("cpu")["VERL_PLATFORM"] == "cpu"
+    with pytest.raises(WrongMachineError, match="CPU build"):
+        platform_environment("cuda")  # this test environment holds torch's CPU build
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(WrongMachineError, match="contradicts"):
+        platform_environment("cuda")
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    with pytest.raises(WrongMachineError, match="contradicts"):
+        platform_environment("cpu")
+
+
+def test_what_the_user_sets_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
+    assert platform_environment("cpu")["VLLM_CPU_KVCACHE_SPACE"] == "4"

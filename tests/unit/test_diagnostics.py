@@ -1,0 +1,231 @@
+"""Step metrics against one pass over the sequences; windows, attributes, documentation of names."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fspo.acceptance import VIEWS, acceptance_counts, stack_sums
+from fspo.attributes import DIFFICULTY, TRUNCATED, Attribute, AttributeSums, attribute_metrics, group_mean_and_std
+from fspo.diagnostics import METRICS, LengthDiagnostics, dispersion, step_metrics
+from fspo.fairness import plain_lre
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.sums import SequenceSums
+from fspo.types import SequenceLossOutput
+
+
+def sequences(seed: int, batch: int = 96, width: int = 120, scale: float = 0.03) -> SequenceLossOutput:
+    generator = torch.Generator().manual_seed(seed)
+    length_B = torch.randint(1, width + 1, (batch,), generator=generator)
+    mask_BT = torch.arange(width)[None] < length_B[:, None]
+    log_prob_BT = torch.randn(batch, width, generator=generator, dtype=torch.float64) * scale - scale**2
+    advantage_B = torch.randn(batch, generator=generator).round(decimals=0)
+    return sequence_policy_loss(
+        log_prob_BT, torch.zeros_like(log_prob_BT), advantage_B[:, None].expand(-1, width), mask_BT, ALGORITHMS["fspo"]
+    )
+
+
+def minibatches(seed: int, count: int = 4, batch: int = 96) -> list[SequenceSums]:
+    """The first with S = 0, as after a rollout."""
+    outputs = [sequences(seed * 10 + i, batch, scale=0.0 if i == 0 else 0.03) for i in range(count)]
+    return [SequenceSums.zeros().add_(output, output.length_B >= 118) for output in outputs]
+
+
+def documented(name: str) -> bool:
+    return any(re.fullmatch(re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(known)), name) for known in METRICS)
+
+
+def test_step_metrics_equal_one_pass_over_the_sequences() -> None:
+    outputs = [sequences(seed) for seed in (1, 2)]
+    truncated = [output.length_B >= 118 for output in outputs]
+    total = SequenceSums.zeros()
+    for output, cut in zip(outputs, truncated, strict=True):
+        total.add_(output, cut)
+    metrics = step_metrics(total)
+    s = torch.cat([o.statistic_B for o in outputs]).numpy()
+    length = torch.cat([o.length_B for o in outputs]).numpy()
+    accepted = torch.cat([o.accepted_B for o in outputs]).numpy()
+    weight = torch.cat([o.weight_B for o in outputs]).numpy()
+    high = torch.cat([o.clipped_high_B for o in outputs]).numpy()
+    cut = torch.cat(truncated).numpy()
+    z, mu = s / np.sqrt(length), s.sum() / length.sum()
+    expected = {
+        "fspo/sequences": len(s),
+        "fspo/accept_rate": accepted.mean(),
+        "fspo/clip_frac": 1 - accepted.mean(),
+        "fspo/clip_high_frac": high.mean(),
+        "fspo/truncated_frac": cut.mean(),
+        "fspo/accept_rate_truncated": accepted[cut].mean(),
+        "fspo/accept_rate_mass": weight[accepted].sum() / weight.sum(),
+        "fspo/drift_per_token": mu,
+        "fspo/sigma_hat": ((s - mu * length) / np.sqrt(length)).std(),
+        "fspo/S_mean": s.mean(),
+        "fspo/S_std": s.std(),
+        "fspo/z_std": z.std(),
+        "fspo/ratio_mean": np.exp(s).mean(),
+        "fspo/ess_frac": weight.sum() ** 2 / (weight**2).sum() / len(s),
+    }
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(float(value), rel=1e-9), name
+    for q in (5, 25, 75, 95):
+        assert metrics[f"fspo/z_q{q:02d}"] == pytest.approx(np.percentile(z, q), rel=0.1)
+        assert metrics[f"fspo/S_q{q:02d}"] == pytest.approx(np.percentile(s, q), rel=0.15)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 50))
+def test_metrics_do_not_depend_on_the_split(parts: int) -> None:
+    whole, split = LengthDiagnostics(resamples=20), LengthDiagnostics(resamples=20)
+    outputs = [sequences(i, scale=0.02 * (i > 0)) for i in range(3)]
+    one = whole.update([SequenceSums.zeros().add_(output) for output in outputs])
+    pieces = []
+    for output in outputs:
+        total = SequenceSums.zeros()
+        for chunk in torch.arange(96).chunk(parts):
+            fields = {name: getattr(output, name)[chunk] for name in output.__dataclass_fields__}
+            total = total + SequenceSums.zeros().add_(SequenceLossOutput(**fields))
+        pieces.append(total)
+    many = split.update(pieces)
+    assert one.keys() == many.keys()
+    for name, value in one.items():
+        assert many[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+
+
+def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
+    diagnostics = LengthDiagnostics(resamples=20)
+    metrics = diagnostics.update(minibatches(1)) | diagnostics.outcome_metrics(
+        "reward", torch.ones(9), torch.arange(0, 9) * 10
+    )
+    sums = AttributeSums.zeros(TRUNCATED).add_(sequences(1), torch.zeros(96, dtype=torch.int64))
+    metrics |= attribute_metrics([sums])
+    assert [name for name in metrics if not documented(name)] == []
+    for known in METRICS:
+        pattern = re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(known))
+        assert any(re.fullmatch(pattern, name) for name in metrics), known
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_first_minibatch_is_left_out() -> None:
+    parts = minibatches(2)
+    metrics = LengthDiagnostics(resamples=20).update(parts)
+    assert metrics["fspo/first_minibatch_z_rms"] == 0
+    assert metrics["fspo/sequences"] == 3 * 96
+    assert metrics["fspo/accept_rate"] < 0.9, "the accepted sequences of mini-batch 0 would raise it"
+    alone = LengthDiagnostics().update(parts[:1])
+    assert list(alone) == ["fspo/first_minibatch_z_rms"]
+    with pytest.raises(ValueError, match="at least one mini-batch"):
+        LengthDiagnostics().update([])
+
+
+def test_window_forgets_and_survives_a_checkpoint() -> None:
+    diagnostics = LengthDiagnostics(window=2, resamples=20)
+    for step in range(3):
+        last = diagnostics.update(minibatches(step))
+    assert last["fspo/window_sequences"] == 2 * 3 * 96
+    restored = LengthDiagnostics(window=2, resamples=20)
+    restored.load_state_dict(diagnostics.state_dict())
+    assert restored.update(minibatches(9)) == diagnostics.update(minibatches(9))
+    with pytest.raises(ValueError, match="at least 1"):
+        LengthDiagnostics(bins=0)
+
+
+def test_all_clipped_and_one_sequence_give_no_nan() -> None:
+    output = sequences(1)
+    none = torch.zeros(96, dtype=torch.bool)
+    clipped = SequenceLossOutput(
+        **{n: none if n == "accepted_B" else getattr(output, n) for n in output.__dataclass_fields__}
+    )
+    metrics = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros().add_(clipped)])
+    assert metrics["fspo/clip_frac"] == 1 and "fspo/lre" not in metrics
+    one = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros().add_(sequences(1, batch=1))])
+    assert one["fspo/sequences"] == 1
+    assert all(np.isfinite(v) for v in (metrics | one).values())
+    nothing = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros()])
+    assert nothing["fspo/sequences"] == 0
+
+
+def test_lre_of_the_window_is_the_plain_one_on_its_bins() -> None:
+    diagnostics = LengthDiagnostics(bins=4, resamples=20)
+    parts = minibatches(3)
+    metrics = diagnostics.update(parts)
+    rates = [metrics[f"fspo/accept/bin_{j:02d}"] for j in range(4)]
+    counts = np.array([metrics[f"fspo/count/bin_{j:02d}"] for j in range(4)])
+    assert metrics["fspo/lre"] == pytest.approx(float(plain_lre(rates * counts, counts)[0]))
+    assert counts.sum() == 3 * 96 and counts.max() / counts.min() < 1.3
+    lengths = [metrics[f"fspo/length/bin_{j:02d}"] for j in range(4)]
+    assert lengths == sorted(lengths)
+
+
+def test_outcome_by_length() -> None:
+    diagnostics = LengthDiagnostics(bins=2, resamples=20)
+    diagnostics.update(minibatches(4))
+    length_B = torch.tensor([1, 2, 119, 120, 0])
+    found = diagnostics.outcome_metrics("accuracy", torch.tensor([1.0, 0.0, 1.0, 1.0, 9.0]), length_B)
+    assert found == {"fspo/outcome/accuracy/bin_00": 0.5, "fspo/outcome/accuracy/bin_01": 1.0}
+
+
+def test_dispersion_from_sums_with_a_given_drift() -> None:
+    output = sequences(5)
+    s, length = output.statistic_B.numpy(), output.length_B.numpy()
+    sums = SequenceSums.zeros().add_(output)
+    assert dispersion(sums, -0.01) == pytest.approx(((s + 0.01 * length) / np.sqrt(length)).std())
+    assert np.isnan(dispersion(SequenceSums.zeros()))
+
+
+def test_views_of_acceptance() -> None:
+    output = sequences(6, batch=300, scale=0.05)
+    sums = SequenceSums.zeros().add_(output, output.length_B >= 118)
+    rates = {}
+    for view in VIEWS:
+        counts = acceptance_counts(stack_sums([sums]), view)
+        assert (counts.accepted <= counts.total + 1e-9).all() and (counts.accepted >= 0).all()
+        rates[view] = counts.accepted.sum() / counts.total.sum()
+    removed = output.clipped_high_B | output.clipped_low_B
+    assert rates["active"] == pytest.approx(1 - removed.double().mean().item())
+    some = output.advantage_B != 0
+    assert rates["nonzero_advantage"] == pytest.approx(output.accepted_B[some].double().mean().item())
+    with pytest.raises(KeyError, match="unknown view"):
+        acceptance_counts(stack_sums([sums]), "nope")
+
+
+def test_attribute_bins_and_labels() -> None:
+    assert DIFFICULTY.bin_of([0.0, 0.124, 0.125, 1.0]).tolist() == [0, 0, 1, 7]
+    assert len(DIFFICULTY.labels) == 8 and DIFFICULTY.labels[0] == "below_0.125"
+    source = Attribute("source", categories=("math", "code"))
+    assert source.bin_of(["code", "math"]).tolist() == [1, 0]
+    with pytest.raises(ValueError, match="'art' is not a category"):
+        source.bin_of(["art"])
+    with pytest.raises(ValueError, match="either edges or categories"):
+        Attribute("x")
+    with pytest.raises(ValueError, match="must increase"):
+        Attribute("x", edges=(1.0, 1.0))
+    with pytest.raises(ValueError, match="nan"):
+        DIFFICULTY.bin_of([float("nan")])
+
+
+def test_attribute_sums_equal_a_plain_group_by() -> None:
+    outputs = [sequences(seed) for seed in range(10)]
+    generator = torch.Generator().manual_seed(0)
+    bins = [torch.randint(0, 2, (96,), generator=generator) for _ in outputs]
+    parts = [AttributeSums.zeros(TRUNCATED).add_(o, b) for o, b in zip(outputs, bins, strict=True)]
+    metrics = attribute_metrics(parts)
+    accepted, which = torch.cat([o.accepted_B for o in outputs]), torch.cat(bins)
+    for index, label in enumerate(TRUNCATED.labels):
+        rate = accepted[which == index].double().mean().item()
+        assert metrics[f"fspo/by_truncated/accept/{label}"] == pytest.approx(rate)
+    joined = sum(parts[1:], parts[0])
+    torch.testing.assert_close(joined.sums_GF.sum(0), sum(p.sums_GF.sum(0) for p in parts))
+    with pytest.raises(ValueError, match="cannot add"):
+        _ = joined + AttributeSums.zeros(DIFFICULTY)
+    with pytest.raises(ValueError, match="bin_B has shape"):
+        joined.add_(outputs[0], bins[0][:3])
+
+
+def test_group_statistics() -> None:
+    mean, std = group_mean_and_std(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
+    assert mean.tolist() == [0.5, 0.5, 1, 1] and std.tolist() == [0.5, 0.5, 0, 0]

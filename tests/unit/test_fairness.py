@@ -1,0 +1,267 @@
+"""LRE by hand, its noise floor and interval by simulation, and the cosine bound numerically."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from fspo.fairness import (
+    cosine,
+    cosine_bound,
+    dispersion_of_gradients,
+    equal_mass_starts,
+    interaction_error,
+    length_reweighting_error,
+    mean_cosine_bound,
+    mean_interval,
+    merge_bins,
+    paired_cluster_difference,
+    paired_difference,
+    plain_lre,
+    wilson_interval,
+)
+
+FAST = settings(max_examples=40, deadline=None)
+
+
+def test_known_case_by_hand() -> None:
+    # Shares 1/4 and 3/4, rates 0.4 and 0.8: overall 0.7, deviations 3/7 and 1/7, LRE (3/7 + 3/7) / 4.
+    error = length_reweighting_error([40, 240], [100, 300])
+    assert error.rate == pytest.approx(0.7)
+    assert error.lre == pytest.approx(3 / 14)
+    assert error.lre_max == pytest.approx(3 / 7)
+    np.testing.assert_allclose(error.rate_K, [0.4, 0.8])
+    np.testing.assert_allclose(error.share_K, [0.25, 0.75])
+
+
+@FAST
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=10), st.integers(1, 9))
+def test_flat_rates_give_zero(tens: list[int], accepted_of_ten: int) -> None:
+    assume(sum(tens) > 0)
+    total = np.array(tens) * 10
+    error = length_reweighting_error(np.array(tens) * accepted_of_ten, total, resamples=20)
+    assert error.lre == pytest.approx(0, abs=1e-12)
+    assert error.lre_max == pytest.approx(0, abs=1e-12)
+    assert error.lre_debiased == pytest.approx(0, abs=1e-12)
+
+
+@FAST
+@given(hnp.arrays(np.int64, st.integers(1, 8), elements=st.integers(0, 60)), st.integers(0, 1000))
+def test_estimate_is_bounded_and_consistent(total: np.ndarray, seed: int) -> None:
+    accepted = np.random.default_rng(seed).binomial(total, 0.6)
+    assume(accepted.sum() > 0)
+    error = length_reweighting_error(accepted, total, resamples=50, seed=seed)
+    assert 0 <= error.lre_debiased <= error.lre <= error.lre_max + 1e-12
+    assert error.lre <= 2 * (1 - error.rate) + 1e-12, "the largest LRE at an acceptance rate"
+    assert error.ci_low <= error.lre_debiased <= error.ci_high
+    seen = total > 0
+    assert (error.rate_low_K[seen] <= error.rate_K[seen] + 1e-12).all()
+    assert (error.rate_high_K[seen] >= error.rate_K[seen] - 1e-12).all()
+    assert np.isnan(error.rate_K[~seen]).all() and (error.share_K[~seen] == 0).all()
+    again = length_reweighting_error(accepted, total, resamples=50, seed=seed)
+    assert (again.ci_low, again.ci_high, again.noise_floor) == (error.ci_low, error.ci_high, error.noise_floor)
+
+
+def test_empty_bins_change_nothing() -> None:
+    plain, padded = plain_lre([30, 10], [40, 40]), plain_lre([0, 30, 0, 10], [0, 40, 0, 40])
+    np.testing.assert_allclose(plain, padded)
+
+
+@pytest.mark.parametrize("counts", [([0, 0], [0, 0]), ([0, 0], [5, 5]), ([[0]] * 10, [[3]] * 10)])
+def test_undefined_reads_nan(counts: tuple[list[int], list[int]]) -> None:
+    error = length_reweighting_error(*counts)
+    assert np.isnan([error.lre, error.lre_max, error.lre_debiased, error.ci_low, error.noise_floor]).all()
+
+
+def test_one_sequence() -> None:
+    error = length_reweighting_error([0, 1, 0], [0, 1, 0])
+    assert error.lre == 0 and error.rate == 1
+
+
+def test_noise_floor_of_eight_bins_of_600_at_085() -> None:
+    error = length_reweighting_error([510] * 8, [600] * 8, resamples=4000)
+    assert error.noise_floor == pytest.approx(0.013, abs=0.0005)
+    assert error.noise_floor_p95 == pytest.approx(0.019, abs=0.001)
+
+
+def test_debiasing_takes_most_of_the_noise_out_and_keeps_a_real_effect() -> None:
+    rng = np.random.default_rng(1)
+    flat = [length_reweighting_error(rng.binomial(600, np.full(8, 0.85)), np.full(8, 600), resamples=100)
+            for _ in range(200)]  # fmt: skip
+    assert np.mean([e.lre for e in flat]) == pytest.approx(0.0128, abs=0.001)
+    assert np.mean([e.lre_debiased for e in flat]) < 0.4 * 0.0128
+    rates = 0.8 * (1 + 0.2 * np.linspace(-1, 1, 8))
+    true = float(plain_lre(rates, np.ones(8))[0])
+    real = [length_reweighting_error(rng.binomial(600, rates), np.full(8, 600), resamples=100) for _ in range(100)]
+    assert np.mean([e.lre_debiased for e in real]) == pytest.approx(true, abs=0.002)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.1])
+def test_interval_covers_under_clustering(spread: float) -> None:
+    """Mini-batches with shifts of their own: the cluster bootstrap covers, resampling sequences does not."""
+    rng = np.random.default_rng(2)
+    mean_rate = 0.8 * (1 + spread * np.linspace(-1, 1, 8))
+    true = float(plain_lre(mean_rate, np.ones(8))[0])
+    total = np.full((24, 8), 20)
+    covered = naive = 0
+    for i in range(120):
+        rate_MK = np.clip(mean_rate + rng.normal(0, 0.1, (24, 8)), 0, 1)
+        accepted = rng.binomial(total, rate_MK)
+        error = length_reweighting_error(accepted, total, resamples=200, seed=i)
+        pooled = length_reweighting_error(accepted.sum(0), total.sum(0), resamples=200, seed=i)
+        assert error.clusters == 24 and pooled.clusters == 0
+        covered += error.ci_low - 1e-12 <= true <= error.ci_high
+        naive += pooled.ci_low - 1e-12 <= true <= pooled.ci_high
+    assert covered / 120 >= 0.88
+    if spread == 0.1:
+        assert covered > naive
+
+
+def test_few_mini_batches_fall_back_to_binomial_noise() -> None:
+    assert length_reweighting_error(np.full((3, 4), 8), np.full((3, 4), 10)).clusters == 0
+
+
+def test_masses_use_their_effective_size() -> None:
+    mass, total = np.array([8.0, 9.0]), np.array([10.0, 10.0])
+    few = length_reweighting_error(mass, total, effective=[20, 20])
+    many = length_reweighting_error(mass, total, effective=[2000, 2000])
+    assert few.lre == many.lre
+    assert few.noise_floor > 5 * many.noise_floor
+
+
+@pytest.mark.parametrize(
+    ("accepted", "total", "message"),
+    [
+        ([1, 2], [1], "one shape"),
+        ([3], [2], "exceeds"),
+        ([-1], [2], ">= 0"),
+        ([np.nan], [2], "finite"),
+        ([], [], "one shape"),
+    ],
+)
+def test_bad_counts_are_refused(accepted: list[float], total: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        length_reweighting_error(accepted, total)
+
+
+@FAST
+@given(hnp.arrays(np.int64, st.integers(1, 60), elements=st.integers(0, 30)), st.integers(1, 12))
+def test_equal_mass_bins_partition_and_are_never_empty(total: np.ndarray, n: int) -> None:
+    starts = equal_mass_starts(total, n)
+    assert starts[0] == 0 and (np.diff(starts) > 0).all() and len(starts) <= n
+    merged = merge_bins(total, starts)
+    assert merged.sum() == total.sum()
+    if total.sum():
+        assert (merged > 0).all()
+        # A border is at most half a fine bin away from where equal mass would have it.
+        assert (
+            np.abs(np.cumsum(merged)[:-1][:, None] - total.sum() * np.arange(1, n) / n)
+            .min(axis=1, initial=total.sum())
+            .max(initial=0)
+            <= total.max() / 2 + 1e-9
+        )
+
+
+def test_equal_mass_bins_without_ties_are_equal_and_ties_stay_together() -> None:
+    np.testing.assert_array_equal(merge_bins(np.ones(80), equal_mass_starts(np.ones(80), 8)), np.full(8, 10))
+    tied = np.array([1, 1, 97, 1])
+    assert 97 in merge_bins(tied, equal_mass_starts(tied, 4)) or len(equal_mass_starts(tied, 4)) < 4
+    with pytest.raises(ValueError, match="n_bins is 0"):
+        equal_mass_starts([1], 0)
+
+
+def test_wilson_interval_known_values() -> None:
+    low, high = wilson_interval([0.5, 0.0], [100, 10])
+    np.testing.assert_allclose([low[0], high[0]], [0.40383, 0.59617], atol=1e-5)
+    assert low[1] == pytest.approx(0, abs=1e-12) and high[1] == pytest.approx(0.2775, abs=1e-4)
+
+
+def test_paired_difference_removes_what_seeds_share() -> None:
+    rng = np.random.default_rng(3)
+    base = rng.normal(0, 1, 8)
+    a, b = base + 0.1 + rng.normal(0, 0.01, 8), base + rng.normal(0, 0.01, 8)
+    paired = paired_difference(a.tolist(), b.tolist())
+    assert paired.excludes_zero and paired.n == 8
+    assert paired.high - paired.low < 0.1 * (mean_interval(a.tolist()).high - mean_interval(a.tolist()).low)
+    assert np.isnan(mean_interval([1.0]).low)
+    with pytest.raises(ValueError, match="seed by seed"):
+        paired_difference([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_mean_interval_coverage(seeds: int) -> None:
+    rng = np.random.default_rng(4)
+    intervals = [mean_interval(rng.normal(0, 1, seeds).tolist(), resamples=400, seed=i) for i in range(400)]
+    assert 0.92 <= np.mean([i.low <= 0 <= i.high for i in intervals]) <= 0.985
+
+
+def test_paired_cluster_difference_tells_a_flat_band_from_a_sloped_one() -> None:
+    rng = np.random.default_rng(5)
+    total = np.full((20, 6), 30)
+    flat = [(rng.binomial(total, 0.8), total) for _ in range(3)]
+    sloped = [(rng.binomial(total, np.linspace(0.6, 0.95, 6)), total) for _ in range(3)]
+
+    def lre(a: np.ndarray, t: np.ndarray) -> np.ndarray:
+        return plain_lre(a, t)[0]
+
+    found = paired_cluster_difference(flat, sloped, lre, resamples=300)
+    assert found.high < 0
+    same = paired_cluster_difference(flat, flat, lre, resamples=300)
+    assert same.value == 0 and same.low == pytest.approx(0, abs=1e-12), "common records cancel draw by draw"
+    one = paired_cluster_difference(flat[:1], sloped[:1], lre, resamples=300)
+    assert one.high < 0 and one.n == 1
+
+
+@FAST
+@given(st.integers(2, 8), st.integers(1, 5), st.integers(0, 10_000))
+def test_cosine_bound_holds(bins: int, dim: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    p, a = rng.dirichlet(np.ones(bins)), rng.uniform(0.5, 1, bins)
+    g = rng.normal(0, 1, (bins, dim)) + rng.normal(0, 2, dim)
+    clipped = a[:, None] * g + rng.normal(0, 0.05, (bins, dim))
+    lre_max = float(plain_lre(p * a, p)[1])
+    kappa, eta = dispersion_of_gradients(p, g), interaction_error(p, a, g, clipped)
+    assert kappa >= 1 - 1e-12
+    measured = cosine(p @ clipped, p @ g)
+    assert measured >= cosine_bound(kappa, lre_max, eta) - 1e-9
+    assert measured >= mean_cosine_bound(p, a, g, eta) - 1e-9
+    assert mean_cosine_bound(p, a, g, eta) >= cosine_bound(kappa, lre_max, eta) - 1e-9
+
+
+def test_cosine_bounds_are_sharp() -> None:
+    """The mean version through three bins, the version with LRE_max through eta alone."""
+    r, g = 0.3, np.array([0.3, np.sqrt(1 - 0.09)])
+    p, deviation = np.array([0.25, 0.5, 0.25]), np.array([-0.5, 0.0, 0.5])
+    weighted = np.array([[r / 0.5, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    weighted[1] = g - weighted[0]
+    g_BD, a = weighted / p[:, None], 0.5 * (1 + deviation)
+    assert cosine(p @ (a[:, None] * g_BD), p @ g_BD) == pytest.approx(np.sqrt(1 - r**2), abs=1e-12)
+    assert mean_cosine_bound(p, a, g_BD) == pytest.approx(np.sqrt(1 - r**2), abs=1e-12)
+    clipped = np.array([[0.0, g[1]]])
+    eta = interaction_error([1.0], [1.0], g[None], clipped)
+    assert cosine(clipped, g) == pytest.approx(cosine_bound(1.0, 0.0, eta), abs=1e-12)
+
+
+def test_p_weighted_lre_bounds_nothing() -> None:
+    """The counter-example: LRE 0.02, yet the cosine is 0.10."""
+    p, a = np.array([0.01, 0.99]), np.array([0.0, 1.0])
+    g = np.array([[100.0, 0.0], [0.0, 0.1 / 0.99]])
+    lre, lre_max = plain_lre(p * a, p)
+    measured = cosine(p @ (a[:, None] * g), p @ g)
+    assert float(lre) == pytest.approx(0.02)
+    assert measured == pytest.approx(0.0995, abs=1e-4)
+    kappa = dispersion_of_gradients(p, g)
+    assert cosine_bound(kappa, float(lre)) > measured, "with the p-weighted mean the bound would be false"
+    assert cosine_bound(kappa, float(lre_max)) == -1
+    assert mean_cosine_bound(p, a, g) <= measured
+
+
+def test_bad_gradients_are_refused() -> None:
+    with pytest.raises(ValueError, match="sum to 1"):
+        dispersion_of_gradients([0.5, 0.4], np.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"\[B, D\]"):
+        dispersion_of_gradients([1.0], np.ones(3))
+    assert dispersion_of_gradients([0.5, 0.5], [[1.0], [-1.0]]) == np.inf

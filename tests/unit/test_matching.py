@@ -1,0 +1,98 @@
+"""Matched clip values, checked by running the real loss with them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.matching import Sequences, match_clip, match_clips, needed_factor
+from fspo.sums import SequenceSums
+from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
+
+FIXED = {name: s for name, s in ALGORITHMS.items() if not s.needs_state}
+
+
+def run(algo: SequenceLossSettings, seed: int = 0, batch: int = 2000, drift: float = 0.0) -> SequenceLossOutput:
+    generator = torch.Generator().manual_seed(seed)
+    length_B = (torch.rand(batch, generator=generator) ** 2 * 150).long() + 1
+    mask_BT = torch.arange(150)[None] < length_B[:, None]
+    log_prob_BT = torch.randn(batch, 150, generator=generator, dtype=torch.float64) * 0.03 - 5e-4
+    ones = torch.ones_like(log_prob_BT)
+    return sequence_policy_loss(
+        log_prob_BT, torch.zeros_like(ones), ones, mask_BT, algo, BandState(drift_per_token=drift)
+    )
+
+
+def pairs(output: SequenceLossOutput) -> Sequences:
+    return Sequences.from_pairs(output.statistic_B.numpy(), output.length_B.numpy())
+
+
+@pytest.mark.parametrize("name", FIXED)
+@settings(max_examples=8, deadline=None)
+@given(target=st.floats(0.02, 0.9))
+def test_matched_clip_gives_the_target_rate_in_the_loss(name: str, target: float) -> None:
+    output = run(FIXED[name])
+    matched = match_clip(pairs(output), FIXED[name], target)
+    measured = 1 - run(matched.settings).accepted_B.double().mean().item()
+    assert measured == pytest.approx(target, abs=1 / 2000 + 1e-9)
+    assert matched.clip_rate == pytest.approx(measured, abs=1e-12)
+    ratio = FIXED[name].clip_low / FIXED[name].clip_high
+    assert matched.settings.clip_low / matched.settings.clip_high == pytest.approx(ratio)
+
+
+def test_histograms_give_nearly_the_same_clips_as_pairs() -> None:
+    output = run(FIXED["fspo"])
+    sums = Sequences.from_sums(SequenceSums.zeros().add_(output))
+    exact = match_clips(pairs(output), FIXED, 0.15)
+    coarse = match_clips(sums, FIXED, 0.15)
+    assert sums.count_B.sum() == pytest.approx(2000)
+    for name, matched in exact.items():
+        assert coarse[name].factor == pytest.approx(matched.factor, rel=0.03)
+
+
+def test_drift_is_followed_where_the_band_follows_it() -> None:
+    v1 = ALGORITHMS["fspo_v1"]
+    output = run(v1)
+    matched = match_clip(pairs(output), v1, 0.2, drift_per_token=5e-4)
+    assert 1 - run(matched.settings, drift=5e-4).accepted_B.double().mean().item() == pytest.approx(0.2, abs=1e-3)
+    ignored = needed_factor(pairs(output), ALGORITHMS["fspo"], drift_per_token=5e-4)
+    np.testing.assert_allclose(ignored, needed_factor(pairs(output), ALGORITHMS["fspo"]))
+
+
+def test_self_calibrating_bands_get_the_target() -> None:
+    matched = match_clip(pairs(run(FIXED["fspo"])), ALGORITHMS["fspo_quantile"], 0.15)
+    assert matched.settings.target_acceptance == pytest.approx(0.85)
+
+
+def test_a_ratio_bound_never_reaches_one() -> None:
+    wide = match_clip(Sequences.from_pairs([5.0, -1.0, 2.0, 4.0], [1, 1, 1, 1]), ALGORITHMS["seq_rloo"], 0.25)
+    assert 0.999 < wide.settings.clip_low < 1 < wide.settings.clip_high
+    assert wide.clip_rate == 0.25
+
+
+def test_ties_keep_the_rate_at_or_below_the_target() -> None:
+    matched = match_clip(Sequences.from_pairs([0.1] * 5 + [0.5] * 5, [4] * 10), ALGORITHMS["fspo"], 0.3)
+    assert matched.clip_rate == 0.0
+    assert match_clip(Sequences.from_pairs([0.1] * 5 + [0.5] * 5, [4] * 10), ALGORITHMS["fspo"], 0.5).clip_rate == 0.5
+
+
+def test_bad_input_is_refused() -> None:
+    good = Sequences.from_pairs([0.1, -0.2], [3, 4])
+    with pytest.raises(ValueError, match="strictly between"):
+        match_clip(good, ALGORITHMS["fspo"], 1.0)
+    with pytest.raises(ValueError, match="must be above 0"):
+        match_clip(good, dataclasses.replace(ALGORITHMS["fspo"], clip_low=0.0), 0.1)
+    with pytest.raises(ValueError, match="matched by target_acceptance"):
+        needed_factor(good, ALGORITHMS["fspo_adaptive"])
+    with pytest.raises(ValueError, match="first mini-batch"):
+        match_clip(Sequences.from_pairs([0.0] * 9 + [1.0], [3] * 10), ALGORITHMS["fspo"], 0.5)
+    with pytest.raises(ValueError, match="no sequences"):
+        Sequences.from_sums(SequenceSums.zeros())
+    with pytest.raises(ValueError, match="finite"):
+        Sequences.from_pairs([float("nan")], [1])

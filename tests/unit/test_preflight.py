@@ -1,0 +1,119 @@
+"""Bad input is named, with key, value and remedy, before anything expensive starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("VERL_PLATFORM", "cpu")
+
+from recipe.fspo import preflight
+from recipe.fspo.compose import compose
+from recipe.fspo.config import apply_grad_scale
+from recipe.fspo.launch import local_path, prepare
+
+Problems = Callable[..., list[str]]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Problems:
+    """Runs every check on the demo with some overrides, and returns what they said."""
+
+    def find(*overrides: str) -> list[str]:
+        config = compose([f"fspo.run_dir={tmp_path}", *overrides])
+        prepare(config)
+        try:
+            preflight.check(config)
+        except preflight.PreflightError as error:
+            return error.problems
+        return []
+
+    return find
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> None:
+    assert problems(f"algo={algo}") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["actor_rollout_ref.model.path=/no/such/model"], r"model\.path='/no/such/model' is not a folder"),
+        (["fspo.offline_task=null", "data.train_files=/no/such.parquet"], r"/no/such\.parquet does not exist"),
+        (["data.train_batch_size=30"], r"train_batch_size=30 is not a multiple of .*ppo_mini_batch_size=8"),
+        (["trainer.n_gpus_per_node=3"], r"rollout\.n=64 is not a multiple of .*n_gpus_per_node=3"),
+        (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"], r"=64 is not a multiple of .*=48"),
+        (["data.max_response_length=600"], r"= 616 exceeds the model's max_position_embeddings = 512"),
+        (["actor_rollout_ref.rollout.max_model_len=128"], r"exceeds .*max_model_len = 128"),
+        (["fspo.offline_task.n_train=16"], r"16 rows, but at least 32 are needed"),
+        (["actor_rollout_ref.actor.checkpoint.async_save=true"], r"async_save=true never writes"),
+        (["trainer.max_actor_ckpt_to_keep=1"], r"max_actor_ckpt_to_keep=1 deletes"),
+        (["algo=rloo", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: set it to 2 or more"),
+        (["actor_rollout_ref.rollout.top_p=0.9"], r"top_p=0\.9 cuts the sampling distribution.*set it to 1"),
+        (["actor_rollout_ref.rollout.top_k=50"], r"top_k=50 cuts"),
+        (["actor_rollout_ref.rollout.temperature=0"], r"temperature=0 must be above 0"),
+        (["actor_rollout_ref.actor.clip_ratio_high=0.28"], r"clip_ratio_high=0\.28 is ignored by loss_mode=fspo"),
+        (["actor_rollout_ref.actor.clip_ratio_c=5"], r"clip_ratio_c=5 is ignored by loss_mode=fspo"),
+        (["algo=gspo_verl", "actor_rollout_ref.actor.clip_ratio_c=5"], r"clip_ratio_c=5 is ignored by verl's gspo"),
+        (["algo=gspo_verl", "actor_rollout_ref.actor.clip_ratio_low=0.2"], r"leaves verl's gspo unclipped"),
+        (["actor_rollout_ref.actor.policy_loss.clip_low=3e-4"], r"clip_low=0\.0003 is per sqrt\(token\)"),
+        (["algo=gspo", "actor_rollout_ref.actor.policy_loss.clip_high=0.03"], r"clip_high=0\.03 is per token"),
+        (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),
+        (["+actor_rollout_ref.actor.policy_loss.clip=1"], r"has no key clip; the keys are"),
+        (["actor_rollout_ref.actor.policy_loss.drift=ema"], r"policy_loss\.drift='ema'"),
+        (["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32"], r"=64 differs from .*=32"),
+        (["algorithm.rollout_correction.bypass_mode=true"], r"bypass_mode=true replaces the policy loss"),
+        (["algorithm.rollout_correction.rollout_is=token"], r"rollout_is='token' gives one weight per token"),
+        (["grad_scale=matched", "fspo.reference_length=null"], r"reference_length=None: grad_scale=matched needs"),
+    ],
+)
+def test_bad_input_is_named_with_its_remedy(problems: Problems, overrides: list[str], says: str) -> None:
+    found = problems(*overrides)
+    assert any(re.search(says, problem) for problem in found), found
+
+
+def test_all_problems_are_told_at_once(problems: Problems) -> None:
+    found = problems("data.train_batch_size=30", "actor_rollout_ref.rollout.top_p=0.9")
+    assert len(found) == 2
+
+
+def test_empty_and_broken_data_files(problems: Problems, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"not parquet")
+    assert any("not a readable parquet" in p for p in problems("fspo.offline_task=null", f"data.train_files={broken}"))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"question": ["1+1"]}), foreign)
+    found = problems("fspo.offline_task=null", f"data.train_files={foreign}", f"data.val_files={foreign}")
+    assert any("has no column data_source, prompt, reward_model" in problem for problem in found)
+
+
+def test_model_folder_without_weights(problems: Problems, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert any("no config.json" in p for p in problems(f"actor_rollout_ref.model.path={tmp_path}/model"))
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert any("no weights" in p for p in problems(f"actor_rollout_ref.model.path={tmp_path}/model"))
+
+
+def test_package_paths_become_folders() -> None:
+    assert Path(local_path("pkg://fspo.data/assets")).is_dir()
+    assert local_path("/a/b") == "/a/b"
+
+
+@pytest.mark.parametrize(("algo", "multiplier"), [("fspo", 1 / 60), ("rloo", 1 / 60), ("gspo", None), ("grpo", None)])
+def test_matched_gradient_scale_divides_the_token_sums(algo: str, multiplier: float | None) -> None:
+    config = compose([f"algo={algo}", "grad_scale=matched", "fspo.run_dir=/nowhere"])
+    apply_grad_scale(config)
+    found = config.actor_rollout_ref.actor.policy_loss.get("grad_multiplier")
+    assert found == (None if multiplier is None else pytest.approx(multiplier))

@@ -1,0 +1,243 @@
+"""Whole reports from real run folders, complete, partial and broken."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html.parser
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fspo.diagnostics import LengthDiagnostics
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.records import to_record
+from fspo.report.__main__ import main
+from fspo.report.arms import group_arms, paired_lre_interval
+from fspo.report.build import build_report
+from fspo.report.common import common_records
+from fspo.report.lengths import length_profile, shared_starts
+from fspo.report.run_figure import plot_run
+from fspo.report.runs import load_run
+from fspo.report.style import DARK, LIGHT, arm_looks
+from fspo.sums import SequenceSums
+
+STEPS = 4
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@functools.cache
+def run_files(loss: str, seed: int) -> tuple[str, str, str]:
+    """Text of metrics.jsonl, length_stats.jsonl and run.json of a small run."""
+    generator = torch.Generator().manual_seed(seed)
+    diagnostics = LengthDiagnostics(resamples=20)
+    metrics, lengths = [{"step": 0, "metrics": {"val-core/sums/acc/mean@1": 0.2 + 0.01 * seed}}], []
+    for step in range(1, STEPS + 1):
+        parts = []
+        for scale in (0.0, 0.03, 0.04, 0.04):
+            length_B = (torch.rand(64, generator=generator) * 180).long() + 1
+            mask_BT = torch.arange(181)[None] < length_B[:, None]
+            log_prob_BT = torch.randn(64, 181, generator=generator) * scale
+            advantages_BT = torch.randn(64, 1, generator=generator).expand(-1, 181)
+            output = sequence_policy_loss(
+                log_prob_BT, torch.zeros_like(log_prob_BT), advantages_BT, mask_BT, ALGORITHMS[loss]
+            )
+            parts.append(SequenceSums.zeros().add_(output))
+        values = diagnostics.update(parts) | {"critic/rewards/mean": 0.1 * step, "response_length/mean": 90.0 + step}
+        metrics.append({"step": step, "metrics": values})
+        lengths += [to_record(part, step=step, minibatch=i) for i, part in enumerate(parts)]
+    metrics.append({"step": STEPS, "metrics": {"val-core/sums/acc/mean@1": 0.5 + 0.01 * seed}})
+    settings = ALGORITHMS[loss]
+    info = {
+        "algo": loss.removeprefix("seq_"), "seed": seed, "status": "finished", "validation_problems": {"sums": 200},
+        "loss": {"band": settings.band, "clip_low": settings.clip_low, "clip_high": settings.clip_high, "x": 1},
+        "command": ["python", "-m", "x"], "versions": {"torch": "2"}, "commit": "<b>abc</b>",
+    }  # fmt: skip
+    return "\n".join(map(json.dumps, metrics)) + "\n", "\n".join(map(json.dumps, lengths)) + "\n", json.dumps(info)
+
+
+def write_run(folder: Path, loss: str, seed: int, **info: object) -> Path:
+    folder.mkdir(parents=True)
+    metrics, lengths, described = run_files(loss, seed)
+    (folder / "metrics.jsonl").write_text(metrics)
+    (folder / "length_stats.jsonl").write_text(lengths)
+    (folder / "run.json").write_text(json.dumps(json.loads(described) | info))
+    return folder
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    folder = tmp_path / "grid"
+    plan = []
+    for loss in ("fspo", "seq_rloo"):
+        for seed in (0, 1, 2, 3):
+            path = f"{loss}/{seed}"
+            plan.append({"path": path, "algo": loss.removeprefix("seq_"), "seed": seed})
+            if (loss, seed) != ("seq_rloo", 3):
+                write_run(folder / path, loss, seed)
+    (folder / "grid.json").write_text(json.dumps({"runs": plan}))
+    return folder
+
+
+class Checker(html.parser.HTMLParser):
+    """Collects text and addresses, and checks that tags are closed in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag not in ("meta", "img", "source"):
+            self.open.append(tag)
+        self.addresses += [value or "" for key, value in attrs if key in ("src", "srcset", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read_page(path: Path) -> Checker:
+    checker = Checker()
+    checker.feed(path.read_text(encoding="utf-8"))
+    assert not checker.open
+    return checker
+
+
+def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(grid), "--out", str(tmp_path / "out"), "--title", "T<1>"]) == 0
+    assert "7 runs, 1 not run" in capsys.readouterr().out
+    page = read_page(tmp_path / "out" / "report.html")
+    text = " ".join(page.text)
+    assert "T<1>" in text and "<b>abc</b>" in text, "escaped"
+    assert "not run" in text and "fspo - rloo (3 paired)" in text
+    assert "Default clip values" in text and "on rloo's records" in text
+    assert "What could not be read" not in text
+    assert page.addresses and all(a.startswith("data:image/png;base64,") for a in page.addresses), "self-contained"
+    assert "script" not in page.tags
+    pictures = list((tmp_path / "out" / "figures").glob("*.png"))
+    assert {p.name for p in pictures} >= {
+        "default_reward.png", "default_lre.png", "default_clip_by_length_fspo.png", "default_distribution_rloo.png"
+    }  # fmt: skip
+    assert all(p.read_bytes().startswith(PNG) for p in pictures)
+    assert not list((tmp_path / "out").rglob("*.part"))
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    final = {row[0]: row[2] for row in summary["comparisons"]["default"]["final"]["rows"]}
+    assert final["held-out sums/acc/mean@1"][0].startswith("0.515 [")
+    paired = {row[0]: row[2] for row in summary["comparisons"]["default"]["paired"]["rows"]}
+    assert paired["LRE, symmetric"][0].startswith("*-"), "FSPO's LRE is below RLOO's in these data, beyond noise"
+
+
+def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_path: Path) -> None:
+    metrics = grid / "fspo/0/metrics.jsonl"
+    metrics.write_text(
+        '{"step": 1, "metrics": {"critic/rewards/mean": "high", "a": null}}\nnonsense\n' + '{"step": 2, "met'
+    )
+    lengths = grid / "fspo/1/length_stats.jsonl"
+    lines = lengths.read_text().splitlines()
+    lengths.write_text(
+        "\n".join([lines[0], '{"step": 1}', lines[1].replace('"layout": 1', '"layout": 99'), *lines[2:]])
+    )
+    (grid / "seq_rloo/0/run.json").write_text("[1]")
+    (grid / "seq_rloo/1/metrics.jsonl").write_bytes(b"\xff\xfe\n[1]\n")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    report = build_report([grid, empty, tmp_path / "absent"], tmp_path / "out")
+    problems = "\n".join(report.problems)
+    for expected in (
+        f"{metrics}:1: not a finite number, left out: critic/rewards/mean", f"{metrics}:2: not JSON",
+        f"{metrics}:3: not JSON", "cut short", f"{lengths}:2: needs integers", f"{lengths}:3: layout is 99",
+        f"{grid / 'seq_rloo/0/run.json'}: must hold a JSON object", f"{grid / 'seq_rloo/1/metrics.jsonl'}:2: must hold",
+        f"{empty / 'run.json'}: missing", f"{tmp_path / 'absent'}: not a folder",
+    ):  # fmt: skip
+        assert expected in problems, expected
+    assert "left out: a" not in problems, "null means undefined, which is no fault"
+    assert report.runs == 7
+    assert "What could not be read" in " ".join(read_page(report.page).text)
+
+
+def test_nothing_readable_still_gives_a_page_and_a_status(tmp_path: Path) -> None:
+    assert main([str(tmp_path / "absent"), "--out", str(tmp_path / "out")]) == 2
+    assert "not a folder" in " ".join(read_page(tmp_path / "out" / "report.html").text)
+
+
+def test_default_and_matched_are_told_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, "fspo", 0, comparison=name) for name in ("default", "matched")]
+    page = read_page(build_report(runs, tmp_path / "out").page)
+    text = " ".join(page.text)
+    assert "Comparison: default" in text and "Comparison: matched" in text
+    assert {p.name for p in (tmp_path / "out/figures").iterdir()} >= {"matched_lre.png", "default_lre.png"}
+
+
+def test_plot_run_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "whole", "fspo", 0)
+    part = tmp_path / "part"
+    shutil.copytree(whole, part)
+    (part / "length_stats.jsonl").unlink()
+    (part / "metrics.jsonl").write_text((whole / "metrics.jsonl").read_text()[:-700])
+    (tmp_path / "empty").mkdir()
+    for folder in (whole, part, tmp_path / "empty"):
+        picture = plot_run(folder, tmp_path / "pictures" / f"{folder.name}.png")
+        assert picture.read_bytes().startswith(PNG)
+    with pytest.raises(FileNotFoundError, match=r"give the folder that holds metrics\.jsonl"):
+        plot_run(tmp_path / "absent", tmp_path / "a.png")
+
+
+def test_loading_joins_lines_and_leaves_out_the_first_minibatch(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", "fspo", 1))
+    assert run.problems == []
+    assert list(run.steps) == list(range(STEPS + 1))
+    assert {"critic/rewards/mean", "val-core/sums/acc/mean@1"} <= run.steps[STEPS].keys()
+    assert len(run.lengths.step_M) == 3 * STEPS and run.lengths.hist_KH().sum() == 3 * STEPS * 64
+    assert run.validation_problems("val-core/sums/acc/mean@1") == 200
+    profile = length_profile([run])
+    assert profile is not None and profile.sequences == 3 * STEPS * 64
+    assert profile.error.clusters == 3 * STEPS
+
+
+def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None:
+    runs = [load_run(write_run(tmp_path / a, a, 0)) for a in ("fspo", "seq_rloo", "seq_gspo")]
+    arms = group_arms(runs)
+    assert [arm.algo for arm in arms] == ["fspo", "rloo", "gspo"]
+    starts = shared_starts(runs)
+    records = common_records(arms, starts, clip_rate=0.15)
+    assert len(records) == 3 * 3 * 2
+    by_key = {(r.band, r.matched, r.records): r.error for r in records}
+    own = length_profile([runs[0]], starts=starts)
+    assert own is not None
+    assert by_key["fspo", False, "fspo"].rate == pytest.approx(own.error.rate, abs=0.01), "recomputed from histograms"
+    for source in ("fspo", "rloo", "gspo"):
+        assert by_key["fspo", True, source].rate == pytest.approx(0.85, abs=0.005)
+        assert by_key["fspo", True, source].lre_debiased < by_key["rloo", True, source].lre_debiased
+    difference = paired_lre_interval(arms[0], arms[1], "symmetric", starts)
+    assert difference is not None and difference.high < 0
+
+
+def test_arms_look_different_on_both_backgrounds() -> None:
+    algos = ["fspo", "rloo", "gspo", "fspo_quantile", "new", "newer"]
+    for theme in (LIGHT, DARK):
+        looks = arm_looks(algos, theme)
+        assert len({look.colour for look in looks.values()}) == len(algos)
+        assert len({look.marker for look in looks.values()}) == len(algos)
+        for look in looks.values():
+            assert _contrast(look.colour, theme.page) >= 2.4, "visible against the page"
+    assert dataclasses.asdict(LIGHT)["arms"].keys() == dataclasses.asdict(DARK)["arms"].keys()
+
+
+def _contrast(first: str, second: str) -> float:
+    def luminance(colour: str) -> float:
+        channel = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(channel <= 0.03928, channel / 12.92, ((channel + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
