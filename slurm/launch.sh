@@ -19,8 +19,8 @@ export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 [[ -f $FSPO_ROOT/slurm/node.sh ]] ||
     fail "$FSPO_ROOT/slurm/node.sh does not exist: run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
 export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
-export FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/restart-${SLURM_RESTART_COUNT:-0}"
-rm -rf "$FSPO_LOG_DIR" && mkdir -p "$FSPO_LOG_DIR" || fail "cannot write $FSPO_LOG_DIR"
+export FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-${SLURM_RESTART_COUNT:-0}"
+mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 # srun no longer takes this from sbatch by itself.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -84,17 +84,25 @@ stop_everything() {
     rm -f "$RAY_AUTH_TOKEN_PATH"
 }
 
+# Like `sleep 1`, but a signal's trap runs at once.
+pause() {
+    sleep 1 &
+    wait $! || true
+}
+
 # Waits for a step to end by itself; its exit status is in $status. The loss of a Ray node ends the job.
 watch_step() { # NAME
-    local ray
+    local ray seconds=0
     status=0
     while is_running "$1"; do
         for ray in fspo_ray_head fspo_ray_workers; do
-            [[ -n ${step_pid[$ray]:-} ]] || continue
-            is_running "$ray" || lost_node "$ray"
+            [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray"
         done
-        sleep 1 &
-        wait $! || true # a trap that ran meanwhile ends this wait
+        # srun hands USR1 to the processes of its step. Again and again: until the command has a handler, it ignores it.
+        if [[ $warned == yes && $1 == fspo_command ]] && ((seconds++ % 5 == 0)); then
+            kill -USR1 "${step_pid[$1]}" 2>/dev/null || true
+        fi
+        pause
     done
     wait "${step_pid[$1]}" || status=$?
 }
@@ -107,10 +115,12 @@ lost_node() { # NAME OF STEP
 
 # ------------------------------------------------------------------- signals
 warned=no
+# shellcheck disable=SC2317  # called by a trap
 on_warning() {
     warned=yes
     say "warning signal: the command is told to save after the step in progress"
 }
+# shellcheck disable=SC2317  # called by a trap
 on_cancel() {
     say "cancelled"
     exit 143
@@ -133,8 +143,7 @@ start_step fspo_ray_head "$head" 1 "$FSPO_LOG_DIR/ray-%N.log" head "$FSPO_LOG_DI
 for ((waited = 0; waited < ready_within; waited++)); do
     [[ ! -s $FSPO_LOG_DIR/ray_address ]] || break
     is_running fspo_ray_head || fail "Ray's head did not start on node $head; see $FSPO_LOG_DIR/ray-$head.log"
-    sleep 1 &
-    wait $! || true
+    pause
 done
 [[ -s $FSPO_LOG_DIR/ray_address ]] ||
     fail "Ray's head on node $head was not up after $ready_within s (FSPO_READY_TIMEOUT); see $FSPO_LOG_DIR/ray-$head.log"
@@ -154,34 +163,26 @@ watch_step fspo_ready
 say "Ray is up on ${#nodes[@]} node(s) at $RAY_ADDRESS"
 
 # ------------------------------------------------------------------- the command
-start_step fspo_command "$head" 1 "$FSPO_LOG_DIR/command.log" run "$@"
-tail --pid="${step_pid[fspo_command]}" --follow=name --retry --lines=+1 "$FSPO_LOG_DIR/command.log" 2>/dev/null &
-tail_pid=$!
-told=no
-# `watch_step` once a second, and the warning handed on when it has come.
-status=0
-while is_running fspo_command; do
-    for ray in fspo_ray_head fspo_ray_workers; do
-        [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray"
-    done
-    if [[ $warned == yes && $told == no ]]; then
-        # srun hands USR1 to the processes of its step; the command ignores it until it has a handler.
-        kill -USR1 "${step_pid[fspo_command]}" && told=yes
-    fi
-    sleep 1 &
-    wait $! || true
-done
-wait "${step_pid[fspo_command]}" || status=$?
-wait "$tail_pid" || true
-say "the command ended with status $status; log: $FSPO_LOG_DIR/command.log"
+if [[ $warned == yes ]]; then
+    say "the warning came before the command was started: nothing to save"
+    status=$PREEMPTED
+else
+    start_step fspo_command "$head" 1 "$FSPO_LOG_DIR/command.log" run "$@"
+    # Shown here as well, but not through a pipe: the exit status must be the command's own.
+    tail --pid="${step_pid[fspo_command]}" --follow=name --retry --lines=+1 "$FSPO_LOG_DIR/command.log" 2>/dev/null &
+    tail_pid=$!
+    watch_step fspo_command
+    wait "$tail_pid" || true
+    say "the command ended with status $status; log: $FSPO_LOG_DIR/command.log"
+fi
 
 if ((status == PREEMPTED)); then
     stop_everything
     trap - EXIT
-    # Not $SLURM_JOB_ID alone: for one task of an array that is also the id of the whole array.
+    # Not SLURM_JOB_ID alone: one task of an array has the id of the whole array.
     job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
     job="${job:-$SLURM_JOB_ID}"
-    say "requeueing job $job: it will continue from its last checkpoint"
+    say "requeueing job $job: it continues from its last checkpoint"
     timeout 60 scontrol requeue "$job" || say "error: SLURM refused the requeue; submit the job again by hand" >&2
 fi
 exit "$status"

@@ -36,7 +36,7 @@ class Arm:
     runs: list[Run] = field(default_factory=list)
 
     def by_seed(self) -> dict[int, Run]:
-        """Runs whose seed is known; of several with one seed the last given."""
+        """Runs whose seed is known."""
         return {run.seed: run for run in self.runs if run.seed is not None}
 
 

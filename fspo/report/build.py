@@ -56,13 +56,13 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     folders, planned, problems = expand_paths(list(paths))
     loaded = [load_run(folder) for folder in folders]
     problems += [problem for run in loaded for problem in run.problems]
-    runs = [run for run in loaded if run.steps or len(run.lengths.step_M)]
+    runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
     missing = sum(not plan.path.is_dir() for plan in planned)
     page = Page(title)
     page.paragraph(
-        f"{len(runs)} runs reported, {missing} planned and not run. Means over seeds with 95% bootstrap intervals; "
-        "bands around curves are the range over seeds. Acceptance leaves out the first mini-batch of each step, "
-        "where S = 0.",
+        f"{len(runs)} runs reported, {missing} planned and not run. Means over seeds with 95% bootstrap "
+        "intervals (from three seeds on); bands around curves are the range over seeds. Acceptance leaves out the "
+        "first mini-batch of each step, where S = 0.",
         lead=True,
     )
     page.table(grid_table(planned, loaded), "runs")
@@ -91,6 +91,19 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     _replace(out / "summary.json", json.dumps(summary, indent=2).encode())
     _replace(out / "report.html", page.render().encode())
     return Report(out / "report.html", len(runs), missing, problems)
+
+
+def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
+    """Two runs of one arm with one seed are not two samples: the one given last counts, and the other is named."""
+    kept: dict[object, Run] = {}
+    for run in runs:
+        key = (run.comparison, run.algo, run.path if run.seed is None else run.seed)
+        if key in kept:
+            problems.append(
+                f"{kept[key].path}: left out: {run.path} is a run of {run.algo} with the same seed {run.seed}"
+            )
+        kept[key] = run
+    return list(kept.values())
 
 
 def _add_comparison(

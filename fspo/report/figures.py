@@ -117,8 +117,8 @@ def _draw_curve(axes: Axes, arms: Sequence[Arm], curve: Curve, looks: dict[str, 
         whole_steps(axes)
         if curve.percent:
             axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.legend(loc="best")
     return drawn
 

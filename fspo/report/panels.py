@@ -59,8 +59,8 @@ def draw_length_profile(axes: Axes, profile: LengthProfile, look: Look, theme: T
     axes.set_xscale("log")
     length_axis(axes)
     axes.set_ylim(0, max(0.05, float(np.nanmax(high)) * 1.25))
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     if note is None:
         note = (
             f"LRE {error.lre:.3f}, debiased {error.lre_debiased:.3f} [{error.ci_low:.3f}, {error.ci_high:.3f}]"

@@ -73,7 +73,7 @@ def _draw_outcome(axes: Axes, run: Run, look: Look, theme: Theme) -> None:
         drawn = True
     if drawn:
         whole_steps(axes)
-        axes.legend(loc="lower right")
+        axes.legend(loc="best")
     else:
         say_nothing_to_show(axes, theme, "no reward logged yet")
 
@@ -93,8 +93,8 @@ def _draw_clip_rate(axes: Axes, run: Run, look: Look, theme: Theme) -> None:
     if outside or active:
         whole_steps(axes)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         axes.legend(loc="best")
     else:
         say_nothing_to_show(axes, theme, "no clip rate logged yet\n(it needs two mini-batches a step)")

@@ -93,11 +93,14 @@ def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:
 
 
 def show_interval(interval: Interval | None, form: str, bold: bool = False) -> str:
-    """``value [low, high]``; the value alone for one seed; empty for None. ``bold`` marks intervals that exclude 0."""
+    """``value [low, high]``; the value alone for one or two seeds; empty for None. ``bold`` marks intervals without 0.
+
+    Two seeds do have an interval, but at 12.7 standard errors it tells a reader nothing.
+    """
     if interval is None:
         return ""
     value = form.format(interval.value)
-    if math.isnan(interval.low):
+    if math.isnan(interval.low) or interval.n == 2:
         return value
     text = f"{value} [{form.format(interval.low)}, {form.format(interval.high)}]"
     return f"*{text}" if bold and interval.excludes_zero else text

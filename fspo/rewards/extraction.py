@@ -6,8 +6,8 @@ with the targets below. Two shortcuts make that cheap:
 - `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence with their only "answer".
   For them math-verify ends up at that part whatever stands before it, so the worker may parse the part instead of the
   whole response. If nothing can be read from it, the whole response is parsed after all.
-- `decide_exactly` settles such a box and a ground truth without math-verify if they are the same text, two plain integers or
-  fractions, or two points or intervals made of such numbers.
+- `decide_exactly` settles such a box and a ground truth without math-verify if they are the same text, two plain
+  integers or fractions, or two points or intervals made of such numbers.
 
 tests/unit/test_rewards_extraction.py compares both with direct math-verify.
 """

@@ -79,7 +79,7 @@ class MathScorer:
         return verdict
 
     def _judge_once(self, task: Task, key: tuple[str, str]) -> Verdict:
-        """Judge a box; threads that ask for the same one meanwhile wait for the cache to hold its verdict."""
+        """Judge a decisive part; threads that ask for the same one meanwhile wait for its verdict to be cached."""
         with self._lock:
             other = self._in_progress.get(key)
             if other is None:
@@ -107,8 +107,8 @@ class MathScorer:
         tasks = [_task(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
         verdicts: dict[int, Verdict] = {}
         pending = list(range(len(tasks)))
-        # Responses of a group often end in the same box. The first of them is judged; the verdict is then in the cache
-        # for the others, unless the box could not be read: then each is judged by the whole of its own text.
+        # Responses of a group often end alike. The first of them is judged; the verdict is then in the cache for the
+        # others, unless nothing could be read from the part: then each is judged by the whole of its own text.
         for _ in range(2):
             first: dict[tuple[str | None, str, str], int] = {}
             waiting: list[int] = []

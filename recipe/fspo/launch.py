@@ -13,13 +13,16 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from recipe.fspo import preflight, run_info
+from recipe.fspo import checkpoints, preflight, run_info
 from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.environment import pass_to_ray_workers
+from recipe.fspo.preemption import STOP, WARNED, Preempted
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.summary import print_summary
 
 _PACKAGE_PREFIX = "pkg://"
+#: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
+_ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 
 class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
@@ -35,25 +38,33 @@ class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,nam
         """The lines since ``index``."""
         return PROGRESS.since(index)
 
+    def request_stop(self) -> bool:
+        """Save and end after the step in progress; False if training has not begun."""
+        PROGRESS.say("warned: saving after the step in progress")
+        return STOP.request()
+
 
 class _Runner:
     """What verl's ``run_ppo`` takes for the runner's class: it starts the actor and keeps the handle."""
 
     def __init__(self) -> None:
         self.handle: Any = None
+        self._stopped_before_training = False
 
     def remote(self) -> Any:
-        # Two threads: one trains, one answers `progress`.
+        # Two threads: one trains, one answers `progress` and `request_stop`.
         self.handle = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2).remote()
         return self.handle
 
     def print_progress(self, stop: threading.Event) -> None:
         """Print the runner's lines until told to stop, and then those that are left."""
-        printed, last_round = 0, False
+        printed, last_round, told = 0, False, False
         while not last_round:
             last_round = stop.wait(0.5)
             if self.handle is None:
                 continue
+            if WARNED.is_set() and not told and not last_round:
+                told = self._tell_to_stop()
             try:
                 lines = ray.get(self.handle.progress.remote(printed), timeout=10)
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
@@ -61,6 +72,23 @@ class _Runner:
             for line in lines:
                 print(line, flush=True)
             printed += len(lines)
+
+    def _tell_to_stop(self) -> bool:
+        """Hand the warning on; returns whether the runner has it."""
+        try:
+            if not ray.get(self.handle.request_stop.remote(), timeout=30):
+                self._stopped_before_training = True
+                ray.kill(self.handle)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return False
+        return True
+
+    def preempted_by(self, error: BaseException) -> Preempted | None:
+        """The preemption behind an error of ``run_ppo``; None if there is another reason."""
+        if self._stopped_before_training and isinstance(error, ray.exceptions.RayActorError):
+            return Preempted("preempted before the first step: there was nothing to save")
+        cause = getattr(error, "cause", None)
+        return cause if isinstance(cause, Preempted) else None
 
 
 def local_path(path: str) -> str:
@@ -76,6 +104,10 @@ def prepare(config: DictConfig) -> None:
     with open_dict(config):
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
         config.actor_rollout_ref.model.path = local_path(config.actor_rollout_ref.model.path)
+        ray_init = config.ray_kwargs.ray_init
+        if ray_init.get("address") not in (None, "local"):
+            for key in _ONLY_TO_START_RAY:
+                ray_init.pop(key, None)
     OmegaConf.resolve(config)
     pass_to_ray_workers(config)
     offline = config.fspo.get("offline_task")
@@ -90,8 +122,12 @@ def launch(config: DictConfig) -> None:
 
     Raises:
         PreflightError: if the configuration or the machine cannot serve the run; Ray has not been started then.
+        Preempted: if SIGUSR1 came; the state is saved, unless no step was done.
     """
     prepare(config)
+    repaired = checkpoints.repair_tracker(config)
+    if repaired:
+        print(f"note: {repaired}", flush=True)
     preflight.check(config)
     apply_grad_scale(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -104,6 +140,12 @@ def launch(config: DictConfig) -> None:
     try:
         run_ppo(config, task_runner_class=runner)
         status = "finished"
+    except ray.exceptions.RayError as error:
+        preempted = runner.preempted_by(error)
+        if preempted is None:
+            raise
+        status = "preempted"
+        raise preempted from None
     finally:
         stop.set()
         printer.join(timeout=30)

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from recipe.fspo.compose import CONF_DIR, ROOT_CONFIG, compose, first_of_each_sweep
 from recipe.fspo.environment import WrongMachineError, export_platform
+from recipe.fspo.preemption import PREEMPTED, Preempted, watch_for_warning
 
 #: Exit status for bad input, as ``argparse`` uses it.
 BAD_INPUT = 2
@@ -26,6 +27,9 @@ def _train(config: DictConfig) -> None:
     except PreflightError as error:
         print(error, file=sys.stderr)
         sys.exit(BAD_INPUT)
+    except Preempted as ended:
+        print(ended, file=sys.stderr)
+        sys.exit(PREEMPTED)
 
 
 def _overrides(arguments: list[str]) -> list[str]:
@@ -37,6 +41,7 @@ def main() -> None:
     """Decide the platform, then hand over to Hydra."""
     from hydra.errors import HydraException
 
+    watch_for_warning()
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
     try:
         export_platform(compose(first_of_each_sweep(_overrides(sys.argv[1:]))))

@@ -16,6 +16,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.fspo import SUPPORTED_VERL
+from recipe.fspo.checkpoints import resume_problems
 from recipe.fspo.loss_checks import loss_problems
 
 Problems = Iterator[str]
@@ -179,6 +180,7 @@ _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
     _batch_problems,
     _length_problems,
     _checkpoint_problems,
+    resume_problems,
     loss_problems,
 )
 

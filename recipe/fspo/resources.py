@@ -60,7 +60,7 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
     if cpus < needs.cpus:
         return (
             f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (Ray counts "
-            "logical CPUs; more than the machine's cores is fine), or reduce actor_rollout_ref.rollout.agent.num_workers "
+            "logical CPUs; more than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS), or reduce actor_rollout_ref.rollout.agent.num_workers "
             "or reward.num_workers"
         )
     return None

@@ -74,7 +74,7 @@ def begin(config: DictConfig) -> None:
 
 
 def end(run_dir: str, status: str) -> None:
-    """Record how the run ended: ``finished`` or ``failed``."""
+    """Record how the run ended: ``finished``, ``failed`` or ``preempted``."""
     path = Path(run_dir) / INFO_FILE
     info = json.loads(path.read_text(encoding="utf-8"))
     info |= {"status": status, "ended": _now()}

@@ -6,6 +6,7 @@ verl's logic for ``sync``: any other mode takes verl's asynchronous branches.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.sums import SequenceSums
 from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.recorder import SumArrays
 from recipe.fspo.resources import wait_for_resources
@@ -61,6 +63,10 @@ class FSPOTrainer(PPOTrainerSync):
         self._run_log: RunLog | None = None
         self._band_controller = _build_band_controller(config)
         self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        self._lead_time = LeadTime.from_environment()
+        self._saved_step: int | None = None
+        self._began_s = 0.0
+        self._save_s = 0.0
         super().__init__(config)
 
     # ---------------------------------------------------------------- start-up
@@ -93,11 +99,43 @@ class FSPOTrainer(PPOTrainerSync):
 
     def on_validate_begin(self) -> None:
         self._open_run_log()
+        self._began_s = time.monotonic()
         super().on_validate_begin()
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._lead_time.measured(validation_s=time.monotonic() - self._began_s)
 
     def on_train_begin(self) -> None:
         self._open_run_log()
+        STOP.training = True
         super().on_train_begin()
+
+    # ---------------------------------------------------------------- preemption
+
+    def on_step_begin(self) -> None:
+        # verl has counted on by now. Here the step before is complete: trained, sent to vLLM and logged.
+        if STOP.requested:
+            self._save_and_leave()
+        self._began_s, self._save_s = time.monotonic(), 0.0
+        super().on_step_begin()
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self._lead_time.measured(step_s=time.monotonic() - self._began_s - self._save_s)
+        if (shortfall := self._lead_time.shortfall()) is not None:
+            PROGRESS.say(shortfall)
+        if STOP.requested and self.global_steps < self.total_training_steps:
+            # Not now: it may take longer than the time that is left. The resumed run begins with a validation.
+            with open_dict(self.config):
+                self.config.trainer.test_freq = -1
+
+    def _save_and_leave(self) -> None:
+        """Save the step before this one, unless that has been done, and end the run."""
+        self.global_steps -= 1
+        if self.global_steps > 0 and self._saved_step != self.global_steps:
+            self._save_checkpoint()
+        raise Preempted(f"preempted after step {self.global_steps}: start the same command again to continue from there")
 
     # ---------------------------------------------------------------- update
 
@@ -117,13 +155,18 @@ class FSPOTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
         # checkpoint callback runs after that.)
+        started = time.monotonic()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         save_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
         super()._save_checkpoint()
-        PROGRESS.say(f"saved {folder}")
+        self._saved_step = self.global_steps
+        self._save_s = time.monotonic() - started
+        self._lead_time.measured(save_s=self._save_s)
+        PROGRESS.say(f"saved {folder} in {self._save_s:.1f} s")
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
+        self._saved_step = self.global_steps  # nothing new until a step is done
         if self.global_steps > 0:
             if self.config.trainer.resume_mode == "resume_path":
                 folder = Path(self.config.trainer.resume_from_path)

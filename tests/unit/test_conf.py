@@ -90,3 +90,59 @@ def test_what_the_user_sets_in_the_environment_wins(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
     assert platform_environment("cpu")["VLLM_CPU_KVCACHE_SPACE"] == "4"
+
+
+#: What swapping `algo` may change: its name, its loss with the loss's settings, and its native advantage estimator.
+MAY_DIFFER = {
+    "fspo.algo",
+    "algorithm.adv_estimator",
+    "actor_rollout_ref.actor.policy_loss.*",
+}
+#: verl's token-level losses read their clip values and their averaging from the actor itself.
+TOKEN_LEVEL_MAY_DIFFER = MAY_DIFFER | {
+    "actor_rollout_ref.actor.clip_ratio_low",
+    "actor_rollout_ref.actor.clip_ratio_high",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "critic.loss_agg_mode",  # verl's default follows the actor's; there is no critic here
+}
+TOKEN_LEVEL = {"gspo_verl", "grpo", "dapo"}
+
+
+def flat(config: DictConfig) -> dict[str, object]:
+    leaves: dict[str, object] = {}
+
+    def walk(node: object, path: str) -> None:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                walk(value, f"{path}.{key}" if path else str(key))
+        else:
+            leaves[path] = node
+
+    walk(OmegaConf.to_container(config, resolve=True), "")
+    return leaves
+
+
+def differing(first: DictConfig, second: DictConfig) -> set[str]:
+    a, b = flat(first), flat(second)
+    names = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
+    prefix = "actor_rollout_ref.actor.policy_loss."
+    return {f"{prefix}*" if name.startswith(prefix) else name for name in names}
+
+
+@pytest.mark.parametrize("algo", [algo for algo in options("algo") if algo != "fspo"])
+def test_swapping_the_algorithm_changes_nothing_else(algo: str) -> None:
+    found = differing(resolved("algo=fspo"), resolved(f"algo={algo}"))
+    assert found <= (TOKEN_LEVEL_MAY_DIFFER if algo in TOKEN_LEVEL else MAY_DIFFER)
+    assert {"fspo.algo", "actor_rollout_ref.actor.policy_loss.*"} <= found
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_shared_advantage_changes_the_estimator_only(algo: str) -> None:
+    shared = resolved(f"algo={algo}", "advantage=shared")
+    assert shared.algorithm.adv_estimator == "grpo"
+    assert differing(resolved(f"algo={algo}"), shared) <= {"fspo.advantage", "algorithm.adv_estimator"}
+
+
+def test_native_advantages() -> None:
+    native = {algo: resolved(f"algo={algo}").algorithm.adv_estimator for algo in options("algo")}
+    assert native == dict.fromkeys(native, "grpo") | {"rloo": "rloo"}

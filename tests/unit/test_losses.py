@@ -238,6 +238,13 @@ def test_advantages_and_rollout_weights_must_be_finite_and_constant() -> None:
         sequence_policy_loss(log_prob, old, infinite, mask, ALGORITHMS["fspo"])
 
 
+def test_a_sum_that_overflows_is_refused_too() -> None:
+    huge = torch.full((2, 2), -3e38)
+    mask = torch.tensor([[True, False], [True, True]])
+    with pytest.raises(ValueError, match=r"row 1 .*S is not finite though its terms are"):
+        sequence_policy_loss(huge, torch.zeros(2, 2), torch.ones(2, 2), mask, ALGORITHMS["fspo"])
+
+
 def test_shapes_must_agree() -> None:
     log_prob, old, advantages, mask = batch()
     with pytest.raises(ValueError, match=r"advantages_BT has shape \(64, 1\)"):

@@ -19,7 +19,7 @@ from fspo.records import to_record
 from fspo.report.__main__ import main
 from fspo.report.arms import group_arms, paired_lre_interval
 from fspo.report.build import build_report
-from fspo.report.common import common_records
+from fspo.report.common import common_records, run_settings
 from fspo.report.lengths import length_profile, shared_starts
 from fspo.report.run_figure import plot_run
 from fspo.report.runs import load_run
@@ -60,7 +60,7 @@ def run_files(loss: str, seed: int) -> tuple[str, str, str]:
     return "\n".join(map(json.dumps, metrics)) + "\n", "\n".join(map(json.dumps, lengths)) + "\n", json.dumps(info)
 
 
-def write_run(folder: Path, loss: str, seed: int, **info: object) -> Path:
+def write_run(folder: Path, loss: str, seed: int, /, **info: object) -> Path:
     folder.mkdir(parents=True)
     metrics, lengths, described = run_files(loss, seed)
     (folder / "metrics.jsonl").write_text(metrics)
@@ -163,6 +163,27 @@ def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_
     assert "left out: a" not in problems, "null means undefined, which is no fault"
     assert report.runs == 7
     assert "What could not be read" in " ".join(read_page(report.page).text)
+
+
+def test_a_seed_run_twice_counts_once(tmp_path: Path) -> None:
+    twice = [write_run(tmp_path / name, "fspo", 0) for name in ("a", "b")]
+    report = build_report(twice, tmp_path / "out")
+    assert report.runs == 1
+    assert report.problems == [f"{twice[0]}: left out: {twice[1]} is a run of fspo with the same seed 0"]
+
+
+def test_settings_come_from_the_loss_mode_and_what_overrides_it(tmp_path: Path) -> None:
+    loss = {"loss_mode": "seq_gspo", "clip_low": 0.01, "drift": None, "other": 3}
+    run = load_run(write_run(tmp_path / "a", "seq_gspo", 0, loss=loss))
+    assert run_settings(run) == dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01)
+    for unknown in ({"loss_mode": "vanilla"}, {"band": "round"}, [1], None):
+        assert run_settings(dataclasses.replace(run, info={"loss": unknown})) is None
+
+
+def test_validation_problems_of_a_data_source_with_a_slash(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "a", "fspo", 0, validation_problems={"fspo/sums": 31}))
+    assert run.validation_problems("val-core/fspo/sums/acc/mean@1") == 31
+    assert run.validation_problems("val-core/other/acc/mean@1") is None
 
 
 def test_nothing_readable_still_gives_a_page_and_a_status(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""Command line of `python -m fspo.data`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fspo.data.prepare import TEMPLATES, describe, prepare
+from fspo.data.sources import SOURCES, TEST_SETS
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all commands; those of the offline task are left out where `argv` asks for another one."""
+    parser = argparse.ArgumentParser(prog="python -m fspo.data", description="Data sets for training and evaluation.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    command = commands.add_parser(
+        "prepare",
+        help="write published data sets as Parquet files in verl's schema, each with a manifest",
+        description=(
+            "Write OUT/NAME.parquet and OUT/NAME.manifest.json for each NAME. Duplicates are removed, and problems of "
+            "the test sets are removed from training sets."
+        ),
+    )
+    command.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(SOURCES)}, or all")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files")
+    command.add_argument(
+        "--source",
+        type=Path,
+        metavar="DIR",
+        help="read local copies, DIR/NAME.parquet (.jsonl, .json) or DIR/NAME/, instead of the Hugging Face hub",
+    )
+    command.add_argument(
+        "--against",
+        nargs="*",
+        default=list(TEST_SETS),
+        choices=TEST_SETS,
+        metavar="NAME",
+        help="test sets to keep out of training sets (default: all; without names: none)",
+    )
+    command.add_argument("--template", choices=tuple(TEMPLATES), default="boxed", help="prompt (default: %(default)s)")
+    command.add_argument("--tokenizer", help="tokenizer whose prompt lengths go into the manifest")
+    command.add_argument("--revision", help="another commit on the hub than the pinned one (a single NAME only)")
+    command.set_defaults(run=_prepare)
+    if not argv or argv[0] != "prepare":
+        from fspo.data.demo_model import register_commands
+
+        register_commands(commands)
+    return parser
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    names = list(SOURCES) if args.names == ["all"] else args.names
+    if args.revision is not None and len(names) > 1:
+        raise ValueError(f"--revision is for a single data set, got {len(names)}: {', '.join(names)}")
+    for name in names:
+        training = name in SOURCES and SOURCES[name].role == "train"
+        manifest = prepare(
+            name,
+            args.out,
+            folder=args.source,
+            against=args.against if training else (),
+            template=args.template,
+            tokenizer=args.tokenizer,
+            revision=args.revision,
+        )
+        print(describe(manifest))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0 on success, 2 with a message on a user's error (argparse's code for the same)."""
+    argv = sys.argv[1:] if argv is None else argv
+    args = build_parser(argv).parse_args(argv)
+    try:
+        return int(args.run(args) or 0)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2

@@ -1,0 +1,98 @@
+"""Duplicates within a data set, and training problems that a test set also holds."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fspo.data.sources import Problem
+
+NGRAM = 13
+BOILERPLATE = 10
+"""N-grams of more than this many training problems are phrases of the trade, not signs of a copy."""
+
+# LaTeX that only changes how a formula looks.
+_FORMATTING = re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad|[dt]frac|[,;:! ])|[${}~]")
+_TOKEN = re.compile(r"\\?[^\W_]+|[^\w\s,.;:?!'\"]")
+
+
+def tokens(text: str) -> list[str]:
+    r"""Words, numbers, commands and operators of a problem, without case, punctuation and LaTeX formatting.
+
+    >>> tokens(r"Find $\left(x-1\right)^2$.") == tokens("find (x - 1)^{2}")
+    True
+    """
+    text = unicodedata.normalize("NFKC", text).casefold()
+    text = _FORMATTING.sub(lambda match: "\\frac" if match.group().endswith("frac") else " ", text)
+    return _TOKEN.findall(text)
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """Problems without repetitions, and what was left out.
+
+    `duplicates` repeat an earlier problem with the same answer; `conflicting` are all the rows of problems that
+    appear with different answers, none of which can be trusted.
+    """
+
+    problems: list[Problem]
+    read: int
+    duplicates: int
+    conflicting: int
+
+
+def distinct(problems: Iterable[Problem]) -> Distinct:
+    """Keep the first of problems that are equal up to Unicode form and white space; drop those with several answers.
+
+    Holds one copy of each distinct problem: DAPO-Math-17k is published with every prompt about a hundred times over.
+    """
+    kept: dict[str, Problem] = {}
+    rows: Counter[str] = Counter()
+    doubtful: set[str] = set()
+    for problem in problems:
+        key = " ".join(unicodedata.normalize("NFKC", problem.text).split())
+        rows[key] += 1
+        if kept.setdefault(key, problem).answer != problem.answer:
+            doubtful.add(key)
+    conflicting = sum(rows[key] for key in doubtful)
+    result = [problem for key, problem in kept.items() if key not in doubtful]
+    return Distinct(result, rows.total(), rows.total() - conflicting - len(result), conflicting)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Training problems dropped because of one test set, by the first sign found."""
+
+    same_text: int
+    shared_ngram: int
+
+
+def without_overlap(
+    train: Sequence[Problem], tests: Mapping[str, Sequence[Problem]]
+) -> tuple[list[Problem], dict[str, Overlap]]:
+    """Training problems that share neither their normalised text nor an n-gram of NGRAM tokens with a test problem.
+
+    N-grams found in more than BOILERPLATE training problems ("where m and n are relatively prime positive integers,
+    find m + n") do not count (rule defined here; without it a third of a competition set falls to its phrasing). A
+    problem that overlaps with several test sets is counted for each.
+    """
+    train_tokens = [tokens(problem.text) for problem in train]
+    frequency = Counter(ngram for words in train_tokens for ngram in _ngrams(words))
+    dropped: set[int] = set()
+    overlaps: dict[str, Overlap] = {}
+    for name, problems in tests.items():
+        test_tokens = [tokens(problem.text) for problem in problems]
+        texts = {tuple(words) for words in test_tokens}
+        ngrams = {ngram for words in test_tokens for ngram in _ngrams(words) if frequency[ngram] <= BOILERPLATE}
+        same = {i for i, words in enumerate(train_tokens) if tuple(words) in texts}
+        shared = {i for i, words in enumerate(train_tokens) if not ngrams.isdisjoint(_ngrams(words))} - same
+        overlaps[name] = Overlap(len(same), len(shared))
+        dropped |= same | shared
+    return [problem for i, problem in enumerate(train) if i not in dropped], overlaps
+
+
+def _ngrams(words: Sequence[str]) -> set[tuple[str, ...]]:
+    return {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)}

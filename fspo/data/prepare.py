@@ -1,0 +1,176 @@
+"""From a published data set to a Parquet file in verl's schema and a manifest that says what is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fspo.data.decontaminate import distinct, without_overlap
+from fspo.data.io import atomic_path, sha256_of, write_json
+from fspo.data.sources import (
+    DAPO_CLOSING,
+    DAPO_OPENING,
+    SOURCES,
+    Problem,
+    Source,
+    hub_rows,
+    local_files,
+    read_file,
+    read_problems,
+)
+
+TEMPLATES = {
+    "boxed": "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    "answer": DAPO_OPENING + "{problem}" + DAPO_CLOSING,
+}
+"""Prompts by name: Qwen's request for a box, and DAPO-Math-17k's own request for a last line `Answer: ...`."""
+
+
+def prepare(
+    name: str,
+    out: Path,
+    folder: Path | None = None,
+    against: Sequence[str] = (),
+    template: str = "boxed",
+    tokenizer: str | None = None,
+    revision: str | None = None,
+) -> dict[str, Any]:
+    """Write `out/NAME.parquet` and `out/NAME.manifest.json`; return the manifest.
+
+    Args:
+        name: a key of `sources.SOURCES`.
+        folder: local copies (see `sources.local_files`); None loads from the Hugging Face hub.
+        against: test sets whose problems are removed from a training set.
+        template: a key of TEMPLATES.
+        tokenizer: a tokenizer (local folder or hub id) whose prompt lengths go into the manifest.
+        revision: another commit of the hub data set than the pinned one.
+
+    Raises:
+        SourceError: the source, or one of `against`, is missing or not in its published schema.
+        ValueError: an unknown name or template, or `against` for a test set.
+    """
+    source = _source(name)
+    if template not in TEMPLATES:
+        raise ValueError(f"template={template!r}: choose one of {', '.join(TEMPLATES)}")
+    if against and source.role == "test":
+        raise ValueError(f"against={list(against)}: {name} is a test set, only training sets are decontaminated")
+    if revision is not None:
+        if folder is not None:
+            raise ValueError(f"revision={revision!r} selects a commit on the hub, but {folder} holds local copies")
+        source = replace(source, revision=revision)
+    found = distinct(_problems(source, folder))
+    tests = {other: distinct(_problems(_source(other), folder)).problems for other in against}
+    problems, overlaps = without_overlap(found.problems, tests)
+    rows = [_row(source, index, problem, TEMPLATES[template]) for index, problem in enumerate(problems)]
+    if not rows:
+        raise ValueError(f"{name}: no problem is left of {found.read} rows after removing duplicates and overlap")
+    manifest = {
+        "name": name,
+        "role": source.role,
+        "rows": len(rows),
+        "source": _origin(source, folder),
+        "counts": {
+            "read": found.read,
+            "duplicates": found.duplicates,
+            "conflicting_answers": found.conflicting,
+            "overlap_with_tests": {other: asdict(overlap) for other, overlap in overlaps.items()},
+            "dropped_for_overlap": len(found.problems) - len(problems),
+            "written": len(rows),
+        },
+        "prompt_template": TEMPLATES[template],
+        "prompt_characters": _summary([len(row["prompt"][0]["content"]) for row in rows]),
+        "prompt_tokens": None if tokenizer is None else _token_lengths(rows, tokenizer),
+    }
+    return _write(out, name, rows, manifest)
+
+
+def describe(manifest: Mapping[str, Any]) -> str:
+    """One line for people: rows and what was removed."""
+    counts = manifest["counts"]
+    overlaps = {name: sum(found.values()) for name, found in counts["overlap_with_tests"].items()}
+    by_set = ", ".join(f"{name} {found}" for name, found in overlaps.items())
+    return (
+        f"{manifest['name']}: {counts['read']} rows read, {counts['duplicates']} duplicates, "
+        f"{counts['conflicting_answers']} with conflicting answers, {counts['dropped_for_overlap']} overlapping with "
+        f"tests ({by_set or 'not compared'}), {counts['written']} written"
+    )
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise ValueError(f"unknown data set {name!r}: choose one of {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
+def _problems(source: Source, folder: Path | None) -> Iterator[Problem]:
+    if folder is None:
+        yield from read_problems(source, hub_rows(source), f"{source.hub_id}@{source.revision[:12]}")
+        return
+    for path in local_files(source, folder):
+        yield from read_file(source, path)
+
+
+def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
+    origin: dict[str, Any] = {"hub_id": source.hub_id, "config": source.config, "split": source.split}
+    if folder is None:
+        return origin | {"revision": source.revision}
+    files = [
+        {"name": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in local_files(source, folder)
+    ]
+    # A local copy carries no proof of its revision; its checksums identify it.
+    return origin | {"revision": None, "expected_revision": source.revision, "files": files}
+
+
+def _row(source: Source, index: int, problem: Problem, template: str) -> dict[str, Any]:
+    return {
+        "data_source": source.name,
+        "prompt": [{"role": "user", "content": template.replace("{problem}", problem.text)}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {
+            "index": index,
+            "split": source.role,
+            "problem_id": f"{source.name}/{index}",
+            "source_id": problem.source_id,
+        },
+    }
+
+
+def _summary(lengths: Sequence[int]) -> dict[str, float]:
+    import numpy as np
+
+    quantiles = np.quantile(lengths, [0.5, 0.9, 0.99])
+    return {
+        "min": min(lengths),
+        **{name: float(value) for name, value in zip(("p50", "p90", "p99"), quantiles, strict=True)},
+        "max": max(lengths),
+    }
+
+
+def _token_lengths(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    if tokenizer.chat_template is not None:
+        texts = [tokenizer.apply_chat_template(r["prompt"], add_generation_prompt=True, tokenize=False) for r in rows]
+    else:
+        texts = [row["prompt"][0]["content"] for row in rows]
+    lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    return {"tokenizer": name, "chat_template": tokenizer.chat_template is not None, **_summary(lengths)}
+
+
+def _write(out: Path, name: str, rows: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
+    with atomic_path(data) as temporary:
+        pq.write_table(pa.Table.from_pylist(rows), temporary)
+        manifest = manifest | {"file": data.name, "bytes": temporary.stat().st_size, "sha256": sha256_of(temporary)}
+        # A manifest always describes the file beside it: no manifest is better than that of an older file.
+        description.unlink(missing_ok=True)
+    write_json(description, manifest)
+    return manifest

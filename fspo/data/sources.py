@@ -1,0 +1,302 @@
+"""The published data sets of the paper's setting: where they are, what their rows look like, and how to read them.
+
+Schemas and revisions were taken from the data sets' pages. Every row is checked: a changed schema stops the reading
+with the file, the row and the column, instead of producing prompts made of something else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fspo.rewards.extraction import closing_brace
+
+Row = Mapping[str, Any]
+
+
+class SourceError(ValueError):
+    """A source file that is missing, unreadable, or not in its published schema."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem of a data set: its text, its answer (LaTeX, no box) and its identifier in the source."""
+
+    text: str
+    answer: str
+    source_id: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A published data set.
+
+    Attributes:
+        name: what this project calls it; the `data_source` of its rows.
+        role: whether it trains or tests.
+        hub_id, config, split, revision: where it is on the Hugging Face hub, pinned to a commit.
+        columns: the columns that are read; all must exist.
+        read: a row's problem; raises `_ColumnError` for a value that is not as published.
+    """
+
+    name: str
+    role: Literal["train", "test"]
+    hub_id: str
+    split: str
+    revision: str
+    columns: tuple[str, ...]
+    read: Callable[[Row], Problem]
+    config: str | None = None
+
+
+class _ColumnError(Exception):
+    def __init__(self, column: str, problem: str) -> None:
+        super().__init__(problem)
+        self.column = column
+
+
+def _text(row: Row, column: str) -> str:
+    value = row[column]
+    if not isinstance(value, str):
+        raise _ColumnError(column, f"expected text, found {type(value).__name__}")
+    if not value.strip():
+        raise _ColumnError(column, "is empty")
+    return value.strip()
+
+
+def _answer(row: Row, column: str) -> str:
+    """An answer given as text or number; whole numbers lose their decimals (amc23 has "27.0")."""
+    value = row[column]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise _ColumnError(column, f"expected text or a number, found {type(value).__name__}")
+    text = str(value).strip()
+    whole, point, decimals = text.partition(".")
+    if point and decimals.strip("0") == "" and whole.removeprefix("-").isdecimal():
+        text = whole
+    if not text or text == "nan":
+        raise _ColumnError(column, "is empty")
+    return text
+
+
+DAPO_OPENING = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+
+def _read_dapo(row: Row) -> Problem:
+    messages = row["prompt"]
+    if not isinstance(messages, list) or len(messages) != 1 or not isinstance(messages[0], Mapping):
+        raise _ColumnError("prompt", "expected a list of one message")
+    content = messages[0].get("content")
+    if not isinstance(content, str) or not (content.startswith(DAPO_OPENING) and content.endswith(DAPO_CLOSING)):
+        raise _ColumnError("prompt", "expected the published instructions around the problem")
+    text = content[len(DAPO_OPENING) : len(content) - len(DAPO_CLOSING)].strip()
+    if not text:
+        raise _ColumnError("prompt", "holds no problem between the instructions")
+    reward = row["reward_model"]
+    if not isinstance(reward, Mapping) or "ground_truth" not in reward:
+        raise _ColumnError("reward_model", "expected a record with ground_truth")
+    info = row["extra_info"]
+    if not isinstance(info, Mapping) or not isinstance(info.get("index"), str):
+        raise _ColumnError("extra_info", "expected a record with index as text")
+    return Problem(text, _answer({"reward_model": reward["ground_truth"]}, "reward_model"), info["index"])
+
+
+def _read_math(row: Row) -> Problem:
+    solution = _text(row, "solution")
+    start = max(solution.rfind("\\boxed{"), solution.rfind("\\fbox{"))
+    if start < 0:
+        # One published form has no braces: "\boxed 2" is followed by a single token.
+        start = solution.rfind("\\boxed ")
+        answer = solution[start + len("\\boxed ") :].split("$")[0].strip(" .") if start >= 0 else ""
+    else:
+        opening = solution.index("{", start)
+        end = closing_brace(solution, opening)
+        answer = solution[opening + 1 : end].strip() if end is not None else ""
+    if not answer:
+        raise _ColumnError("solution", "has no closed \\boxed{...} with an answer")
+    return Problem(_text(row, "problem"), answer, "")
+
+
+def _plain(problem: str, answer: str, identifier: str) -> Callable[[Row], Problem]:
+    def read(row: Row) -> Problem:
+        return Problem(_text(row, problem), _answer(row, answer), str(row[identifier]))
+
+    return read
+
+
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        Source(
+            name="dapo_math_17k",
+            role="train",
+            hub_id="BytedTsinghua-SIA/DAPO-Math-17k",
+            split="train",
+            revision="65877096c24ffa7abc4e4fa5edb95cf3413a5674",
+            columns=("prompt", "reward_model", "extra_info"),
+            read=_read_dapo,
+        ),
+        Source(
+            name="math_train",
+            role="train",
+            hub_id="DigitalLearningGmbH/MATH-lighteval",
+            split="train",
+            revision="0530c78699ea5e8eb5530600900e1f328b48acad",
+            columns=("problem", "solution"),
+            read=_read_math,
+        ),
+        Source(
+            name="math500",
+            role="test",
+            hub_id="HuggingFaceH4/MATH-500",
+            split="test",
+            revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+            columns=("problem", "answer", "unique_id"),
+            read=_plain("problem", "answer", "unique_id"),
+        ),
+        Source(
+            name="amc23",
+            role="test",
+            hub_id="math-ai/amc23",
+            split="test",
+            revision="80815d37005feb82cd7f8fbc6901d5d3eff43057",
+            columns=("id", "question", "answer"),
+            read=_plain("question", "answer", "id"),
+        ),
+        Source(
+            name="aime24",
+            role="test",
+            hub_id="HuggingFaceH4/aime_2024",
+            split="train",
+            revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
+            columns=("id", "problem", "answer"),
+            read=_plain("problem", "answer", "id"),
+        ),
+        Source(
+            name="aime25",
+            role="test",
+            hub_id="math-ai/aime25",
+            split="test",
+            revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
+            columns=("id", "problem", "answer"),
+            read=_plain("problem", "answer", "id"),
+        ),
+    )
+}
+TEST_SETS = tuple(source.name for source in SOURCES.values() if source.role == "test")
+
+
+def read_problems(source: Source, rows: Iterator[Row], place: str) -> Iterator[Problem]:
+    """Problems of the rows of one file; `place` names it in errors. Raises SourceError for a file without rows."""
+    number = 0
+    for number, row in enumerate(rows, start=1):
+        missing = [column for column in source.columns if column not in row]
+        if missing:
+            raise SourceError(
+                f"{place}, row {number}: column {missing[0]!r} is missing (found: {', '.join(sorted(row)) or 'none'}); "
+                f"{source.name} needs the columns {', '.join(source.columns)} of {source.hub_id} at {source.revision}"
+            )
+        try:
+            yield source.read(row)
+        except _ColumnError as error:
+            raise SourceError(
+                f"{place}, row {number}, column {error.column!r}: {error}; "
+                f"expected the schema of {source.hub_id} at {source.revision}"
+            ) from error
+    if number == 0:
+        raise SourceError(f"{place}: has no rows; copy the file again from {source.hub_id}")
+
+
+def local_files(source: Source, folder: Path) -> list[Path]:
+    """Data files of a source under `folder`: `NAME.*`, or else all in `NAME/`; of several, those named after the split.
+
+    A folder NAME may be a copy of the hub repository. Raises SourceError if there is none.
+    """
+    suffixes = (".parquet", ".jsonl", ".json")
+    files = [folder / f"{source.name}{suffix}" for suffix in suffixes]
+    files = [path for path in files if path.is_file()]
+    if not files:
+        files = sorted(path for path in (folder / source.name).rglob("*") if path.suffix in suffixes and path.is_file())
+    of_split = [path for path in files if source.split in path.stem]
+    if not files:
+        raise SourceError(
+            f"{folder}: no {source.name}.parquet, .jsonl or .json and no such file in a folder {source.name}/; "
+            f"put a copy of {source.hub_id} (revision {source.revision}) there"
+        )
+    return of_split if of_split and len(files) > 1 else files
+
+
+def read_file(source: Source, path: Path) -> Iterator[Problem]:
+    """Problems of one local file, in order. Raises SourceError naming file, row and column."""
+    if path.stat().st_size == 0:
+        raise SourceError(f"{path}: is empty; copy it again from {source.hub_id}")
+    rows = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows, ".json": _json_rows}[path.suffix](source, path)
+    return read_problems(source, rows, str(path))
+
+
+def hub_rows(source: Source) -> Iterator[Row]:
+    """Rows of a source from the Hugging Face hub (or the local cache of `datasets`), at the pinned revision."""
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(source.hub_id, source.config, split=source.split, revision=source.revision)
+    except Exception as error:
+        raise SourceError(
+            f"{source.hub_id} at {source.revision} cannot be loaded ({type(error).__name__}: {error}); "
+            f"without network, copy it to DIR/{source.name}/ and give --source DIR"
+        ) from error
+    present = [column for column in source.columns if column in rows.column_names]
+    yield from rows.select_columns(present)
+
+
+def _parquet_rows(source: Source, path: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            # Only the columns that are read: DAPO-Math-17k has 1.8 million rows.
+            columns = [name for name in file.schema_arrow.names if name in source.columns]
+            for batch in file.iter_batches(batch_size=4096, columns=columns):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise SourceError(f"{path}: not a readable Parquet file ({error}); copy it again") from error
+
+
+def _jsonl_rows(_: Source, path: Path) -> Iterator[Row]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _json_object(line, path, number)
+
+
+def _json_rows(_: Source, path: Path) -> Iterator[Row]:
+    try:
+        values = json.loads(path.read_bytes().decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path}: not UTF-8 at byte {error.start}; convert it or copy it again") from error
+    except json.JSONDecodeError as error:
+        raise SourceError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise SourceError(f"{path}: expected a JSON list of objects")
+    yield from values
+
+
+def _json_object(line: bytes, path: Path, number: int) -> Row:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise SourceError(
+            f"{path}, row {number}: not UTF-8 at byte {error.start} of the line; copy it again"
+        ) from error
+    except json.JSONDecodeError as error:
+        raise SourceError(f"{path}, row {number}: not JSON ({error.msg})") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{path}, row {number}: expected a JSON object, found {type(value).__name__}")
+    return value

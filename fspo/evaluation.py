@@ -1,0 +1,246 @@
+"""Accuracy of a policy from scored generations: avg@k, pass@k and bootstrap intervals, per data set and by length.
+
+Input are records, one per generated response; how they were generated does not matter. All intervals resample problems
+(with all their responses), the unit that is drawn at random: responses to one problem are not independent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Estimate", "Record", "avg_at_k", "bootstrap", "evaluate", "format_table", "pass_at_k", "read_records"]
+
+DEFAULT_LENGTH_EDGES: Final = (0, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct)."""
+
+    data_source: str
+    problem_id: str
+    response_length: int
+    score: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
+            raise ValueError(f"score={self.score} of {self.problem_id}: an accuracy must lie in [0, 1]")
+        if self.response_length < 0:
+            raise ValueError(f"response_length={self.response_length} of {self.problem_id} is negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its confidence interval; the interval is NaN where a single problem leaves nothing to resample."""
+
+    value: float
+    low: float
+    high: float
+
+
+def read_records(path: Path) -> list[Record]:
+    """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
+
+    Raises ValueError naming file, line and key for a line that is not such a record, and for a file without records.
+    """
+    records: list[Record] = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                records.append(
+                    Record(
+                        str(row["data_source"]),
+                        str(row["problem_id"]),
+                        int(row["response_length"]),
+                        float(row["score"]),
+                    )
+                )
+            except KeyError as error:
+                raise ValueError(f"{path}, line {number}: the key {error} is missing") from error
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+    if not records:
+        raise ValueError(f"{path}: no records; evaluate writes one line per response")
+    return records
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Probability that k of n responses, drawn without replacement, hold a correct one: `1 - C(n-c, k) / C(n, k)`.
+
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1), in its numerically stable product form.
+
+    Raises:
+        ValueError: not 0 <= correct <= n, or not 1 <= k <= n.
+    """
+    if not 0 <= correct <= n:
+        raise ValueError(f"correct={correct} must lie between 0 and n={n}")
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k} must lie between 1 and the number of responses, {n}")
+    if n - correct < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
+
+
+def avg_at_k(scores: Sequence[float]) -> float:
+    """Mean score of a problem's k responses; its mean over problems is avg@k."""
+    return math.fsum(scores) / len(scores)
+
+
+def bootstrap(
+    sums: npt.ArrayLike, counts: npt.ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> Estimate:
+    """Ratio of sums over problems, `sum_p sums[p] / sum_p counts[p]`, with a percentile bootstrap interval.
+
+    With counts of 1 this is a mean over problems. Whole problems are resampled; resamples in which no count is left
+    do not enter the interval.
+
+    Args:
+        sums, counts: (n_problems,), counts not negative.
+
+    Raises:
+        ValueError: no problem, or counts that sum to 0.
+    """
+    sums_p, counts_p = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    if sums_p.shape != counts_p.shape or sums_p.ndim != 1 or counts_p.sum() <= 0:
+        raise ValueError(
+            f"need one sum and count per problem, some count positive; got {sums_p.shape}, {counts_p.shape}"
+        )
+    value = float(sums_p.sum() / counts_p.sum())
+    n = len(sums_p)
+    if n < 2:
+        return Estimate(value, math.nan, math.nan)
+    rng = np.random.default_rng(seed)
+    ratios: list[npt.NDArray[np.float64]] = []
+    chunk = max(1, 4_000_000 // n)
+    for start in range(0, n_resamples, chunk):
+        index = rng.integers(n, size=(min(chunk, n_resamples - start), n))
+        denominators = counts_p[index].sum(axis=1)
+        kept = denominators > 0
+        ratios.append(sums_p[index].sum(axis=1)[kept] / denominators[kept])
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(np.concatenate(ratios), [tail, 1.0 - tail])
+    return Estimate(value, float(low), float(high))
+
+
+def evaluate(
+    records: Iterable[Record],
+    ks: Sequence[int] | None = None,
+    length_edges: Sequence[int] = DEFAULT_LENGTH_EDGES,
+    seed: int = 0,
+    n_resamples: int = 10_000,
+) -> dict[str, Any]:
+    """Accuracy per data set and by response length, as a JSON-ready dictionary.
+
+    For every data set: number of problems and responses; `avg` (the mean over problems of the mean score of their
+    responses, avg@k for k responses each); `pass@k` for the `ks` (default: powers of two up to the smallest number of
+    responses to a problem); `by_length`, the share of correct responses per bin `[low, high)` of the response length
+    in tokens (a ratio of sums over problems, so a problem weighs by its responses in the bin), with the number of
+    responses. Bins without responses are left out. Every value is {value, low, high} with a 95% interval.
+
+    A score counts as correct for pass@k if it is 1.
+
+    Raises:
+        ValueError: no records, a k above a problem's number of responses, edges that do not increase from 0.
+    """
+    edges = [*length_edges, math.inf]
+    if edges[0] != 0 or any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+        raise ValueError(f"length_edges={list(length_edges)}: edges must start at 0 and increase")
+    by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        by_source[record.data_source][record.problem_id].append(record)
+    if not by_source:
+        raise ValueError("no records to evaluate")
+    return {
+        source: _evaluate_source(source, list(problems.values()), ks, edges, seed, n_resamples)
+        for source, problems in sorted(by_source.items())
+    }
+
+
+def _evaluate_source(
+    source: str,
+    problems: list[list[Record]],
+    ks: Sequence[int] | None,
+    edges: Sequence[float],
+    seed: int,
+    n_resamples: int,
+) -> dict[str, Any]:
+    def estimate(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | None]:
+        found = bootstrap(sums, counts, n_resamples=n_resamples, seed=seed)
+        return {
+            key: None if math.isnan(x) else x for key, x in zip(("value", "low", "high"), _triple(found), strict=True)
+        }
+
+    fewest = min(len(records) for records in problems)
+    most = max(len(records) for records in problems)
+    chosen = [2**i for i in range(fewest.bit_length())] if ks is None else list(ks)
+    if any(not 1 <= k <= fewest for k in chosen):
+        raise ValueError(f"ks={chosen}: a problem of {source} has only {fewest} responses, choose k from 1 to {fewest}")
+    ones = [1.0] * len(problems)
+    solved = [sum(record.score == 1.0 for record in records) for records in problems]
+    result: dict[str, Any] = {
+        "problems": len(problems),
+        "responses": sum(map(len, problems)),
+        "responses_per_problem": {"min": fewest, "max": most},
+        "avg": estimate([avg_at_k([record.score for record in records]) for records in problems], ones),
+        "pass": {
+            str(k): estimate([pass_at_k(len(records), c, k) for records, c in zip(problems, solved, strict=True)], ones)
+            for k in chosen
+        },
+        "by_length": [],
+    }
+    for low, high in zip(edges, edges[1:], strict=False):
+        inside = [[r.score for r in records if low <= r.response_length < high] for records in problems]
+        counts = [float(len(scores)) for scores in inside]
+        if any(counts):
+            result["by_length"].append(
+                {
+                    "low": int(low),
+                    "high": None if math.isinf(high) else int(high),
+                    "responses": int(sum(counts)),
+                    "accuracy": estimate([math.fsum(scores) for scores in inside], counts),
+                }
+            )
+    return result
+
+
+def _triple(estimate: Estimate) -> tuple[float, float, float]:
+    return estimate.value, estimate.low, estimate.high
+
+
+def format_table(result: Mapping[str, Any]) -> str:
+    """Markdown tables of `evaluate`'s result: one row per data set, then one per data set and length bin."""
+
+    def show(entry: Mapping[str, float | None]) -> str:
+        value = f"{100 * (entry['value'] or 0.0):.1f}"
+        if entry["low"] is None or entry["high"] is None:
+            return value
+        return f"{value} [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]"
+
+    ks = sorted({int(k) for found in result.values() for k in found["pass"]})
+    lines = [
+        "| data set | problems | responses each | avg@k | " + " | ".join(f"pass@{k}" for k in ks) + " |",
+        "|---|---|---|---|" + "---|" * len(ks),
+    ]
+    for name, found in result.items():
+        fewest, most = found["responses_per_problem"]["min"], found["responses_per_problem"]["max"]
+        each = str(fewest) if fewest == most else f"{fewest} to {most}"
+        cells = [show(found["pass"][str(k)]) if str(k) in found["pass"] else "" for k in ks]
+        lines.append(f"| {name} | {found['problems']} | {each} | {show(found['avg'])} | " + " | ".join(cells) + " |")
+    lines += ["", "| data set | response length | responses | accuracy |", "|---|---|---|---|"]
+    for name, found in result.items():
+        for entry in found["by_length"]:
+            span = f"{entry['low']} or more" if entry["high"] is None else f"{entry['low']} to {entry['high'] - 1}"
+            lines.append(f"| {name} | {span} | {entry['responses']} | {show(entry['accuracy'])} |")
+    return "\n".join(lines) + "\n"

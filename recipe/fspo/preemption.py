@@ -1,0 +1,103 @@
+"""The warning before a cluster takes a machine back: SIGUSR1 to the launching process, saved state, exit status 75.
+
+The launching process notes the signal and calls the trainer's process, which finishes the step in progress, saves and
+raises :class:`Preempted`. Before the first step there is nothing to save, and the run ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass
+
+#: Exit status of a run that has saved its state and wants to be started again (EX_TEMPFAIL of sysexits.h).
+PREEMPTED = 75
+#: Seconds between the warning and the end, as the job script asked SLURM for (``--signal=B:USR1@...``).
+LEAD_VARIABLE = "FSPO_WARNING_LEAD_S"
+
+
+class Preempted(Exception):
+    """The run ended early because it was warned, and can be continued."""
+
+
+#: Set in the launching process when the signal has come.
+WARNED = threading.Event()
+
+
+def watch_for_warning() -> None:
+    """Note SIGUSR1 in :data:`WARNED` instead of dying of it. Call in the main thread."""
+    signal.signal(signal.SIGUSR1, lambda *_: WARNED.set())
+
+
+@dataclass
+class LeadTime:
+    """Compares the seconds between warning and end with what the run needs: the rest of a step, and a save.
+
+    Attributes:
+        lead_s: Seconds between the warning and the end; None where nobody warns.
+        step_s: The longest step so far, without its save.
+        validation_s: The longest validation so far; a warning waits for its end as well.
+        save_s: The longest save so far; None before the first.
+    """
+
+    lead_s: float | None
+    step_s: float = 0.0
+    validation_s: float = 0.0
+    save_s: float | None = None
+    _said_s: float = 0.0
+
+    @classmethod
+    def from_environment(cls) -> LeadTime:
+        """The lead that the job script exports as FSPO_WARNING_LEAD_S.
+
+        Raises:
+            ValueError: if it is not a number.
+        """
+        text = os.environ.get(LEAD_VARIABLE, "").strip()
+        try:
+            return cls(float(text) if text else None)
+        except ValueError:
+            raise ValueError(f"{LEAD_VARIABLE}={text!r} is not a number of seconds") from None
+
+    def measured(self, *, step_s: float = 0.0, validation_s: float = 0.0, save_s: float | None = None) -> None:
+        """Take in what was measured."""
+        self.step_s = max(self.step_s, step_s)
+        self.validation_s = max(self.validation_s, validation_s)
+        if save_s is not None:
+            self.save_s = max(self.save_s or 0.0, save_s)
+
+    @property
+    def needed_s(self) -> float:
+        """Seconds from a warning at the worst moment to the end of the save."""
+        return max(self.step_s, self.validation_s) + (self.save_s or 0.0)
+
+    def shortfall(self) -> str | None:
+        """A sentence if the lead is too short; again only after the need has grown by a tenth."""
+        if self.lead_s is None or self.needed_s <= self.lead_s or self.needed_s < 1.1 * self._said_s:
+            return None
+        self._said_s = self.needed_s
+        save = "not measured yet" if self.save_s is None else f"{self.save_s:.0f} s"
+        return (
+            f"warning: the job is warned {self.lead_s:.0f} s before its end, but a step takes up to {self.step_s:.0f} s, "
+            f"a validation {self.validation_s:.0f} s and a save {save}: a preempted run would lose the work since its "
+            f"last checkpoint. Submit with --signal=B:USR1@{1.5 * self.needed_s:.0f} and {LEAD_VARIABLE} set to the "
+            "same, or save more often (trainer.save_freq)"
+        )
+
+
+class StopRequest:
+    """In the trainer's process: whether the run shall end after the step in progress."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.training = False
+
+    def request(self) -> bool:
+        """Ask for the end. Returns False if training has not begun, so that there is no step to wait for."""
+        self.requested = True
+        return self.training
+
+
+#: The request of this process.
+STOP = StopRequest()

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# FSPO on Qwen3-8B-Base: sbatch [--nodes=N] slurm/fspo_8b.sh [algo=gspo] [any Hydra override]
+#SBATCH --job-name=fspo_8b
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=0
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@1800
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+export FSPO_WARNING_LEAD_S="${FSPO_WARNING_LEAD_S:-1800}" # as in --signal
+exec bash "${FSPO_ROOT:-$SLURM_SUBMIT_DIR}/slurm/train.sh" experiment=qwen3_8b "$@"

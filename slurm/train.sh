@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# What the job scripts share: train.sh OVERRIDE... runs `python -m recipe.fspo.main` on all nodes of the job. Later
+# overrides win, so those given to sbatch can replace any of these.
+set -euo pipefail
+export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
+# The same folder after a requeue: that is how a run finds its checkpoint.
+export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
+exec bash "$FSPO_ROOT/slurm/launch.sh" python -m recipe.fspo.main \
+    "++ray_kwargs.ray_init.address=auto" \
+    "trainer.nnodes=$SLURM_JOB_NUM_NODES" \
+    "fspo.run_dir=$FSPO_RUN_DIR" \
+    "$@"
