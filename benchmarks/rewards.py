@@ -2,10 +2,10 @@
 
     python benchmarks/rewards.py --answers 2000 --rounds 3 [--json FILE]
 
-The two alternate, each with warm processes and the same number of threads and worker processes; ours is used as the
-reward hook uses it (one call per answer from many threads) and as a batch. Wall-clock and processor time are reported:
-on a machine that others use at the same time only the latter's ratio means something. A second part times a batch of
-512 with and without 5% hostile answers.
+The two alternate, each with warm processes, its default number of them and the same number of calling threads; ours is
+used as the reward hook uses it (one call per answer from many threads) and as a batch. Wall-clock and processor time
+are reported: on a machine that others use at the same time only the latter's ratio means something. A second part times
+a batch of 512 with and without 5% hostile answers.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=4, help="worker processes of ours; verl's pool has 4")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes of ours; verl's pool has 4")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -6,12 +6,14 @@ Input are records, one per generated response; how they were generated does not 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
@@ -101,10 +103,12 @@ def avg_at_k(scores: Sequence[float]) -> float:
 def bootstrap(
     sums: npt.ArrayLike, counts: npt.ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
-    """Ratio of sums over problems, `sum_p sums[p] / sum_p counts[p]`, with a percentile bootstrap interval.
+    """Ratio of sums over problems, `sum_p sums[p] / sum_p counts[p]`, with a bootstrap interval.
 
     With counts of 1 this is a mean over problems. Whole problems are resampled; resamples in which no count is left
-    do not enter the interval.
+    do not enter the interval. It is the expanded percentile interval of Hesterberg 2015 (The American Statistician
+    69:4, section 3.6), which widens the tails by `sqrt(n/(n-1)) t_{n-1} / z`: the plain one covers too little for 30
+    problems. Where all problems have one value the interval has no width; it says nothing then.
 
     Args:
         sums, counts: (n_problems,), counts not negative.
@@ -129,9 +133,20 @@ def bootstrap(
         denominators = counts_p[index].sum(axis=1)
         kept = denominators > 0
         ratios.append(sums_p[index].sum(axis=1)[kept] / denominators[kept])
-    tail = (1.0 - confidence) / 2.0
+    tail = NormalDist().cdf(math.sqrt(n / (n - 1)) * _t_quantile((1.0 - confidence) / 2.0, n - 1))
     low, high = np.quantile(np.concatenate(ratios), [tail, 1.0 - tail])
     return Estimate(value, float(low), float(high))
+
+
+def _t_quantile(p: float, degrees: int) -> float:
+    """Student's t by its expansion in 1/degrees (Abramowitz and Stegun 26.7.5); within 2% from 5 degrees on."""
+    z = NormalDist().inv_cdf(p)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
 def evaluate(
@@ -155,7 +170,7 @@ def evaluate(
         ValueError: no records, a k above a problem's number of responses, edges that do not increase from 0.
     """
     edges = [*length_edges, math.inf]
-    if edges[0] != 0 or any(a >= b for a, b in zip(edges, edges[1:], strict=False)):
+    if edges[0] != 0 or any(a >= b for a, b in itertools.pairwise(edges)):
         raise ValueError(f"length_edges={list(length_edges)}: edges must start at 0 and increase")
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -177,10 +192,8 @@ def _evaluate_source(
     n_resamples: int,
 ) -> dict[str, Any]:
     def estimate(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | None]:
-        found = bootstrap(sums, counts, n_resamples=n_resamples, seed=seed)
-        return {
-            key: None if math.isnan(x) else x for key, x in zip(("value", "low", "high"), _triple(found), strict=True)
-        }
+        found = asdict(bootstrap(sums, counts, n_resamples=n_resamples, seed=seed))
+        return {key: None if math.isnan(value) else value for key, value in found.items()}
 
     fewest = min(len(records) for records in problems)
     most = max(len(records) for records in problems)
@@ -200,7 +213,7 @@ def _evaluate_source(
         },
         "by_length": [],
     }
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         inside = [[r.score for r in records if low <= r.response_length < high] for records in problems]
         counts = [float(len(scores)) for scores in inside]
         if any(counts):
@@ -213,10 +226,6 @@ def _evaluate_source(
                 }
             )
     return result
-
-
-def _triple(estimate: Estimate) -> tuple[float, float, float]:
-    return estimate.value, estimate.low, estimate.high
 
 
 def format_table(result: Mapping[str, Any]) -> str:

@@ -66,7 +66,8 @@ stop_step() { # NAME SECONDS
     is_running "$1" || return 0
     local id waited
     id="$(timeout 20 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk -v n="$1" '$2 == n {print $1}')"
-    [[ -z $id ]] || timeout 20 scancel --signal=TERM "$id" || true
+    # The signal goes out; some versions then report an unknown job all the same.
+    [[ -z $id ]] || timeout 20 scancel --signal=TERM "$id" 2>/dev/null || true
     for ((waited = 0; waited < $2; waited++)); do
         is_running "$1" || return 0
         sleep 1
@@ -139,7 +140,7 @@ trap on_cancel TERM INT
 trap on_warning USR1
 
 say "job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}, ${#nodes[@]} node(s): ${nodes[*]}; logs: $FSPO_LOG_DIR"
-start_step fspo_ray_head "$head" 1 "$FSPO_LOG_DIR/ray-%N.log" head "$FSPO_LOG_DIR/ray_address"
+start_step fspo_ray_head "$head" 1 "$FSPO_LOG_DIR/ray.log" head "$FSPO_LOG_DIR/ray_address"
 for ((waited = 0; waited < ready_within; waited++)); do
     [[ ! -s $FSPO_LOG_DIR/ray_address ]] || break
     is_running fspo_ray_head || fail "Ray's head did not start on node $head; see $FSPO_LOG_DIR/ray-$head.log"
@@ -154,7 +155,7 @@ if ((${#nodes[@]} > 1)); then
         IFS=,
         echo "${nodes[*]:1}"
     )"
-    start_step fspo_ray_workers "$workers" "$((${#nodes[@]} - 1))" "$FSPO_LOG_DIR/ray-%N.log" worker "$RAY_ADDRESS"
+    start_step fspo_ray_workers "$workers" "$((${#nodes[@]} - 1))" "$FSPO_LOG_DIR/ray.log" worker "$RAY_ADDRESS"
 fi
 start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.fspo.wait_for_nodes \
     --timeout "$ready_within" "${nodes[@]}"

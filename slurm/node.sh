@@ -65,8 +65,12 @@ take_ports() { # sets $port, the first of a block
 
 # ------------------------------------------------------------------- Ray
 node="${SLURMD_NODENAME:-$(hostname)}"
+exec >"$FSPO_LOG_DIR/ray-$node.log" 2>&1
+# Before it stops, Ray would wait up to 30 s for work to move to other nodes: there is none to move.
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 # Short: Ray puts sockets there, whose paths may have 107 characters.
 temp="${FSPO_RAY_TMP:-/tmp}/fspo-$SLURM_JOB_ID-${SLURM_NODEID:-0}-$role"
+rm -rf "$temp" # a requeued job that was killed before may have left it, with the old address in it
 take_ports
 options=(
     --block --disable-usage-stats --log-color=false --node-name="$node" --temp-dir="$temp"

@@ -1,14 +1,18 @@
 """The small supervised model that the demo starts from, and the seeded recipe that makes it.
 
 A Qwen3 with a character tokenizer, trained from random weights on the embedded task's training split: response tokens
-only in the loss, length-bucketed batches, AdamW with warm-up and cosine, fp32. The recipe stops while the model still
-errs on more than half of its samples, so that reinforcement learning has something to improve.
+only in the loss, length-bucketed batches, AdamW with warm-up and cosine, fp32, in two stages:
+
+1. *skill*: the full working of every problem, until most are solved;
+2. *habits*: a few steps on demonstrations of mixed quality, most of which stop half-way. Like a language model before
+   reinforcement learning, the result *can* solve the problems, short and long, but often does not take the trouble.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import shutil
 import tempfile
@@ -22,7 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fspo.data.offline_task import ALPHABET, Problem, sample_problems, score_answer, write_dataset
+from fspo.data.char_tokenizer import build_tokenizer
+from fspo.data.offline_task import ALPHABET, Problem, generate, sample_problems, score_answer, write_dataset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -37,10 +42,13 @@ CHECKSUMS = "SHA256SUMS"
 class Recipe:
     """Everything that decides the weights, beside the versions of torch and transformers."""
 
-    steps: int = 1000
+    skill_steps: int = 1600
+    habit_steps: int = 150
     batch_size: int = 32
     pool: int = 1024  # problems drawn at once and sorted by length, so that a batch holds like lengths
-    lr: float = 3e-3
+    skill_lr: float = 3e-3
+    habit_lr: float = 3e-4
+    full_share: float = 0.6  # of the second stage's demonstrations, those with the full working
     warmup_steps: int = 50
     final_lr_share: float = 0.1
     betas: tuple[float, float] = (0.9, 0.98)
@@ -48,14 +56,17 @@ class Recipe:
     clip_norm: float = 1.0
     seed: int = 0
     hidden_size: int = 128
-    layers: int = 2
+    layers: int = 3
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        for name in ("skill_steps", "habit_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.full_share <= 1:
+            raise ValueError(f"full_share must lie in [0, 1], got {self.full_share}")
         if self.pool % self.batch_size:
             raise ValueError(f"pool ({self.pool}) must be a multiple of batch_size ({self.batch_size})")
         if self.seed < 0:
@@ -91,25 +102,36 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
     return Qwen3ForCausalLM(config).float()
 
 
-def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def demonstrate(problem: Problem, recipe: Recipe, rng: np.random.Generator) -> str:
+    """A demonstration of the second stage: the full working, or some of its subtractions only."""
+    if problem.quotient == 1 or rng.random() < recipe.full_share:
+        return problem.working
+    return problem.working_of(int(rng.integers(1, problem.quotient)))
+
+
+def batches(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, mixed: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (tokens, labels), right-padded, both (batch, length); prompt and padding are IGNORE in the labels."""
-    rng = np.random.default_rng(recipe.seed)
+    rng = np.random.default_rng([recipe.seed, int(mixed)])
     problems = sample_problems(rng, "train")
     while True:
-        pool = sorted(islice(problems, recipe.pool), key=lambda problem: len(problem.working))
+        pool = [(p, demonstrate(p, recipe, rng) if mixed else p.working) for p in islice(problems, recipe.pool)]
+        pool.sort(key=lambda pair: len(pair[1]))
         buckets = [pool[i : i + recipe.batch_size] for i in range(0, recipe.pool, recipe.batch_size)]
         for bucket in rng.permutation(len(buckets)):
             yield collate(buckets[bucket], tokenizer)
 
 
-def collate(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> tuple[torch.Tensor, torch.Tensor]:
-    prompts = [prompt_ids(tokenizer, problem) for problem in problems]
-    responses = [
-        tokenizer.encode(problem.working, add_special_tokens=False) + [tokenizer.eos_token_id] for problem in problems
-    ]
+def collate(
+    pairs: Sequence[tuple[Problem, str]], tokenizer: PreTrainedTokenizerFast
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One batch of problems with their responses; see :func:`batches`."""
+    prompts = [prompt_ids(tokenizer, problem) for problem, _ in pairs]
+    responses = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for _, text in pairs]
     length = max(len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True))
-    tokens = torch.full((len(problems), length), tokenizer.pad_token_id)
-    labels = torch.full((len(problems), length), IGNORE)
+    tokens = torch.full((len(pairs), length), tokenizer.pad_token_id)
+    labels = torch.full((len(pairs), length), IGNORE)
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         start, end = len(prompt), len(prompt) + len(response)
         tokens[row, :end] = torch.tensor(prompt + response)
@@ -118,6 +140,7 @@ def collate(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast) -> 
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> list[int]:
+    """Token ids of the prompt as the trainer and vLLM see it."""
     chat = [{"role": "user", "content": problem.question}]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False))
 
@@ -127,3 +150,131 @@ def response_loss(model: Qwen3ForCausalLM, tokens: torch.Tensor, labels: torch.T
     # No attention mask: padding lies to the right, where a causal model cannot see it.
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE)
+
+
+def learning_rate(peak: float, step: int, steps: int, recipe: Recipe) -> float:
+    """Linear warm-up, then a cosine from ``peak`` to ``final_lr_share`` of it."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return peak * min((step + 1) / recipe.warmup_steps, recipe.final_lr_share + (1 - recipe.final_lr_share) * cosine)
+
+
+def train(recipe: Recipe) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, dict[str, float]]:
+    """Run the recipe; returns the model, its tokenizer, and the mean loss of each stage's last 50 steps."""
+    tokenizer = build_tokenizer(ALPHABET, CONTEXT)
+    model = build_model(recipe, tokenizer)
+    final = {"skill": run_stage(model, tokenizer, recipe, recipe.skill_steps, recipe.skill_lr, mixed=False)}
+    final["habit"] = run_stage(model, tokenizer, recipe, recipe.habit_steps, recipe.habit_lr, mixed=True)
+    return model, tokenizer, final
+
+
+def run_stage(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    recipe: Recipe,
+    steps: int,
+    peak_lr: float,
+    mixed: bool,
+) -> float:
+    """Train ``model`` in place for one stage with an optimizer of its own; the mean loss of the last 50 steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), betas=recipe.betas, weight_decay=recipe.weight_decay)
+    losses = []
+    for step, (tokens, labels) in enumerate(islice(batches(recipe, tokenizer, mixed), steps)):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(peak_lr, step, steps, recipe)
+        loss = response_loss(model, tokens, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return sum(losses[-50:]) / len(losses[-50:])
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a model folder but the list of checksums itself."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    """Write model, tokenizer and checksums to a new folder, which exists only once it is complete.
+
+    Raises:
+        FileExistsError: if ``out`` exists.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        for path in temporary.iterdir():
+            path.chmod(0o644)
+        lines = [f"{digest}  {name}\n" for name, digest in checksums(temporary).items()]
+        (temporary / CHECKSUMS).write_text("".join(lines), encoding="ascii")
+        temporary.chmod(0o755)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@torch.no_grad()
+def accuracy(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Sequence[Problem],
+    temperature: float,
+    seed: int = 0,
+) -> float:
+    """Share of the problems that one response each solves; ``temperature`` 0 is greedy."""
+    torch.manual_seed(seed)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+    solved = 0.0
+    for start in range(0, len(problems), 64):
+        chunk = problems[start : start + 64]
+        prompts = torch.tensor([prompt_ids(tokenizer, problem) for problem in chunk])  # all of one length
+        output = model.generate(  # type: ignore[misc]
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=MAX_RESPONSE,
+            **sampling,  # type: ignore[arg-type]
+        )
+        texts = tokenizer.batch_decode(output[:, prompts.shape[1] :], skip_special_tokens=True)
+        solved += sum(score_answer(text, str(problem.answer)) for text, problem in zip(texts, chunk, strict=True))
+    return solved / len(problems)
+
+
+def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``demo-model`` and ``demo-data`` to the command line of ``python -m fspo.data``."""
+    model = subparsers.add_parser("demo-model", help="train the demo's small supervised model (minutes, seeded)")
+    model.add_argument("--out", type=Path, required=True, help="new folder for model and tokenizer")
+    model.add_argument("--seed", type=int, default=Recipe.seed)
+    model.add_argument("--skill-steps", type=int, default=Recipe.skill_steps)
+    model.add_argument("--habit-steps", type=int, default=Recipe.habit_steps)
+    model.set_defaults(run=_run_demo_model)
+    data = subparsers.add_parser("demo-data", help="write the embedded offline task as train.parquet and test.parquet")
+    data.add_argument("--out", type=Path, required=True, help="folder for the two files")
+    data.add_argument("--n-train", type=int, default=4096)
+    data.add_argument("--n-test", type=int, default=256)
+    data.add_argument("--seed", type=int, default=0)
+    data.set_defaults(run=_run_demo_data)
+
+
+def _run_demo_model(arguments: argparse.Namespace) -> int:
+    if arguments.out.exists():
+        raise FileExistsError(f"{arguments.out} exists: give a new folder, or remove it first")
+    recipe = Recipe(seed=arguments.seed, skill_steps=arguments.skill_steps, habit_steps=arguments.habit_steps)
+    model, tokenizer, losses = train(recipe)
+    save(model, tokenizer, arguments.out)
+    test = generate(0, 200, arguments.seed)[1]
+    figures = {f"loss_{stage}": loss for stage, loss in losses.items()}
+    figures |= {f"accuracy_T{t}": accuracy(model, tokenizer, test, float(t)) for t in (0, 1)}
+    print(f"{arguments.out}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
+    return 0
+
+
+def _run_demo_data(arguments: argparse.Namespace) -> int:
+    paths = write_dataset(arguments.out, arguments.n_train, arguments.n_test, arguments.seed)
+    print("\n".join(f"{split}: {path}" for split, path in paths.items()))
+    return 0

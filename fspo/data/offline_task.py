@@ -3,11 +3,11 @@
 A problem asks for the remainder of a division (task defined here). Its working takes the divisor away again and again
 and writes down what is left each time; the last number is the answer::
 
-    150%44  ->  106,62,18
+    150%44=  ->  106-44=062-44=018
 
-so a quotient of q takes 3 to 4 characters times q: 1 or 2 for a single subtraction, more than 200 for sixty. The
-quotient is drawn with probability proportional to 1 / (q + 1), which spreads the length of the working roughly evenly
-on a log scale. A long chain has a small divisor (the dividend stays below 1,000): it is long and not merely harder.
+so a quotient of q takes 7 q - 4 characters: 3 for a single subtraction, 227 for the largest. The quotient is drawn with
+probability proportional to 1 / (q + 1), which spreads the length of the working roughly evenly on a log scale. A long
+chain has a small divisor (the dividend stays below 1,000): it is long and not merely harder.
 
 Train and test can never meet, whatever the seeds: a hash of the pair (divisor, remainder) decides which split a problem
 belongs to. Chains with the same pair end alike (``106%44`` is the tail of ``150%44``), so no working of one split holds
@@ -54,13 +54,22 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """What the user asks, without the ``=`` that the chat template adds: ``150%44``."""
+        """What the user asks, without the ``=`` that the chat template adds: ``150%44``. Numbers have a fixed width."""
         return f"{self.dividend:03d}%{self.divisor:02d}"
 
     @property
+    def rests(self) -> list[int]:
+        """What is left after each subtraction; the last one is the answer."""
+        return list(range(self.dividend - self.divisor, -1, -self.divisor))
+
+    def working_of(self, steps: int) -> str:
+        """The working of the first ``steps`` subtractions: ``106-44=062`` for two of ``150%44``."""
+        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in self.rests[:steps])
+
+    @property
     def working(self) -> str:
-        """The full response: what is left after each subtraction, the answer last: ``106,62,18``."""
-        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in range(self.dividend - self.divisor, -1, -self.divisor))
+        """The full response: ``106-44=062-44=018``."""
+        return self.working_of(self.quotient)
 
     @property
     def quotient(self) -> int:
@@ -107,7 +116,7 @@ def generate(n_train: int, n_test: int, seed: int) -> tuple[list[Problem], list[
 
 
 def score_answer(text: str, ground_truth: str) -> float:
-    """1.0 if what follows the last comma of ``text`` (all of it where there is none) is ``ground_truth``, else 0.0.
+    """1.0 if what follows the last ``=`` of ``text`` (all of it where there is none) is ``ground_truth``, else 0.0.
 
     Surrounding white space and leading zeros do not matter; anything that is not a row of ASCII digits scores 0.0.
 

@@ -6,7 +6,7 @@ with the targets below. Two shortcuts make that cheap:
 - `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence with their only "answer".
   For them math-verify ends up at that part whatever stands before it, so the worker may parse the part instead of the
   whole response. If nothing can be read from it, the whole response is parsed after all.
-- `decide_exactly` settles such a box and a ground truth without math-verify if they are the same text, two plain
+- `decide_exactly` settles such a part and a ground truth without math-verify if they are the same text, two plain
   integers or fractions, or two points or intervals made of such numbers.
 
 tests/unit/test_rewards_extraction.py compares both with direct math-verify.
@@ -36,6 +36,7 @@ _FRACTION = re.compile(
 )
 _ANSWER_WORD = re.compile(r"(?:final )?answer", re.IGNORECASE)
 _MAX_SENTENCE = 60
+_INTEGER_SENTENCE = re.compile(r"(?:final )?answer(?: is|:) (\$?)(-?(?:0|[1-9][0-9]{0,17}))\1\.?", re.IGNORECASE)
 _SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\s")
 # Inside the box these could start an environment of their own, or another box.
 _AMBIGUOUS = re.compile(r"\$|\\\(|\\\[|\\\)|\\\]|\\boxed|\\fbox")
@@ -94,9 +95,13 @@ def decisive_part(response: str) -> str | None:
 
 def decide_exactly(part: str, truth: str) -> bool | None:
     """Whether a decisive part equals the ground truth, where text alone decides it; None where it does not."""
-    if not part.startswith(_BOX):
-        return None
-    content = part[len(_BOX) + 1 : -1]
+    if part.startswith(_BOX):
+        content = part[len(_BOX) + 1 : -1]
+    else:
+        sentence = _INTEGER_SENTENCE.fullmatch(part)
+        if sentence is None:
+            return None
+        content = sentence[2]
     if _INTEGER.fullmatch(content) and _INTEGER.fullmatch(truth):
         return int(content) == int(truth)
     # A digit guarantees that normalisation (which removes units and commands) leaves something to compare.

@@ -35,7 +35,7 @@ class MathScorer:
     answer that needs them, and end with `close()`, with the interpreter, or when the calling process dies.
 
     Args:
-        n_workers: number of worker processes; None takes half of the processors this process may use, at least 1 and
+        n_workers: number of worker processes; None takes half of the processors this process may use, at least 2 and
             at most 8.
         time_limit_s: processor time an answer may use, in seconds. Ordinary answers take 1 to 50 ms.
         memory_limit_mb: address space of a worker, in MiB.
@@ -46,7 +46,7 @@ class MathScorer:
 
     def __init__(self, n_workers: int | None = None, time_limit_s: float = 1.0, memory_limit_mb: int = 1024) -> None:
         if n_workers is None:
-            n_workers = min(8, max(1, len(os.sched_getaffinity(0)) // 2))
+            n_workers = min(8, max(2, len(os.sched_getaffinity(0)) // 2))
         if n_workers < 1:
             raise ValueError(f"n_workers={n_workers}: give at least 1")
         if not 0 < time_limit_s < 3600:

@@ -1,8 +1,8 @@
 """Looks at the checkpoint that a run is about to resume, before Ray starts.
 
-verl writes a checkpoint's files first and its tracker file last, so a save that was killed leaves the tracker naming the
-checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a silent
-start from the beginning), and damaged files (an error minutes later, in one rank).
+verl writes a checkpoint's files first and its tracker file last, so a save that was killed leaves the tracker naming
+the checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a
+silent start from the beginning), and damaged files (an error minutes later, in one rank).
 """
 
 from __future__ import annotations

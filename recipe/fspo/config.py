@@ -45,8 +45,8 @@ class SequencePolicyLossConfig(PolicyLossConfig):
         """The loss library's settings: those that ``loss_mode`` names, overridden by the fields that are set."""
         if self.loss_mode not in ALGORITHMS:
             raise ValueError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode!r} is not a sequence-level loss; choose "
-                f"one of {', '.join(ALGORITHMS)}, or remove _target_ to use one of verl's own losses"
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode!r} is not a sequence-level loss; "
+                f"choose one of {', '.join(ALGORITHMS)}, or remove _target_ to use one of verl's own losses"
             )
         chosen = {name: getattr(self, name) for name in _SETTINGS if getattr(self, name) is not None}
         try:

@@ -27,8 +27,8 @@ def actor_folder(path: Path) -> Path:
     actor = folder / "actor"
     if not list(actor.glob("model_world_size_*_rank_0.pt")):
         raise FileNotFoundError(
-            f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run folder, "
-            "its checkpoints folder, or a global_step_N folder"
+            f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run "
+            "folder, its checkpoints folder, or a global_step_N folder"
         )
     return actor
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
+import sys
+import tempfile
 import threading
+import traceback
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import ray
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -21,8 +26,13 @@ from recipe.fspo.progress import PROGRESS
 from recipe.fspo.summary import print_summary
 
 _PACKAGE_PREFIX = "pkg://"
+_LINES_OF_AN_ERROR = 12
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
+
+
+class TrainingFailed(RuntimeError):
+    """A process of the run failed or died; the message says which, and where its log is."""
 
 
 class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
@@ -56,8 +66,8 @@ class _Runner:
         self.handle = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2).remote()
         return self.handle
 
-    def print_progress(self, stop: threading.Event) -> None:
-        """Print the runner's lines until told to stop, and then those that are left."""
+    def print_progress(self, stop: threading.Event, out: TextIO) -> None:
+        """Print the runner's lines to ``out`` until told to stop, and then those that are left."""
         printed, last_round, told = 0, False, False
         while not last_round:
             last_round = stop.wait(0.5)
@@ -70,7 +80,7 @@ class _Runner:
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 continue  # run_ppo reports what is wrong
             for line in lines:
-                print(line, flush=True)
+                print(line, file=out, flush=True)
             printed += len(lines)
 
     def _tell_to_stop(self) -> bool:
@@ -117,33 +127,52 @@ def prepare(config: DictConfig) -> None:
         write_dataset(Path(config.data.train_files).parent, **offline)
 
 
+def _failure(error: BaseException, log: Path) -> TrainingFailed:
+    """What a person needs of an error that came out of Ray: its last lines, and where the rest is."""
+    with log.open("a", encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
+    ray_logs = (Path(tempfile.gettempdir()) / "ray" / "session_latest").resolve() / "logs"
+    return TrainingFailed(
+        f"{type(error).__name__}: training ended early\n"
+        + "\n".join(f"  {line}" for line in last_lines)
+        + f"\nthe whole error: {log}\nlogs of Ray's processes on this node: {ray_logs}"
+    )
+
+
 def launch(config: DictConfig) -> None:
     """Run one training job to its end.
 
     Raises:
         PreflightError: if the configuration or the machine cannot serve the run; Ray has not been started then.
         Preempted: if SIGUSR1 came; the state is saved, unless no step was done.
+        TrainingFailed: if a process of the run failed or died.
     """
+    # verl says so for every estimator but GAE.
+    warnings.filterwarnings("ignore", message="Disabled critic")
     prepare(config)
     repaired = checkpoints.repair_tracker(config)
     if repaired:
         print(f"note: {repaired}", flush=True)
     preflight.check(config)
     apply_grad_scale(config)
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     run_info.begin(config)
-    print(f"run folder: {config.fspo.run_dir}", flush=True)
+    print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
+    driver_log = Path(config.fspo.run_dir) / "driver.log"
     runner, stop = _Runner(), threading.Event()
-    printer = threading.Thread(target=runner.print_progress, args=(stop,), daemon=True)
+    printer = threading.Thread(target=runner.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
     status = "failed"
     try:
-        run_ppo(config, task_runner_class=runner)
+        # What verl prints in this process goes to the log; progress has its own way to the terminal.
+        with driver_log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+            validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+            run_ppo(config, task_runner_class=runner)
         status = "finished"
     except ray.exceptions.RayError as error:
         preempted = runner.preempted_by(error)
         if preempted is None:
-            raise
+            raise _failure(error, driver_log) from None
         status = "preempted"
         raise preempted from None
     finally:

@@ -139,6 +139,6 @@ def _rollout_correction_problems(config: DictConfig) -> Problems:
         )
     if correction.get("rollout_is") not in (None, "sequence"):
         yield (
-            f"algorithm.rollout_correction.rollout_is={correction.get('rollout_is')!r} gives one weight per token, and a "
-            "sequence-level loss has one per sequence: set it to 'sequence' or null"
+            f"algorithm.rollout_correction.rollout_is={correction.get('rollout_is')!r} gives one weight per token, and "
+            "a sequence-level loss has one per sequence: set it to 'sequence' or null"
         )

@@ -14,12 +14,14 @@ from recipe.fspo.preemption import PREEMPTED, Preempted, watch_for_warning
 
 #: Exit status for bad input, as ``argparse`` uses it.
 BAD_INPUT = 2
+#: Exit status after Ctrl-C, as shells give it.
+INTERRUPTED = 130
 
 
 @hydra.main(config_path=str(CONF_DIR), config_name=ROOT_CONFIG, version_base=None)
 def _train(config: DictConfig) -> None:
     # Imported here: both import verl, which must not happen before the platform is exported.
-    from recipe.fspo.launch import launch
+    from recipe.fspo.launch import TrainingFailed, launch
     from recipe.fspo.preflight import PreflightError
 
     try:
@@ -30,6 +32,12 @@ def _train(config: DictConfig) -> None:
     except Preempted as ended:
         print(ended, file=sys.stderr)
         sys.exit(PREEMPTED)
+    except TrainingFailed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print(f"interrupted; {config.fspo.run_dir} keeps what was done", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def _overrides(arguments: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ def require_plugin() -> None:
 
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    import recipe.fspo.cpu.platform  # noqa: F401  (registers the platform)
+    import recipe.fspo.cpu.platform  # registers the platform
     from recipe.fspo.cpu.patches import merge_duplicate_process_group_backend, report_vllm_version
 
     merge_duplicate_process_group_backend()

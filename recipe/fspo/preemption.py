@@ -79,9 +79,9 @@ class LeadTime:
         self._said_s = self.needed_s
         save = "not measured yet" if self.save_s is None else f"{self.save_s:.0f} s"
         return (
-            f"warning: the job is warned {self.lead_s:.0f} s before its end, but a step takes up to {self.step_s:.0f} s, "
-            f"a validation {self.validation_s:.0f} s and a save {save}: a preempted run would lose the work since its "
-            f"last checkpoint. Submit with --signal=B:USR1@{1.5 * self.needed_s:.0f} and {LEAD_VARIABLE} set to the "
+            f"warning: the job is warned {self.lead_s:.0f} s before its end, but a step takes up to {self.step_s:.0f} "
+            f"s, a validation {self.validation_s:.0f} s and a save {save}: a preempted run would lose its work since "
+            f"the last save. Submit with --signal=B:USR1@{1.5 * self.needed_s:.0f} and {LEAD_VARIABLE} set to the "
             "same, or save more often (trainer.save_freq)"
         )
 

@@ -36,7 +36,10 @@ class PreflightError(ValueError):
 def _package_problems(config: DictConfig) -> Problems:
     installed = importlib.metadata.version("verl")
     if installed != SUPPORTED_VERL:
-        yield f"verl {installed} is installed, this recipe is written for verl {SUPPORTED_VERL}: pip install verl=={SUPPORTED_VERL}"
+        yield (
+            f"verl {installed} is installed, this recipe is written for verl {SUPPORTED_VERL}: "
+            f"pip install verl=={SUPPORTED_VERL}"
+        )
     for module, remedy in (("vllm", "vLLM"), ("transfer_queue", "TransferQueue>=0.1.10")):
         if importlib.util.find_spec(module) is None:
             yield f"the package {module} is missing ({remedy}): run `make setup`, or install requirements/gpu.txt"
@@ -110,7 +113,7 @@ def _data_problems(config: DictConfig) -> Problems:
                 continue
             missing = [column for column in REQUIRED_COLUMNS if column not in file.schema_arrow.names]
             if missing:
-                yield f"{key}: {name} has no column {', '.join(missing)}; verl's schema is made by `python -m fspo.data`"
+                yield (f"{key}: {name} has no column {', '.join(missing)}; `python -m fspo.data` writes verl's schema")
             rows += file.metadata.num_rows
         if complete and rows < needed:
             yield (

@@ -47,12 +47,13 @@ STEP_COLUMNS = (
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
     """One line for a training step; a metric that was not measured is left out."""
-    shown = [f"{label} {form.format(metrics[key])}" for label, key, form in STEP_COLUMNS if metrics.get(key) is not None]
+    values = [(label, metrics.get(key), form) for label, key, form in STEP_COLUMNS]
+    shown = [f"{label} {form.format(value)}" for label, value, form in values if value is not None]
     return f"step {step}/{total_steps}  " + "  ".join(shown)
 
 
 def validation_line(step: int, metrics: Mapping[str, float | None]) -> str:
     """One line with the held-out scores, ``val-core/<data source>/<score>/<statistic>``; empty if there are none."""
-    scores = [(name.removeprefix("val-core/"), value) for name, value in metrics.items() if name.startswith("val-core/")]
-    shown = [f"{name} {value:.3f}" for name, value in scores if value is not None]
+    scores = {name: value for name, value in metrics.items() if name.startswith("val-core/") and value is not None}
+    shown = [f"{name.removeprefix('val-core/')} {value:.3f}" for name, value in scores.items()]
     return f"held-out after step {step}:  " + "  ".join(shown) if shown else ""

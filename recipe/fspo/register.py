@@ -41,8 +41,8 @@ def _mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_ba
     if global_batch_size is None:
         if dp_size > 1:
             raise ValueError(
-                f"global_batch_info has dp_size={dp_size} but no global_batch_size: the mean over the mini-batch cannot "
-                "be formed from one rank; use verl's ppo_loss, which passes both"
+                f"global_batch_info has dp_size={dp_size} but no global_batch_size: the mean over the mini-batch "
+                "cannot be formed from one rank; use verl's ppo_loss, which passes both"
             )
         global_batch_size = valid_B.sum().clamp(min=1)
     return loss_B.sum() / global_batch_size * dp_size

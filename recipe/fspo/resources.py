@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ray
 from omegaconf import DictConfig
 
-#: Processes verl places beside each FSDP rank in the same bundle (``ResourcePoolManager.max_colocate_count``), one CPU each.
+#: CPUs that verl reserves with each FSDP rank (``ResourcePoolManager.max_colocate_count``).
 _CPUS_PER_RANK = 3
 #: The task runner, TransferQueue's controller and the load balancer in front of the rollout servers.
 _FIXED_CPUS = 3
@@ -59,9 +59,9 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
     cpus = sum(node.get("CPU", 0) for node in nodes)
     if cpus < needs.cpus:
         return (
-            f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (Ray counts "
-            "logical CPUs; more than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS), or reduce actor_rollout_ref.rollout.agent.num_workers "
-            "or reward.num_workers"
+            f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (Ray "
+            "counts logical CPUs; more than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS), or reduce "
+            "actor_rollout_ref.rollout.agent.num_workers or reward.num_workers"
         )
     return None
 

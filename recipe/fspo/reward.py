@@ -1,5 +1,97 @@
-"""Temporary until the reward worker lands."""
-from fspo.data.offline_task import score_answer
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    s = score_answer(solution_str, ground_truth)
-    return {"score": s, "acc": s}
+"""verl's reward hook: routes a response to the verifier of its data source.
+
+Configure it with `reward.custom_reward_function.path=pkg://recipe.fspo.reward` (name `compute_score`). Every reward
+worker imports this module, so it imports nothing heavy; math-verify is only ever loaded in `fspo.rewards`' own
+processes, and those only start when a mathematical answer has to be judged.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from fspo.data import offline_task
+from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty
+
+#: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
+FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
+
+_creating = threading.Lock()
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    format_weight: float = 0.0,
+    overlong_buffer: int = 0,
+    overlong_weight: float = 1.0,
+    max_response_length: int | None = None,
+    n_workers: int | None = None,
+    time_limit_s: float = 1.0,
+    memory_limit_mb: int = 1024,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Score of one response, and what verl should log of it.
+
+    `score = acc + format_weight * format_reward + overlong_weight * soft_overlong_penalty`; with the defaults it is
+    `acc`, 1.0 for a correct answer and 0.0 otherwise. Keyword arguments other than verl's own come from
+    `+reward.custom_reward_function.reward_kwargs.<name>=<value>`.
+
+    Args:
+        data_source, solution_str, ground_truth, extra_info: passed by verl. The offline task has its own verifier,
+            everything else goes to math-verify.
+        format_weight: weight of `fspo.rewards.format_reward`.
+        overlong_buffer: tokens of DAPO's soft overlong penalty; 0 turns it off. Needs `max_response_length` and
+            the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
+        n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
+        kwargs: what verl may pass besides (the address of a reward model, say) is not used.
+
+    Returns:
+        The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
+        `crashed` (1.0 or 0.0); `status`, `data_source` and `problem_id` (text: in the dumps, not in the metrics);
+        `response_length` in tokens, None without our reward manager.
+
+    Raises:
+        ValueError: the overlong penalty is on, but a length is not known.
+    """
+    info = extra_info or {}
+    if data_source == offline_task.DATA_SOURCE:
+        correct = offline_task.score_answer(solution_str, ground_truth) == 1.0
+        verdict = Verdict.of(Status.CORRECT if correct else Status.WRONG)
+    else:
+        verdict = _scorer(n_workers, time_limit_s, memory_limit_mb).score(solution_str, ground_truth)
+    length = info.get("response_length")
+    score = verdict.score
+    if format_weight:
+        score += format_weight * format_reward(solution_str)
+    if overlong_buffer:
+        if length is None or max_response_length is None:
+            raise ValueError(
+                f"overlong_buffer={overlong_buffer} needs max_response_length (got {max_response_length}) and the "
+                f"response length (got {length}): set reward.reward_manager to recipe.fspo.reward_manager"
+            )
+        score += overlong_weight * soft_overlong_penalty(length, max_response_length, overlong_buffer)
+    return {
+        "score": score,
+        "acc": verdict.score,
+        **{flag.value: float(verdict.status is flag) for flag in FLAGS},
+        "response_length": length,
+        "status": verdict.status.value,
+        "data_source": data_source,
+        "problem_id": str(info.get("problem_id", f"{data_source}/{info.get('index', '')}")),
+    }
+
+
+def _scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int) -> MathScorer:
+    with _creating:  # functools.cache alone may call the constructor twice when threads race
+        return _cached_scorer(n_workers, time_limit_s, memory_limit_mb)
+
+
+@functools.cache
+def _cached_scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int) -> MathScorer:
+    return MathScorer(n_workers, time_limit_s, memory_limit_mb)

@@ -19,6 +19,16 @@ def missing_nodes(wanted: Iterable[str], alive: Iterable[str]) -> list[str]:
     return [name for name in wanted if name not in present]
 
 
+def alive_nodes() -> list[str]:
+    """Names of the nodes in Ray; none while it cannot be reached."""
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level="warning")
+        except ConnectionError:
+            return []
+    return [node["NodeName"] for node in ray.nodes() if node["Alive"]]
+
+
 def main() -> int:
     """Exit status: 0, or 1 if a node has not joined in time."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -26,8 +36,7 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds")
     arguments = parser.parse_args()
     started, next_word = time.monotonic(), 0.0
-    ray.init(address="auto", log_to_driver=False, logging_level="warning")
-    while lacking := missing_nodes(arguments.nodes, [n["NodeName"] for n in ray.nodes() if n["Alive"]]):
+    while lacking := missing_nodes(arguments.nodes, alive_nodes()):
         waited = time.monotonic() - started
         if waited >= arguments.timeout:
             print(f"{', '.join(lacking)} did not join Ray within {waited:.0f} s (FSPO_READY_TIMEOUT)", flush=True)

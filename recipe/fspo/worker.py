@@ -1,4 +1,4 @@
-"""verl's hybrid worker, subclassed at its public class attributes, so that exact sums per mini-batch reach the trainer."""
+"""verl's hybrid worker, subclassed at its public class attributes: exact sums per mini-batch reach the trainer."""
 
 from __future__ import annotations
 

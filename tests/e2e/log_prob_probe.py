@@ -22,9 +22,7 @@ class LogProbProbe(CheckpointCallback):
     def on_save(self, trainer: Any, global_step: int, **_: Any) -> None:
         tags = tq.kv_list("train")["train"]
         keys = [key for key, tag in tags.items() if not tag.get("is_prompt", False)]
-        data = tq.kv_batch_get(
-            keys=keys, partition_id="train", select_fields=[*FIELDS.values(), "response_mask"]
-        )
+        data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=[*FIELDS.values(), "response_mask"])
         mask = data["response_mask"].values().bool()
         record = {name: data[field].values()[mask].tolist() for name, field in FIELDS.items()}
         with open(os.environ["FSPO_PROBE_FILE"], "a") as file:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from real_stack import SMALL, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

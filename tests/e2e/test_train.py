@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from real_stack import SMALL, Start, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -37,7 +36,9 @@ def trained(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 def read_probe(run: Start) -> dict[int, dict[str, Any]]:
     lines = (run.run_dir / "probe.jsonl").read_text().splitlines()
-    return {entry["step"]: {k: np.array(v) for k, v in entry.items() if k != "step"} for entry in map(json.loads, lines)}
+    return {
+        entry["step"]: {k: np.array(v) for k, v in entry.items() if k != "step"} for entry in map(json.loads, lines)
+    }
 
 
 def assert_finite_and_synchronised(run: Start) -> None:
@@ -117,7 +118,10 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     run = subprocess.run(
         [sys.executable, str(script), str(out), json.dumps(list(ids))],
-        capture_output=True, text=True, timeout=300, env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
     )
     line = next((line for line in run.stdout.splitlines() if line.startswith("RESULT ")), None)
     assert line is not None, run.stdout[-2000:] + run.stderr[-2000:]
@@ -136,7 +140,9 @@ def test_resume_continues_at_the_right_step(start: Starter, trained: Start) -> N
     steps = resumed.steps()
     assert sorted(steps) == [1, 2, 3]
     assert "resumed from" in resumed.output()
-    assert steps[3]["actor/kl_loss"] > 0.3 * steps[2]["actor/kl_loss"]  # weights continue from step 2, not from the start
+    assert (
+        steps[3]["actor/kl_loss"] > 0.3 * steps[2]["actor/kl_loss"]
+    )  # weights continue from step 2, not from the start
     checkpoints = trained.run_dir / "checkpoints"
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "3"
     assert (checkpoints / "global_step_3" / "fspo_state.pt").is_file()
@@ -146,7 +152,12 @@ def test_resume_continues_at_the_right_step(start: Starter, trained: Start) -> N
 
 def test_two_ranks_train_and_vllm_follows(start: Starter, tmp_path: Path) -> None:
     run = start(
-        tmp_path, *SMALL, "algo=rloo", "trainer.n_gpus_per_node=2", "trainer.save_freq=1", PROBE,
+        tmp_path,
+        *SMALL,
+        "algo=rloo",
+        "trainer.n_gpus_per_node=2",
+        "trainer.save_freq=1",
+        PROBE,
         **probe_environment(tmp_path),
     )
     assert run.wait(600) == 0, run.output()[-4000:]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+
 from recipe.fspo.compose import CONF_DIR, compose, first_of_each_sweep
 from recipe.fspo.environment import WrongMachineError, platform_environment
 

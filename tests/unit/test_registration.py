@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.register import register_losses
 from verl.trainer.ppo import core_algos
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.register import register_losses
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

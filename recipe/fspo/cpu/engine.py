@@ -10,6 +10,5 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from recipe.fspo.cpu.patches import offload_without_pinned_memory
 
-
 offload_without_pinned_memory()
 EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(FSDPEngineWithLMHead)

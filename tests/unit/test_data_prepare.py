@@ -1,0 +1,308 @@
+"""Preparation of published data sets from local copies in their published layout and schema."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fspo.data.cli import main
+from fspo.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
+from fspo.data.io import atomic_path, sha256_of, write_json
+from fspo.data.prepare import TEMPLATES, prepare
+from fspo.data.sources import DAPO_OPENING, SOURCES, TEST_SETS, Problem, SourceError
+
+Rows = list[dict[str, Any]]
+ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))
+LAYOUT = {
+    "dapo_math_17k": "dapo_math_17k/data/dapo-math-17k.parquet",
+    "math_train": "math_train/data/train-00000-of-00001.parquet",
+    "math500": "math500/test.jsonl",
+    "amc23": "amc23/test-00000-of-00001.parquet",
+    "aime24": "aime24/data/train-00000-of-00001.parquet",
+    "aime25": "aime25/test.jsonl",
+}
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    folder = tmp_path / "copies"
+    for name, rows in ROWS.items():
+        write_rows(folder / LAYOUT[name], rows)
+    return folder
+
+
+def read(out: Path, name: str) -> Rows:
+    rows: Rows = pq.read_table(out / f"{name}.parquet").to_pylist()
+    return rows
+
+
+def test_all_sets_of_the_papers_setting_are_known() -> None:
+    assert set(LAYOUT) == set(SOURCES) == set(ROWS)
+    assert TEST_SETS == ("math500", "amc23", "aime24", "aime25")
+    assert all(len(source.revision) == 40 for source in SOURCES.values())
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_rows_are_in_verls_schema(copies: Path, tmp_path: Path, name: str) -> None:
+    manifest = prepare(name, tmp_path / "out", copies)
+    rows = read(tmp_path / "out", name)
+    assert manifest["rows"] == len(rows) > 0
+    for index, row in enumerate(rows):
+        assert set(row) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+        assert row["data_source"] == name
+        (message,) = row["prompt"]
+        assert message["role"] == "user"
+        assert message["content"].endswith("put your final answer within \\boxed{}.")
+        assert DAPO_OPENING[:20] not in message["content"]
+        assert row["reward_model"]["style"] == "rule"
+        assert row["reward_model"]["ground_truth"].strip()
+        assert row["extra_info"]["index"] == index
+        assert row["extra_info"]["problem_id"] == f"{name}/{index}"
+
+
+def test_answers_are_read_from_every_published_form(copies: Path, tmp_path: Path) -> None:
+    answers = {}
+    for name in SOURCES:
+        prepare(name, tmp_path / "out", copies)
+        answers[name] = [row["reward_model"]["ground_truth"] for row in read(tmp_path / "out", name)]
+    assert answers["math_train"] == [r"\frac{7}{2}", "4", "x^2+2x+1"]
+    assert answers["math500"] == [r"\frac{3}{4}", "9"]
+    assert answers["amc23"] == ["30", "4"]
+    assert answers["aime24"] == ["19"]
+    assert answers["aime25"] == ["147"]
+
+
+def test_duplicates_conflicts_and_overlap_are_removed_and_counted(copies: Path, tmp_path: Path) -> None:
+    manifest = prepare("dapo_math_17k", tmp_path / "out", copies, against=TEST_SETS)
+    assert manifest["counts"] == {
+        "read": 10,
+        "duplicates": 3,
+        "conflicting_answers": 2,
+        "overlap_with_tests": {
+            "math500": {"same_text": 1, "shared_ngram": 0},
+            "amc23": {"same_text": 0, "shared_ngram": 0},
+            "aime24": {"same_text": 0, "shared_ngram": 1},
+            "aime25": {"same_text": 0, "shared_ngram": 0},
+        },
+        "dropped_for_overlap": 2,
+        "written": 3,
+    }
+    rows = read(tmp_path / "out", "dapo_math_17k")
+    assert [row["reward_model"]["ground_truth"] for row in rows] == ["51", "36", "-3"]
+    assert [row["extra_info"]["source_id"] for row in rows] == ["u-1", "u-2", "u-7"]
+    assert rows[0]["prompt"][0]["content"].startswith("A gardener")
+
+
+def test_manifest_describes_file_and_source_and_is_reproducible(copies: Path, tmp_path: Path) -> None:
+    first = prepare("math500", tmp_path / "a", copies)
+    assert first == prepare("math500", tmp_path / "b", copies)
+    written = json.loads((tmp_path / "a" / "math500.manifest.json").read_text(encoding="utf-8"))
+    assert written == first
+    assert written["sha256"] == sha256_of(tmp_path / "a" / "math500.parquet")
+    (file,) = written["source"]["files"]
+    assert file["sha256"] == sha256_of(copies / LAYOUT["math500"])
+    assert written["source"]["expected_revision"] == SOURCES["math500"].revision
+    assert written["prompt_template"] == TEMPLATES["boxed"]
+    assert written["prompt_characters"]["max"] >= written["prompt_characters"]["min"] > 0
+
+
+def test_other_template_is_the_published_instruction(copies: Path, tmp_path: Path) -> None:
+    prepare("dapo_math_17k", tmp_path, copies, template="answer")
+    published = ROWS["dapo_math_17k"][0]["prompt"][0]["content"]
+    assert read(tmp_path, "dapo_math_17k")[0]["prompt"][0]["content"] == published
+
+
+def test_tokenizer_lengths_are_recorded(copies: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path / "words")
+    manifest = prepare("aime25", tmp_path, copies, tokenizer=str(tmp_path / "words"))
+    length = len(read(tmp_path, "aime25")[0]["prompt"][0]["content"].split())
+    assert manifest["prompt_tokens"]["max"] == manifest["prompt_tokens"]["min"] == length
+
+
+def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
+        (name,) = (name for name, place in LAYOUT.items() if path.as_posix().endswith(place))
+        rows = json.loads(json.dumps(ROWS[name]))
+        change(rows[1] if len(rows) > 1 else rows[0])
+        write_rows(path, rows)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("math500", lambda p: p.write_bytes(b""), "is empty"),
+        ("math500", lambda p: p.write_bytes(b"\n\n"), "has no rows"),
+        ("math500", lambda p: p.write_bytes(b'{"problem": "\xff"}\n'), r"row 1: not UTF-8 at byte 13"),
+        ("math500", lambda p: p.write_text("{]\n", encoding="utf-8"), "row 1: not JSON"),
+        ("math500", lambda p: p.write_text("[1]\n", encoding="utf-8"), "row 1: expected a JSON object"),
+        ("math500", corrupt(lambda row: row.pop("answer")), r"row 2: column 'answer' is missing \(found: level"),
+        ("math500", corrupt(lambda row: row.update(problem=7)), "row 2, column 'problem': expected text, found int"),
+        ("math500", corrupt(lambda row: row.update(problem=" ")), "row 2, column 'problem': is empty"),
+        ("math500", corrupt(lambda row: row.update(answer=None)), "row 2, column 'answer': expected text or a number"),
+        ("amc23", lambda p: p.write_bytes(b"PAR1 but not really"), "not a readable Parquet file"),
+        ("amc23", corrupt(lambda row: row.update(answer="")), "row 2, column 'answer': is empty"),
+        ("amc23", lambda p: write_rows(p, [{"problem": "p", "answer": "1", "id": 1}]), "column 'question' is missing"),
+        ("math_train", corrupt(lambda row: row.update(solution="no box")), r"row 2, column 'solution': has no closed"),
+        ("math_train", corrupt(lambda row: row.update(solution=r"\boxed{1")), r"column 'solution': has no closed"),
+        ("dapo_math_17k", corrupt(lambda row: row["prompt"][0].update(content="plain")), "row 2, column 'prompt': exp"),
+        ("dapo_math_17k", corrupt(lambda row: row["reward_model"].update(ground_truth="")), "column 'reward_model'"),
+        ("dapo_math_17k", lambda p: p.unlink(), "no dapo_math_17k.parquet, .jsonl or .json and no such file"),
+    ],
+)
+def test_damaged_sources_are_named_and_leave_nothing_behind(
+    copies: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], message: str
+) -> None:
+    path = copies / LAYOUT[name]
+    damage(path)
+    with pytest.raises(SourceError, match=message) as error:
+        prepare(name, tmp_path / "out", copies)
+    assert str(path if path.exists() else copies) in str(error.value)
+    assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+
+
+def test_failed_preparation_keeps_an_older_result(copies: Path, tmp_path: Path) -> None:
+    prepare("aime25", tmp_path / "out", copies)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (copies / LAYOUT["aime25"]).write_bytes(b"")
+    with pytest.raises(SourceError):
+        prepare("aime25", tmp_path / "out", copies)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_plain_json_lists_are_read(tmp_path: Path) -> None:
+    (tmp_path / "aime25.json").write_text(json.dumps(ROWS["aime25"]), encoding="utf-8")
+    assert prepare("aime25", tmp_path / "out", tmp_path)["rows"] == 1
+    (tmp_path / "aime25.json").write_bytes(b"\xff")
+    with pytest.raises(SourceError, match="not UTF-8 at byte 0"):
+        prepare("aime25", tmp_path / "out", tmp_path)
+
+
+def test_of_several_files_those_of_the_split_are_read(copies: Path, tmp_path: Path) -> None:
+    write_rows(copies / "math_train" / "data" / "test-00000-of-00001.parquet", ROWS["math_train"][:1] * 5)
+    assert prepare("math_train", tmp_path / "out", copies)["counts"]["read"] == 3
+
+
+def test_hub_without_network_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def unreachable(*args: object, **kwargs: object) -> None:
+        assert (args, kwargs["revision"]) == (("math-ai/aime25", None), SOURCES["aime25"].revision)
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(SourceError, match=r"math-ai/aime25 at 563bb84.*no route.*--source DIR"):
+        prepare("aime25", tmp_path)
+
+
+def test_rows_from_the_hub_are_read_like_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list(ROWS["amc23"]))
+    manifest = prepare("amc23", tmp_path)
+    assert manifest["source"]["revision"] == SOURCES["amc23"].revision
+    assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "amc23")] == ["30", "4"]
+
+
+def problem(text: str, answer: str = "1") -> Problem:
+    return Problem(text, answer, "")
+
+
+def test_distinct_compares_text_up_to_unicode_form_and_white_space() -> None:
+    same = [problem("Find  x²\nnow"), problem("Find x2 now"), problem("Find x² now")]
+    assert distinct(same).duplicates == 2
+    assert distinct([problem("x-1"), problem("x+1"), problem("X+1")]).duplicates == 0
+    found = distinct([problem("p", "1"), problem("p", "2"), problem("p", "1"), problem("q")])
+    assert (found.problems, found.conflicting, found.duplicates) == ([problem("q")], 3, 0)
+
+
+def test_tokens_keep_operators_and_drop_formatting() -> None:
+    assert tokens(r"Find $\dfrac{1}{2}-\left(x\right)$, please.") == tokens(r"find \frac{1}{2} - (x) Please")
+    assert tokens("x-1") != tokens("x+1")
+    assert tokens(r"\sin x") == [r"\sin", "x"]
+
+
+def test_boilerplate_alone_is_no_overlap() -> None:
+    phrase = "where m and n are relatively prime positive integers find the sum of m and n"
+    train = [problem(f"Problem {i} is about {i} ducks {phrase}") for i in range(BOILERPLATE + 1)]
+    copied = "seven ducks swim over eleven lakes and on every lake there are three islands with trees"
+    train.append(problem(f"Once more: {copied} {phrase}"))
+    tests = {"t": [problem(f"{copied.capitalize()}! How many trees? {phrase}")]}
+    kept, overlaps = without_overlap(train, tests)
+    assert kept == train[:-1]
+    assert (overlaps["t"].same_text, overlaps["t"].shared_ngram) == (0, 1)
+    few, overlaps = without_overlap(train[:3], tests)
+    assert few == [] and overlaps["t"].shared_ngram == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "gsm8k"}, "unknown data set 'gsm8k': choose one of dapo_math_17k"),
+        ({"name": "aime25", "template": "x"}, "template='x'"),
+        ({"name": "aime25", "against": ("amc23",)}, "only training sets"),
+        ({"name": "aime25", "revision": "abc"}, "selects a commit on the hub"),
+        ({"name": "math_train", "against": ("gsm8k",)}, "unknown data set 'gsm8k'"),
+    ],
+)
+def test_wrong_arguments_are_named(copies: Path, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare(out=tmp_path, folder=copies, **arguments)
+
+
+def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "all", "--out", str(tmp_path / "out"), "--source", str(copies)]) == 0
+    assert {path.name for path in (tmp_path / "out").glob("*.parquet")} == {f"{name}.parquet" for name in SOURCES}
+    assert "dapo_math_17k: 10 rows read, 3 duplicates, 2 with conflicting answers, 2 overlap" in capsys.readouterr().out
+    assert main(["prepare", "nonsense", "--out", str(tmp_path)]) == 2
+    assert "error: unknown data set 'nonsense'" in capsys.readouterr().err
+    assert main(["prepare", "all", "--out", str(tmp_path), "--revision", "abc"]) == 2
+
+
+def test_prepare_loads_neither_torch_nor_verl(copies: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from fspo.data.cli import main; code = main(sys.argv[1:]); "
+        "print(sorted({'torch', 'verl', 'ray', 'math_verify', 'transformers'} & set(sys.modules))); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "prepare", "aime25", "--out", str(tmp_path), "--source", str(copies)]
+    run = subprocess.run(
+        command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+def test_atomic_path_renames_on_success_only(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "file.txt"
+    with atomic_path(target) as temporary:
+        temporary.write_text("whole", encoding="utf-8")
+        assert not target.exists()
+    assert target.read_text(encoding="utf-8") == "whole"
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half", encoding="utf-8")
+        raise RuntimeError
+    assert target.read_text(encoding="utf-8") == "whole"
+    with pytest.raises(ValueError, match="Out of range float"):
+        write_json(target, {"x": float("nan")})
+    assert [path.name for path in target.parent.iterdir()] == ["file.txt"]

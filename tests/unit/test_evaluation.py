@@ -1,0 +1,148 @@
+"""avg@k, pass@k and their intervals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fspo.evaluation import Record, bootstrap, evaluate, format_table, pass_at_k, read_records
+
+
+@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+@settings(deadline=None, max_examples=200)
+def test_pass_at_k_is_the_closed_form(case: tuple[int, int, int]) -> None:
+    n, correct, k = case
+    closed = 1 - Fraction(math.comb(n - correct, k), math.comb(n, k))
+    assert pass_at_k(n, correct, k) == pytest.approx(float(closed), abs=1e-12)
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
+    scores = [1, 0, 0, 1, 0, 0]
+    for k in range(1, 7):
+        subsets = list(itertools.combinations(scores, k))
+        assert pass_at_k(6, 2, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_pass_at_k_stays_accurate_for_many_responses() -> None:
+    closed = 1 - Fraction(math.comb(9_000, 500), math.comb(10_000, 500))
+    assert pass_at_k(10_000, 1_000, 500) == pytest.approx(float(closed), rel=1e-12)
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)])
+def test_pass_at_k_refuses_what_has_no_meaning(n: int, correct: int, k: int) -> None:
+    with pytest.raises(ValueError, match=r"correct=|k="):
+        pass_at_k(n, correct, k)
+
+
+def coverage(n_problems: int, responses: int, trials: int, seed: int) -> float:
+    """Share of intervals that hold the true accuracy of a population of problems, Beta(0.6, 0.9) distributed."""
+    rng = np.random.default_rng(seed)
+    hits = 0
+    for trial in range(trials):
+        means = rng.binomial(responses, rng.beta(0.6, 0.9, size=n_problems)) / responses
+        estimate = bootstrap(means, np.ones(n_problems), n_resamples=1_000, seed=trial)
+        hits += estimate.low <= 0.4 <= estimate.high
+    return hits / trials
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
+    # 0.95 +- 3 standard errors of 200 trials, and one percent for the bootstrap's own error
+    assert 0.89 <= coverage(30, 8, trials=200, seed=0) <= 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_problems", "responses"), [(30, 8), (30, 32), (40, 16), (500, 4)])
+def test_coverage_at_the_sizes_of_the_test_sets(n_problems: int, responses: int) -> None:
+    assert 0.935 <= coverage(n_problems, responses, trials=2_000, seed=1) <= 0.97
+
+
+def test_bootstrap_of_a_ratio_weighs_problems_by_their_counts() -> None:
+    estimate = bootstrap([3.0, 0.0, 1.0], [3.0, 1.0, 0.0001])
+    assert estimate.value == pytest.approx(4.0 / 4.0001)
+    assert estimate.low <= estimate.value <= estimate.high
+    assert math.isnan(bootstrap([1.0], [1.0]).low)
+    for sums, counts in (([], []), ([1.0], [0.0]), ([1.0, 2.0], [1.0])):
+        with pytest.raises(ValueError, match="per problem"):
+            bootstrap(sums, counts)
+
+
+def records() -> list[Record]:
+    scores = {"a": [1, 1, 0, 0], "b": [0, 0, 0, 0], "c": [1, 1, 1, 1], "d": [0, 1, 0, 0]}
+    return [
+        Record("aime24", problem, 100 + 600 * j, float(score))
+        for problem, values in scores.items()
+        for j, score in enumerate(values)
+    ] + [Record("amc23", "x", 5, 1.0)]
+
+
+def test_evaluate_by_hand() -> None:
+    result = evaluate(records(), length_edges=(0, 1000, 5000))
+    found = result["aime24"]
+    assert (found["problems"], found["responses"]) == (4, 16)
+    assert found["avg"]["value"] == pytest.approx((0.5 + 0 + 1 + 0.25) / 4)
+    assert found["pass"]["1"]["value"] == pytest.approx(found["avg"]["value"])
+    assert found["pass"]["4"]["value"] == pytest.approx(3 / 4)
+    assert found["pass"]["2"]["value"] == pytest.approx((pass_at_k(4, 2, 2) + 0 + 1 + pass_at_k(4, 1, 2)) / 4)
+    short, long = found["by_length"]
+    assert (short["low"], short["high"], short["responses"]) == (0, 1000, 8)
+    assert short["accuracy"]["value"] == pytest.approx(5 / 8)
+    assert long["accuracy"]["value"] == pytest.approx(2 / 8)
+    assert result["amc23"]["avg"] == {"value": 1.0, "low": None, "high": None}
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_values_do_not_depend_on_the_order_of_the_records() -> None:
+    def values(result: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
+        return {name: found["avg"]["value"] for name, found in result.items()}
+
+    assert values(evaluate(records()[::-1])) == pytest.approx(values(evaluate(records())))
+
+
+def test_table_has_a_row_per_set_and_per_length_bin() -> None:
+    table = format_table(evaluate(records(), length_edges=(0, 1000)))
+    assert "| aime24 | 4 | 4 | 43.8 [" in table
+    assert "| amc23 | 1 | 1 | 100.0 | 100.0 |  |  |" in table
+    assert "| aime24 | 1000 or more | 8 | 25.0 [" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"records": []}, "no records"),
+        ({"records": records(), "ks": (2,)}, "amc23 has only 1 responses"),
+        ({"records": records(), "length_edges": (1, 2)}, "start at 0"),
+        ({"records": records(), "length_edges": (0, 2, 2)}, "increase"),
+    ],
+)
+def test_evaluate_names_what_is_wrong(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(**arguments)  # type: ignore[arg-type]
+
+
+def test_records_are_read_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    good = {"data_source": "s", "problem_id": 3, "response_length": 7, "score": 1, "more": "ignored"}
+    path.write_text(json.dumps(good) + "\n\n", encoding="utf-8")
+    assert read_records(path) == [Record("s", "3", 7, 1.0)]
+    for change, message in (
+        ({"score": 2}, r"line 2: score=2"),
+        ({"score": None}, "line 2"),
+        ({"response_length": -1}, "negative"),
+    ):
+        path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            read_records(path)
+    path.write_text('{"score": 1}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="line 1: the key 'data_source' is missing"):
+        read_records(path)
+    path.write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no records"):
+        read_records(path)

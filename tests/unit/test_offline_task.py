@@ -1,0 +1,95 @@
+"""The embedded offline task: well-formed, seeded, disjoint, of widely varying length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fspo.data.offline_task import (
+    ALPHABET,
+    DATA_SOURCE,
+    MAX_QUOTIENT,
+    Problem,
+    generate,
+    score_answer,
+    write_dataset,
+    write_parquet,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(divisor=st.integers(1, 99), quotient=st.integers(1, 40), rest=st.integers(0, 98))
+def test_the_working_ends_in_the_remainder(divisor: int, quotient: int, rest: int) -> None:
+    problem = Problem(quotient * divisor + rest % divisor, divisor)
+    assert problem.answer == problem.dividend % divisor
+    assert score_answer(problem.working, str(problem.answer)) == 1.0
+    assert set(problem.working + problem.question) <= set(ALPHABET)
+    assert len(problem.working) == 7 * quotient - 4 or problem.dividend > 999
+    for steps in range(1, quotient):
+        assert score_answer(problem.working_of(steps), str(problem.answer)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("106-44=062-44=018", 1.0),
+        ("018", 1.0),
+        (" 18 ", 1.0),
+        ("106-44=062", 0.0),
+        ("106-44=062-44=018-44=", 0.0),
+        ("", 0.0),
+        ("=", 0.0),
+        ("18.0", 0.0),
+        ("-18", 0.0),
+        ("١٨", 0.0),  # digits, but not ASCII
+        ("9" * 10_000, 0.0),
+    ],
+)
+def test_scores(text: str, score: float) -> None:
+    assert score_answer(text, "18") == score
+
+
+def test_zero_is_a_remainder() -> None:
+    assert score_answer("044-44=000", "0") == 1.0
+    assert score_answer("", "0") == 0.0
+
+
+def test_a_broken_truth_is_refused() -> None:
+    with pytest.raises(ValueError, match="ground_truth"):
+        score_answer("18", "eighteen")
+
+
+def test_generation_is_seeded_and_disjoint() -> None:
+    train, test = generate(2000, 300, seed=7)
+    assert (train, test) == generate(2000, 300, seed=7)
+    assert test == generate(10, 300, seed=7)[1]  # the size of one split does not change the other
+    assert train != generate(2000, 300, seed=8)[0]
+    assert len(set(train)) == 2000 and len(set(test)) == 300
+    assert not set(train) & set(generate(0, 300, seed=8)[1])
+
+
+def test_lengths_span_two_orders_of_magnitude() -> None:
+    lengths = np.array([len(problem.working) for problem in generate(4000, 0, seed=0)[0]])
+    assert lengths.min() == 3 and lengths.max() == 7 * MAX_QUOTIENT - 4
+    assert np.quantile(lengths, 0.9) > 20 * np.quantile(lengths, 0.1)
+
+
+def test_files_are_in_verl_schema(tmp_path: Path) -> None:
+    paths = write_dataset(tmp_path, n_train=20, n_test=10, seed=0)
+    rows = pq.read_table(paths["test"]).to_pylist()
+    assert len(rows) == 10
+    assert set(rows[0]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+    assert rows[0]["data_source"] == DATA_SOURCE
+    assert rows[0]["reward_model"]["style"] == "rule"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.parquet", "train.parquet"]
+
+
+def test_nothing_to_write_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one problem"):
+        write_parquet([], tmp_path / "empty.parquet")
+    assert list(tmp_path.iterdir()) == []

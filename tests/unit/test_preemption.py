@@ -1,0 +1,92 @@
+"""The warning signal in the launching process, and what the lead time is compared with."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.fspo.preemption import LEAD_VARIABLE, WARNED, LeadTime, StopRequest, watch_for_warning
+
+SLURM = Path(__file__).resolve().parents[2] / "slurm"
+
+
+def test_the_signal_is_noted_and_does_not_kill() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        watch_for_warning()
+        assert not WARNED.is_set()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert WARNED.wait(5)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        WARNED.clear()
+
+
+def test_a_process_that_ignored_the_signal_until_now_notes_it() -> None:
+    """As in a job: slurm/node.sh ignores USR1 until Python has its handler."""
+    code = (
+        "from recipe.fspo.preemption import WARNED, watch_for_warning\n"
+        "import sys\nwatch_for_warning(); print('ready', flush=True)\n"
+        "sys.exit(75 if WARNED.wait(30) else 1)"
+    )
+    command = ["bash", "-c", f"trap '' USR1; exec {sys.executable} -c \"$CODE\""]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "CODE": code}, text=True)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == 75
+
+
+def test_a_request_before_the_first_step_is_told_apart() -> None:
+    stop = StopRequest()
+    assert stop.request() is False and stop.requested
+    stop.training = True
+    assert stop.request() is True
+
+
+def test_a_lead_shorter_than_a_step_and_a_save_is_said_once() -> None:
+    lead = LeadTime(lead_s=100)
+    lead.measured(step_s=80)
+    assert lead.shortfall() is None  # 80 s, no save known yet
+    lead.measured(save_s=30)
+    said = lead.shortfall()
+    assert said is not None and "100 s" in said and "80 s" in said and "30 s" in said and "USR1@165" in said
+    assert lead.shortfall() is None
+    lead.measured(step_s=81)
+    assert lead.shortfall() is None  # hardly more
+    lead.measured(step_s=200)
+    assert lead.shortfall() is not None
+
+
+def test_the_worst_moment_counts_validation_but_not_on_top_of_a_step() -> None:
+    lead = LeadTime(lead_s=None)
+    lead.measured(step_s=50, validation_s=70, save_s=10)
+    lead.measured(step_s=20, save_s=5)
+    assert lead.needed_s == 80
+    assert lead.shortfall() is None  # nobody warns, so there is no lead
+
+
+def test_lead_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LEAD_VARIABLE, "900")
+    assert LeadTime.from_environment().lead_s == 900
+    monkeypatch.delenv(LEAD_VARIABLE)
+    assert LeadTime.from_environment().lead_s is None
+    monkeypatch.setenv(LEAD_VARIABLE, "15min")
+    with pytest.raises(ValueError, match="15min"):
+        LeadTime.from_environment()
+
+
+@pytest.mark.parametrize("script", ["fspo_8b.sh", "fspo_1_7b.sh", "compare.sh", "demo_cpu.sh"])
+def test_job_scripts_export_the_lead_they_ask_for(script: str) -> None:
+    text = (SLURM / script).read_text()
+    asked = re.search(r"^#SBATCH --signal=B:USR1@(\d+)$", text, re.M)
+    exported = re.search(rf'{LEAD_VARIABLE}="\$\{{{LEAD_VARIABLE}:-(\d+)\}}"', text)
+    assert asked and exported and asked[1] == exported[1]
+    assert "#SBATCH --requeue" in text

@@ -1,0 +1,224 @@
+"""The worker processes: limits, replacement, threads, and that none of them is left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty, status_rates
+
+ROOT = Path(__file__).resolve().parents[2]
+ENDLESS = r"\boxed{\int_0^1 x^x \sin(e^{x^%d}) dx}"
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[MathScorer]:
+    with MathScorer(n_workers=2, time_limit_s=0.3) as scorer:
+        yield scorer
+
+
+def increase(scorer: MathScorer, before: dict[str, int], *keys: str) -> list[int]:
+    after = scorer.counts()
+    return [after[key] - before[key] for key in keys]
+
+
+def launcher_of(scorer: MathScorer) -> psutil.Process:
+    launcher = scorer._pool._launcher
+    assert launcher is not None
+    return psutil.Process(launcher._process.pid)
+
+
+def gone(processes: list[psutil.Process], patience_s: float = 20.0) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=patience_s)
+    return not alive
+
+
+def test_stuck_worker_is_replaced_and_the_rest_of_its_batch_is_scored(scorer: MathScorer) -> None:
+    before = scorer.counts()
+    responses = [f"\\boxed{{x+{i}}}" for i in range(10)]
+    responses[3], responses[7] = ENDLESS % 2, ENDLESS % 3
+    verdicts = scorer.score_batch(responses, [f"{i}+x" for i in range(10)])
+    assert [v.status for v in verdicts] == [Status.TIMEOUT if i in (3, 7) else Status.CORRECT for i in range(10)]
+    assert increase(scorer, before, "workers_replaced", "timeout", "correct") == [2, 2, 8]
+
+
+def test_worker_killed_from_outside_costs_no_verdict(scorer: MathScorer) -> None:
+    assert scorer.score(r"\boxed{z+1}", "1+z").status is Status.CORRECT
+    before = scorer.counts()
+    for worker in launcher_of(scorer).children():
+        worker.kill()
+    assert scorer.score(r"\boxed{z+2}", "2+z").status is Status.CORRECT
+    assert increase(scorer, before, "workers_replaced", "crashed") == [1, 0]
+
+
+def test_launcher_killed_from_outside_is_replaced(scorer: MathScorer) -> None:
+    assert scorer.score(r"\boxed{u+1}", "1+u").status is Status.CORRECT
+    launcher = launcher_of(scorer)
+    workers = launcher.children()
+    launcher.kill()
+    assert gone(workers), "workers must die with their launcher"
+    assert scorer.score(r"\boxed{u+2}", "2+u").status is Status.CORRECT
+
+
+def test_worker_that_dies_twice_is_a_crash_and_not_remembered(
+    scorer: MathScorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(worker: object) -> None:
+        os.kill(worker.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        raise EOFError
+
+    monkeypatch.setattr(scorer._pool, "_receive", die)
+    assert scorer.score(r"\boxed{v+1}", "1+v") == Verdict(0.0, Status.CRASHED)
+    monkeypatch.undo()
+    assert scorer.score(r"\boxed{v+1}", "1+v").status is Status.CORRECT
+
+
+def test_many_threads_get_their_own_verdicts(scorer: MathScorer) -> None:
+    def ask(i: int) -> Verdict:
+        return scorer.score(f"thread {i}: \\boxed{{y+{i}}}", f"{i if i % 3 else i + 1}+y")
+
+    with ThreadPoolExecutor(12) as executor:
+        verdicts = list(executor.map(ask, range(60)))
+    assert [v.status is Status.CORRECT for v in verdicts] == [i % 3 != 0 for i in range(60)]
+
+
+def test_threads_with_the_same_answer_share_one_judgement(scorer: MathScorer) -> None:
+    before = scorer.counts()
+    with ThreadPoolExecutor(8) as executor:
+        verdicts = list(executor.map(lambda i: scorer.score(f"{i}. {ENDLESS % 4}", "1"), range(8)))
+    assert {v.status for v in verdicts} == {Status.TIMEOUT}
+    assert increase(scorer, before, "workers_replaced", "from_cache") == [1, 7]
+
+
+def test_workers_are_bounded_in_memory(scorer: MathScorer) -> None:
+    scorer.score("about 1", "2")
+    launcher = launcher_of(scorer)
+    for worker in launcher.children():
+        limits = Path(f"/proc/{worker.pid}/limits").read_text(encoding="utf-8")
+        (line,) = (line for line in limits.splitlines() if line.startswith("Max address space"))
+        assert line.split()[3:5] == [str(1024 << 20)] * 2
+
+
+def test_close_ends_all_processes_and_the_scorer_can_be_used_again(scorer: MathScorer) -> None:
+    scorer.score("about 1", "2")
+    started = [launcher_of(scorer), *launcher_of(scorer).children()]
+    scorer.close()
+    assert gone(started)
+    assert scorer.score(r"\boxed{w+1}", "1+w").status is Status.CORRECT
+
+
+SCRIPT = """
+import os, sys, time
+from fspo.rewards import MathScorer
+scorer = MathScorer(n_workers=1)
+scorer.score("about 1", "2")
+print(scorer._pool._launcher._process.pid, flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["os._exit(1)", "time.sleep(600)"])
+def test_no_process_outlives_its_parent(ending: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(ending=ending)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    try:
+        launcher_pid = int(parent.stdout.readline())
+        try:
+            launcher = psutil.Process(launcher_pid)
+            started = [launcher, *launcher.children()]
+        except psutil.NoSuchProcess:  # the parent was quicker than we were
+            started = []
+        if "sleep" in ending:
+            parent.kill()
+        parent.wait(timeout=60)
+        assert gone(started)
+    finally:
+        parent.kill()
+        parent.stdout.close()
+
+
+def test_forked_child_starts_its_own_workers(scorer: MathScorer) -> None:
+    scorer.score("about 1", "2")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if scorer.score(r"\boxed{s+1}", "1+s").score == 1.0 else 1
+            scorer.close()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert scorer.score(r"\boxed{s+2}", "2+s").status is Status.CORRECT
+
+
+def hostile() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hostile", ROOT / "benchmarks" / "hostile.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("n", [16, pytest.param(1_200, marks=pytest.mark.slow)])
+def test_hostile_answers_are_all_scored_in_bounded_memory(n: int) -> None:
+    answers = hostile().hostile_answers(n, seed=n)
+    peaks: list[int] = []
+    with MathScorer(n_workers=2, time_limit_s=0.5) as scorer:
+        scorer.score("about 1", "2")
+        launcher = launcher_of(scorer)
+        for _, response, truth in answers:
+            verdict = scorer.score(response, truth)
+            assert verdict.score == 0.0, (response[:200], truth)
+            peaks += [p.memory_info().rss for p in launcher.children() if p.is_running()]
+        counts = scorer.counts()
+        assert sum(counts[status] for status in Status) == n + 1
+        assert counts["crashed"] == counts["correct"] == 0
+        # Nobody is lost: after all that, an ordinary answer still gets its verdict.
+        assert scorer.score(r"\boxed{x+1}", "1+x").status is Status.CORRECT
+    assert max(peaks) < 1024 << 20
+
+
+def test_overlong_penalty_is_the_published_one() -> None:
+    assert [soft_overlong_penalty(n, 100, 20) for n in (0, 80, 90, 100, 1000)] == [0.0, 0.0, -0.5, -1.0, -1.0]
+    for arguments in ((10, 100, 0), (10, 100, 101), (-1, 100, 20)):
+        with pytest.raises(ValueError, match=r"buffer_length|response_length"):
+            soft_overlong_penalty(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        (r"so \boxed{3}", 1.0),
+        (r"\boxed{3} then \boxed{4}", 0.0),
+        (r"\boxed{ }", 0.0),
+        (r"\boxed{3", 0.0),
+        (r"\boxed 3", 0.0),
+        ("3", 0.0),
+    ],
+)
+def test_format_reward(response: str, reward: float) -> None:
+    assert format_reward(response) == reward
+
+
+def test_status_rates_name_every_status_and_leave_out_other_rewards() -> None:
+    rates = status_rates(["correct", "timeout", None, "correct"])
+    assert rates["reward/status/correct"] == 2 / 3
+    assert rates["reward/status/timeout"] == 1 / 3
+    assert rates["reward/status/n"] == 3.0
+    assert set(rates) == {f"reward/status/{status.value}" for status in Status} | {"reward/status/n"}
+    assert status_rates([])["reward/status/correct"] == 0.0
+    with pytest.raises(ValueError, match="nonsense"):
+        status_rates(["nonsense"])

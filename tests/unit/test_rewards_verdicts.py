@@ -1,0 +1,242 @@
+"""Verdicts of the scorer against direct math-verify and against labels given by hand."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fspo.rewards import MathScorer, Status
+from fspo.rewards.extraction import MAX_RESPONSE_CHARS, bounded, decide_exactly, decisive_part, final_box
+
+LABELLED = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "assets" / "labelled_answers.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[MathScorer]:
+    with MathScorer(n_workers=1) as scorer:
+        yield scorer
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def direct(response: str, truth: str) -> float:
+    """math-verify on the whole response, called as verl 0.9.1's `math_verify` scorer calls it."""
+    from math_verify import parse, verify
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+    gold = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),))
+    found = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()))
+    return float(any(verify(g, p) for p in found for g in gold))
+
+
+def test_labelled_set_is_large_and_mixed() -> None:
+    assert len(LABELLED) >= 300
+    assert 0.4 < sum(row["label"] for row in LABELLED) / len(LABELLED) < 0.6
+    assert len({(row["response"], row["truth"]) for row in LABELLED}) == len(LABELLED)
+
+
+def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(scorer: MathScorer) -> None:
+    verdicts = scorer.score_batch([row["response"] for row in LABELLED], [row["truth"] for row in LABELLED])
+    expected = [direct(row["response"], row["truth"]) for row in LABELLED]
+    disagreements = [
+        (row, verdict)
+        for row, verdict, score in zip(LABELLED, verdicts, expected, strict=True)
+        if verdict.score != score
+    ]
+    assert disagreements == []
+    wrong = [row for row, verdict in zip(LABELLED, verdicts, strict=True) if bool(verdict.score) != row["label"]]
+    # All known errors are right answers that math-verify 0.9 does not recognise; accepting a wrong one would be worse.
+    assert all(row["label"] for row in wrong)
+    assert len(wrong) / len(LABELLED) < 0.03
+    counts = scorer.counts()
+    assert counts["timeout"] == counts["crashed"] == counts["refused"] == counts["bad_truth"] == 0
+
+
+FILLER = "We add $12$ and $30$, so $x = 42$ and the second value is 7.\nThis holds for $n \\geq 3$. "
+ENDINGS = (
+    r"So the final answer is $\boxed{%s}$.",
+    "**Final Answer**\n\n\\[\n\\boxed{%s}\n\\]\n",
+    r"Thus $y = \boxed{%s}$.",
+    r"\boxed{%s}",
+    r"\boxed{%s} \)",
+    "Therefore the answer is $%s$.",
+    "The final answer is $%s$.",
+    "Answer: %s",
+    "The final answer is $%s$. I hope it is correct.",
+    r"\boxed{%s} and $x=3$.",
+    r"\boxed{1}, \boxed{%s}",
+    r"The answer 5 was wrong. The answer is $%s$.",
+    "answer\n%s",
+    r"\boxed{%s}\%%",
+    r"\fbox{3} \boxed{%s}",
+    "It is %s",
+)
+
+
+def random_response(rng: random.Random) -> tuple[str, str]:
+    row = rng.choice([row for row in LABELLED if row["response"].startswith("\\boxed{") and len(row["response"]) < 60])
+    content = final_box(row["response"]) or "3"
+    return FILLER * rng.randint(0, 3) + rng.choice(ENDINGS) % content, row["truth"]
+
+
+def assert_parity(scorer: MathScorer, rng: random.Random, n: int) -> int:
+    pairs = [random_response(rng) for _ in range(n)]
+    shortened = sum(decisive_part(response) is not None for response, _ in pairs)
+    for pair, verdict in zip(pairs, scorer.score_batch(*map(list, zip(*pairs, strict=True))), strict=True):
+        assert verdict.score == direct(*pair), (pair, verdict)
+    return shortened
+
+
+def test_whole_responses_agree_with_direct_math_verify(scorer: MathScorer) -> None:
+    assert assert_parity(scorer, random.Random(0), 150) > 50
+
+
+@pytest.mark.slow
+def test_many_whole_responses_agree_with_direct_math_verify(scorer: MathScorer) -> None:
+    assert assert_parity(scorer, random.Random(1), 4_000) > 1_000
+
+
+def random_number(rng: random.Random) -> str:
+    a, b, sign = rng.randint(0, 12), rng.randint(1, 9), rng.choice(["", "-"])
+    return sign + rng.choice([f"{a}", f"{a}", f"{a}/{b}", rf"\frac{{{a}}}{{{b}}}", rf"\dfrac{{{a}}}{{{b}}}"])
+
+
+def random_object(rng: random.Random) -> str:
+    if rng.random() < 0.4:
+        return random_number(rng)
+    opening, closing = rng.choice(["[", "("]), rng.choice(["]", ")"])
+    inner = rng.choice([",", ", "]).join(random_number(rng) for _ in range(rng.choice([2, 2, 3])))
+    return rng.choice([f"{opening}{inner}{closing}", rf"\left{opening}{inner}\right{closing}"])
+
+
+SENTENCES = (
+    "answer is %s",
+    "answer is $%s$.",
+    "Answer: %s",
+    "final answer: $%s$",
+    "Final answer is %s.",
+    "answer = %s",
+)
+
+
+def exact_decisions(rng: random.Random, n: int) -> Iterator[tuple[str, str, bool]]:
+    while n:
+        truth = random_object(rng)
+        digits = str(rng.randint(0, 9)), str(rng.randint(0, 9))
+        content = rng.choice([truth.replace(*digits), truth, random_object(rng)])
+        part = rng.choice(SENTENCES) % content if rng.random() < 0.5 else f"\\boxed{{{content}}}"
+        decision = decide_exactly(part, truth)
+        if decision is not None:
+            n -= 1
+            yield part, truth, decision
+
+
+@pytest.mark.parametrize("n", [60, pytest.param(3_000, marks=pytest.mark.slow)])
+def test_exact_decisions_agree_with_direct_math_verify(n: int) -> None:
+    for part, truth, decision in exact_decisions(random.Random(n), n):
+        assert decisive_part(part) == part
+        assert decision == bool(direct(part, truth)), (part, truth)
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "status"),
+    [
+        ("", "1", Status.NO_ANSWER),
+        ("No number here at all.", "1", Status.NO_ANSWER),
+        (r"\boxed{\frac{1}{}}", "1", Status.PARSE_FAILED),
+        (r"\boxed{2}", "1", Status.WRONG),
+        (r"\boxed{1}", "1", Status.CORRECT),
+        (r"\boxed{x+1}", "x-1", Status.WRONG),
+        (r"\boxed{9^{9^{9^9}}}", "1", Status.REFUSED),
+        (r"\boxed{" + "(" * 50 + "1" + ")" * 50 + "}", "1", Status.REFUSED),
+        (r"\boxed{1000000000!}", "1", Status.REFUSED),
+        (r"\boxed{2}", "", Status.BAD_TRUTH),
+        (r"\boxed{x}", "", Status.BAD_TRUTH),
+    ],
+)
+def test_statuses(scorer: MathScorer, response: str, truth: str, status: Status) -> None:
+    verdict = scorer.score(response, truth)
+    assert verdict.status is status
+    assert verdict.score == (1.0 if status is Status.CORRECT else 0.0)
+
+
+def test_failing_comparison_has_a_status_of_its_own(scorer: MathScorer) -> None:
+    assert scorer.score(r"\boxed{x>1}", r"x\ne1").status is Status.COMPARE_FAILED
+
+
+def test_batch_and_single_calls_give_the_same_verdicts_whatever_the_order(scorer: MathScorer) -> None:
+    rows = random.Random(3).sample(LABELLED, 60)
+    with MathScorer(n_workers=2) as fresh:
+        batch = fresh.score_batch([row["response"] for row in rows], [row["truth"] for row in rows])
+    assert batch == [scorer.score(row["response"], row["truth"]) for row in rows]
+
+
+def test_equal_parts_in_one_batch_are_judged_once(scorer: MathScorer) -> None:
+    before = scorer.counts()["from_cache"]
+    responses = [f"Way {i}. \\boxed{{\\sqrt{{8}}+y}}" for i in range(20)]
+    verdicts = scorer.score_batch(responses, [r"2\sqrt{2}+y"] * 20)
+    assert {verdict.status for verdict in verdicts} == {Status.CORRECT}
+    assert scorer.counts()["from_cache"] - before == 19
+
+
+def test_unreadable_part_falls_back_to_each_whole_response(scorer: MathScorer) -> None:
+    ending = r"\boxed{\frac{}{}}"
+    responses = [f"So $x={i}$.\n{ending}" for i in range(4)]
+    verdicts = scorer.score_batch(responses, ["2"] * 4)
+    assert [verdict.score for verdict in verdicts] == [direct(response, "2") for response in responses]
+
+
+@pytest.mark.parametrize(
+    ("response", "content"),
+    [
+        (r"so \boxed{3}", "3"),
+        ("\\[\n\\boxed{ \\frac{1}{2} }\n\\].", r"\frac{1}{2}"),
+        (r"\boxed{3} or so", None),
+        (r"\boxed{3}\%", None),
+        (r"\boxed{2} \boxed{3}", None),
+        (r"\boxed{3", None),
+        (r"\boxed{}", None),
+        (r"\boxed{$3$}", None),
+        (r"\boxed 3", None),
+        ("no box", None),
+    ],
+)
+def test_final_box(response: str, content: str | None) -> None:
+    assert final_box(response) == content
+
+
+def test_bounded_keeps_the_end_and_the_last_box() -> None:
+    text = r"\boxed{5} " + "words " * MAX_RESPONSE_CHARS
+    assert bounded(text).startswith(r"\boxed{5} ")
+    assert len(bounded(text)) < 2 * MAX_RESPONSE_CHARS
+    assert bounded("short") == "short"
+    assert bounded(r"\boxed{1}" * 100).count(r"\boxed") == 64
+
+
+def test_wrong_arguments_are_named(scorer: MathScorer) -> None:
+    with pytest.raises(ValueError, match="2 responses but 1 ground truths"):
+        scorer.score_batch(["1", "2"], ["1"])
+    with pytest.raises(TypeError, match="NoneType"):
+        scorer.score(None, "1")  # type: ignore[arg-type]
+    for arguments in ({"n_workers": 0}, {"time_limit_s": 0.0}, {"memory_limit_mb": 10}):
+        with pytest.raises(ValueError, match=next(iter(arguments))):
+            MathScorer(**arguments)  # type: ignore[arg-type]
+
+
+def test_plain_integers_need_no_process() -> None:
+    with MathScorer(n_workers=1) as scorer:
+        assert scorer.score(r"\boxed{34}", "34").score == 1.0
+        assert scorer._pool._launcher is None
