@@ -1,0 +1,1 @@
+"""FSPO as a library: losses, bands, calibration, fairness statistics, rewards, data, reports."""

@@ -2,13 +2,17 @@
 
 Input are records, one per generated response; how they were generated does not matter. All intervals resample problems
 (with all their responses), the unit that is drawn at random: responses to one problem are not independent.
+
+`python -m fspo.evaluation RECORDS.jsonl [...] [--json FILE]` prints the tables.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -52,6 +56,9 @@ class Estimate:
 def read_records(path: Path) -> list[Record]:
     """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
 
+    A key `acc` is preferred to `score`, which may hold a shaped reward; so verl's dumps of validation generations can
+    be read as they are if the reward function reports these keys. Other keys are ignored.
+
     Raises ValueError naming file, line and key for a line that is not such a record, and for a file without records.
     """
     records: list[Record] = []
@@ -61,14 +68,11 @@ def read_records(path: Path) -> list[Record]:
                 continue
             try:
                 row = json.loads(line)
-                records.append(
-                    Record(
-                        str(row["data_source"]),
-                        str(row["problem_id"]),
-                        int(row["response_length"]),
-                        float(row["score"]),
-                    )
-                )
+                source, problem = str(row["data_source"]), str(row["problem_id"])
+                length, score = row["response_length"], row["score"] if row.get("acc") is None else row["acc"]
+                if length is None:
+                    raise ValueError("response_length is null; it must be the number of tokens of the response")
+                records.append(Record(source, problem, int(length), float(score)))
             except KeyError as error:
                 raise ValueError(f"{path}, line {number}: the key {error} is missing") from error
             except (TypeError, ValueError) as error:
@@ -164,7 +168,7 @@ def evaluate(
     in tokens (a ratio of sums over problems, so a problem weighs by its responses in the bin), with the number of
     responses. Bins without responses are left out. Every value is {value, low, high} with a 95% interval.
 
-    A score counts as correct for pass@k if it is 1.
+    A response counts as correct for pass@k if its score is 1.
 
     Raises:
         ValueError: no records, a k above a problem's number of responses, edges that do not increase from 0.
@@ -253,3 +257,32 @@ def format_table(result: Mapping[str, Any]) -> str:
             span = f"{entry['low']} or more" if entry["high"] is None else f"{entry['low']} to {entry['high'] - 1}"
             lines.append(f"| {name} | {span} | {entry['responses']} | {show(entry['accuracy'])} |")
     return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Tables, and on request JSON, from files of records."""
+    from fspo.data.io import write_json
+
+    parser = argparse.ArgumentParser(prog="python -m fspo.evaluation", description="Accuracy from scored generations.")
+    parser.add_argument("records", nargs="+", type=Path, help="JSONL files, one record per response (see read_records)")
+    parser.add_argument("--k", nargs="+", type=int, help="the k of pass@k (default: powers of two)")
+    parser.add_argument(
+        "--edges", nargs="+", type=int, default=list(DEFAULT_LENGTH_EDGES), help="length bins, in tokens"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
+    parser.add_argument("--json", type=Path, help="also write the numbers there")
+    args = parser.parse_args(argv)
+    try:
+        records = [record for path in args.records for record in read_records(path)]
+        result = evaluate(records, args.k, args.edges, args.seed)
+        if args.json is not None:
+            write_json(args.json, result)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(format_table(result), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -44,9 +44,10 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     command.add_argument("--revision", help="another commit on the hub than the pinned one (a single NAME only)")
     command.set_defaults(run=_prepare)
     if not argv or argv[0] != "prepare":
-        from fspo.data.demo_model import register_commands
+        from fspo.data import demo_model, smollm2
 
-        register_commands(commands)
+        demo_model.register_commands(commands)
+        smollm2.register_commands(commands)
     return parser
 
 

@@ -1,15 +1,15 @@
-r"""Shortcuts in front of math-verify that provably give its verdict, and nothing else.
+r"""Shortcuts in front of math-verify that give its verdict, and nothing else.
 
-The verdict of this package is by definition that of `math_verify.parse` and `math_verify.verify` on the whole response
-with the targets below. Two shortcuts make that cheap:
+The verdict of this package is by definition that of `math_verify.parse` and `math_verify.verify` on the whole response,
+with the targets in `judge`. Two shortcuts make that cheap:
 
-- `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence with their only "answer".
-  For them math-verify ends up at that part whatever stands before it, so the worker may parse the part instead of the
-  whole response. If nothing can be read from it, the whole response is parsed after all.
+- `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence from their first "answer"
+  on. For them math-verify ends up at that part whatever stands before it, so the worker may parse the part instead of
+  the whole response. If nothing can be read from it, the whole response is parsed after all.
 - `decide_exactly` settles such a part and a ground truth without math-verify if they are the same text, two plain
   integers or fractions, or two points or intervals made of such numbers.
 
-tests/unit/test_rewards_extraction.py compares both with direct math-verify.
+tests/unit/test_rewards_verdicts.py compares both with direct math-verify.
 """
 
 from __future__ import annotations
@@ -70,18 +70,15 @@ def final_box(response: str) -> str | None:
 
 
 def final_sentence(response: str) -> str | None:
-    """End of a response without a box from its only "answer" (or "final answer") on, if short enough to decide.
+    """End of a response without a box from its first "answer" (or "final answer") on, if short enough to decide.
 
     math-verify reads what follows such a word within 50 characters on the same line before anything else.
     """
     if _BOX in response or "\\fbox" in response:
         return None
-    words = _ANSWER_WORD.finditer(response)
-    word = next(words, None)
-    if word is None or next(words, None) is not None:
-        return None
-    end = response[word.start() :].rstrip()
-    return end if len(end) <= _MAX_SENTENCE and "\n" not in end else None
+    word = _ANSWER_WORD.search(response)
+    end = response[word.start() :].rstrip() if word is not None else ""
+    return end if 0 < len(end) <= _MAX_SENTENCE and "\n" not in end else None
 
 
 def decisive_part(response: str) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,6 +82,17 @@ def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Pat
     """The newest checkpoint in ``root`` without damage."""
     folders = _step_folders(root).values()
     return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
+
+
+def remove_old(root: Path, step: int, keep: int) -> list[Path]:
+    """Delete the checkpoints before ``step`` except the newest ``keep - 1``, and return their folders.
+
+    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind.
+    """
+    old = [folder for saved, folder in _step_folders(root).items() if saved < step][keep - 1 :]
+    for folder in old:
+        shutil.rmtree(folder, ignore_errors=True)
+    return old
 
 
 def _needs(config: DictConfig) -> tuple[int, list[str]]:

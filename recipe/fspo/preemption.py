@@ -27,7 +27,13 @@ WARNED = threading.Event()
 
 def watch_for_warning() -> None:
     """Note SIGUSR1 in :data:`WARNED` instead of dying of it. Call in the main thread."""
-    signal.signal(signal.SIGUSR1, lambda *_: WARNED.set())
+
+    def note(*_: object) -> None:
+        WARNED.set()
+        # It may come again at any time, and Python gives up its own handlers, but not this, before a process has ended.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    signal.signal(signal.SIGUSR1, note)
 
 
 @dataclass

@@ -31,6 +31,7 @@ def compute_score(
     overlong_buffer: int = 0,
     overlong_weight: float = 1.0,
     max_response_length: int | None = None,
+    flags: bool = True,
     n_workers: int | None = None,
     time_limit_s: float = 1.0,
     memory_limit_mb: int = 1024,
@@ -48,12 +49,14 @@ def compute_score(
         format_weight: weight of `fspo.rewards.format_reward`.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 turns it off. Needs `max_response_length` and
             the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
+        flags: whether to report the flags below. verl bootstraps every number of every validation problem (20 ms
+            each for 16 responses); without them, count the statuses with `fspo.rewards.status_rates`.
         n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
         kwargs: what verl may pass besides (the address of a reward model, say) is not used.
 
     Returns:
         The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
-        `crashed` (1.0 or 0.0); `status`, `data_source` and `problem_id` (text: in the dumps, not in the metrics);
+        `crashed` (flags, 1.0 or 0.0); `status`, `data_source`, `problem_id` (text: in the dumps, not in the metrics);
         `response_length` in tokens, None without our reward manager.
 
     Raises:
@@ -79,7 +82,7 @@ def compute_score(
     return {
         "score": score,
         "acc": verdict.score,
-        **{flag.value: float(verdict.status is flag) for flag in FLAGS},
+        **{flag.value: float(verdict.status is flag) for flag in FLAGS if flags},
         "response_length": length,
         "status": verdict.status.value,
         "data_source": data_source,

@@ -21,6 +21,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.sums import SequenceSums
+from recipe.fspo.checkpoints import remove_old
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.progress import PROGRESS
@@ -159,6 +160,8 @@ class FSPOTrainer(PPOTrainerSync):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         save_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
         super()._save_checkpoint()
+        if keep := self.config.trainer.max_actor_ckpt_to_keep:
+            remove_old(folder.parent, step=self.global_steps, keep=keep)
         self._saved_step = self.global_steps
         self._save_s = time.monotonic() - started
         self._lead_time.measured(save_s=self._save_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from real_stack import SMALL, Starter
-from slurm_cluster import Cluster, tail, why_not
+from slurm_cluster import REPOSITORY, Cluster, tail, why_not
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
@@ -160,6 +161,35 @@ def test_a_lost_node_ends_the_job(
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), tail(log)
     assert "error: Ray ended on node node2; see " in log.read_text()
     assert_nothing_left(cluster, job, run_dir)
+
+
+#: Stands for Apptainer, which Debian does not have: notes its arguments and runs the command without a container.
+APPTAINER = """\
+#!/usr/bin/env bash
+echo "$*" >>"$APPTAINER_CALLS"
+while [[ $1 != image.sif ]]; do shift; done
+shift
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+def test_every_step_runs_in_the_container(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
+) -> None:
+    program, calls = tmp_path / "bin" / "apptainer", tmp_path / "calls"
+    program.parent.mkdir()
+    program.write_text(APPTAINER)
+    program.chmod(0o755)
+    job, log, run_dir = submit(
+        bare_job(tmp_path), "true", FSPO_CONTAINER="image.sif", FSPO_MOUNTS="/data:/data",
+        PATH=f"{program.parent}:{os.environ['PATH']}", APPTAINER_CALLS=str(calls),
+    )  # fmt: skip
+    assert cluster.wait_for_end(job, 180, log)["ExitCode"] == "0:0", tail(log)
+    bind = f"exec --bind {REPOSITORY}:{REPOSITORY},{run_dir}:{run_dir},/data:/data --pwd {REPOSITORY} image.sif bash "
+    steps = [line.removeprefix(bind).split()[:2] for line in calls.read_text().splitlines()]
+    script = f"{REPOSITORY}/slurm/node.sh"
+    assert steps == [[script, "head"], [script, "worker"], [script, "run"], [script, "run"]]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from recipe.fspo.checkpoints import (
     archive_damage,
     checkpoint_damage,
     newest_complete,
+    remove_old,
     repair_tracker,
     resume_problems,
 )
@@ -163,3 +164,13 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_resume_mode_disable_looks_at_nothing(tmp_path: Path) -> None:
     cut(write_checkpoint(tmp_path, 1) / "data.pt")
     assert list(resume_problems(config(tmp_path, mode="disable"))) == []
+
+
+def test_old_checkpoints_of_earlier_starts_are_removed(tmp_path: Path) -> None:
+    folders = {step: write_checkpoint(tmp_path, step, ranks=1) for step in (5, 9, 10, 13, 40)}
+    (tmp_path / "global_step_best").mkdir()
+    assert remove_old(tmp_path, step=13, keep=2) == [folders[9], folders[5]]
+    # The two newest up to now, a later one (of a run that was continued from before it), and what is no checkpoint.
+    left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert left == {"global_step_10", "global_step_13", "global_step_40", "global_step_best"}
+    assert remove_old(tmp_path, step=13, keep=2) == []

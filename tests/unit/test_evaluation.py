@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.evaluation import Record, bootstrap, evaluate, format_table, pass_at_k, read_records
+from fspo.evaluation import Record, bootstrap, evaluate, format_table, main, pass_at_k, read_records
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -136,13 +137,26 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
         ({"score": 2}, r"line 2: score=2"),
         ({"score": None}, "line 2"),
         ({"response_length": -1}, "negative"),
+        ({"response_length": None}, "response_length is null"),
     ):
         path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n", encoding="utf-8")
         with pytest.raises(ValueError, match=message):
             read_records(path)
+    path.write_text(json.dumps(good | {"score": 1.1, "acc": 1.0}) + "\n", encoding="utf-8")
+    assert read_records(path)[0].score == 1.0
     path.write_text('{"score": 1}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="line 1: the key 'data_source' is missing"):
         read_records(path)
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="no records"):
         read_records(path)
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(asdict(record)) + "\n" for record in records()), encoding="utf-8")
+    assert main([str(path), "--k", "1", "--json", str(tmp_path / "out.json")]) == 0
+    assert "| aime24 | 4 | 4 | 43.8 [" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == evaluate(records(), ks=(1,))
+    assert main([str(path), "--k", "9"]) == 2
+    assert "error: ks=[9]" in capsys.readouterr().err

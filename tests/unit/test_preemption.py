@@ -23,6 +23,7 @@ def test_the_signal_is_noted_and_does_not_kill() -> None:
         assert not WARNED.is_set()
         os.kill(os.getpid(), signal.SIGUSR1)
         assert WARNED.wait(5)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGUSR1, before)
         WARNED.clear()

