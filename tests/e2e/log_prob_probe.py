@@ -1,7 +1,7 @@
-"""A checkpoint callback that a test names in the configuration: it writes three policies' log-probs of the same tokens.
+"""A checkpoint callback that a test names in the configuration: three policies' log-probs of the same tokens.
 
-For the responses of the step just trained: vLLM's (``rollout``), the actor's before the update (``actor``, from the same
-weights that vLLM had been sent) and the start's (``reference``).
+For the responses of the step just trained: vLLM's (``rollout``), the actor's before the update (``actor``, from the
+same weights that vLLM had been sent) and the start's (``reference``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two steps of the real stack, with one and with two FSDP ranks; a resume; an export that transformers and vLLM load."""
+"""Two steps of the real stack, with one and two FSDP ranks; a resume; an export that transformers and vLLM load."""
 
 from __future__ import annotations
 

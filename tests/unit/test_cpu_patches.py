@@ -59,9 +59,7 @@ def test_verls_process_group_starts_on_cpu() -> None:
 def test_verl_still_needs_the_vllm_version() -> None:
     code = "import pytest, verl\nwith pytest.raises(ValueError, match='vllm'):\n    import verl.third_party.vllm\n"
     # The platform is registered by hand: with the plugin off, verl would not know it.
-    succeeds(
-        "import verl.plugin.platform, recipe.fspo.cpu.platform\n" + code, VERL_USE_EXTERNAL_PLUGINS="none"
-    )
+    succeeds("import verl.plugin.platform, recipe.fspo.cpu.platform\n" + code, VERL_USE_EXTERNAL_PLUGINS="none")
     succeeds("import verl, verl.third_party.vllm as v; assert v.vllm_version.endswith('+cpu')")
 
 

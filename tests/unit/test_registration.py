@@ -26,7 +26,8 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_importing_verl_registers_the_losses() -> None:
     code = (
         "import verl; from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as r;"
-        "from fspo.losses import ALGORITHMS; assert set(ALGORITHMS) <= set(r), sorted(r); print('vllm' in __import__('sys').modules)"
+        "from fspo.losses import ALGORITHMS; assert set(ALGORITHMS) <= set(r), sorted(r);"
+        "import sys; print('vllm' in sys.modules)"
     )
     run = python(code)
     assert run.returncode == 0, run.stderr[-1500:]

@@ -164,6 +164,27 @@ def test_forked_child_starts_its_own_workers(scorer: MathScorer) -> None:
     assert scorer.score(r"\boxed{s+2}", "2+s").status is Status.CORRECT
 
 
+@pytest.mark.slow
+def test_scorer_works_in_a_threaded_ray_actor() -> None:
+    import ray
+
+    @ray.remote(max_concurrency=4, num_cpus=0)
+    class Actor:
+        def __init__(self) -> None:
+            self.scorer = MathScorer(n_workers=2)
+
+        def score(self, i: int) -> str:
+            return self.scorer.score(f"\\boxed{{x+{i}}}", f"{i}+x").status.value
+
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    try:
+        actor = Actor.remote()  # type: ignore[attr-defined]
+        assert ray.get([actor.score.remote(i) for i in range(20)], timeout=240) == ["correct"] * 20
+    finally:
+        ray.shutdown()
+
+
 def hostile() -> ModuleType:
     spec = importlib.util.spec_from_file_location("hostile", ROOT / "benchmarks" / "hostile.py")
     assert spec is not None and spec.loader is not None
