@@ -17,6 +17,8 @@ if [[ -z ${FSPO_VENV+set} && -z ${FSPO_CONTAINER:-} && -d $FSPO_ROOT/.venv ]]; t
     FSPO_VENV="$FSPO_ROOT/.venv"
 fi
 [[ -z ${FSPO_VENV:-} ]] || export PATH="$FSPO_VENV/bin:$PATH" VIRTUAL_ENV="$FSPO_VENV"
+# SLURM sets both where it is not told the GPUs' make, and verl refuses to run with both.
+[[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || unset ROCR_VISIBLE_DEVICES
 # A caller's PYTHONPATH does not reach Ray's workers, so the command must not depend on it either.
 unset PYTHONPATH
 export PYTHONUNBUFFERED=1

@@ -4,8 +4,9 @@ A Qwen3 with a character tokenizer, trained from random weights on the embedded 
 only in the loss, length-bucketed batches, AdamW with warm-up and cosine, fp32, in two stages:
 
 1. *skill*: the full working of every problem, until most are solved;
-2. *habits*: a few steps on demonstrations of mixed quality, most of which stop half-way. Like a language model before
-   reinforcement learning, the result *can* solve the problems, short and long, but often does not take the trouble.
+2. *habits*: a few steps on demonstrations of mixed quality, most of which forget to borrow once. Like a language model
+   before reinforcement learning, the result *can* solve the problems, short and long, but is often careless. A slip
+   leaves the length of the working as it is, so lengths vary from the first round on as much as the task's do.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Recipe:
     pool: int = 1024  # problems drawn at once and sorted by length, so that a batch holds like lengths
     skill_lr: float = 3e-3
     habit_lr: float = 3e-4
-    full_share: float = 0.6  # of the second stage's demonstrations, those with the full working
+    careful_share: float = 0.2  # of the habit stage: demonstrations with no slip put in
     warmup_steps: int = 50
     final_lr_share: float = 0.1
     betas: tuple[float, float] = (0.9, 0.98)
@@ -65,8 +66,8 @@ class Recipe:
         for name in ("skill_steps", "habit_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.full_share <= 1:
-            raise ValueError(f"full_share must lie in [0, 1], got {self.full_share}")
+        if not 0 <= self.careful_share <= 1:
+            raise ValueError(f"careful_share must lie in [0, 1], got {self.careful_share}")
         if self.pool % self.batch_size:
             raise ValueError(f"pool ({self.pool}) must be a multiple of batch_size ({self.batch_size})")
         if self.seed < 0:
@@ -103,10 +104,11 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
 
 
 def demonstrate(problem: Problem, recipe: Recipe, rng: np.random.Generator) -> str:
-    """A demonstration of the second stage: the full working, or some of its subtractions only."""
-    if problem.quotient == 1 or rng.random() < recipe.full_share:
+    """A demonstration of the second stage: the right working, or one with a slip where the problem has a borrow."""
+    borrows = problem.borrows
+    if not borrows or rng.random() < recipe.careful_share:
         return problem.working
-    return problem.working_of(int(rng.integers(1, problem.quotient)))
+    return problem.slip(borrows[int(rng.integers(len(borrows)))])
 
 
 def batches(

@@ -20,7 +20,7 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,18 +58,31 @@ class Problem:
         return f"{self.dividend:03d}%{self.divisor:02d}"
 
     @property
-    def rests(self) -> list[int]:
-        """What is left after each subtraction; the last one is the answer."""
-        return list(range(self.dividend - self.divisor, -1, -self.divisor))
-
-    def working_of(self, steps: int) -> str:
-        """The working of the first ``steps`` subtractions: ``106-44=062`` for two of ``150%44``."""
-        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in self.rests[:steps])
-
-    @property
     def working(self) -> str:
         """The full response: ``106-44=062-44=018``."""
-        return self.working_of(self.quotient)
+        return self._written(range(self.dividend - self.divisor, -1, -self.divisor))
+
+    @property
+    def borrows(self) -> list[int]:
+        """The subtractions, counted from 0, whose units digit has to borrow from the tens: 0 and 2 of ``150%44``."""
+        values = range(self.dividend, self.divisor - 1, -self.divisor)
+        return [step for step, value in enumerate(values) if value % 10 < self.divisor % 10]
+
+    def slip(self, step: int) -> str:
+        """The working that forgets the borrow of one subtraction and goes on from there: ``116-44=072-44=028``.
+
+        That result is 10 too large, and so the answer is wrong unless the divisor is 5; the length hardly changes.
+
+        Raises:
+            ValueError: subtraction ``step`` does not borrow.
+        """
+        if step not in self.borrows:
+            raise ValueError(f"subtraction {step} of {self.question} does not borrow, only {self.borrows} do")
+        before = [self.dividend - self.divisor * (done + 1) for done in range(step)]
+        return self._written([*before, *range(self.dividend - self.divisor * (step + 1) + 10, -1, -self.divisor)])
+
+    def _written(self, rests: Iterable[int]) -> str:
+        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in rests)
 
     @property
     def quotient(self) -> int:

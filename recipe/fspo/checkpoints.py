@@ -124,8 +124,9 @@ def repair_tracker(config: DictConfig) -> str | None:
     found = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
     newest = newest_complete(root, *_needs(config))
     if newest is None:
-        tracker.unlink(missing_ok=True)
-        return f"{found}, and {root} holds no complete checkpoint for this run: starting from the beginning"
+        if tracker.exists():
+            return None  # something was complete once: not for us to begin again, see resume_problems
+        return f"{found}, and {root} holds no complete checkpoint: starting from the beginning"
     temporary = tracker.with_suffix(".tmp")
     temporary.write_text(newest.name.removeprefix("global_step_"), encoding="utf-8")
     os.replace(temporary, tracker)
@@ -136,8 +137,15 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
     """One sentence for each reason why the checkpoint that would be resumed cannot be."""
     mode, root = config.trainer.resume_mode, Path(config.trainer.default_local_dir)
     if mode == "auto":
-        step = _tracked_step(root)
+        step, tracker = _tracked_step(root), root / TRACKER_FILE
         if step is None:
+            if tracker.exists() and newest_complete(root, *_needs(config)) is None:
+                folders = _step_folders(root).values()
+                damage = [said for folder in folders for said in checkpoint_damage(folder, *_needs(config))]
+                yield (
+                    f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
+                    "begin again with trainer.resume_mode=disable or another fspo.run_dir"
+                )
             return
         folder = root / f"global_step_{step}"
     elif mode == "resume_path":

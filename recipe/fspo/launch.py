@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import os
 import sys
 import tempfile
 import threading
@@ -21,6 +22,7 @@ from verl.utils.config import validate_config
 from recipe.fspo import checkpoints, preflight, run_info
 from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.environment import pass_to_ray_workers
+from recipe.fspo.evaluation import print_evaluation, turn_into_evaluation
 from recipe.fspo.preemption import STOP, WARNED, Preempted
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.summary import print_summary
@@ -132,11 +134,14 @@ def _failure(error: BaseException, log: Path) -> TrainingFailed:
     with log.open("a", encoding="utf-8") as file:
         traceback.print_exception(error, file=file)
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
-    ray_logs = (Path(tempfile.gettempdir()) / "ray" / "session_latest").resolve() / "logs"
+    if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes
+        ray_logs = f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended"
+    else:
+        ray_logs = f"{(Path(tempfile.gettempdir()) / 'ray' / 'session_latest').resolve()}/logs"
     return TrainingFailed(
         f"{type(error).__name__}: training ended early\n"
         + "\n".join(f"  {line}" for line in last_lines)
-        + f"\nthe whole error: {log}\nlogs of Ray's processes on this node: {ray_logs}"
+        + f"\nthe whole error: {log}\nlogs of Ray's processes: {ray_logs}"
     )
 
 
@@ -151,6 +156,8 @@ def launch(config: DictConfig) -> None:
     # verl says so for every estimator but GAE.
     warnings.filterwarnings("ignore", message="Disabled critic")
     prepare(config)
+    if config.evaluate:
+        turn_into_evaluation(config)
     repaired = checkpoints.repair_tracker(config)
     if repaired:
         print(f"note: {repaired}", flush=True)
@@ -180,4 +187,7 @@ def launch(config: DictConfig) -> None:
         printer.join(timeout=30)
         ray.shutdown()
         run_info.end(config.fspo.run_dir, status)
-    print_summary(config)
+    if config.evaluate:
+        print_evaluation(config)
+    else:
+        print_summary(config)

@@ -23,6 +23,7 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.sums import SequenceSums
 from recipe.fspo.checkpoints import remove_old
 from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.outcomes import outcome_metrics
 from recipe.fspo.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.recorder import SumArrays
@@ -148,6 +149,7 @@ class FSPOTrainer(PPOTrainerSync):
         if self._band_controller is not None:
             self._band_controller.update(mini_batches)
         metrics.update(self._diagnostics.update(mini_batches))
+        metrics.update(outcome_metrics(batch, self._diagnostics))
         self._run_log.record_mini_batches(self.global_steps, mini_batches)
         return batch
 

@@ -135,13 +135,24 @@ def test_a_save_killed_in_the_middle_leaves_the_previous_checkpoint_to_resume(tm
     assert newest_complete(tmp_path, 2, KINDS) == tmp_path / "global_step_10"
 
 
-def test_without_a_complete_checkpoint_the_run_begins_again_and_says_so(tmp_path: Path) -> None:
-    cut(write_checkpoint(tmp_path, 1) / "data.pt")
-    (tmp_path / TRACKER_FILE).write_text("")
+def test_a_first_save_killed_in_the_middle_begins_again_and_says_so(tmp_path: Path) -> None:
+    cut(write_checkpoint(tmp_path, 1, track=False) / "data.pt")
     said = repair_tracker(config(tmp_path))
     assert said is not None and "starting from the beginning" in said
-    assert not (tmp_path / TRACKER_FILE).exists()  # verl would fail on an empty one
+    assert not (tmp_path / TRACKER_FILE).exists()
     assert list(resume_problems(config(tmp_path))) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_unreadable_tracker_beside_what_cannot_be_resumed_is_refused(tmp_path: Path, ranks: int) -> None:
+    """The tracker is written last, so a checkpoint was complete once: no silent start from the beginning."""
+    damaged = write_checkpoint(tmp_path, 1, ranks=2) / "data.pt"
+    cut(damaged)
+    (tmp_path / TRACKER_FILE).write_text("")
+    assert repair_tracker(config(tmp_path, ranks)) is None
+    (problem,) = resume_problems(config(tmp_path, ranks))
+    assert str(tmp_path / TRACKER_FILE) in problem
+    assert (str(damaged) if ranks == 2 else "saved by 2 FSDP rank(s)") in problem
 
 
 def test_a_new_run_has_nothing_to_say(tmp_path: Path) -> None:

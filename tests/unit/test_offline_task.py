@@ -30,8 +30,22 @@ def test_the_working_ends_in_the_remainder(divisor: int, quotient: int, rest: in
     assert score_answer(problem.working, str(problem.answer)) == 1.0
     assert set(problem.working + problem.question) <= set(ALPHABET)
     assert len(problem.working) == 7 * quotient - 4 or problem.dividend > 999
-    for steps in range(1, quotient):
-        assert score_answer(problem.working_of(steps), str(problem.answer)) == 0.0
+    cut = problem.working.rpartition("-")[0]  # without the last subtraction
+    assert score_answer(cut, str(problem.answer)) == 0.0
+
+
+@settings(deadline=None, max_examples=100)
+@given(divisor=st.integers(3, 99), quotient=st.integers(1, 30), rest=st.integers(0, 98))
+def test_a_forgotten_borrow_gives_a_wrong_answer_of_like_length(divisor: int, quotient: int, rest: int) -> None:
+    problem = Problem(quotient * divisor + rest % divisor, divisor)
+    for step in problem.borrows:
+        slip = problem.slip(step)
+        assert slip != problem.working
+        assert divisor in (5, 10) or score_answer(slip, str(problem.answer)) == 0.0
+        assert abs(len(slip) - len(problem.working)) <= 7 * (1 + 10 // divisor)
+    for step in set(range(quotient)) - set(problem.borrows):
+        with pytest.raises(ValueError, match="does not borrow"):
+            problem.slip(step)
 
 
 @pytest.mark.parametrize(
