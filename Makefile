@@ -30,8 +30,9 @@ test-fast: setup  ## unit tests only, under two minutes
 test-slow: smollm2  ## everything, the long runs included
 	@$(BIN)/python -m pytest $(ARGS)
 
-lint: setup  ## ruff and mypy
+lint: setup  ## ruff and mypy; shellcheck where it is installed
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@if command -v shellcheck >/dev/null; then shellcheck -x slurm/*.sh requirements/*.sh .ci/run; fi
 
 lock: setup  ## pin requirements/*.txt anew from the .in files
 	@requirements/lock.sh $(BIN)/uv $$($(BIN)/python -m pip config get global.find-links 2>/dev/null)
