@@ -12,11 +12,7 @@ only in the loss, length-bucketed batches, AdamW with warm-up and cosine, fp32, 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -28,6 +24,7 @@ import numpy as np
 import torch
 
 from fspo.data.char_tokenizer import build_tokenizer
+from fspo.data.io import atomic_folder, sha256_of
 from fspo.data.offline_task import ALPHABET, Problem, generate, sample_problems, score_answer, write_dataset
 
 if TYPE_CHECKING:
@@ -195,7 +192,7 @@ def run_stage(
 def checksums(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a model folder but the list of checksums itself."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {path.name: sha256_of(path) for path in paths}
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
@@ -204,21 +201,11 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
     Raises:
         FileExistsError: if ``out`` exists.
     """
-    if out.exists():
-        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        for path in temporary.iterdir():
-            path.chmod(0o644)
-        lines = [f"{digest}  {name}\n" for name, digest in checksums(temporary).items()]
-        (temporary / CHECKSUMS).write_text("".join(lines), encoding="ascii")
-        temporary.chmod(0o755)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with atomic_folder(out) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        lines = [f"{digest}  {name}\n" for name, digest in checksums(folder).items()]
+        (folder / CHECKSUMS).write_text("".join(lines), encoding="ascii")
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,26 @@ def atomic_path(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; rename it to `path` on success, remove it on any exception.
+
+    Raises FileExistsError if `path` exists: a folder is never replaced or mixed.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path} exists: give a new folder, or remove it first")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        temporary.chmod(0o755)  # mkdtemp makes private folders; models are shared
+        for entry in temporary.iterdir():
+            entry.chmod(0o644 if entry.is_file() else 0o755)
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -16,9 +16,7 @@ a single subtraction that the other split shows.
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+
+from fspo.data.io import atomic_path
 
 DATA_SOURCE = "fspo/remainder"
 ABILITY = "math"
@@ -169,15 +169,8 @@ def write_parquet(rows: Sequence[Row], path: Path) -> None:
 
     if not rows:
         raise ValueError(f"no rows to write to {path}: ask for at least one problem")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    try:
+    with atomic_path(path) as temporary:
         pq.write_table(pa.Table.from_pylist(list(rows)), temporary)
-        os.chmod(temporary, 0o644)  # mkstemp makes private files; data sets are shared
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def write_dataset(out_dir: Path, n_train: int, n_test: int, seed: int) -> dict[Split, Path]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from fspo.data.io import atomic_folder
 from fspo.data.offline_task import Row, write_parquet
 
 DATA_SOURCE = "reasoning_gym/chain_sum"
@@ -41,8 +39,6 @@ def write_model(out: Path) -> None:
         FileExistsError: if ``out`` exists.
         ModuleNotFoundError: if a package is missing.
     """
-    if out.exists():
-        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -54,15 +50,9 @@ def write_model(out: Path) -> None:
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         config.bos_token_id = None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        temporary.chmod(0o755)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with atomic_folder(out) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def chain_sums(count: int, seed: int) -> list[Row]:

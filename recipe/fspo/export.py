@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 from pathlib import Path
+
+from fspo.data.io import atomic_folder
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -39,31 +39,23 @@ def export(actor: Path, out: Path) -> None:
     Raises:
         FileExistsError: if ``out`` exists.
     """
-    if out.exists():
-        raise FileExistsError(f"{out} exists: give a new folder, or remove it first")
     os.environ.setdefault("VERL_PLATFORM", "cpu")  # merging needs no accelerator, and must not look for one
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
+    with atomic_folder(out) as folder:
         merger = FSDPModelMerger(
             ModelMergerConfig(
                 operation="merge",
                 backend="fsdp",
                 local_dir=str(actor),
-                target_dir=str(temporary),
+                target_dir=str(folder),
                 hf_model_config_path=str(actor / "huggingface"),
                 use_cpu_initialization=True,
             )
         )
         merger.merge_and_save()
         merger.cleanup()
-        temporary.chmod(0o755)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def main() -> None:
