@@ -34,6 +34,11 @@ SMALL = (
 )
 
 
+def user_environment() -> dict[str, str]:
+    """This process's environment without what the unit tests set: a start decides about its platform itself."""
+    return {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+
+
 @dataclass
 class Start:
     """One start of ``python -m recipe.fspo.main`` in a process group of its own."""
@@ -53,7 +58,7 @@ class Start:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.run_dir,
-                env={**os.environ, **self.environment, MARK: self.mark},
+                env={**user_environment(), **self.environment, MARK: self.mark},
                 start_new_session=True,
             )
 

@@ -88,6 +88,10 @@ def _free_ports(count: int) -> int:
     raise RuntimeError("no free ports for the emulated SLURM cluster")
 
 
+#: Beginnings of environment variables that would reach into the cluster's jobs.
+_NOT_PASSED_ON = ("SLURM_", "RAY_", "FSPO_", "VERL_")
+
+
 @dataclass
 class Cluster:
     """Daemons of one emulated cluster, and what a user does with it."""
@@ -110,7 +114,7 @@ class Cluster:
         # As many cores as the job scripts ask for (config_overrides), and a device that stands for a GPU.
         (self.folder / "gres.conf").write_text(f"NodeName=node[1-{self.nodes}] Name=gpu File=/dev/null\n")
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RAY_", "FSPO_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED_ON)},
             "SLURM_CONF": str(conf),
             MARK: self.mark,
         }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_stack import SMALL, Starter
+from real_stack import SMALL, Starter, user_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 )
 def test_bad_input_ends_before_ray_starts(tmp_path: Path, overrides: list[str], says: str) -> None:
     command = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={tmp_path}/run", *overrides]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=user_environment())
     assert run.returncode == 2, run.stderr[-2000:]
     assert says in run.stderr
     assert "Traceback" not in run.stderr

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 from recipe.fspo import preflight
 from recipe.fspo.compose import compose
