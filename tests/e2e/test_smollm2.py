@@ -31,4 +31,4 @@ def test_two_steps_on_smollm2(start: Starter, tmp_path: Path) -> None:
     for metrics in steps.values():
         assert math.isfinite(metrics["actor/pg_loss"]) and math.isfinite(metrics["actor/grad_norm"])
         assert metrics["training/rollout_probs_diff_mean"] < 1e-4
-    assert steps[2]["actor/kl_loss"] > steps[1]["actor/kl_loss"] >= -1e-6
+    assert steps[2]["actor/kl_loss"] > 0  # the weights have left the start

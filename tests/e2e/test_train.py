@@ -48,7 +48,7 @@ def assert_finite_and_synchronised(run: Start) -> None:
         for name in ("actor/pg_loss", "actor/grad_norm", "actor/kl_loss", "actor/loss"):
             assert math.isfinite(metrics[name]), (name, metrics[name])
         assert metrics["training/rollout_probs_diff_mean"] < 1e-5
-    assert steps[1]["actor/kl_loss"] < steps[2]["actor/kl_loss"]  # the distance to the start grows from about 0
+    assert steps[2]["actor/kl_loss"] > 0  # the reference still is the start
     after_update = read_probe(run)[2]
     # vLLM has the actor's weights of this moment ...
     assert np.abs(after_update["rollout"] - after_update["actor"]).max() < 1e-4
@@ -134,20 +134,34 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
 
 def test_resume_continues_at_the_right_step(start: Starter, trained: Start) -> None:
     assert sorted(trained.steps()) == [1, 2]
-    overrides = (*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=3")
-    resumed = start(trained.run_dir, *overrides)
+    overrides = (*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=3", PROBE)
+    resumed = start(trained.run_dir, *overrides, **probe_environment(trained.run_dir))
     assert resumed.wait(400) == 0, resumed.output()[-4000:]
-    steps = resumed.steps()
-    assert sorted(steps) == [1, 2, 3]
+    assert sorted(resumed.steps()) == [1, 2, 3]
     assert "resumed from" in resumed.output()
-    assert (
-        steps[3]["actor/kl_loss"] > 0.3 * steps[2]["actor/kl_loss"]
-    )  # weights continue from step 2, not from the start
+    # Before its first update the resumed actor is not the start (the reference is), and vLLM has its weights.
+    probe = read_probe(resumed)[3]
+    assert np.abs(probe["actor"] - probe["reference"]).max() > 1e-3
+    assert np.abs(probe["actor"] - probe["rollout"]).max() < 1e-4
     checkpoints = trained.run_dir / "checkpoints"
     assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "3"
     assert (checkpoints / "global_step_3" / "fspo_state.pt").is_file()
     # verl keeps the newest two (max_actor_ckpt_to_keep) of this process's own checkpoints.
     assert (checkpoints / "global_step_2" / "actor").is_dir()
+
+
+def test_evaluation_of_a_checkpoint(start: Starter, trained: Start) -> None:
+    before = (trained.run_dir / "metrics.jsonl").read_text()
+    values = "actor_rollout_ref.rollout.val_kwargs"
+    run = start(trained.run_dir, *SMALL, "evaluate=true", f"{values}.n=2", f"{values}.do_sample=true")
+    assert run.wait(400) == 0, run.output()[-4000:]
+    result = json.loads((trained.run_dir / "evaluation" / "evaluation.json").read_text())["fspo/remainder"]
+    assert (result["problems"], result["responses"]) == (8, 16)
+    assert 0.0 <= result["avg"]["low"] <= result["avg"]["value"] <= result["avg"]["high"] <= 1.0
+    assert result["pass"]["2"]["value"] >= result["pass"]["1"]["value"] == pytest.approx(result["avg"]["value"])
+    assert "| fspo/remainder | 8 | 2 |" in run.output()
+    assert "resumed from" in run.output()
+    assert (trained.run_dir / "metrics.jsonl").read_text() == before  # the training run's files stay as they are
 
 
 def test_two_ranks_train_and_vllm_follows(start: Starter, tmp_path: Path) -> None:
