@@ -18,13 +18,14 @@ import pytest
 
 #: Environment variable whose value every process of one start inherits.
 MARK = "FSPO_TEST_RUN"
-#: Small and quick, but everything real: two steps of 8 prompts x 4 responses, two mini-batches each.
+#: Small and quick, but everything real: two steps of 8 prompts x 8 responses, two mini-batches each. With fewer
+#: responses a mini-batch whose groups all have equal rewards, and so no gradient, would not be rare enough.
 SMALL = (
     "data.train_batch_size=8",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+    "actor_rollout_ref.rollout.n=8",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
     "data.max_response_length=64",
     "fspo.offline_task.n_train=64",
     "fspo.offline_task.n_test=8",

@@ -67,11 +67,12 @@ def test_sums_by_length_cover_every_sequence(trained: Start) -> None:
     assert [(r["step"], r["minibatch"]) for r in records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     for record in records:
         sums = from_record(record)
-        assert sums.total("count") == 16  # 4 prompts x 4 responses
+        assert sums.total("count") == 32  # 4 prompts x 8 responses
         if record["minibatch"] == 0:  # the policy has not moved: every ratio is 1
-            assert sums.total("accepted") == 16
+            assert sums.total("accepted") == 32
             assert abs(sums.total("z_squared")) < 1e-6
-    assert from_record(records[1]).total("z_squared") > 1e-6
+    # Sampling is not reproducible, and a mini-batch without unequal rewards in a group leaves the policy where it is.
+    assert max(from_record(records[i]).total("z_squared") for i in (1, 3)) > 1e-6
 
 
 def test_run_folder_tells_what_was_run(trained: Start) -> None:
