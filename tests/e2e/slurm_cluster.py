@@ -16,11 +16,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from real_stack import MARK, marked_processes
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "mungekey", "sbatch", "srun", "scontrol", "squeue", "scancel")
-#: Environment variable whose value every process of one cluster's jobs inherits.
-MARK = "FSPO_TEST_RUN"
 
 SLURM_CONF = """\
 ClusterName=test
@@ -180,12 +179,7 @@ class Cluster:
         return [f"{process.pid} {process.name()}" for process in alive if process.is_running()]
 
     def _job_processes(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
+        return marked_processes(self.mark)
 
     def stop(self) -> None:
         with contextlib.suppress(Exception):
