@@ -14,6 +14,8 @@ from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.launch import local_path, prepare
 
 Problems = Callable[..., list[str]]
+#: Micro-batches by number of sequences, as on machines without remove-padding; the demo packs them by tokens.
+BY_SEQUENCES = ["actor_rollout_ref.actor.use_dynamic_bsz=false"]
 
 
 @pytest.fixture
@@ -48,7 +50,8 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
         (["fspo.offline_task=null", "data.train_files=/no/such.parquet"], r"/no/such\.parquet does not exist"),
         (["data.train_batch_size=30"], r"train_batch_size=30 is not a multiple of .*ppo_mini_batch_size=8"),
         (["trainer.n_gpus_per_node=3"], r"rollout\.n=64 is not a multiple of .*n_gpus_per_node=3"),
-        (["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"], r"=64 is not a multiple of .*=48"),
+        ([*BY_SEQUENCES, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"], r"=64 is not a multiple of .*=48"),
+        ([*BY_SEQUENCES], r"ppo_micro_batch_size_per_gpu is not set"),
         (["data.max_response_length=600"], r"= 616 exceeds the model's max_position_embeddings = 512"),
         (["actor_rollout_ref.rollout.max_model_len=128"], r"exceeds .*max_model_len = 128"),
         (["fspo.offline_task.n_train=16"], r"16 rows, but at least 32 are needed"),
@@ -67,7 +70,15 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
         (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),
         (["+actor_rollout_ref.actor.policy_loss.clip=1"], r"has no key clip; the keys are"),
         (["actor_rollout_ref.actor.policy_loss.drift=ema"], r"policy_loss\.drift='ema'"),
-        (["actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32"], r"=64 differs from .*=32"),
+        (
+            [
+                *BY_SEQUENCES,
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+                "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+            ],
+            r"=64 differs from .*=32",
+        ),
+        (["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024"], r"=2048 differs from .*=1024"),
         (["algorithm.rollout_correction.bypass_mode=true"], r"bypass_mode=true replaces the policy loss"),
         (["algorithm.rollout_correction.rollout_is=token"], r"rollout_is='token' gives one weight per token"),
         (["grad_scale=matched", "fspo.reference_length=null"], r"reference_length=None: grad_scale=matched needs"),
