@@ -104,6 +104,16 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
         Measure("truncated", "share cut at the maximum length", "{:.1%}", lambda run: _share(run, "truncated")),
         Measure("zero advantage", "share of sequences with A = 0", "{:.1%}", lambda r: _share(r, "advantage_zero")),
         Measure("gradient norm, largest", "over the median", "{:.1f}x", _gradient_spike),
+        Measure(
+            "norm clip binds", "share of optimizer steps", "{:.0%}", lambda r: _mean(r, "fspo/grad_norm/clipped_share")
+        ),
+        Measure("distinct responses", f"within a group, {last}", "{:.1%}", lambda r: _tail(r, "fspo/outcome/distinct")),
+        Measure(
+            "distinct right responses",
+            f"over right ones, {last}",
+            "{:.1%}",
+            lambda r: _tail(r, "fspo/outcome/distinct_correct"),
+        ),
         Measure("largest reward drop", "from the best running mean so far", "{:.3f}", _reward_drop),
     ]
 
@@ -156,6 +166,11 @@ def _gain(run: Run, name: str) -> float | None:
 def _tail(run: Run, *names: str) -> float | None:
     _, values = run.first_series(*names)
     return float(values[-_tenth(len(values)) :].mean()) if len(values) else None
+
+
+def _mean(run: Run, name: str) -> float | None:
+    _, values = run.series(name)
+    return float(values.mean()) if len(values) else None
 
 
 def _growth(run: Run) -> float | None:

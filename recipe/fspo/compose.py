@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
@@ -39,8 +40,13 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
         hydra.errors.HydraException: for an unknown group option or key, naming it and the choices.
     """
     search_path = f"hydra.searchpath=[file://{verl_config_dir()}]"
-    with initialize_config_dir(config_dir=str(CONF_DIR), version_base=None):
-        return hydra_compose(ROOT_CONFIG, overrides=[search_path, *overrides])
+    around = GlobalHydra.instance().hydra  # of the Hydra job that this may be called in
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(config_dir=str(CONF_DIR), version_base=None):
+            return hydra_compose(ROOT_CONFIG, overrides=[search_path, *overrides])
+    finally:
+        GlobalHydra.instance().hydra = around
 
 
 def first_of_each_sweep(overrides: Sequence[str]) -> list[str]:

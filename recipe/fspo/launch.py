@@ -19,7 +19,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from recipe.fspo import checkpoints, preflight, run_info
+from recipe.fspo import checkpoints, preflight, run_info, series
 from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.environment import pass_to_ray_workers
 from recipe.fspo.evaluation import print_evaluation, turn_into_evaluation
@@ -129,6 +129,13 @@ def prepare(config: DictConfig) -> None:
         write_dataset(Path(config.data.train_files).parent, **offline)
 
 
+def _ready(config: DictConfig) -> None:
+    """What a run that comes later in the same processes needs before anything is started."""
+    prepare(config)
+    preflight.check(config)
+    apply_grad_scale(config)
+
+
 def _failure(error: BaseException, log: Path) -> TrainingFailed:
     """What a person needs of an error that came out of Ray: its last lines, and where the rest is."""
     with log.open("a", encoding="utf-8") as file:
@@ -163,6 +170,7 @@ def launch(config: DictConfig) -> None:
         print(f"note: {repaired}", flush=True)
     preflight.check(config)
     apply_grad_scale(config)
+    series.plan_later(config, _ready)
     run_info.begin(config)
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
     driver_log = Path(config.fspo.run_dir) / "driver.log"
@@ -186,7 +194,8 @@ def launch(config: DictConfig) -> None:
         stop.set()
         printer.join(timeout=30)
         ray.shutdown()
-        run_info.end(config.fspo.run_dir, status)
+        if run_info.status(config.fspo.run_dir) == "running":  # with runs after it, the trainer has said so
+            run_info.end(config.fspo.run_dir, status)
     if config.evaluate:
         print_evaluation(config)
     else:

@@ -8,6 +8,7 @@ One recorder exists per process, because verl's loss registry holds plain functi
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: One mini-batch of one rank: ``SequenceSums.to_numpy()``.
 SumArrays = tuple[np.ndarray, np.ndarray]
+#: One mini-batch of one rank, float64: statistic S, length L, advantage A and weight of each sequence, [4, B].
+SequenceArrays = np.ndarray
 
 
 class Recorder:
@@ -28,22 +31,33 @@ class Recorder:
 
     def __init__(self) -> None:
         self.max_response_length: int | None = None
+        self.run_dir: Path | None = None
         self.band_state: BandState | None = None
         self._mini_batches: list[SequenceSums] | None = None
+        self._sequences: list[list[SequenceArrays]] | None = None
+        self._grad_norms: list[float] = []
 
-    def enable(self, max_response_length: int) -> None:
+    def enable(self, max_response_length: int, sequences: bool = False, run_dir: Path | None = None) -> None:
         """Start recording. Without this call (plain verl) :meth:`add` does nothing.
 
         Args:
             max_response_length: responses of this many tokens or more count as truncated.
+            sequences: keep S, L, A and weight of every sequence too.
+            run_dir: the run's folder, for what a worker itself has to write.
         """
         self.max_response_length = max_response_length
+        self.run_dir = run_dir
+        self.band_state = None
         self._mini_batches = []
+        self._sequences = [] if sequences else None
+        self._grad_norms = []
 
     def begin_mini_batch(self) -> None:
         """Open the sums of the next mini-batch."""
         if self._mini_batches is not None:
             self._mini_batches.append(SequenceSums.zeros())
+        if self._sequences is not None:
+            self._sequences.append([])
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
@@ -53,14 +67,35 @@ class Recorder:
 
     def add(self, output: SequenceLossOutput) -> None:
         """Add one micro-batch to the mini-batch in progress."""
+        if not torch.isfinite(output.statistic_B[output.valid_B]).all():
+            return  # its gradient is not finite either: recipe.fspo.guard stops the run and keeps the batch
         if self._mini_batches:
             truncated_B: torch.Tensor = output.length_B >= self.max_response_length
             self._mini_batches[-1].add_(output, truncated_B=truncated_B)
+        if self._sequences:
+            columns = (output.statistic_B, output.length_B, output.advantage_B, output.weight_B)
+            rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
+            self._sequences[-1].append(rows.cpu().numpy())
+
+    def end_mini_batch(self, grad_norm: float | None) -> None:
+        """Keep the gradient norm (before clipping) of the mini-batch in progress; None where verl reports none."""
+        if self._mini_batches is not None and grad_norm is not None:
+            self._grad_norms.append(grad_norm)
+
+    def pop_grad_norms(self) -> list[float]:
+        """Gradient norms before clipping of the mini-batches since the last call."""
+        recorded, self._grad_norms = self._grad_norms, []
+        return recorded
 
     def pop(self) -> list[SumArrays]:
         """Hand over the mini-batches recorded since the last call, in the order of their updates."""
         recorded, self._mini_batches = self._mini_batches or [], []
         return [sums.to_numpy() for sums in recorded]
+
+    def pop_sequences(self) -> list[SequenceArrays]:
+        """The same for single sequences; empty unless they are recorded."""
+        recorded, self._sequences = self._sequences or [], None if self._sequences is None else []
+        return [np.concatenate([np.empty((4, 0)), *parts], axis=1) for parts in recorded]
 
 
 #: The recorder of this process.

@@ -73,12 +73,21 @@ def begin(config: DictConfig) -> None:
         _write(folder / "diff.patch", diff)
 
 
-def end(run_dir: str, status: str) -> None:
-    """Record how the run ended: ``finished``, ``failed`` or ``preempted``."""
+def status(run_dir: str) -> str:
+    """How a run stands: ``running``, or how it ended."""
+    return str(json.loads((Path(run_dir) / INFO_FILE).read_text(encoding="utf-8"))["status"])
+
+
+def note(run_dir: str, **facts: Any) -> None:
+    """Add facts that are known only once the run is under way."""
     path = Path(run_dir) / INFO_FILE
     info = json.loads(path.read_text(encoding="utf-8"))
-    info |= {"status": status, "ended": _now()}
-    _write(path, json.dumps(info, indent=2) + "\n")
+    _write(path, json.dumps(info | facts, indent=2) + "\n")
+
+
+def end(run_dir: str, status: str) -> None:
+    """Record how the run ended: ``finished``, ``failed`` or ``preempted``."""
+    note(run_dir, status=status, ended=_now())
 
 
 def _validation_problems(config: DictConfig) -> dict[str, int]:

@@ -14,9 +14,12 @@ from omegaconf import DictConfig
 from fspo.records import to_record
 from fspo.sums import SequenceSums
 from recipe.fspo.progress import PROGRESS, step_line, validation_line
+from recipe.fspo.recorder import SequenceArrays
 
 METRICS_FILE = "metrics.jsonl"
 LENGTH_STATS_FILE = "length_stats.jsonl"
+SEQUENCES_FILE = "sequences.jsonl"
+_SEQUENCE_COLUMNS = ("S", "L", "A", "weight")
 
 
 def _json_number(value: Any) -> float | int | None:
@@ -47,6 +50,17 @@ class RunLog:
         """Append the exact sums by length of one step, a line per mini-batch."""
         records = [to_record(sums, step=step, minibatch=index) for index, sums in enumerate(mini_batches)]
         self._append(LENGTH_STATS_FILE, records)
+
+    def record_sequences(self, step: int, mini_batches: Sequence[SequenceArrays]) -> None:
+        """Append S, L, A and weight of every sequence of one step, a line per mini-batch."""
+        self._append(
+            SEQUENCES_FILE,
+            [
+                {"step": step, "minibatch": index}
+                | {name: [float(f"{x:.7g}") for x in row] for name, row in zip(_SEQUENCE_COLUMNS, rows, strict=True)}
+                for index, rows in enumerate(mini_batches)
+            ],
+        )
 
     def _append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         # One write per call: a kill costs at most the last line, which readers name and skip.

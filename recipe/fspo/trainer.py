@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
@@ -21,9 +22,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.sums import SequenceSums
+from recipe.fspo import run_info, series
 from recipe.fspo.checkpoints import remove_old
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.outcomes import outcome_metrics
+from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics
 from recipe.fspo.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.recorder import SumArrays
@@ -65,8 +67,10 @@ class FSPOTrainer(PPOTrainerSync):
         self._run_log: RunLog | None = None
         self._band_controller = _build_band_controller(config)
         self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        self._grad_clip = float(config.actor_rollout_ref.actor.grad_clip)
         self._lead_time = LeadTime.from_environment()
         self._saved_step: int | None = None
+        self._position: dict[str, int] = {}
         self._began_s = 0.0
         self._save_s = 0.0
         super().__init__(config)
@@ -90,6 +94,29 @@ class FSPOTrainer(PPOTrainerSync):
     def on_init_end(self) -> None:
         PROGRESS.say("sending the weights to vLLM")
         super().on_init_end()
+        fspo = self.config.fspo
+        self.actor_rollout_wg.record(sequences=fspo.record_sequences, run_dir=fspo.run_dir)
+        # Runs of a comparison must begin with the same weights; this is how a reader can tell.
+        run_info.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        series.reseed(self)
+        super().fit(agent_loop_manager)
+        series.run_next(self, agent_loop_manager)
+
+    # ---------------------------------------------------------------- order of a batch
+
+    def _fetch_one_gen_batch(self) -> Any:
+        batch = super()._fetch_one_gen_batch()
+        self._position = {uid: index for index, uid in enumerate(batch["uid"])}
+        return batch
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
+        # verl returns the groups of a round in the order of a set of random identifiers. In the data loader's order,
+        # runs with one seed form their mini-batches from the same prompts.
+        prompt = [self._position.get(key.split("_")[0], len(self._position)) for key in batch.keys]
+        batch.reorder(sorted(range(len(batch)), key=prompt.__getitem__))
+        return super()._balance_batch(batch, metrics, **options)
 
     # ---------------------------------------------------------------- logging
 
@@ -150,7 +177,12 @@ class FSPOTrainer(PPOTrainerSync):
             self._band_controller.update(mini_batches)
         metrics.update(self._diagnostics.update(mini_batches))
         metrics.update(outcome_metrics(batch, self._diagnostics))
+        metrics.update(grad_norm_metrics(self.actor_rollout_wg.pop_grad_norms()[0], self._grad_clip))
         self._run_log.record_mini_batches(self.global_steps, mini_batches)
+        if self.config.fspo.record_sequences:
+            per_rank = self.actor_rollout_wg.pop_sequences()
+            joined = [np.concatenate(ranks, axis=1) for ranks in zip(*per_rank, strict=True)]
+            self._run_log.record_sequences(self.global_steps, joined)
         return batch
 
     # ---------------------------------------------------------------- checkpoints

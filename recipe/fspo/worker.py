@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig, open_dict
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.utils.losses import ppo_loss
 
+from recipe.fspo.guard import check_update
+from recipe.fspo.observe import observe_verl_losses
 from recipe.fspo.plugin import require_plugin
-from recipe.fspo.recorder import RECORDER, SumArrays
+from recipe.fspo.recorder import RECORDER, SequenceArrays, SumArrays
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     import recipe.fspo.cpu.engine  # noqa: F401  (registers the FSDP engine for CPUs)
@@ -21,7 +29,12 @@ class RecordingTrainingWorker(TrainingWorker):
 
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
-        return super().train_batch(data)
+        output = super().train_batch(data)
+        if output is not None:
+            metrics = tu.get(output, "metrics")
+            check_update(metrics, data, RECORDER.run_dir, self.rank)
+            RECORDER.end_mini_batch(metrics.get("grad_norm"))
+        return output
 
 
 class FSPOWorker(ActorRolloutRefWorker):
@@ -31,13 +44,42 @@ class FSPOWorker(ActorRolloutRefWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         require_plugin()
+        observe_verl_losses()
         super().__init__(*args, **kwargs)
         RECORDER.enable(max_response_length=self.config.rollout.response_length)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def record(self, sequences: bool, run_dir: str) -> None:
+        """Record from now on, as at the start of a run; with ``sequences`` not only sums."""
+        RECORDER.enable(self.config.rollout.response_length, sequences, Path(run_dir))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def begin_again(self, actor: DictConfig) -> None:
+        """Initial weights, a new optimizer and the loss of ``actor`` (``actor_rollout_ref.actor`` of the next run)."""
+        with open_dict(self.config):
+            self.config.actor = actor
+        actor_config = omega_conf_to_dataclass(actor)
+        actor_config.model_config = self.actor.model_config
+        self.actor.engine.optimizer_config = actor_config.optim
+        self.loss_fn = partial(ppo_loss, config=actor_config)
+        self.actor.set_loss_fn(self.loss_fn)
+        torch.manual_seed(actor.fsdp_config.seed)
+        self.actor.reset()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_sequence_sums(self) -> list[SumArrays]:
         """Sums of this rank's sequences for every mini-batch since the last call."""
         return RECORDER.pop()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def pop_grad_norms(self) -> list[float]:
+        """Norm of the whole gradient, before clipping, for every mini-batch since the last call."""
+        return RECORDER.pop_grad_norms()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def pop_sequences(self) -> list[SequenceArrays]:
+        """S, L, A and weight of this rank's sequences, if they are recorded."""
+        return RECORDER.pop_sequences()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_band_state(self, band_state: Any) -> None:

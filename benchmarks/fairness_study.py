@@ -1,0 +1,270 @@
+"""``python -m benchmarks.fairness_study GRID``: the numbers of docs/fairness-study.md from the runs of a grid.
+
+GRID is a folder made by ``python -m recipe.fspo.compare``. Missing cells are ``not run``; what is there is reported.
+The tables between the page's markers are replaced; nothing else of the page is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from fspo.acceptance import acceptance_counts
+from fspo.data.io import atomic_path
+from fspo.fairness import (
+    equal_mass_starts,
+    length_reweighting_error,
+    merge_bins,
+    paired_cluster_difference,
+)
+from fspo.fairness.lre import Array, plain_lre
+from fspo.losses import ALGORITHMS
+from fspo.matching import Sequences, match_clip, needed_factor
+from fspo.report.arms import Arm, group_arms, standard_measures
+from fspo.report.runs import Run, expand_paths, load_run
+from fspo.report.tables import Table, final_numbers, grid_table, paired_differences
+from fspo.sums import FINE_LENGTH_EDGES
+from fspo.types import SequenceLossSettings
+
+BEGIN: Final = "<!-- tables: python -m benchmarks.fairness_study -->"
+END: Final = "<!-- end of tables -->"
+VIEWS: Final = ("symmetric", "active", "mass")
+BINS: Final = 8
+CLIP_RATE: Final = 0.15
+_BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
+
+#: Accepted and all (sequences or weight) by mini-batch and fine length bin, and the sequences that weights are worth.
+Counts = tuple[Array, Array, Array | None]
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatches:
+    """The recorded sequences of one run, without the first mini-batch of each step."""
+
+    s: list[Array]
+    length: list[Array]
+    advantage: list[Array]
+
+    def pooled(self) -> tuple[Array, Array]:
+        """S and L of all sequences."""
+        return np.concatenate(self.s), np.concatenate(self.length)
+
+
+def read_sequences(run: Path) -> MiniBatches | None:
+    """``sequences.jsonl`` of a run; None if it recorded none. A line cut short by a kill is left out."""
+    path, rows = run / "sequences.jsonl", []
+    if not path.is_file():
+        return None
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            row = json.loads(line)
+            if row["minibatch"] > 0:
+                rows.append(row)
+    if not rows:
+        return None
+    return MiniBatches(*([np.asarray(row[name], dtype=np.float64) for row in rows] for name in ("S", "L", "A")))
+
+
+def _bin(length: Array) -> np.ndarray:
+    return np.searchsorted(FINE_LENGTH_EDGES.numpy(), length, side="right") - 1
+
+
+def band_counts(records: MiniBatches, settings: SequenceLossSettings, view: str) -> Counts:
+    """What a band would have done with recorded sequences, under one view of acceptance."""
+    size = len(FINE_LENGTH_EDGES) - 1
+    accepted, total, squared = [], [], []
+    for s, length, advantage in zip(records.s, records.length, records.advantage, strict=True):
+        inside = needed_factor(Sequences.from_pairs(s, length), settings) <= 1
+        if view == "active":
+            inside = inside | ~np.where(s > 0, advantage > 0, advantage < 0)
+        log_weight = s if settings.weight == "sequence" else s / length
+        weight = np.exp(np.minimum(log_weight, settings.s_max)) if view == "mass" else np.ones_like(s)
+        where = _bin(length)
+        accepted.append(np.bincount(where, weight * inside, size))
+        total.append(np.bincount(where, weight, size))
+        squared.append(np.bincount(where, weight**2, size))
+    tot, sq = np.stack(total), np.stack(squared)
+    effective = np.divide(tot**2, sq, out=np.zeros_like(tot), where=sq > 0) if view == "mass" else None
+    return np.stack(accepted), tot, effective
+
+
+def own_counts(run: Run, view: str) -> Counts:
+    """What a run's own band did, from its exact sums."""
+    counts = acceptance_counts(run.lengths.sums_MKF, view)
+    return counts.accepted, counts.total, counts.effective
+
+
+def debiased(accepted: Array, total: Array) -> Array:
+    """LRE with binomial noise taken out, along the last axis: ``lre * sqrt(max(0, 1 - sum p s^2 / sum p d^2))``.
+
+    The formula of :func:`fspo.fairness.length_reweighting_error` with independent sequences, for resampling.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = total / total.sum(-1, keepdims=True)
+        rate = accepted.sum(-1, keepdims=True) / total.sum(-1, keepdims=True)
+        a = np.where(total > 0, accepted / total, rate)
+        deviation = (share * (a / rate - 1) ** 2).sum(-1)
+        noise = (share * np.where(total > 0, a * (1 - a) / total, 0) / rate**2).sum(-1)
+        shrink = np.sqrt(np.clip(1 - noise / deviation, 0, 1))
+    return np.asarray(plain_lre(accepted, total)[0] * np.nan_to_num(shrink))
+
+
+def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
+    """Debiased LRE over all seeds with its interval, the noise floor and the overall rate."""
+    accepted = merge_bins(np.concatenate([part[0] for part in parts]), starts)
+    total = merge_bins(np.concatenate([part[1] for part in parts]), starts)
+    effective = None
+    if parts[0][2] is not None:
+        effective = merge_bins(np.concatenate([part[2] for part in parts]), starts)
+    error = length_reweighting_error(np.minimum(accepted, total), total, effective=effective)
+    return (
+        f"{error.lre_debiased:.3f} [{error.ci_low:.3f}, {error.ci_high:.3f}] "
+        f"(floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
+    )
+
+
+def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: np.ndarray) -> str:
+    """Paired difference of debiased LREs, seeds and mini-batches resampled; bold where 0 is outside."""
+
+    def merged(parts: Sequence[Counts]) -> list[tuple[Array, Array]]:
+        return [(merge_bins(part[0], starts), merge_bins(part[1], starts)) for part in parts]
+
+    found = paired_cluster_difference(merged(first), merged(second), debiased, resamples=4000)
+    text = f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+    return f"**{text}**" if found.excludes_zero else text
+
+
+def markdown(table: Table, corner: str) -> str:
+    """A report's table as Markdown; its ``*`` marks become bold."""
+
+    def cell(text: str) -> str:
+        return f"**{text[1:]}**" if text.startswith("*") else text
+
+    lines = ["| " + " | ".join([corner, *table.heads]) + " |", "|---" * (len(table.heads) + 1) + "|"]
+    for head, note, cells in table.rows:
+        lines.append("| " + " | ".join([f"{head} ({note})" if note else head, *map(cell, cells)]) + " |")
+    return "\n".join(lines)
+
+
+def _rows(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    return markdown(Table(list(heads[1:]), [(head, "", list(cells)) for head, cells in rows]), heads[0])
+
+
+def own_tables(arms: Sequence[Arm], starts: np.ndarray) -> str:
+    """Each algorithm's own runs: LRE in the three views, and FSPO's differences to the others."""
+    rows = [
+        (f"{arm.algo} (n = {len(arm.runs)})", [lre_cell([own_counts(r, v) for r in arm.runs], starts) for v in VIEWS])
+        for arm in arms
+    ]
+    text = _rows(["LRE, debiased", *VIEWS], rows)
+    by_algo = {arm.algo: arm.by_seed() for arm in arms}
+    first, pairs = by_algo.get("fspo", {}), []
+    for algo, runs in by_algo.items():
+        if algo != "fspo" and (seeds := sorted(first.keys() & runs.keys())):
+            cells = [
+                difference_cell(
+                    [own_counts(first[s], v) for s in seeds], [own_counts(runs[s], v) for s in seeds], starts
+                )
+                for v in VIEWS
+            ]
+            pairs.append((f"fspo - {algo} ({len(seeds)} paired seeds)", cells))
+    return text + ("\n\n" + _rows(["Difference", *VIEWS], pairs) if pairs else "")
+
+
+def common_tables(arm: Arm, starts: np.ndarray) -> str:
+    """All bands on the sequences of one arm's runs, with default and with matched clip values."""
+    records = {seed: found for seed, run in arm.by_seed().items() if (found := read_sequences(run.path)) is not None}
+    if not records:
+        return ""
+    seeds = sorted(records)
+    pooled = Sequences.from_pairs(
+        *(np.concatenate(x) for x in zip(*(r.pooled() for r in records.values()), strict=True))
+    )
+    blocks = []
+    for clips in ("default", "matched"):
+        bands = {name: ALGORITHMS[loss] for name, loss in _BASELINES.items()}
+        if clips == "matched":
+            bands = {name: match_clip(pooled, band, CLIP_RATE).settings for name, band in bands.items()}
+        counts = {
+            (name, view): [band_counts(records[seed], band, view) for seed in seeds]
+            for name, band in bands.items()
+            for view in VIEWS
+        }
+        rows = [
+            (
+                f"{name}, {clips} ({band.clip_low:.3g} / {band.clip_high:.3g})",
+                [lre_cell(counts[name, v], starts) for v in VIEWS],
+            )
+            for name, band in bands.items()
+        ]
+        rows += [
+            (f"fspo - {other}", [difference_cell(counts["fspo", v], counts[other, v], starts) for v in VIEWS])
+            for other in ("rloo", "gspo")
+        ]
+        blocks.append(_rows([f"{pooled.length_B.size} sequences", *VIEWS], rows))
+    return "\n\n".join(blocks)
+
+
+def tables(grid: Path) -> str:
+    """All tables of the page."""
+    folders, planned, problems = expand_paths([grid])
+    loaded = [load_run(folder) for folder in folders]
+    # A run in progress has no place in a comparison; the table of runs says how far it is.
+    runs = [run for run in loaded if run.status == "finished" and len(run.lengths.step_M)]
+    parts = ["### Runs", markdown(grid_table(planned, loaded), "arm")]
+    if not runs:
+        return "\n\n".join(parts)
+    arms = group_arms(runs)
+    total_K = sum(run.lengths.sums_MKF[..., 0].sum(0) for run in runs)
+    starts = equal_mass_starts(total_K, BINS)
+    edges = [*FINE_LENGTH_EDGES.numpy()[starts], "..."]
+    parts.append("Length bins begin at " + ", ".join(str(edge) for edge in edges[:-1]) + " tokens.")
+    measures = standard_measures(runs, starts)
+    for comparison, title in (("default", "Default clip values"), ("matched", "Matched clip values")):
+        chosen = [arm for arm in arms if arm.comparison == comparison]
+        if not chosen:
+            continue
+        parts += [f"### {title}: own runs", own_tables(chosen, starts)]
+        if comparison == "default":
+            parts.append("### Common records")
+            parts += [
+                f"On the runs of {arm.algo}:\n\n{found}" for arm in chosen if (found := common_tables(arm, starts))
+            ]
+        parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
+        if (pairs := paired_differences(chosen, measures, starts)) is not None:
+            parts.append(markdown(pairs, "Difference"))
+    if (calibration := grid / "calibration.json").is_file():
+        found = json.loads(calibration.read_text(encoding="utf-8"))
+        rows = [(algo, [" ".join(o.rpartition(".")[2] for o in x["overrides"])]) for algo, x in found["algos"].items()]
+        parts += [
+            "### Matched clip values",
+            _rows([f"on {found['sequences']} sequences of {found['pilot']}", ""], rows),
+        ]
+    return "\n\n".join([*parts, *(f"Note: {problem}" for problem in problems)])
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness_study", description=__doc__)
+    parser.add_argument("grid", type=Path, metavar="GRID", help="folder of python -m recipe.fspo.compare")
+    parser.add_argument(
+        "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
+    )
+    arguments = parser.parse_args()
+    page = arguments.page.read_text(encoding="utf-8")
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        parser.error(f"{arguments.page} has no lines {BEGIN!r} and {END!r}")
+    with atomic_path(arguments.page) as temporary:
+        temporary.write_text(f"{before}{BEGIN}\n\n{tables(arguments.grid)}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

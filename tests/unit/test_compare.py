@@ -1,0 +1,138 @@
+"""The grid of a comparison: command line, cells, resuming, calibration. Its runs are in tests/e2e/test_compare.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recipe.fspo.calibrate import calibrate, recorded_sequences
+from recipe.fspo.compare import FAIR, BadInput, Request, parse, plan, status
+from recipe.fspo.compose import compose
+
+
+def write_sequences(run: Path, rng: np.random.Generator, n: int = 400) -> None:
+    """Two mini-batches: S = 0 in the first, S = 0.03 sqrt(L) * normal in the second."""
+    run.mkdir(parents=True)
+    length = rng.integers(4, 200, n)
+    rows = [
+        {"step": 1, "minibatch": 0, "S": [0.0] * n, "L": length.tolist()},
+        {
+            "step": 1,
+            "minibatch": 1,
+            "S": (0.03 * np.sqrt(length) * rng.standard_normal(n)).tolist(),
+            "L": length.tolist(),
+        },
+    ]
+    (run / "sequences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def request_() -> Request:
+    return parse(["experiment=demo", "algos=[fspo,gspo]", "seeds=[3,1]", "comparisons=[matched,default]"])
+
+
+def test_whole_seeds_first_and_default_clips_before_matched_ones(request_: Request) -> None:
+    assert [cell.path for cell in request_.cells()] == [
+        "default/fspo/seed3",
+        "default/gspo/seed3",
+        "default/fspo/seed1",
+        "default/gspo/seed1",
+        "matched/fspo/seed3",
+        "matched/gspo/seed3",
+        "matched/fspo/seed1",
+        "matched/gspo/seed1",
+    ]
+    assert request_.pilot().path == "default/fspo/seed3"
+    assert request_.starts == "shared"
+    assert parse(["experiment=qwen3_8b", "data.train_files=a", "data.val_files=b"]).starts == "separate"
+
+
+def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
+    for algo in ("fspo", "rloo", "gspo"):
+        config = compose([*FAIR, f"algo={algo}", "seed=7"])
+        assert config.algorithm.adv_estimator == "grpo", "one advantage estimator for all"
+        assert config.actor_rollout_ref.actor.kl_loss_coef == 0
+        assert config.fspo.grad_scale == "matched"
+        assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
+    native = parse(["advantage=native"])
+    assert compose([*native.overrides, "algo=rloo"]).algorithm.adv_estimator == "rloo"
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("algos=[fsop]", r"algos: 'fsop' is not known; choose from .*fspo"),
+        ("algos=[]", r"algos=\[\]: give a list"),
+        ("seeds=[a]", r"seeds=\['a'\]: give whole numbers"),
+        ("seeds=[1,1]", r"names a value twice"),
+        ("comparisons=[equal]", r"comparisons: 'equal' is not known; choose from default, matched"),
+        ("target_clip_rate=1.5", r"target_clip_rate=1\.5 must lie strictly between 0 and 1"),
+        ("starts=one", r"starts='one' must be auto, shared or separate"),
+        ("algo=fspo", r"algo=fspo: the grid sets algo"),
+        ("fspo.run_dir=x", r"the grid sets fspo\.run_dir"),
+        ("--algos", r"'--algos' is not KEY=VALUE"),
+        ("experiment=nowhere", r"nowhere"),
+        ("trainer.total_steps=3", r"total_steps"),
+    ],
+)
+def test_bad_input_is_named_with_its_remedy(argument: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        parse([argument])
+
+
+def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> None:
+    first = ["algos=[fspo]", "seeds=[1]", f"out={tmp_path}"]
+    assert [cell.path for cell in plan(parse(first))] == ["default/fspo/seed1"]
+    grown = plan(parse([*first[1:], "algos=[gspo]"]))
+    assert [cell.path for cell in grown] == ["default/fspo/seed1", "default/gspo/seed1"]
+    assert len(json.loads((tmp_path / "grid.json").read_text())["runs"]) == 2
+    with pytest.raises(BadInput, match="made with overrides"):
+        plan(parse([*first, "actor_rollout_ref.actor.optim.lr=1e-5"]))
+    with pytest.raises(BadInput, match=r"target_clip_rate=0\.15, not 0\.3"):
+        plan(parse([*first, "target_clip_rate=0.3"]))
+
+
+def test_status_of_a_cell(tmp_path: Path) -> None:
+    assert status(tmp_path) == "not run"
+    (tmp_path / "run.json").write_text('{"status": "finished"}')
+    assert status(tmp_path) == "finished"
+    (tmp_path / "run.json").write_text('{"sta')
+    assert status(tmp_path) == "not run"
+
+
+def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) -> None:
+    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
+    found = calibrate(tmp_path, "pilot", ["fspo", "rloo", "gspo", "fspo_quantile"], FAIR, 0.2)
+    sequences = recorded_sequences(tmp_path / "pilot")
+    assert sequences.length_B.size == 400, "the first mini-batch is left out"
+    for algo in ("fspo", "rloo", "gspo"):
+        assert found["algos"][algo]["clip_rate_on_pilot"] == pytest.approx(0.2, abs=1 / 400)
+        compose([*FAIR, f"algo={algo}", *found["algos"][algo]["overrides"]])
+    clip = compose(
+        [*FAIR, "algo=fspo", *found["algos"]["fspo"]["overrides"]]
+    ).actor_rollout_ref.actor.policy_loss.clip_high
+    inside = np.abs(sequences.statistic_B) <= clip * np.sqrt(sequences.length_B)
+    assert inside.mean() == pytest.approx(0.8, abs=1 / 400)
+    assert found["algos"]["fspo_quantile"]["overrides"] == ["actor_rollout_ref.actor.policy_loss.target_acceptance=0.8"]
+
+
+def test_calibration_keeps_what_runs_were_made_with(tmp_path: Path) -> None:
+    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
+    first = calibrate(tmp_path, "pilot", ["fspo"], FAIR, 0.2)
+    write_sequences(tmp_path / "other", np.random.default_rng(1))
+    second = calibrate(tmp_path, "other", ["fspo", "rloo"], FAIR, 0.2)
+    assert second["algos"]["fspo"] == first["algos"]["fspo"]
+    assert second["pilot"] == "pilot"
+    assert "rloo" in second["algos"]
+
+
+def test_calibration_says_what_it_cannot_match(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="record_sequences=true"):
+        calibrate(tmp_path, "empty", ["fspo"], FAIR, 0.2)
+    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
+    with pytest.raises(ValueError, match="algo=grpo uses verl's own loss"):
+        calibrate(tmp_path, "pilot", ["grpo"], FAIR, 0.2)
