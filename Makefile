@@ -6,10 +6,10 @@ export PYTHON
 # Stray variables of the caller's shell must not reach Ray's workers.
 unexport PYTHONPATH
 
-.PHONY: help setup demo smollm2 test test-fast test-slow lint lock clean
+.PHONY: help setup demo smollm2 test test-fast test-slow lint docs lock clean
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup:  ## the virtual environment with the pinned CPU stack (does nothing if it is up to date)
 	@requirements/setup.sh $(VENV)
@@ -33,6 +33,9 @@ test-slow: smollm2  ## everything, the long runs included
 lint: setup  ## ruff and mypy; shellcheck where it is installed
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 	@if command -v shellcheck >/dev/null; then shellcheck -x slurm/*.sh requirements/*.sh .ci/run; fi
+
+docs: setup  ## the documentation's site in site/, warnings as errors, no network
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean && echo site/index.html
 
 lock: setup  ## pin requirements/*.txt anew from the .in files
 	@requirements/lock.sh $(BIN)/uv $$($(BIN)/python -m pip config get global.find-links 2>/dev/null)

@@ -1,0 +1,160 @@
+"""Golden trajectories of the losses: a small, repeatable training of every algorithm, recorded number by number.
+
+    python -m benchmarks.golden            compare the code with the record, as a table to put into a pull request
+    python -m benchmarks.golden --write    record the code as it is
+
+A bigram model of 12 tokens takes 18 optimizer steps (6 rounds of 3 mini-batches) on fixed responses with fixed
+advantages, in float64. All steps have the same size, so that algorithms of different gradient scale move alike. It
+shows what a change does to a loss and its bands, not whether an algorithm learns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from fspo.calibration import BandController
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.sums import SequenceSums
+from fspo.types import SequenceLossSettings
+
+RECORD: Final = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets" / "golden_trajectories.json"
+TOLERANCE: Final = 1e-9
+"""Relative: float64 sums differ by less between machines, a changed formula by more. Values are kept to 12 digits."""
+
+TOKENS, ROUNDS, MINI_BATCHES, SEQUENCES, LONGEST = 12, 6, 3, 24, 96
+STEP: Final = 0.25
+
+ARMS: Final[dict[str, SequenceLossSettings]] = {
+    **ALGORITHMS,
+    "fspo_dual_clip": dataclasses.replace(ALGORITHMS["fspo"], dual_clip=1.5),
+    "seq_rloo_guard": dataclasses.replace(ALGORITHMS["seq_rloo"], s_max=0.1),
+    "fspo_quantile_drift": dataclasses.replace(ALGORITHMS["fspo_quantile"], drift="kl"),
+}
+
+Trajectory = dict[str, list[float]]
+
+
+def _round(index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Responses (with the token before the first), mask and advantages of a round; lengths log-uniform from 1 on."""
+    draw = np.random.default_rng([2509, 9177, index])
+    rows = MINI_BATCHES * SEQUENCES
+    tokens = torch.from_numpy((draw.random((rows, LONGEST + 1)) * TOKENS).astype(np.int64))
+    length = torch.from_numpy(np.exp(draw.random(rows) * np.log(LONGEST)).astype(np.int64))
+    mask = torch.arange(LONGEST) < length[:, None]
+    advantages = torch.from_numpy(np.where(draw.random(rows) < 0.5, 1.0, -0.8))[:, None].expand(rows, LONGEST)
+    return tokens, mask, advantages
+
+
+def _log_prob(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    table = logits.log_softmax(dim=-1)
+    return table[tokens[:, :-1], tokens[:, 1:]]
+
+
+def trajectory(settings: SequenceLossSettings) -> Trajectory:
+    """What is recorded of one algorithm, by mini-batch."""
+    logits = torch.zeros(TOKENS, TOKENS, dtype=torch.float64, requires_grad=True)
+    controller = BandController(settings, min_count=10) if settings.needs_state else None
+    found: Trajectory = {
+        name: []
+        for name in ("loss", "gradient", "S_mean", "S_std", "accepted", "high", "low", "dual", "overflow", "upper")
+    }
+    for index in range(ROUNDS):
+        tokens, mask, advantages = _round(index)
+        old = _log_prob(logits.detach(), tokens)
+        sums = []
+        for k in range(MINI_BATCHES):
+            rows = slice(k * SEQUENCES, (k + 1) * SEQUENCES)
+            output = sequence_policy_loss(
+                _log_prob(logits, tokens[rows]),
+                old[rows],
+                advantages[rows],
+                mask[rows],
+                settings,
+                None if controller is None else controller.state.at_mini_batch(k),
+            )
+            loss = output.loss_B.mean()
+            (gradient,) = torch.autograd.grad(loss, logits)
+            norm = gradient.norm()
+            with torch.no_grad():
+                logits -= STEP * gradient / norm if norm > 0 else 0.0
+            sums.append(SequenceSums.zeros().add_(output))
+            values = {
+                "loss": loss,
+                "gradient": norm,
+                "S_mean": output.statistic_B.mean(),
+                "S_std": output.statistic_B.std(),
+                "accepted": output.accepted_B.sum(),
+                "high": output.clipped_high_B.sum(),
+                "low": output.clipped_low_B.sum(),
+                "dual": output.dual_clipped_B.sum(),
+                "overflow": output.overflow_B.sum(),
+                "upper": output.upper_B.mean(),
+            }
+            for name, value in values.items():
+                found[name].append(float(f"{float(value.detach()):.12g}"))
+        if controller is not None:
+            controller.update(sums)
+    return found
+
+
+def trajectories() -> dict[str, Trajectory]:
+    """Those of all arms."""
+    return {name: trajectory(settings) for name, settings in ARMS.items()}
+
+
+def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> list[str]:
+    """A row of a Markdown table for each recorded quantity that has changed."""
+    rows = []
+    for arm in sorted(before.keys() | after.keys()):
+        if arm not in before or arm not in after:
+            rows.append(f"| {arm} | all | | {'recorded' if arm in before else 'new'} | |")
+            continue
+        for name, old in before[arm].items():
+            new = after[arm][name]
+            gaps = np.abs(np.subtract(old, new)) / np.maximum(np.maximum(np.abs(old), np.abs(new)), 1e-12)
+            changed = np.flatnonzero(gaps > TOLERANCE)
+            if len(changed):
+                first = int(changed[0])
+                rows.append(f"| {arm} | {name} | {first} | {old[first]:.6g} | {new[first]:.6g} | {gaps.max():.2g} |")
+    return rows
+
+
+def _as_text(recorded: dict[str, Trajectory]) -> str:
+    """JSON with one quantity a line, so that a change can be read in a diff."""
+    arms = [
+        f"{json.dumps(arm)}: {{\n"
+        + ",\n".join(f" {json.dumps(name)}: {json.dumps(values)}" for name, values in found.items())
+        for arm, found in recorded.items()
+    ]
+    return "{\n" + "\n},\n".join(arms) + "\n}\n}\n"
+
+
+def main() -> None:
+    """Command line. Exit status: 0, or 1 if something has changed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"write {RECORD.name} anew")
+    write = parser.parse_args().write
+    after = trajectories()
+    before = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    rows = differences(before, after)
+    if rows:
+        print("| algorithm | quantity | first mini-batch | before | after | largest relative change |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        print("\n".join(rows))
+    else:
+        print(f"{len(after)} trajectories are as recorded")
+    if write:
+        RECORD.write_text(_as_text(after), encoding="utf-8")
+    elif rows:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The documentation builds as it is published, and says of the code what the code says."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+
+from fspo.diagnostics import METRICS
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.rewards import Status
+from fspo.types import SequenceLossSettings
+from recipe.fspo import compose as compose_module
+from recipe.fspo.config import policy_loss_settings
+from recipe.fspo.loss_checks import loss_problems
+from recipe.fspo.progress import STEP_COLUMNS
+from recipe.fspo.recorder import RECORDER
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+#: Messages in the documentation that are not this project's: where they come from.
+OF_OTHERS = {
+    "Please don't set ROCR_VISIBLE_DEVICES when HIP/CUDA_VISIBLE_DEVICES is set": "single_controller/base/worker.py",
+    "Requested nodes are busy": None,  # srun; the others are verl's
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [
+        b for _, b in re.findall(rf"^( *)```{language}\n(.*?)^\1```$", path.read_text(encoding="utf-8"), re.M | re.S)
+    ]
+
+
+def tables(text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Header and rows of each table of a page, as cells."""
+    for match in re.finditer(r"(?:^\|.*\|\n)+", text + "\n", re.M):
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in match[0].splitlines()]
+        yield rows[0], rows[2:]
+
+
+def code(cell: str) -> list[str]:
+    """The code spans of a cell, those with backticks inside included."""
+    return [a.strip() or b for a, b in re.findall(r"``(.+?)``(?!`)|`([^`]+)`", cell)]
+
+
+# ---------------------------------------------------------------- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)  # aborts on a warning: a page outside the navigation, a broken link or anchor
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    built = {path.relative_to(site).with_suffix(".md") for path in site.rglob("*.html")}
+    assert {path.relative_to(DOCS) for path in PAGES} <= built
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    loads = r"""<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)=["']?((?:https?:)?//[^"' >]+)"""
+    for page in site.rglob("*.html"):
+        assert re.findall(loads, page.read_text(encoding="utf-8")) == [], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(?:url\(|@import\s)[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=name_of)
+def test_links_outside_the_site_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [*OUTSIDE, *PAGES], ids=name_of)
+def test_every_block_names_its_language(page: Path) -> None:
+    # A block without one would not be seen by the test of commands.
+    opening = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
+    assert set(opening) <= {"bash", "python", "text", "json", "yaml"}
+
+
+# ---------------------------------------------------------------- names and values
+
+
+def test_every_metric_is_explained_with_its_unit() -> None:
+    rows = [row for _, found in tables((DOCS / "metrics.md").read_text(encoding="utf-8")) for row in found]
+    unit_of = {name: row[1] for row in rows for name in code(row[0])}
+    for name, meaning in METRICS.items():
+        assert name in unit_of, name
+        unit = re.search(r"\((count|tokens|nats(?: per \S+)?)\)", meaning)
+        if unit:
+            assert unit_of[name] == unit[1], name
+    logged = re.findall(r'"(actor/\w+)"', (ROOT / "recipe/fspo/register.py").read_text(encoding="utf-8"))
+    statuses = [f"reward/status/{status.value}" for status in Status]
+    columns = [metric for _, metric, _ in STEP_COLUMNS]
+    explained = {span for row in rows for cell in row for span in code(cell)}
+    assert {*logged, *statuses, *columns} <= explained
+    of_a_run = set()  # fspo/ metrics that the recipe adds
+    for path in (ROOT / "recipe/fspo").glob("*.py"):
+        of_a_run |= set(re.findall(r'"(fspo/[a-z_/]+)"', path.read_text(encoding="utf-8")))
+    ours = {name for name in unit_of if name.startswith("fspo/")}
+    assert ours == set(METRICS) | of_a_run  # and nothing that no longer exists
+
+
+def test_every_setting_has_a_row() -> None:
+    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    (rows,) = [rows for header, rows in tables(text) if header[0] == "setting"]
+    named = [name for row in rows for name in code(row[0])]
+    assert sorted(named) == sorted(field.name for field in dataclasses.fields(SequenceLossSettings))
+
+
+def test_every_setting_of_a_run_has_a_row() -> None:
+    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    (rows,) = [rows for header, rows in tables(text) if header[0] == "setting of a run"]
+    named = [name for row in rows for name in code(row[0])]
+    keys = yaml.safe_load((ROOT / "conf/base.yaml").read_text(encoding="utf-8"))["fspo"]
+    groups = {"algo", "advantage", "grad_scale", "experiment"}
+    assert set(named) == groups | {"seed", "evaluate"} | {f"fspo.{key}" for key in keys}
+
+
+def test_the_settings_of_the_cpu_page_are_those_of_the_demo() -> None:
+    demo = (ROOT / "conf/experiment/demo.yaml").read_text(encoding="utf-8")
+    (rows,) = [rows for header, rows in tables((DOCS / "cpu.md").read_text("utf-8")) if header == ["setting", "reason"]]
+    for span in [span for row in rows for span in code(row[0])]:
+        setting = span.rpartition(".")[2] if ": " in span else f"{span.rpartition('.')[2]}:"
+        assert re.search(rf"\b{re.escape(setting)}", demo), span
+
+
+def test_every_file_of_a_run_is_explained() -> None:
+    text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    written = set()
+    for path in (ROOT / "recipe/fspo").glob("*.py"):
+        written |= set(re.findall(r'^[A-Z]+_FILE\b.* = "(.+)"$', path.read_text(encoding="utf-8"), re.M))
+    assert {"run.json", "metrics.jsonl"} <= written
+    assert {name for name in written if name not in text} == set()
+
+
+def sections_by_algo() -> dict[str, str]:
+    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    found = {}
+    for title, body in re.findall(r"^### (.+)\n((?:(?!^#).*\n)+)", text, re.M):
+        found |= {span.removeprefix("algo="): body for span in code(title) if span.startswith("algo=")}
+    return found
+
+
+def test_every_algorithm_has_a_section_with_the_values_that_it_runs_with() -> None:
+    sections = sections_by_algo()
+    assert set(sections) == {path.stem for path in (ROOT / "conf/algo").glob("*.yaml")}
+    for algo, body in sections.items():
+        policy_loss = compose_module.compose([f"algo={algo}"]).actor_rollout_ref.actor.policy_loss
+        settings = policy_loss_settings(policy_loss)
+        if settings is None:
+            continue  # verl's own
+        assert "```text" in body, algo  # the formula
+        (said,) = re.findall(r"Settings:\s(.*?)\.(?:\s|$)", body, re.S)
+        runs_with = dataclasses.asdict(settings) | {"loss_mode": policy_loss.loss_mode}
+        pairs = [span.split("=", 1) for span in code(said.replace("\n", " ")) if "=" in span]
+        assert pairs, algo
+        for name, value in pairs:
+            real = runs_with[name]
+            assert (float(value) if isinstance(real, float) else value) == real, (algo, name)
+
+
+def test_the_table_of_losses_is_complete() -> None:
+    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    (rows,) = [rows for header, rows in tables(text) if "`loss_mode`" in header]
+    assert [name for row in rows for name in code(row[1])] == list(ALGORITHMS)
+
+
+# ---------------------------------------------------------------- messages
+
+
+def template(node: ast.AST) -> str | None:
+    """The text of a string expression, with a NUL for everything that is only known at run time."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(value) or "\0" for value in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return (template(node.left) or "\0") + (template(node.right) or "\0")
+    return None
+
+
+@pytest.fixture(scope="module")
+def templates() -> list[str]:
+    """Every text that the programs may print: strings of the Python files, lines of the shell scripts."""
+    found = []
+    for folder in ("fspo", "recipe"):
+        for path in (ROOT / folder).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            found += [text for node in nodes if (text := template(node)) is not None]
+    for path in [*(ROOT / "slurm").glob("*.sh"), *(ROOT / "requirements").glob("*.sh")]:
+        text = re.sub(r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+", "\0", path.read_text(encoding="utf-8"))
+        found += text.splitlines()
+    return found
+
+
+def documented_messages() -> list[tuple[str, str]]:
+    """Page and message: the first column of every table headed `message`."""
+    return [
+        (name_of(page), message)
+        for page in PAGES
+        for header, rows in tables(page.read_text(encoding="utf-8"))
+        if header[0] == "message"
+        for row in rows
+        for message in code(row[0])
+    ]
+
+
+def is_printed(message: str, among: list[str]) -> bool:
+    """Whether one text has all plain words of ``message`` in order.
+
+    Capitals, digits, `...` and whatever has a sign inside (keys, values, files) stand for anything.
+    """
+    words = [word if re.fullmatch(r"\(?[a-z][a-z'-]*[,:;.)]*", word) else "\0" for word in message.split()]
+    pieces = [piece.strip() for piece in " ".join(words).split("\0") if piece.strip()]
+    assert len("".join(pieces)) >= 10, f"{message!r} has too few words of its own to be looked for"
+    pattern = re.compile(".*".join(map(re.escape, pieces)), re.S)
+    return any(pattern.search(text) for text in among)
+
+
+def test_every_documented_message_exists(templates: list[str]) -> None:
+    messages = documented_messages()
+    assert len(messages) > 60
+    missing = []
+    for page, message in messages:
+        if message in OF_OTHERS:
+            source = OF_OTHERS[message]
+            spec = importlib.util.find_spec("verl")
+            if source and spec and spec.origin:
+                text = (Path(spec.origin).parent / source).read_text(encoding="utf-8")
+                assert message in re.sub(r'"\s+"', "", text)
+        elif not is_printed(message, templates):
+            missing.append((page, message))
+    assert missing == []
+
+
+def test_a_message_that_nobody_prints_is_noticed(templates: list[str]) -> None:
+    assert is_printed("verl 0.9.1 is installed, this recipe is written for verl 0.9.1", templates)
+    assert not is_printed("verl 0.9.1 is installed, this recipe was written for verl 0.9.1", templates)
+
+
+# ---------------------------------------------------------------- examples
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    before = dict(POLICY_LOSS_REGISTRY)
+    yield
+    POLICY_LOSS_REGISTRY.clear()
+    POLICY_LOSS_REGISTRY.update(before)
+
+
+def run_examples(page: Path, text: str | None = None) -> dict[str, Any]:
+    """Execute a page's Python blocks in order, in one namespace."""
+    namespace: dict[str, Any] = {"__name__": page.stem}
+    for block in [text] if text is not None else blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), namespace)
+    return namespace
+
+
+@pytest.mark.parametrize("page", [page for page in [*OUTSIDE, *PAGES] if blocks(page, "python")], ids=name_of)
+def test_python_examples_run(page: Path, registry: None, capsys: pytest.CaptureFixture[str]) -> None:
+    run_examples(page)
+    assert capsys.readouterr().out
+
+
+def batch() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    old = -torch.rand(64, 300, generator=generator)
+    length = torch.randint(1, 301, (64, 1), generator=generator)
+    return {
+        "old_log_prob": old,
+        "log_prob": old + 0.03 * torch.randn(64, 300, generator=generator),
+        "advantages": torch.randn(64, 1, generator=generator).expand(64, 300),
+        "response_mask": torch.arange(300) < length,
+    }
+
+
+def test_the_example_band_is_a_loss_like_the_librarys(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = blocks(DOCS / "extending.md", "python")[0]
+    assert "EXPONENT: Final = 0.6" in source
+    same_as_fspo = source.replace("EXPONENT: Final = 0.6", "EXPONENT: Final = 0.5")
+    recorded = []
+    monkeypatch.setattr(RECORDER, "add", recorded.append)
+    config = SimpleNamespace(global_batch_info={"global_batch_size": 64, "dp_size": 1})
+    outcome = {}
+    for name, text in (("as shown", source), ("sqrt", same_as_fspo)):
+        run_examples(DOCS / "extending.md", text)
+        inputs = batch()
+        inputs["log_prob"].requires_grad_()
+        loss, metrics = get_policy_loss_fn("fspo_power")(**inputs, loss_agg_mode="token-mean", config=config)
+        loss.backward()
+        outcome[name] = (loss.detach(), inputs["log_prob"].grad, recorded[-1])
+        assert metrics == {}
+    inputs = batch()
+    inputs["log_prob"].requires_grad_()
+    settings = SequenceLossSettings(band="sqrt", clip_low=0.02, clip_high=0.02)
+    expected = sequence_policy_loss(
+        inputs["log_prob"], inputs["old_log_prob"], inputs["advantages"], inputs["response_mask"], settings
+    ).loss_B.mean()
+    expected.backward()
+    torch.testing.assert_close(outcome["sqrt"][0], expected.detach())
+    torch.testing.assert_close(outcome["sqrt"][1], inputs["log_prob"].grad)
+    output = outcome["as shown"][2]
+    torch.testing.assert_close(output.upper_B, 0.02 * output.length_B**0.6, rtol=0.01, atol=0)
+    assert 0 < int(output.accepted_B.sum()) < 64
+
+
+def test_the_example_algorithm_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (example,) = blocks(DOCS / "extending.md", "yaml")
+    (tmp_path / "conf/algo/fspo_power.yaml").write_text(example, encoding="utf-8")
+    monkeypatch.setattr(compose_module, "CONF_DIR", tmp_path / "conf")
+    config = compose_module.compose(["algo=fspo_power"])
+    assert config.actor_rollout_ref.model.external_lib == "recipe.fspo.power_band"
+    assert policy_loss_settings(config.actor_rollout_ref.actor.policy_loss) is None  # the file's own
+    assert list(loss_problems(config)) == []

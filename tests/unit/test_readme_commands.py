@@ -1,0 +1,298 @@
+"""Every command in the README and the documentation is one that works: composed, parsed or looked up, never run.
+
+A command of a kind that is not known here fails, so that none can be added untested.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import re
+import runpy
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from recipe.fspo.compose import compose, first_of_each_sweep
+from recipe.fspo.loss_checks import loss_problems
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+#: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
+SBATCH_OPTIONS = {"nodes", "array", "account", "partition", "signal", "gpus-per-node", "time"}
+#: Commands that belong to the system: nothing of this project could make them wrong.
+OF_THE_SYSTEM = {
+    "cd": "the shell's",
+    "export": "the shell's",
+    "source": "the shell's",
+    "git": "gets or inspects a checkout",
+    "ray": "Ray's own command line, on a running cluster",
+    "scontrol": "SLURM's",
+    "squeue": "SLURM's",
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def split_commands(block: str) -> Iterator[list[str]]:
+    """The simple commands of a shell block as words, comments and line continuations taken out."""
+    for line in block.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        command: list[str] = []
+        for word in lexer:
+            if set(word) <= set("&|;"):
+                yield command
+                command = []
+            else:
+                command.append(word)
+        if command:
+            yield command
+
+
+def commands() -> list[tuple[str, str]]:
+    """Page and command of every shell block, each distinct command once per page."""
+    found: dict[tuple[str, str], None] = {}
+    for page in PAGES:
+        for _, block in re.findall(r"^( *)```bash\n(.*?)^\1```$", page.read_text(encoding="utf-8"), re.M | re.S):
+            for command in split_commands(block):
+                found[name_of(page), shlex.join(command)] = None
+    return list(found)
+
+
+# ---------------------------------------------------------------- the kinds of commands
+
+
+@cache
+def composes(overrides: tuple[str, ...]) -> None:
+    """Raise if these overrides of ``recipe.fspo.main`` name nothing, or contradict each other."""
+    config = compose(first_of_each_sweep([word for word in overrides if not word.startswith("-")]))
+    problems = list(loss_problems(config))
+    assert problems == [], problems
+
+
+class _Parsed(Exception):
+    """The arguments were accepted."""
+
+
+def parses(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a module as ``python -m`` does, up to the moment when its own parser has accepted the arguments."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
+        parse_args(parser, *args, **kwargs)  # exits if they are wrong
+        raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    monkeypatch.syspath_prepend(str(ROOT))  # `benchmarks` is not installed
+    with pytest.raises(_Parsed):
+        runpy.run_module(module, run_name="__main__", alter_sys=False)
+
+
+def check_compare(arguments: list[str]) -> None:
+    from recipe.fspo.compare import parse
+
+    assert parse(arguments).cells()  # checks its own keys and composes the others
+
+
+def check_plan(arguments: list[str]) -> None:
+    from recipe.fspo.plan import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main([*arguments, "json=true"])
+    assert json.loads(printed.getvalue())["memory"]  # a prediction, whether it fits or not
+
+
+def check_audit(arguments: list[str]) -> None:
+    from recipe.fspo.audit import parse
+
+    with tempfile.TemporaryDirectory() as folder:  # in place of the run that the first argument names
+        actor = Path(folder) / "checkpoints/global_step_1/actor"
+        actor.mkdir(parents=True)
+        (actor / "model_world_size_1_rank_0.pt").touch()
+        (Path(folder) / "checkpoints/latest_checkpointed_iteration.txt").write_text("1", encoding="utf-8")
+        (Path(folder) / "config.yaml").touch()
+        composes(parse([folder, *arguments[1:]]).overrides)
+
+
+#: Modules whose arguments are KEY=VALUE, and what accepts them.
+KEY_VALUE: dict[str, Callable[[list[str]], None]] = {
+    "recipe.fspo.main": lambda arguments: composes(tuple(arguments)),
+    "recipe.fspo.audit": check_audit,
+    "recipe.fspo.compare": check_compare,
+    "recipe.fspo.plan": check_plan,
+}
+
+
+def check_python(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    flag, module, *arguments = words[1:]
+    assert flag == "-m", f"{words}: the documentation runs modules"
+    if module in KEY_VALUE:
+        KEY_VALUE[module](arguments)
+    elif module == "pytest":
+        check_pytest(arguments)
+    else:
+        parses(module, arguments, monkeypatch)
+
+
+def check_pytest(arguments: list[str]) -> None:
+    for word in arguments:
+        if word.startswith("tests/"):
+            assert (ROOT / word.partition("::")[0]).exists(), word
+
+
+def check_make(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    named = [word for word in words[1:] if "=" not in word]
+    assert named
+    assert set(named) <= targets
+    assert all(word.startswith(("ARGS=", "PYTHON=", "VENV=")) for word in words[1:] if "=" in word)
+
+
+def check_sbatch(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [word for word in words[1:] if word.startswith("--")]
+    assert {option[2:].partition("=")[0] for option in options} <= SBATCH_OPTIONS
+    script, *overrides = [word for word in words[1:] if not word.startswith("--")]
+    text = (ROOT / script).read_text(encoding="utf-8")
+    (experiment,) = re.findall(r"experiment=(?:\$\{FSPO_EXPERIMENT:-)?(\w+)", text.splitlines()[-1])
+    known = set(re.findall(r"`(FSPO_\w+)`", (ROOT / "docs/clusters.md").read_text(encoding="utf-8")))
+    assert set(environment) <= known
+    train = (  # what slurm/train.sh adds
+        f"experiment={environment.get('FSPO_EXPERIMENT', experiment)}",
+        "++ray_kwargs.ray_init.address=auto",
+        "trainer.nnodes=2",
+        "fspo.run_dir=/nowhere",
+    )
+    composes((*train, *overrides))
+
+
+def check_pip(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert words[1] == "install"
+    for flag, value in itertools.pairwise(words):
+        if flag == "-r":
+            assert (ROOT / value).is_file(), value
+
+
+def check_script(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (ROOT / words[1]).is_file(), words[1]
+
+
+KINDS: dict[str, Callable[[list[str], dict[str, str], pytest.MonkeyPatch], None]] = {
+    "python": check_python,
+    "make": check_make,
+    "sbatch": check_sbatch,
+    "pip": check_pip,
+    "bash": check_script,
+}
+
+
+def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise unless ``command`` is of a known kind and right."""
+    words = shlex.split(command)
+    environment: dict[str, str] = {}
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, environment[name] = words.pop(0).partition("=")
+    assert words, f"{command!r} only sets variables: export them"
+    program = words[0].removeprefix(".venv/bin/")
+    if program in OF_THE_SYSTEM:
+        return
+    assert program in KINDS, f"{command!r}: no test knows this kind of command"
+    KINDS[program](words, environment, monkeypatch)
+
+
+# ---------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_documented_command(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(command, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl http://example.org",
+        "python -m recipe.fspo.main algo=fspoo",
+        "python -m recipe.fspo.main actor_rollout_ref.actor.policy_loss.clip_hi=0.1",
+        "python -m recipe.fspo.main actor_rollout_ref.actor.policy_loss.grad_scale=1",
+        "python -m recipe.fspo.nothing",
+        "python -m recipe.fspo.compare algos=[fspo,ppo]",
+        "python -m recipe.fspo.compare experiment=demos",
+        "python -m recipe.fspo.plan experiment=qwen3_8b node=2",
+        "python -m recipe.fspo.audit runs/demo/RUN round=3",
+        "python -m recipe.fspo.audit runs/demo/RUN rounds=0",
+        "python -m fspo.report runs/demo --output report",
+        "python -m fspo.data prepare all",
+        "make demos",
+        "make ARGS=x",
+        "sbatch --node=2 slurm/fspo_8b.sh",
+        "sbatch slurm/fspo_9b.sh",
+        "sbatch slurm/fspo_8b.sh algo=nothing",
+        "FSPO_MODLES=x sbatch slurm/fspo_8b.sh",
+        "pip install -r requirements/nothing.txt",
+        "bash nothing.sh",
+    ],
+)
+def test_a_wrong_command_is_noticed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises((Exception, SystemExit)):
+        check(command, monkeypatch)
+
+
+def test_a_block_is_split_into_its_commands() -> None:
+    block = "cd x && FSPO_ALGOS='a b' sbatch s.sh \\\n    algo=gspo   # a comment\n# another\nmake demo | tail -3\n"
+    assert list(split_commands(block)) == [
+        ["cd", "x"],
+        ["FSPO_ALGOS=a b", "sbatch", "s.sh", "algo=gspo"],
+        ["make", "demo"],
+        ["tail", "-3"],
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_modules_targets_and_scripts_named_in_the_text_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for module in re.findall(r"`(?:\.venv/bin/)?python -m ([\w.]+)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+    for target in re.findall(r"`make ([a-z0-9-]+)", text):
+        check_make(["make", target], {}, pytest.MonkeyPatch())
+    for script in re.findall(r"`(?:sbatch )?(slurm/\w+\.sh)", text):
+        assert (ROOT / script).is_file(), script
+
+
+# ---------------------------------------------------------------- the README's own tables
+
+
+def test_the_readme_names_every_algorithm_and_only_those() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("| `algo` |") :].split("\n\n")[0]
+    named = [name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert sorted(named) == sorted(path.stem for path in (ROOT / "conf/algo").glob("*.yaml"))
+
+
+def test_the_code_tour_names_files_that_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tour = text[text.index("## Where things are") : text.index("## Citation")]
+    files = re.findall(r"`((?:fspo|recipe/fspo|conf|slurm)/[\w./]*)`", tour)
+    assert len(files) > 12
+    for name in [*files, *(f"recipe/fspo/{name}" for name in re.findall(r"`(\w+\.py)`", tour))]:
+        assert (ROOT / name).exists(), name
+
+
+def test_what_has_not_been_run_says_so() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = text[text.index("## Results") :].split("\n\n")[1]
+    for row in results.splitlines()[2:]:
+        cells = [cell.strip() for cell in row.strip("|").split("|")][1:-1]
+        assert all(cell == "not run" or re.search(r"\d", cell) for cell in cells), row
