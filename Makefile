@@ -6,7 +6,7 @@ export PYTHON
 # Stray variables of the caller's shell must not reach Ray's workers.
 unexport PYTHONPATH
 
-.PHONY: help setup demo smollm2 test test-fast test-slow lint docs lock clean
+.PHONY: help setup demo smollm2 test test-fast test-slow gpu-smoke lint docs lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,6 +29,10 @@ test-fast: setup  ## unit tests only, under two minutes
 
 test-slow: smollm2  ## everything, the long runs included
 	@$(BIN)/python -m pytest $(ARGS)
+
+GPUS ?= 1
+gpu-smoke:  ## on a GPU node with requirements/gpu.txt installed: bf16, no padding, dynamic batches, Ulysses (GPUS=2)
+	@python -m recipe.fspo.main experiment=gpu_smoke trainer.n_gpus_per_node=$(GPUS) $(ARGS)
 
 lint: setup  ## ruff and mypy; shellcheck where it is installed
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -7,15 +7,19 @@ The tables between the page's markers are replaced; nothing else of the page is 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 
 from fspo.acceptance import acceptance_counts
+from fspo.calibration import BandController
+from fspo.clipping import acceptance_band
 from fspo.data.io import atomic_path
 from fspo.fairness import (
     equal_mass_starts,
@@ -25,18 +29,21 @@ from fspo.fairness import (
 )
 from fspo.fairness.lre import Array, plain_lre
 from fspo.losses import ALGORITHMS
-from fspo.matching import Sequences, match_clip, needed_factor
+from fspo.matching import Sequences, match_clip
+from fspo.records import from_record
 from fspo.report.arms import Arm, group_arms, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import Table, final_numbers, grid_table, paired_differences
-from fspo.sums import FINE_LENGTH_EDGES
-from fspo.types import SequenceLossSettings
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.types import BandState, SequenceLossSettings
 
 BEGIN: Final = "<!-- tables: python -m benchmarks.fairness_study -->"
 END: Final = "<!-- end of tables -->"
 VIEWS: Final = ("symmetric", "active", "mass")
 BINS: Final = 8
 CLIP_RATE: Final = 0.15
+#: Step from which a calibrated band has at least two steps behind it.
+_FIRST: Final = 3
 _BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 
 #: Accepted and all (sequences or weight) by mini-batch and fine length bin, and the sequences that weights are worth.
@@ -47,6 +54,7 @@ Counts = tuple[Array, Array, Array | None]
 class MiniBatches:
     """The recorded sequences of one run, without the first mini-batch of each step."""
 
+    step: list[int]
     s: list[Array]
     length: list[Array]
     advantage: list[Array]
@@ -68,19 +76,43 @@ def read_sequences(run: Path) -> MiniBatches | None:
                 rows.append(row)
     if not rows:
         return None
-    return MiniBatches(*([np.asarray(row[name], dtype=np.float64) for row in rows] for name in ("S", "L", "A")))
+    columns = ([np.asarray(row[name], dtype=np.float64) for row in rows] for name in ("S", "L", "A"))
+    return MiniBatches([row["step"] for row in rows], *columns)
 
 
 def _bin(length: Array) -> np.ndarray:
     return np.searchsorted(FINE_LENGTH_EDGES.numpy(), length, side="right") - 1
 
 
-def band_counts(records: MiniBatches, settings: SequenceLossSettings, view: str) -> Counts:
+def causal_states(run: Path, settings: SequenceLossSettings, window: int) -> dict[int, BandState]:
+    """For each step the state that a calibrated band would have had: measured on the steps before it."""
+    rounds: dict[int, dict[int, SequenceSums]] = {}
+    for line in (run / "length_stats.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        rounds.setdefault(record["step"], {})[record["minibatch"]] = from_record(record)
+    controller, states = BandController(settings, window=window), {}
+    for step in sorted(rounds):
+        states[step] = controller.state
+        controller.update([rounds[step][index] for index in sorted(rounds[step])])
+    return states
+
+
+def band_counts(
+    records: MiniBatches,
+    settings: SequenceLossSettings,
+    view: str,
+    states: Mapping[int, BandState] | None = None,
+    first_step: int = 1,
+) -> Counts:
     """What a band would have done with recorded sequences, under one view of acceptance."""
     size = len(FINE_LENGTH_EDGES) - 1
     accepted, total, squared = [], [], []
-    for s, length, advantage in zip(records.s, records.length, records.advantage, strict=True):
-        inside = needed_factor(Sequences.from_pairs(s, length), settings) <= 1
+    for step, s, length, advantage in zip(records.step, records.s, records.length, records.advantage, strict=True):
+        if step < first_step:
+            continue
+        state = states[step] if states else None
+        _, low_B, high_B = acceptance_band(torch.from_numpy(length).long(), settings, state, dtype=torch.float64)
+        inside = (low_B.numpy() <= s) & (s <= high_B.numpy())
         if view == "active":
             inside = inside | ~np.where(s > 0, advantage > 0, advantage < 0)
         log_weight = s if settings.weight == "sequence" else s / length
@@ -137,7 +169,7 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: n
 
     found = paired_cluster_difference(merged(first), merged(second), debiased, resamples=4000)
     text = f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-    return f"**{text}**" if found.excludes_zero else text
+    return f"*{text}" if found.excludes_zero else text
 
 
 def markdown(table: Table, corner: str) -> str:
@@ -211,6 +243,35 @@ def common_tables(arm: Arm, starts: np.ndarray) -> str:
     return "\n\n".join(blocks)
 
 
+def quantile_table(arms: Sequence[Arm], starts: np.ndarray) -> str:
+    """The quantile band, calibrated on the steps before, on the runs of all arms: per target and window."""
+    found = [(run.path, r) for arm in arms for run in arm.runs if (r := read_sequences(run.path)) is not None]
+    rows = []
+    for target in (0.85, 0.9):
+        for window in (2, 4, 8):
+            band = dataclasses.replace(ALGORITHMS["fspo_quantile"], target_acceptance=target)
+            states = [causal_states(path, band, window) for path, _ in found]
+            cells = [
+                lre_cell(
+                    [band_counts(r, band, view, s, _FIRST) for (_, r), s in zip(found, states, strict=True)], starts
+                )
+                for view in VIEWS
+            ]
+            rows.append((f"quantile, target {target:g}, last {window} steps", cells))
+        late = [
+            (s, length)
+            for _, r in found
+            for step, s, length in zip(r.step, r.s, r.length, strict=True)
+            if step >= _FIRST
+        ]
+        pooled = Sequences.from_pairs(*(np.concatenate(column) for column in zip(*late, strict=True)))
+        for name, loss in _BASELINES.items():
+            band = match_clip(pooled, ALGORITHMS[loss], 1 - target).settings
+            cells = [lre_cell([band_counts(r, band, view, None, _FIRST) for _, r in found], starts) for view in VIEWS]
+            rows.append((f"{name}, matched to {target:g}", cells))
+    return _rows([f"steps {_FIRST} and later, {len(found)} runs", *VIEWS], rows)
+
+
 def tables(grid: Path) -> str:
     """All tables of the page."""
     folders, planned, problems = expand_paths([grid])
@@ -236,6 +297,8 @@ def tables(grid: Path) -> str:
             parts += [
                 f"On the runs of {arm.algo}:\n\n{found}" for arm in chosen if (found := common_tables(arm, starts))
             ]
+        if comparison == "default":
+            parts += ["### The quantile band on common records", quantile_table(chosen, starts)]
         parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
         if (pairs := paired_differences(chosen, measures, starts)) is not None:
             parts.append(markdown(pairs, "Difference"))

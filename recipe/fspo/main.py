@@ -45,8 +45,52 @@ def _overrides(arguments: list[str]) -> list[str]:
     return [argument for argument in arguments if not argument.startswith("-")]
 
 
+def _choices(group: str) -> str:
+    return ", ".join(sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml")))
+
+
+def usage() -> str:
+    """What ``--help`` prints."""
+    return f"""\
+usage: python -m recipe.fspo.main [KEY=VALUE ...]
+
+Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
+
+  algo=fspo             loss, clip values and native advantage: {_choices("algo")}
+  experiment=demo       model, data, machine: {_choices("experiment")}
+  seed=1                of data order, sampling and initialisation
+  advantage=native      or shared: one advantage estimator for every algorithm
+  grad_scale=native     or matched: losses that sum over tokens are divided by fspo.reference_length
+  evaluate=false        true: no training; avg@k and pass@k of the validation sets, with intervals
+
+Settings often changed, of the recipe and of verl:
+
+  fspo.run_dir=FOLDER   metrics, checkpoints, figure; give the same one again to resume
+  actor_rollout_ref.actor.policy_loss.clip_low=0.03         band below; clip_high above; units in docs/algorithms.md
+  actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
+  actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
+  data.train_files=FILE data.val_files=FILE                 made by python -m fspo.data
+  data.train_batch_size=512                                 prompts per step
+  actor_rollout_ref.actor.ppo_mini_batch_size=32            prompts per optimizer step
+  actor_rollout_ref.rollout.n=16                            responses per prompt
+  trainer.nnodes=1 trainer.n_gpus_per_node=8                machine
+  trainer.total_training_steps=300 trainer.save_freq=5 trainer.test_freq=10
+  trainer.logger=[console,wandb]                            verl's loggers; the run folder is written in any case
+
+Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there). --cfg job prints the resolved
+configuration, --multirun sweeps (algo=fspo,gspo seed=1,2), --hydra-help has Hydra's own flags.
+Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted and saved, {INTERRUPTED} interrupted.
+
+See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time before
+a run), recipe.fspo.audit (gradients of a checkpoint), recipe.fspo.export, fspo.report, fspo.data.
+"""
+
+
 def main() -> None:
     """Decide the platform, then hand over to Hydra."""
+    if any(argument in ("-h", "--help") for argument in sys.argv[1:]):
+        print(usage(), end="")
+        return
     from hydra.errors import HydraException
 
     watch_for_warning()

@@ -1,7 +1,7 @@
 """Checks that end a run before Ray starts, each with one sentence that names the key, the value and the remedy.
 
-What a machine has to hold (packages, files, batch arithmetic) is checked here; what the settings of the loss mean
-together is checked in :mod:`recipe.fspo.loss_checks`.
+What a machine has to hold (packages, files) is checked here, the arithmetic of batches and lengths in
+:mod:`recipe.fspo.batch_checks`, and what the settings of the loss mean together in :mod:`recipe.fspo.loss_checks`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from recipe.fspo import SUPPORTED_VERL
+from recipe.fspo.batch_checks import batch_problems, length_problems
 from recipe.fspo.checkpoints import resume_problems
 from recipe.fspo.loss_checks import loss_problems
 
@@ -123,43 +124,8 @@ def _data_problems(config: DictConfig) -> Problems:
             )
 
 
-def _divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> Problems:
-    if smaller <= 0 or larger % smaller:
-        yield f"{larger_key}={larger} is not a multiple of {smaller_key}={smaller}: change one of them so that it is"
-
-
-def _batch_problems(config: DictConfig) -> Problems:
-    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
-    ranks = trainer.n_gpus_per_node * trainer.nnodes
-    mini, n = actor.ppo_mini_batch_size, rollout.n
-    yield from _divides("data.train_batch_size", config.data.train_batch_size, "actor.ppo_mini_batch_size", mini)
-    sequences = mini * n
-    name = "actor.ppo_mini_batch_size * rollout.n"
-    yield from _divides(name, sequences, "trainer.nnodes * trainer.n_gpus_per_node", ranks)
-    micro = actor.ppo_micro_batch_size_per_gpu
-    if not actor.use_dynamic_bsz and sequences % ranks == 0:
-        if micro is None:
-            yield (
-                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is not set: give the sequences of one forward "
-                "pass, or set actor_rollout_ref.actor.use_dynamic_bsz=true"
-            )
-        else:
-            yield from _divides(f"{name} / ranks", sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
-    per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    yield from _divides("trainer.nnodes * trainer.n_gpus_per_node", ranks, "rollout's parallel sizes", per_replica)
-
-
 def _length_problems(config: DictConfig) -> Problems:
-    wanted = config.data.max_prompt_length + config.data.max_response_length
-    asked = f"data.max_prompt_length + data.max_response_length = {wanted}"
-    model = read_model_config(config) or {}
-    limits = {
-        "the model's max_position_embeddings": model.get("max_position_embeddings"),
-        "actor_rollout_ref.rollout.max_model_len": config.actor_rollout_ref.rollout.max_model_len,
-    }
-    for name, limit in limits.items():
-        if isinstance(limit, int) and wanted > limit:
-            yield f"{asked} exceeds {name} = {limit}: shorten data.max_response_length"
+    return length_problems(config, (read_model_config(config) or {}).get("max_position_embeddings"))
 
 
 def _checkpoint_problems(config: DictConfig) -> Problems:
@@ -180,7 +146,7 @@ _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
     _package_problems,
     _model_problems,
     _data_problems,
-    _batch_problems,
+    batch_problems,
     _length_problems,
     _checkpoint_problems,
     resume_problems,

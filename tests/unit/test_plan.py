@@ -1,0 +1,221 @@
+"""``python -m recipe.fspo.plan``: what fits, what it refuses and which remedy it names, times, bands and output."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from recipe.fspo import plan
+from recipe.fspo.planning.memory import PHASES
+from recipe.fspo.planning.setup import Hardware, NotPlannableError
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of the command."""
+    status = plan.main(["experiment=qwen3_8b", *arguments])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+# ------------------------------------------------------------------ what fits, and what does not
+
+
+def test_8b_fits_on_two_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "nodes=2", "gpus=8")
+    assert (status, err) == (0, "")
+    assert "2 x 8 GPUs of 80 GiB" in out
+    assert re.search(r"^fits +yes +yes +yes +yes +yes$", out, re.M)
+    assert "KV cache per replica of 2 GPUs" in out
+    assert re.search(r"S from -2\.715 to \+2\.715 nats, ratio 0\.0662 to 15\.1; accepts 35%", out)
+
+
+def test_1_7b_fits_on_one_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["experiment=qwen3_1_7b"]) == 0
+
+
+def test_8b_does_not_fit_on_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "nodes=1", "gpus=1")
+    assert status == 2
+    assert re.search(r"^fits .*NO", out, re.M)
+    assert re.search(
+        r"^error: the update needs \d+\.\d GiB of 80 GiB \(.*\): set trainer\.n_gpus_per_node=4$", err, re.M
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.98"], r"gpu_memory_utilization=0\.95$"),
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.1"], r"leaves room for 0 tokens .*utilization=0\.15$"),
+        (["actor_rollout_ref.model.enable_gradient_checkpointing=false"], r"enable_gradient_checkpointing=true$"),
+        (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=131072"], r"ppo_max_token_len_per_gpu=\d+$"),
+        (
+            [
+                "actor_rollout_ref.actor.use_dynamic_bsz=false",
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
+            ],
+            r"set actor_rollout_ref\.actor\.ppo_micro_batch_size_per_gpu=8$",
+        ),
+        (
+            ["actor_rollout_ref.rollout.free_cache_engine=false"],
+            r"set actor_rollout_ref\.rollout\.free_cache_engine=true",
+        ),
+        (["gpu_gb=24"], r"the optimizer's step needs .*: set trainer\.nnodes=\d+$"),
+        (["gpu_gb=30", "nodes=2"], r"the update needs .*: set actor_rollout_ref.actor.ppo_max_token_len_per_gpu=\d+$"),
+    ],
+)
+def test_the_remedy_that_is_named_helps(capsys: pytest.CaptureFixture[str], overrides: list[str], says: str) -> None:
+    status, _, err = run(capsys, *overrides)
+    assert status == 2
+    assert re.search(says, err, re.M), err
+    remedies = {remedy for line in err.splitlines() for remedy in line.rsplit(": set ", 1)[1].split()}
+    status, _, err = run(capsys, *overrides, *remedies)
+    assert (status, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["data.train_batch_size=500"], r"train_batch_size=500 is not a multiple of actor\.ppo_mini_batch_size=128"),
+        (["nodes=3"], r"rollout\.n=2048 is not a multiple of .*n_gpus_per_node=24"),
+        (["nodes=1", "gpus=1"], r"n_gpus_per_node=1 is not a multiple of rollout's parallel sizes=2"),
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=3"], r"size=3 does not divide the model's 32 .*to 2"),
+        (["actor_rollout_ref.actor.ulysses_sequence_parallel_size=3"], r"multiple of ulysses_sequence_parallel_size=3"),
+        (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192"], r"=8192 is less than the longest .* to 10240 or"),
+        (["data.max_response_length=40000"], r"= 42048 exceeds the model's max_position_embeddings = 32768"),
+        (
+            ["actor_rollout_ref.rollout.max_model_len=4096"],
+            r"= 10240 exceeds actor_rollout_ref\.rollout\.max_model_len",
+        ),
+        (["experiment=demo"], r"trainer\.device=cpu: the planner describes runs on GPUs"),
+        (["actor_rollout_ref.model.lora_rank=8"], r"lora_rank=8: the planner has no formula"),
+        (["actor_rollout_ref.actor.strategy=megatron"], r"strategy=megatron: the planner knows fsdp and fsdp2"),
+        (["actor_rollout_ref.actor.fsdp_config.model_dtype=fp8"], r"model_dtype=fp8: the planner knows fp32"),
+        (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),
+        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"add model_config=PATH"),
+        (["nodes=some"], r"trainer\.nnodes=some must be a whole number"),
+        (["gpus=0"], r"trainer\.n_gpus_per_node=0 must be a whole number of 1 or more"),
+        (["mfu=much"], r"mfu='much' is not a number"),
+        (["mfu=2"], r"mfu=2 is a share: give a value up to 1"),
+        (["gpu_gb=-80"], r"gpu_gb=-80 must be above 0"),
+        (["json=yes"], r"json=yes: give true or false"),
+        (["nonsense"], r"nonsense: settings have the form key=value"),
+        (["no_such_key=1"], r"Could not override 'no_such_key'"),
+    ],
+)
+def test_bad_input_is_named(capsys: pytest.CaptureFixture[str], overrides: list[str], says: str) -> None:
+    status, _, err = run(capsys, *overrides)
+    assert status == 2
+    assert re.search(rf"^error: .*{says}", err, re.M), err
+
+
+# ------------------------------------------------------------------ time, band, output
+
+
+def planned(*overrides: str, **hardware: float) -> dict[str, Any]:
+    return plan.plan(["experiment=qwen3_8b", *overrides], Hardware(**hardware))
+
+
+def test_step_time_scales_as_its_assumptions_say() -> None:
+    base, twice = planned(), planned("trainer.nnodes=2")
+    assert base["time_s"]["update"] == pytest.approx(2 * base["time_s"]["log_probs"])  # 4 F against 2 F
+    for part in ("log_probs", "update", "offload"):
+        assert twice["time_s"][part] == pytest.approx(base["time_s"][part] / 2)
+    assert planned(mfu=0.7)["time_s"]["update"] == pytest.approx(base["time_s"]["update"] / 2)
+    no_reference = planned("actor_rollout_ref.actor.use_kl_loss=false")["time_s"]
+    assert no_reference["log_probs"] == pytest.approx(base["time_s"]["log_probs"] / 2)
+    assert base["tokens_per_step"] == {"expected": 512 * 16 * 2256, "at_most": 512 * 16 * 10_240}
+    parts = ("generation", "log_probs", "update", "offload")
+    assert base["time_s"]["total"] == pytest.approx(sum(base["time_s"][part] for part in parts))
+
+
+def test_generation_by_hand() -> None:
+    """One replica, nothing but the weights to read, all responses at the maximum."""
+    many = planned(gpu_tb_per_s=1e-3, decode_efficiency=1.0, mean_prompt=1, mean_response=8192, gpu_tflops=1e12)
+    # 4 replicas of 2 GPUs with 2048 sequences each, as many at once as the cache holds.
+    at_once = many["concurrent_sequences_per_replica"]
+    assert at_once == many["kv_tokens_per_replica"] // 8193
+    step = (2 * 8_190_735_360 + at_once * (1 + 4096) * 144 * 1024) / 2e9 + 2e-3
+    assert many["time_s"]["generation"] == pytest.approx(2048 * 8192 / at_once * step, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "low", "high"),
+    [
+        (["algo=fspo"], 0.03 * math.sqrt(8192), 0.03 * math.sqrt(8192)),
+        (["algo=rloo"], -math.log(0.8), math.log(1.2)),
+        (["algo=gspo"], -8192 * math.log1p(-3e-4), 8192 * math.log1p(4e-4)),
+        (["algo=gspo_verl"], -8192 * math.log1p(-3e-4), 8192 * math.log1p(4e-4)),
+        (["data.max_response_length=1024"], 0.03 * 32, 0.03 * 32),
+        (["actor_rollout_ref.actor.policy_loss.clip_high=0.05"], 0.03 * math.sqrt(8192), 0.05 * math.sqrt(8192)),
+    ],
+)
+def test_the_band_at_the_longest_response(overrides: list[str], low: float, high: float) -> None:
+    band = planned(*overrides)["band"]
+    assert (-band["lower"], band["upper"]) == (pytest.approx(low), pytest.approx(high))
+    assert band["ratio_high"] == pytest.approx(math.exp(high))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["algo=fspo"], "a constant one at a ratio of 3"),
+        (["algo=fspo", "actor_rollout_ref.actor.policy_loss.dual_clip=2"], r"beyond S = 5\.43 \(2 half-widths\)"),
+        (["algo=fspo", "actor_rollout_ref.actor.policy_loss.s_max=2"], "s_max=2 acts inside the band"),
+        (["algo=fspo_v1"], "centred at the measured drift"),
+        (["algo=fspo_quantile"], r"aims at an acceptance of 0\.85"),
+        (["algo=grpo"], r"clipped at 0\.2/0\.2; no band on S"),
+    ],
+)
+def test_notes_on_the_band(overrides: list[str], says: str) -> None:
+    assert any(re.search(says, note) for note in planned(*overrides)["band"]["notes"])
+
+
+def test_acceptance_agrees_with_the_documented_measurement() -> None:
+    # docs/algorithms.md: 0.354 measured, 0.350 Gaussian, at L = 8192 without drift correction, 0.682 with it.
+    assert planned("algo=fspo")["band"]["acceptance"] == pytest.approx(0.350, abs=2e-3)
+    assert planned("algo=fspo_v1")["band"]["acceptance"] == pytest.approx(0.682, abs=2e-3)
+
+
+def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "json=true", "nodes=2")
+    found = json.loads(out)
+    assert (status, err, found["problems"]) == (0, "", [])
+    assert found["setup"]["ranks"] == 16
+    assert set(found["memory"]) == set(PHASES)
+    for items in found["memory"].values():
+        total = items.pop("total")
+        assert total == pytest.approx(sum(items.values()))
+    status, out, err = run(capsys, "json=true", "nodes=1", "gpus=1")
+    assert status == 2
+    assert [f"error: {problem}" for problem in json.loads(out)["problems"]] == err.splitlines()
+
+
+def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("nodes", "gpus", "model_config", "json", *Hardware.__dataclass_fields__):
+        assert re.search(rf"^  {name} +\S", text, re.M), name
+    assert set(Hardware.MEANING) == set(Hardware.__dataclass_fields__)
+
+
+def test_nothing_of_verl_is_imported() -> None:
+    """A fresh process: the planner runs on a login node, where importing verl takes long or fails."""
+    code = (
+        "import sys; from recipe.fspo import plan; status = plan.main(['experiment=qwen3_8b', 'json=true']);"
+        "bad = {'verl', 'ray', 'vllm', 'transformers'} & set(sys.modules); sys.exit(str(bad) if bad else status)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_assumptions_are_checked() -> None:
+    with pytest.raises(NotPlannableError, match="decode_overhead_ms=0 must be above 0"):
+        Hardware(decode_overhead_ms=0)
+    assert Hardware(reserve_gb=0).reserve_gb == 0

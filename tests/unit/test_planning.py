@@ -1,0 +1,224 @@
+"""The planner's formulas of a model and of memory, against real modules and hand-made numbers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from recipe.fspo.compose import compose
+from recipe.fspo.planning import fit
+from recipe.fspo.planning.memory import GIB, layer_activations, logits_bytes, predict
+from recipe.fspo.planning.model import BUILT_IN, ModelShape, UnknownModelError, find_model
+from recipe.fspo.planning.setup import Hardware, Setup, read_setup
+
+DEMO = str(files("fspo.data").joinpath("assets/demo_model"))
+QWEN_8B = ModelShape.from_config(BUILT_IN["Qwen3-8B"], "Qwen3-8B")
+
+
+@cache
+def base() -> DictConfig:
+    return compose(["experiment=qwen3_8b"])
+
+
+def setup_of(*settings: str) -> Setup:
+    return read_setup(OmegaConf.merge(base(), OmegaConf.from_dotlist(list(settings))))
+
+
+def predicted(*settings: str) -> dict[str, dict[str, float]]:
+    return predict(QWEN_8B, setup_of(*settings), Hardware()).items
+
+
+# ------------------------------------------------------------------ the model
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "demo", "llama with biases", "qwen2"])
+def test_parameters_are_those_of_the_real_module(name: str) -> None:
+    small = {
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 51,
+        "tie_word_embeddings": False,
+    }
+    if name in BUILT_IN:
+        fields = BUILT_IN[name]
+    elif name == "demo":
+        fields = json.loads(Path(DEMO, "config.json").read_text(encoding="utf-8"))
+    else:
+        fields = small | (
+            {"model_type": "qwen2"} if name == "qwen2" else {"model_type": "llama", "attention_bias": True}
+        )
+    config = AutoConfig.for_model(**fields)
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config)
+    assert ModelShape.from_config(fields, name).parameters == sum(p.numel() for p in module.parameters())
+
+
+def test_numbers_of_the_two_models_by_hand() -> None:
+    # Layer of 8B: 4096 x (4096 + 1024 + 1024 + 4096) + 3 x 4096 x 12288 + 2 x 4096 + 2 x 128.
+    layer = 41_943_040 + 150_994_944 + 8_192 + 256
+    assert QWEN_8B.layer_parameters == layer
+    assert QWEN_8B.parameters == 36 * layer + 2 * 151_936 * 4096 + 4096 == 8_190_735_360
+    assert QWEN_8B.kv_bytes_per_token() == 2 * 36 * 8 * 128 * 2 == 144 * 1024
+    small = ModelShape.from_config(BUILT_IN["Qwen3-1.7B"], "Qwen3-1.7B")
+    assert small.parameters == 1_720_574_976
+    assert small.kv_bytes_per_token() == 2 * 28 * 8 * 128 * 2 == 112 * 1024
+
+
+def test_operations_agree_with_verl_but_for_the_embedding() -> None:
+    from verl.utils.flops_counter import _estimate_qwen2_flops
+
+    lengths = [100, 2_000, 9_000]
+    ours = 3 * QWEN_8B.forward_flops(sum(lengths), sum(n * n for n in lengths))
+    config = AutoConfig.for_model(**BUILT_IN["Qwen3-8B"])
+    theirs = 1e12 * _estimate_qwen2_flops(config, sum(lengths), lengths, 1.0)
+    assert ours == pytest.approx(theirs - 6 * sum(lengths) * QWEN_8B.embedding, rel=1e-12)
+
+
+@pytest.mark.parametrize(("attention", "dtype"), [("sdpa", "float32"), ("eager", "float32"), ("eager", "bfloat16")])
+@pytest.mark.parametrize("shape", [(256, 640, 4, 2, 64), (384, 512, 6, 3, 32)])
+def test_activations_are_what_autograd_keeps(attention: str, dtype: str, shape: tuple[int, ...]) -> None:
+    hidden, intermediate, heads, kv_heads, head_dim = shape
+    fields: dict[str, Any] = {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": 64,
+        "tie_word_embeddings": True,
+    }
+    length, sequences = 256, 3
+    ids_BT = torch.zeros(sequences, length, dtype=torch.int64)
+    mask_BT = torch.ones_like(ids_BT)
+    mask_BT[0, -1] = 0  # with a mask, as for padded or packed sequences
+
+    def kept(layers: int) -> int:
+        config = Qwen3Config(**fields, num_hidden_layers=layers, attn_implementation=attention)
+        model = Qwen3ForCausalLM(config).to(getattr(torch, dtype)).train()
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                storages[storage.data_ptr()] = storage
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = model(ids_BT, attention_mask=mask_BT, use_cache=False)
+        total = sum(storage.nbytes() for storage in storages.values())
+        assert output.logits is not None  # keeps the graph alive until here
+        return total
+
+    one_layer = (kept(3) - kept(1)) / 2 / (sequences * length)
+    model = ModelShape.from_config(fields | {"num_hidden_layers": 1}, "test")
+    formula = layer_activations(model, torch.finfo(getattr(torch, dtype)).bits // 8, attention, length)
+    assert formula == pytest.approx(one_layer, rel=0.02)
+
+
+def test_a_model_that_is_not_here(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModelError, match=r"no .*Qwen3-4B/config\.json .*add model_config=PATH"):
+        find_model("Qwen/Qwen3-4B")
+    with pytest.raises(UnknownModelError, match=r"model_config=.* does not exist"):
+        find_model("Qwen/Qwen3-8B-Base", str(tmp_path / "config.json"))
+    (tmp_path / "config.json").write_text(json.dumps(BUILT_IN["Qwen3-8B"] | {"num_hidden_layers": 2}), encoding="utf-8")
+    for given in (tmp_path, tmp_path / "config.json"):
+        assert find_model("Qwen/Qwen3-8B-Base", str(given)).layers == 2
+    assert find_model(str(tmp_path)).layers == 2
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}', encoding="utf-8")
+    with pytest.raises(UnknownModelError, match="model_type='mixtral' is not a decoder that the planner can count"):
+        find_model(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(UnknownModelError, match=r"config\.json has no num_attention_heads"):
+        find_model(str(tmp_path))
+
+
+# ------------------------------------------------------------------ memory
+
+
+def test_sharded_states_are_sixteen_bytes_a_parameter() -> None:
+    items = predicted("trainer.nnodes=2")["update"]
+    shard = 8_190_735_360 * 4 / 16
+    assert items["weights (shard)"] == items["gradients (shard)"] == shard
+    assert items["Adam moments (shard)"] == 2 * shard
+
+
+def test_offloading_moves_states_to_the_host_while_vllm_generates() -> None:
+    stays = "actor_rollout_ref.actor.fsdp_config.{}_offload=false".format
+    shard = 8_190_735_360 * 4 / 8
+    for overrides, expected in (
+        ((), 0.0),
+        ((stays("param"),), shard),
+        ((stays("param"), stays("optimizer")), 3 * shard),
+    ):
+        items = predicted(*overrides)["rollout"]
+        assert items["weights (shard)"] + items["Adam moments (shard)"] == expected
+    assert predicted()["update"] == predicted(stays("param"), stays("optimizer"))["update"]
+    host = predict(QWEN_8B, setup_of(), Hardware()).host_bytes
+    assert host == 8 * 4 * shard  # eight ranks: weights, two moments and the reference model
+
+
+def test_fsdp_size_limits_the_sharding() -> None:
+    items = predicted("trainer.nnodes=2", "actor_rollout_ref.actor.fsdp_config.fsdp_size=8")["update"]
+    assert items["weights (shard)"] == 8_190_735_360 * 4 / 8
+
+
+def test_gradient_checkpointing_keeps_one_vector_per_layer_and_token() -> None:
+    tokens = 20_480
+    final_norm = 8 * 4096
+    assert predicted()["update"]["activations kept"] == tokens * (36 * 2 * 4096 + final_norm)
+    without = predicted("actor_rollout_ref.model.enable_gradient_checkpointing=false")["update"]["activations kept"]
+    # bf16: 16 H for the norms, 6 (q + k) for those of queries and keys, 4 (q + k) and 4 bytes a head, 8 I.
+    per_layer = 16 * 4096 + 6 * 5120 + 4 * 5120 + 4 * 32 + 8 * 12_288
+    assert without == tokens * (36 * per_layer + final_norm)
+
+
+def test_activations_follow_the_micro_batch_and_ulysses() -> None:
+    static = ("actor_rollout_ref.actor.use_dynamic_bsz=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4")
+    whole = predicted(*static)["update"]
+    assert whole["activations kept"] == 2 * predicted()["update"]["activations kept"]
+    halved = predicted(*static, "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2")["update"]
+    assert halved["activations kept"] == whole["activations kept"] / 2
+
+
+def test_logits_by_the_way_they_are_computed() -> None:
+    entries = 20_480 * 151_936
+    assert predicted()["update"]["logits"] == 2 * entries  # bf16, gradient in place
+    assert predicted("actor_rollout_ref.actor.entropy_coeff=0.01")["update"]["logits"] == 12 * entries
+    no_flash = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    assert predicted(no_flash)["update"]["logits"] == 12 * entries
+    assert "logits" not in predicted("actor_rollout_ref.model.use_fused_kernels=true")["update"]
+    assert logits_bytes(4, flash_cross_entropy=False, entropy=False) == 16
+    chunked, whole = (
+        predicted()["log_probs"],
+        predicted("actor_rollout_ref.actor.entropy_from_logits_with_chunking=false"),
+    )
+    assert chunked["entropy"] == 12 * 2048 * 151_936
+    assert whole["log_probs"]["entropy"] == 12 * entries
+
+
+def test_the_cache_is_what_vllms_share_leaves() -> None:
+    memory = predict(QWEN_8B, setup_of(), Hardware())
+    vllm = {name: value for name, value in memory.items["rollout"].items() if name.startswith("vLLM")}
+    assert sum(vllm.values()) == pytest.approx(0.7 * 80 * GIB)
+    assert vllm["vLLM weights"] == 8_190_735_360 * 2 / 2
+    # Two GPUs split the heads, so each holds 72 KiB of a token.
+    assert memory.kv_tokens == int(vllm["vLLM keys and values"] / (72 * 1024))
+
+
+def test_a_model_too_large_for_any_cluster() -> None:
+    huge = ModelShape.from_config(BUILT_IN["Qwen3-8B"] | {"num_hidden_layers": 30_000}, "huge")
+    problems = fit.memory_problems(huge, setup_of(), Hardware())
+    assert any("no single setting makes it fit on up to 64 nodes" in problem for problem in problems)

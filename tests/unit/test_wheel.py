@@ -1,0 +1,97 @@
+"""The built wheel works by itself, outside this repository: packages, configuration, model, plugin, commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Python = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    source = ROOT
+    if files.returncode == 0:  # from a copy: building in place would leave build/ and egg-info behind
+        source = tmp_path_factory.mktemp("source")
+        for name in files.stdout.splitlines():
+            if (ROOT / name).is_file():
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                (source / name).write_bytes((ROOT / name).read_bytes())
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(out),
+        str(source),
+    ]
+    subprocess.run(command, check=True, timeout=300)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """Runs Python with the wheel's files first on the path, in an empty folder."""
+    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("empty")
+    zipfile.ZipFile(wheel).extractall(site)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(site), "VERL_PLATFORM": "cpu"}
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert str(ROOT) not in done.stdout
+        return done
+
+    return run
+
+
+def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for needed in ("fspo/losses.py", "recipe/fspo/main.py", "conf/fspo.yaml", "conf/experiment/demo.yaml"):
+        assert needed in names
+    assert any(name.startswith("fspo/data/assets/demo_model/") and name.endswith(".safetensors") for name in names)
+    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert tops == {"fspo", "recipe", "conf"}, "verl's own wheel already holds packages called tests and scripts"
+
+
+def test_the_configuration_composes_and_the_model_is_found(outside: Python) -> None:
+    code = (
+        "import fspo.data, recipe.fspo.compose as c; from pathlib import Path;"
+        "config = c.compose(['algo=gspo', 'experiment=demo', 'fspo.run_dir=x']);"
+        "print(config.actor_rollout_ref.actor.policy_loss.loss_mode);"
+        "print((Path(fspo.data.__file__).parent / 'assets/demo_model/config.json').is_file())"
+    )
+    assert outside("-c", code).stdout.split() == ["seq_gspo", "True"]
+
+
+def test_the_plugin_is_an_entry_point(outside: Python) -> None:
+    code = (
+        "from importlib.metadata import distributions;"
+        "print(*{e.value for d in distributions() for e in d.entry_points if e.group == 'verl.plugins'})"
+    )
+    assert "recipe.fspo.plugin" in outside("-c", code).stdout
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["fspo.report", "fspo.data", "recipe.fspo.main", "recipe.fspo.compare", "recipe.fspo.plan", "recipe.fspo.export"],
+)
+def test_every_command_explains_itself(outside: Python, module: str) -> None:
+    text = outside("-m", module, "--help").stdout
+    assert f"python -m {module}" in text
