@@ -25,7 +25,7 @@ from fspo.fairness import (
     equal_mass_starts,
     length_reweighting_error,
     merge_bins,
-    paired_cluster_difference,
+    pooled_difference,
 )
 from fspo.fairness.lre import Array, plain_lre
 from fspo.losses import ALGORITHMS
@@ -162,14 +162,17 @@ def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
 
 
 def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: np.ndarray) -> str:
-    """Paired difference of debiased LREs, seeds and mini-batches resampled; bold where 0 is outside."""
+    """Difference of debiased LREs with its intervals over mini-batches and over seeds; bold where both exclude 0."""
 
     def merged(parts: Sequence[Counts]) -> list[tuple[Array, Array]]:
         return [(merge_bins(part[0], starts), merge_bins(part[1], starts)) for part in parts]
 
-    found = paired_cluster_difference(merged(first), merged(second), debiased, resamples=4000)
-    text = f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
-    return f"*{text}" if found.excludes_zero else text
+    a, b = merged(first), merged(second)
+    here, beyond = (pooled_difference(a, b, debiased, over=over) for over in ("mini_batches", "seeds"))
+    text = f"{here.value:+.3f} [{here.low:+.3f}, {here.high:+.3f}]"
+    if here.n > 2:
+        text += f", seeds [{beyond.low:+.3f}, {beyond.high:+.3f}]"
+    return f"*{text}" if here.excludes_zero and (beyond.excludes_zero or here.n <= 2) else text
 
 
 def markdown(table: Table, corner: str) -> str:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from fspo.fairness.bins import equal_mass_starts, merge_bins
-from fspo.fairness.bootstrap import Interval, mean_interval, paired_cluster_difference, paired_difference
+from fspo.fairness.bootstrap import (
+    Interval,
+    mean_interval,
+    paired_cluster_difference,
+    paired_difference,
+    pooled_difference,
+)
 from fspo.fairness.cosine import cosine, cosine_bound, dispersion_of_gradients, interaction_error, mean_cosine_bound
 from fspo.fairness.lre import LengthReweightingError, length_reweighting_error, plain_lre, wilson_interval
 
@@ -22,5 +28,6 @@ __all__ = [
     "paired_cluster_difference",
     "paired_difference",
     "plain_lre",
+    "pooled_difference",
     "wilson_interval",
 ]

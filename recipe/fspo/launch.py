@@ -42,7 +42,10 @@ class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,nam
 
     def run(self, config: DictConfig) -> None:
         PROGRESS.say("the driver is up, importing the trainer")
-        import recipe.fspo.trainer  # noqa: F401  (registers trainer_mode=fspo in this process)
+        import recipe.fspo.trainer
+
+        if config.fspo.get("audit"):
+            import recipe.fspo.audit_trainer  # noqa: F401  (trainer_mode=fspo_audit)
 
         super().run(config)
 
@@ -198,5 +201,5 @@ def launch(config: DictConfig) -> None:
             run_info.end(config.fspo.run_dir, status)
     if config.evaluate:
         print_evaluation(config)
-    else:
+    elif not config.fspo.get("audit"):
         print_summary(config)

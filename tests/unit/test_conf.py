@@ -32,12 +32,12 @@ def test_every_algo_composes_with_every_experiment(algo: str, experiment: str) -
 
 
 @pytest.mark.parametrize("experiment", options("experiment"))
-def test_device_decides_attention_and_padding(experiment: str) -> None:
+def test_device_decides_attention(experiment: str) -> None:
     config = resolved(f"experiment={experiment}")
     model = config.actor_rollout_ref.model
     on_gpu = config.trainer.device == "cuda"
-    assert model.use_remove_padding is on_gpu
-    assert model.override_config.attn_implementation == ("flash_attention_2" if on_gpu else "eager")
+    assert model.use_remove_padding
+    assert model.override_config.attn_implementation == ("flash_attention_2" if on_gpu else "sdpa")
     assert ("worker_extension_cls" in config.actor_rollout_ref.rollout.engine_kwargs.vllm) is not on_gpu
 
 

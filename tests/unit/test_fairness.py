@@ -21,8 +21,10 @@ from fspo.fairness import (
     paired_cluster_difference,
     paired_difference,
     plain_lre,
+    pooled_difference,
     wilson_interval,
 )
+from fspo.fairness.lre import Array
 
 FAST = settings(max_examples=40, deadline=None)
 
@@ -265,3 +267,52 @@ def test_bad_gradients_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[B, D\]"):
         dispersion_of_gradients([1.0], np.ones(3))
     assert dispersion_of_gradients([0.5, 0.5], [[1.0], [-1.0]]) == np.inf
+
+
+def _arm(rng: np.random.Generator, rates: list[float], seeds: int = 5, batches: int = 30) -> list[tuple[Array, Array]]:
+    total = np.full((batches, len(rates)), 8.0)
+    return [(rng.binomial(8, rates, (batches, len(rates))).astype(float), total) for _ in range(seeds)]
+
+
+def test_pooled_difference_is_that_of_the_pooled_counts() -> None:
+    rng = np.random.default_rng(0)
+    flat, steep = _arm(rng, [0.85] * 4), _arm(rng, [0.95, 0.9, 0.8, 0.7])
+    found = pooled_difference(flat, steep, lambda a, t: plain_lre(a, t)[0])
+
+    def pooled(arm: list[tuple[Array, Array]]) -> float:
+        return float(plain_lre(sum(a.sum(0) for a, _ in arm), sum(t.sum(0) for _, t in arm))[0])
+
+    assert found.value == pytest.approx(pooled(flat) - pooled(steep))
+    assert found.excludes_zero
+    assert found.value == pytest.approx(-0.089, abs=0.03)  # steep alone: mean of |0.95, 0.9, 0.8, 0.7| / 0.8375 - 1
+    over_seeds = pooled_difference(flat, steep, lambda a, t: plain_lre(a, t)[0], over="seeds")
+    assert over_seeds.value == found.value
+    assert over_seeds.excludes_zero
+
+
+@pytest.mark.parametrize("over", ["mini_batches", "seeds"])
+def test_pooled_difference_covers_zero_between_equal_arms(over: str) -> None:
+    rng, outside = np.random.default_rng(1), 0
+    for trial in range(60):
+        a, b = _arm(rng, [0.9, 0.8, 0.7, 0.9]), _arm(rng, [0.9, 0.8, 0.7, 0.9])
+        outside += pooled_difference(
+            a, b, lambda acc, tot: plain_lre(acc, tot)[0], over=over, resamples=400, seed=trial
+        ).excludes_zero
+    assert outside <= 9  # 5% of 60 are 3; more than 9 has a probability below 0.001
+
+
+def test_pooled_difference_of_an_arm_with_itself_is_zero_without_spread() -> None:
+    arm = _arm(np.random.default_rng(2), [0.9, 0.7])
+    for over in ("mini_batches", "seeds"):
+        found = pooled_difference(arm, arm, lambda a, t: plain_lre(a, t)[0], over=over)
+        assert found.value == found.low == found.high == 0.0
+
+
+def test_pooled_difference_refuses_what_does_not_pair() -> None:
+    arm = _arm(np.random.default_rng(3), [0.9, 0.7], seeds=2)
+    with pytest.raises(ValueError, match="same seeds"):
+        pooled_difference(arm, arm[:1], lambda a, t: plain_lre(a, t)[0])
+    with pytest.raises(ValueError, match="over='runs'"):
+        pooled_difference(arm, arm, lambda a, t: plain_lre(a, t)[0], over="runs")
+    one = pooled_difference(arm[:1], arm[:1], lambda a, t: plain_lre(a, t)[0], over="seeds")
+    assert np.isnan(one.low)
