@@ -1,14 +1,17 @@
 """``python -m benchmarks.fairness_study GRID``: the numbers of docs/fairness-study.md from the runs of a grid.
 
-GRID is a folder made by ``python -m recipe.fspo.compare``. Missing cells are ``not run``; what is there is reported.
-The tables between the page's markers are replaced; nothing else of the page is touched.
+GRID is a folder made by ``python -m recipe.fspo.compare``, or an archive of one (.tar.xz). Missing cells are ``not
+run``; what is there is reported. The tables between the page's markers are replaced; nothing else of it is touched.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
+import tarfile
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -307,7 +310,10 @@ def tables(grid: Path) -> str:
             parts.append(markdown(pairs, "Difference"))
     if (calibration := grid / "calibration.json").is_file():
         found = json.loads(calibration.read_text(encoding="utf-8"))
-        rows = [(algo, [" ".join(o.rpartition(".")[2] for o in x["overrides"])]) for algo, x in found["algos"].items()]
+        rows = [
+            (algo, [" ".join(override.rpartition("policy_loss.")[2] for override in entry["overrides"])])
+            for algo, entry in found["algos"].items()
+        ]
         parts += [
             "### Matched clip values",
             _rows([f"on {found['sequences']} sequences of {found['pilot']}", ""], rows),
@@ -318,7 +324,7 @@ def tables(grid: Path) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness_study", description=__doc__)
-    parser.add_argument("grid", type=Path, metavar="GRID", help="folder of python -m recipe.fspo.compare")
+    parser.add_argument("grid", type=Path, metavar="GRID", help="folder of python -m recipe.fspo.compare, or .tar.xz")
     parser.add_argument(
         "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
     )
@@ -328,8 +334,15 @@ def main() -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         parser.error(f"{arguments.page} has no lines {BEGIN!r} and {END!r}")
+    with contextlib.ExitStack() as stack:
+        grid = arguments.grid
+        if grid.is_file():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            stack.enter_context(tarfile.open(grid)).extractall(folder, filter="data")
+            grid = folder
+        text = tables(grid)
     with atomic_path(arguments.page) as temporary:
-        temporary.write_text(f"{before}{BEGIN}\n\n{tables(arguments.grid)}\n\n{END}{after}", encoding="utf-8")
+        temporary.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
