@@ -1,6 +1,7 @@
 """Fairness by other attributes than length: the same sums and errors over the bins of any attribute of a sequence.
 
-The paper names this as an outlook; the attributes, their bins and the metrics are defined here.
+The paper names this as an outlook; the attributes, their bins and the metrics are defined here. A run logs those that
+``fspo.attributes`` names (:data:`NAMES`); any other one works for an analysis of one's own.
 """
 
 from __future__ import annotations
@@ -84,6 +85,10 @@ TRUNCATED: Final = Attribute("truncated", categories=("ended", "truncated"))
 """Whether the response was cut at the maximum length."""
 
 
+NAMES: Final = ("difficulty", "reward_dispersion", "truncated", "data_source")
+"""The attributes that :func:`bin_batch` knows; the bins of ``data_source`` are the sources in the batch."""
+
+
 def group_mean_and_std(reward_B: torch.Tensor, group_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and (population) standard deviation of the rewards of each sequence's group, by sequence.
 
@@ -97,6 +102,44 @@ def group_mean_and_std(reward_B: torch.Tensor, group_B: torch.Tensor) -> tuple[t
     mean_B = (torch.bincount(index_B, reward) / size_G)[index_B]
     variance_G = torch.bincount(index_B, (reward - mean_B) ** 2) / size_G
     return mean_B, variance_G.sqrt()[index_B]
+
+
+def bin_batch(
+    names: Sequence[str],
+    *,
+    reward_B: torch.Tensor,
+    group_B: torch.Tensor,
+    truncated_B: torch.Tensor,
+    data_source_B: Sequence[str],
+) -> tuple[tuple[Attribute, ...], torch.Tensor]:
+    """The attributes ``names`` of a batch, and the bin of every sequence by each of them.
+
+    Args:
+        names: Of :data:`NAMES`.
+        reward_B: Reward of each sequence, in [0, 1] for the bins of ``difficulty`` and ``reward_dispersion`` to fit.
+        group_B: Any integer that names the group (prompt) of each sequence; groups must be whole.
+        truncated_B: bool, true where the response was cut at the maximum length.
+        data_source_B: Name of the data set that each prompt comes from.
+
+    Returns:
+        ``(attributes, bin_BA)``: int64 [B, number of attributes].
+
+    Raises:
+        ValueError: For a name that is not one of :data:`NAMES`.
+    """
+    if unknown := [name for name in names if name not in NAMES]:
+        raise ValueError(f"attribute {unknown[0]!r} is not known; choose from {', '.join(NAMES)}")
+    mean_B, std_B = group_mean_and_std(reward_B, group_B)
+    binned: dict[str, tuple[Attribute, torch.Tensor]] = {
+        "difficulty": (DIFFICULTY, DIFFICULTY.bin_of(mean_B)),
+        "reward_dispersion": (REWARD_DISPERSION, REWARD_DISPERSION.bin_of(std_B)),
+        "truncated": (TRUNCATED, truncated_B.to(torch.int64)),
+    }
+    if "data_source" in names:
+        sources = Attribute("data_source", categories=tuple(sorted(set(data_source_B))))
+        binned["data_source"] = (sources, sources.bin_of(data_source_B))
+    chosen = [binned[name] for name in names]
+    return tuple(attribute for attribute, _ in chosen), torch.stack([bin_B for _, bin_B in chosen], dim=1)
 
 
 @dataclass(frozen=True, slots=True)

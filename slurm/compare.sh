@@ -27,5 +27,24 @@ fi
 algo="${algos[SLURM_ARRAY_TASK_ID % ${#algos[@]}]}"
 seed="${seeds[SLURM_ARRAY_TASK_ID / ${#algos[@]}]}"
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
-export FSPO_RUN_DIR="${FSPO_COMPARE_DIR:-$FSPO_ROOT/runs/compare/$SLURM_ARRAY_JOB_ID}/$algo/seed$seed"
+folder="${FSPO_COMPARE_DIR:-$FSPO_ROOT/runs/compare/$SLURM_ARRAY_JOB_ID}"
+export FSPO_RUN_DIR="$folder/default/$algo/seed$seed"
+
+# What was planned, so that the report can name what was not run. Every job of the array writes the same file.
+write_grid() {
+    local separator="" a s
+    printf '{"runs": ['
+    for s in "${seeds[@]}"; do
+        for a in "${algos[@]}"; do
+            printf '%s\n  {"path": "default/%s/seed%s", "algo": "%s", "seed": %s, "comparison": "default"}' \
+                "$separator" "$a" "$s" "$a" "$s"
+            separator=","
+        done
+    done
+    printf '\n]}\n'
+}
+mkdir -p "$folder"
+write_grid >"$folder/.grid.$SLURM_ARRAY_TASK_ID"
+mv "$folder/.grid.$SLURM_ARRAY_TASK_ID" "$folder/grid.json"
+
 exec bash "$FSPO_ROOT/slurm/train.sh" "experiment=${FSPO_EXPERIMENT:-qwen3_1_7b}" "algo=$algo" "seed=$seed" "$@"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.acceptance import VIEWS
+from fspo.data.io import atomic_path
 from fspo.report.arms import Arm, Measure, group_arms, standard_measures
+from fspo.report.attributes import attribute_table
 from fspo.report.common import MATCHED_CLIP_RATE, common_records, run_settings
 from fspo.report.figures import comparison_figures
 from fspo.report.lengths import shared_starts
@@ -87,7 +88,6 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     if problems:
         page.heading("What could not be read")
         page.problems(problems)
-    out.mkdir(parents=True, exist_ok=True)
     _replace(out / "summary.json", json.dumps(summary, indent=2).encode())
     _replace(out / "report.html", page.render().encode())
     return Report(out / "report.html", len(runs), missing, problems)
@@ -138,6 +138,15 @@ def _add_comparison(
         )
         page.table(common, "band")
         tables["common_records"] = common
+    attributes = attribute_table(arms)
+    if attributes is not None:
+        page.heading("Acceptance by other attributes than length", 3)
+        page.paragraph(
+            "Runs pooled, 95% interval over steps. Groups of sequences differ in length too, so a difference is not an "
+            "effect of the attribute by itself."
+        )
+        page.table(attributes, "attribute")
+        tables["attributes"] = attributes
     return {name: dataclasses.asdict(table) for name, table in tables.items()}
 
 
@@ -151,7 +160,6 @@ def _pictures(
             for figure in comparison_figures(arms, starts, theme):
                 drawn.setdefault(figure.name, {})[theme.name] = png_bytes(figure.figure)
                 texts[figure.name] = figure.alternative
-    folder.mkdir(parents=True, exist_ok=True)
     for name, pictures in drawn.items():
         _replace(folder / f"{comparison}_{name}.png", pictures["light"])
     return [(texts[name], pictures["light"], pictures["dark"]) for name, pictures in drawn.items()]
@@ -183,6 +191,5 @@ def _cached(measure: Measure) -> Measure:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    os.replace(part, path)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)

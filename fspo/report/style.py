@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from fspo.data.io import atomic_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +140,8 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save_png(figure: Figure, path: Path, dpi: int = 130) -> Path:
     """Write a PNG, complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    figure.savefig(part, format="png", dpi=dpi)
-    os.replace(part, path)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=dpi)
     return path
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-BAD_INPUT: Final = 2
-INTERRUPTED: Final = 130
+from recipe.fspo.exits import BAD_INPUT, launch_or_exit
+
 FOLDER: Final = "audit"
 
 USAGE: Final = """\
@@ -265,29 +265,13 @@ def main() -> None:
 
 
 def _measure(request: Request, config: Any) -> None:
-    from recipe.fspo.preemption import PREEMPTED, Preempted, watch_for_warning
+    from recipe.fspo.preemption import watch_for_warning
 
     watch_for_warning()
-    # Imported here: they import verl, which must not happen before the platform is exported.
-    from recipe.fspo.audit_report import read_rounds, write_report
-    from recipe.fspo.launch import TrainingFailed, launch
-    from recipe.fspo.preflight import PreflightError
-
     folder = request.run / FOLDER
-    try:
-        launch(config)
-    except PreflightError as error:
-        print(error, file=sys.stderr)
-        sys.exit(BAD_INPUT)
-    except Preempted as ended:
-        print(ended, file=sys.stderr)
-        sys.exit(PREEMPTED)
-    except TrainingFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print(f"interrupted; {folder} keeps the rounds that were measured", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    launch_or_exit(config, kept=f"{folder} keeps the rounds that were measured")
+    from recipe.fspo.audit_report import read_rounds, write_report  # imports verl: after the platform is exported
+
     print(write_report(folder, config, read_rounds(folder, request.rounds)), flush=True)
 
 

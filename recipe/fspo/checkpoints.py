@@ -109,6 +109,19 @@ def _tracked_step(root: Path) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
+def latest(root: Path) -> Path | None:
+    """The checkpoint that the tracker names, if it is there."""
+    step = _tracked_step(root)
+    folder = root / f"global_step_{step}"
+    return folder if step is not None and folder.is_dir() else None
+
+
+def restore_tracker(root: Path, folder: Path) -> None:
+    """Make the tracker name this checkpoint."""
+    with atomic_path(root / TRACKER_FILE) as temporary:
+        temporary.write_text(folder.name.removeprefix("global_step_"), encoding="utf-8")
+
+
 def repair_tracker(config: DictConfig) -> str | None:
     """Make a missing or unreadable tracker file name the newest complete checkpoint.
 
@@ -127,8 +140,7 @@ def repair_tracker(config: DictConfig) -> str | None:
         if tracker.exists():
             return None  # something was complete once: not for us to begin again, see resume_problems
         return f"{found}, and {root} holds no complete checkpoint: starting from the beginning"
-    with atomic_path(tracker) as temporary:
-        temporary.write_text(newest.name.removeprefix("global_step_"), encoding="utf-8")
+    restore_tracker(root, newest)
     return f"{found}: it names {newest.name} again, the newest complete checkpoint"
 
 

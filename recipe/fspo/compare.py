@@ -23,13 +23,14 @@ from hydra.errors import HydraException
 from fspo.data.io import atomic_path, write_json
 from recipe.fspo.calibrate import CALIBRATION_FILE, calibrate
 from recipe.fspo.compose import CONF_DIR, compose
+from recipe.fspo.exits import BAD_INPUT, INTERRUPTED
+from recipe.fspo.preemption import PREEMPTED
 
 GRID_FILE: Final = "grid.json"
 OVERRIDES_FILE: Final = "overrides.yaml"
 COMPARISONS: Final = ("default", "matched")
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
 FAIR: Final = ("advantage=shared", "grad_scale=matched", "fspo.record_sequences=true")
-BAD_INPUT: Final = 2
 
 USAGE: Final = """\
 usage: python -m recipe.fspo.compare [KEY=VALUE ...] [any Hydra override of recipe.fspo.main ...]
@@ -241,7 +242,7 @@ def run_cells(cells: Sequence[Cell], request: Request) -> int:
     code = 0
     for batch in _batches(cells, request):
         code = _start(batch, request)
-        if code < 0 or code in (BAD_INPUT, 75, 130):  # bad input, preempted, interrupted: not to be tried again
+        if code < 0 or code in (BAD_INPUT, PREEMPTED, INTERRUPTED):  # not to be tried again
             return code
     unfinished = [cell for cell in cells if status(request.out / cell.path) != "finished"]
     return (code or 1) if unfinished else 0
@@ -287,7 +288,7 @@ def main() -> None:
         sys.exit(BAD_INPUT)
     except KeyboardInterrupt:
         print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     sys.exit(code if code >= 0 else 128 - code)
 
 

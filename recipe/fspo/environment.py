@@ -6,8 +6,10 @@ and a GPU in the machine never changes a CPU experiment.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
+from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -21,6 +23,8 @@ CPU_ENVIRONMENT = {
     # vLLM's usage report would try to reach the internet.
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # Ray's idle workers in advance have another environment than the run's, which can use none of them.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 
@@ -78,3 +82,37 @@ def pass_to_ray_workers(config: DictConfig) -> None:
     variables = {**_environment_of(config), **(OmegaConf.select(runtime_env, "env_vars") or {})}
     with open_dict(runtime_env):
         runtime_env.env_vars = variables
+        if _can_fork(config):
+            from recipe.fspo.cpu import fork_server  # here: a GPU run imports nothing of it
+
+            # Also where the configuration is that of an earlier run, whose server is gone.
+            runtime_env.py_executable = fork_server.py_executable()
+
+
+def _can_fork(config: DictConfig) -> bool:
+    """Whether all workers of the run are Ray's on this machine, without an accelerator, as the user wants them."""
+    ours = config.ray_kwargs.ray_init.get("address") == "local"
+    return config.trainer.device == "cpu" and ours and bool(config.fspo.get("fork_workers"))
+
+
+@contextlib.contextmanager
+def forked_workers(config: DictConfig) -> Iterator[None]:
+    """Within it, the workers of a CPU run are forked from one process that begins its imports now.
+
+    Does nothing within itself, so that it can begin before what does not know of it.
+    """
+    if not _can_fork(config):
+        yield
+        return
+    from recipe.fspo.cpu import fork_server
+    from recipe.fspo.processes import own_mark
+
+    if fork_server.py_executable():
+        yield
+        return
+    own_mark()  # the workers inherit it from the process that they are forked from
+    stop = fork_server.start()
+    try:
+        yield
+    finally:
+        stop()

@@ -21,14 +21,25 @@ from verl.utils.config import validate_config
 
 from recipe.fspo import checkpoints, preflight, run_info, series
 from recipe.fspo.config import apply_grad_scale
+from recipe.fspo.disk import DiskFull
 from recipe.fspo.environment import pass_to_ray_workers
 from recipe.fspo.evaluation import print_evaluation, turn_into_evaluation
+from recipe.fspo.guard import UpdateNotFinite
+from recipe.fspo.guardian import Guardian
+from recipe.fspo.node_watch import OtherNodes
+from recipe.fspo.phase import Phase, read_phase, write_phase
 from recipe.fspo.preemption import STOP, WARNED, Preempted
+from recipe.fspo.processes import MARK_VARIABLE, own_mark
 from recipe.fspo.progress import PROGRESS
+from recipe.fspo.resources import MissingResourcesError
 from recipe.fspo.summary import print_summary
+from recipe.fspo.watch import Death, Watch
 
 _PACKAGE_PREFIX = "pkg://"
 _LINES_OF_AN_ERROR = 12
+#: Errors whose message says everything a person needs.
+_SAYS_ALL = (DiskFull, MissingResourcesError, UpdateNotFinite)
+_GO_ON = "start the same command again to go on from the last checkpoint"
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
@@ -64,6 +75,7 @@ class _Runner:
 
     def __init__(self) -> None:
         self.handle: Any = None
+        self.watch: Watch | None = None
         self._stopped_before_training = False
 
     def remote(self) -> Any:
@@ -93,6 +105,8 @@ class _Runner:
         try:
             if not ray.get(self.handle.request_stop.remote(), timeout=30):
                 self._stopped_before_training = True
+                if self.watch is not None:
+                    self.watch.stop()  # what dies now is meant to
                 ray.kill(self.handle)
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             return False
@@ -125,6 +139,10 @@ def prepare(config: DictConfig) -> None:
                 ray_init.pop(key, None)
     OmegaConf.resolve(config)
     pass_to_ray_workers(config)
+    if ray_init.get("address") not in (None, "local") and MARK_VARIABLE in os.environ:
+        # The workers of a cluster that is joined do not inherit this process's environment.
+        with open_dict(ray_init.runtime_env):
+            ray_init.runtime_env.env_vars[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
     offline = config.fspo.get("offline_task")
     if offline:
         from fspo.data.offline_task import write_dataset
@@ -139,10 +157,17 @@ def _ready(config: DictConfig) -> None:
     apply_grad_scale(config)
 
 
-def _failure(error: BaseException, log: Path) -> TrainingFailed:
-    """What a person needs of an error that came out of Ray: its last lines, and where the rest is."""
-    with log.open("a", encoding="utf-8") as file:
+def _failure(error: BaseException, log: Path, death: Death | None) -> TrainingFailed:
+    """What a person needs of an error that came out of Ray: which process died, or the last lines of the error."""
+    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
         traceback.print_exception(error, file=file)
+    reason: BaseException | None = error
+    while reason is not None and not isinstance(reason, _SAYS_ALL):
+        reason = getattr(reason, "cause", None)  # Ray wraps what a task raised, once for each process on its way
+    if reason is not None:
+        return TrainingFailed(f"{reason}\nthe whole error: {log}")
+    if death is not None:
+        return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}\n{_GO_ON}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes
         ray_logs = f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended"
@@ -155,6 +180,33 @@ def _failure(error: BaseException, log: Path) -> TrainingFailed:
     )
 
 
+def _watch(config: DictConfig, runner: _Runner, guardian: Guardian, mark: str) -> Watch:
+    """Ends the run soon after one of its processes has died, even if Ray itself is gone."""
+    folders = [config.fspo.run_dir, *(Path(path).parent for path in config.fspo.then)]
+
+    def stop() -> None:
+        if runner.handle is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):  # Ray itself may be what died
+                ray.kill(runner.handle)
+
+    def leave() -> None:
+        with contextlib.suppress(OSError):
+            run_info.end(config.fspo.run_dir, "failed")
+        os._exit(1)  # the guardian prints the sentence and ends what is left
+
+    def on_death(death: Death) -> None:
+        guardian.tell(death.sentence())
+
+    def phase() -> Phase | None:
+        return read_phase(folders)
+
+    watch = Watch(mark, phase, on_death, stop, leave)
+    watch.start()
+    if config.trainer.nnodes > 1:
+        OtherNodes(mark, phase, watch.report, watch.over).start()
+    return watch
+
+
 def launch(config: DictConfig) -> None:
     """Run one training job to its end.
 
@@ -163,6 +215,7 @@ def launch(config: DictConfig) -> None:
         Preempted: if SIGUSR1 came; the state is saved, unless no step was done.
         TrainingFailed: if a process of the run failed or died.
     """
+    mark = own_mark()
     # verl says so for every estimator but GAE.
     warnings.filterwarnings("ignore", message="Disabled critic")
     prepare(config)
@@ -175,9 +228,11 @@ def launch(config: DictConfig) -> None:
     apply_grad_scale(config)
     series.plan_later(config, _ready)
     run_info.begin(config)
+    write_phase(config.fspo.run_dir, 0, "start-up")
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
     driver_log = Path(config.fspo.run_dir) / "driver.log"
-    runner, stop = _Runner(), threading.Event()
+    runner, stop, guardian = _Runner(), threading.Event(), Guardian(mark, config.fspo.run_dir)
+    runner.watch = _watch(config, runner, guardian, mark)
     printer = threading.Thread(target=runner.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
     status = "failed"
@@ -187,18 +242,25 @@ def launch(config: DictConfig) -> None:
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
             run_ppo(config, task_runner_class=runner)
         status = "finished"
-    except ray.exceptions.RayError as error:
+    except Exception as error:
+        if runner.watch.death is None and not isinstance(error, ray.exceptions.RayError):
+            raise
         preempted = runner.preempted_by(error)
         if preempted is None:
-            raise _failure(error, driver_log) from None
+            raise _failure(error, driver_log, runner.watch.death) from None
         status = "preempted"
         raise preempted from None
     finally:
+        if runner.watch.death is None:
+            runner.watch.stop()
         stop.set()
         printer.join(timeout=30)
-        ray.shutdown()
-        if run_info.status(config.fspo.run_dir) == "running":  # with runs after it, the trainer has said so
-            run_info.end(config.fspo.run_dir, status)
+        ray.shutdown()  # may not return where a part of Ray has died; the watch ends this process then
+        runner.watch.stop()
+        guardian.bye()
+        with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
+            if run_info.status(config.fspo.run_dir) == "running":  # with runs after it, the trainer has said so
+                run_info.end(config.fspo.run_dir, status)
     if config.evaluate:
         print_evaluation(config)
     elif not config.fspo.get("audit"):

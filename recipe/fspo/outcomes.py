@@ -1,4 +1,4 @@
-"""What became of a step's responses: statuses of the reward, and reward and accuracy by response length.
+"""What became of a step's responses: statuses of the reward, reward and accuracy by length, bins by other attributes.
 
 verl's trainer keeps what a reward function returns besides the score (verl 0.9.1 logs it in validation only), so it is
 read here from the batch in TransferQueue.
@@ -6,14 +6,19 @@ read here from the batch in TransferQueue.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
+from fspo.attributes import Attribute, bin_batch
 from fspo.diagnostics import LengthDiagnostics
 from fspo.rewards import status_rates
+from recipe.fspo.recorder import ATTRIBUTE_BINS
 
 
 def _reward_info(extra_fields: Any) -> dict[str, Any]:
@@ -46,24 +51,80 @@ def _distinct_share(keys: list[str], responses: Any, correct_B: torch.Tensor | N
     return shares
 
 
-def outcome_metrics(batch: KVBatchMeta, diagnostics: LengthDiagnostics) -> dict[str, float]:
-    """Metrics of one training batch; padding rows are left out.
+@dataclass(frozen=True)
+class Outcomes:
+    """The responses of one training batch and what became of them, without padding rows."""
+
+    keys: list[str]  # of TransferQueue: prompt's identifier, "_", number of the response
+    responses: Any  # nested, [B, L]
+    reward_B: torch.Tensor
+    data_source_B: list[str]
+    info_B: list[dict[str, Any]]  # what the reward function returned besides the score
+
+    @property
+    def length_B(self) -> torch.Tensor:
+        """Response lengths in tokens."""
+        lengths: torch.Tensor = self.responses.offsets().diff()
+        return lengths
+
+    @property
+    def group_B(self) -> torch.Tensor:
+        """Number of each response's prompt."""
+        prompts = [key.split("_")[0] for key in self.keys]
+        number = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
+        return torch.tensor([number[prompt] for prompt in prompts])
+
+
+def read_outcomes(batch: KVBatchMeta) -> Outcomes:
+    """Read a training batch's responses and rewards from TransferQueue."""
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    fields = ["rm_scores", "responses", "extra_fields", "data_source"]
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
+    return Outcomes(
+        keys=keys,
+        responses=data["responses"],
+        reward_B=torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()]),
+        data_source_B=[str(source) for source in list(data["data_source"])],
+        info_B=[_reward_info(value) for value in list(data["extra_fields"])],
+    )
+
+
+def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[str, float]:
+    """Metrics of one training batch.
 
     Returns:
         ``reward/status/*`` (shares of the responses whose reward reports a status), ``fspo/outcome/{reward,acc}/*``
         (means by the length bins of the current window) and ``fspo/outcome/distinct*`` (diversity within a group).
     """
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    fields = ["rm_scores", "responses", "extra_fields"]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
-    length_B = data["responses"].offsets().diff()
-    reward_B = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
-    metrics = diagnostics.outcome_metrics("reward", reward_B, length_B)
-    info = [_reward_info(value) for value in list(data["extra_fields"])]
+    length_B, info = outcomes.length_B, outcomes.info_B
+    metrics = diagnostics.outcome_metrics("reward", outcomes.reward_B, length_B)
     acc_B = None
     if all("acc" in each for each in info):
         acc_B = torch.tensor([float(each["acc"]) for each in info])
         metrics |= diagnostics.outcome_metrics("acc", acc_B, length_B)
     if any("status" in each for each in info):
         metrics |= status_rates(each.get("status") for each in info)
-    return metrics | _distinct_share(keys, data["responses"], acc_B)
+    return metrics | _distinct_share(outcomes.keys, outcomes.responses, acc_B)
+
+
+def send_attribute_bins(
+    batch: KVBatchMeta, outcomes: Outcomes, names: Sequence[str], max_response_length: int
+) -> tuple[KVBatchMeta, tuple[Attribute, ...]]:
+    """Add the bin of every sequence by each attribute to the batch in TransferQueue, from where the workers read it.
+
+    Returns:
+        The batch with the new column (:data:`~recipe.fspo.recorder.ATTRIBUTE_BINS`) and the attributes.
+    """
+    attributes, bin_BA = bin_batch(
+        names,
+        reward_B=outcomes.reward_B,
+        group_B=outcomes.group_B,
+        truncated_B=outcomes.length_B >= max_response_length,
+        data_source_B=outcomes.data_source_B,
+    )
+    bins = dict(zip(outcomes.keys, bin_BA, strict=True))
+    padding_A = torch.zeros(len(names), dtype=torch.int64)  # a row without tokens, which no sum counts
+    column_BA = torch.stack([bins.get(key, padding_A) for key in batch.keys])
+    column = TensorDict({ATTRIBUTE_BINS: column_BA}, batch_size=len(batch.keys))
+    extended = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column)
+    return extended, attributes

@@ -18,13 +18,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fspo.batch_checks import batch_problems, length_problems
 from recipe.fspo.compose import compose
+from recipe.fspo.exits import BAD_INPUT
 from recipe.fspo.planning import band, fit, step_time, table
 from recipe.fspo.planning.memory import PHASES, predict
 from recipe.fspo.planning.model import UnknownModelError, find_model
 from recipe.fspo.planning.setup import Hardware, NotPlannableError, read_setup
-
-#: Exit status for what cannot fit and for bad input, as :mod:`recipe.fspo.main` has it.
-BAD_INPUT = 2
 
 _ALIASES = {"nodes": "trainer.nnodes", "gpus": "trainer.n_gpus_per_node"}
 _HARDWARE = {field.name: field for field in dataclasses.fields(Hardware)}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from fspo.attributes import NAMES as ATTRIBUTES
 from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.batch_checks import batch_problems, length_problems
 from recipe.fspo.checkpoints import resume_problems
@@ -128,6 +129,15 @@ def _length_problems(config: DictConfig) -> Problems:
     return length_problems(config, (read_model_config(config) or {}).get("max_position_embeddings"))
 
 
+def _attribute_problems(config: DictConfig) -> Problems:
+    names = OmegaConf.to_container(config.fspo.attributes) if OmegaConf.is_list(config.fspo.attributes) else None
+    if names is None or len(set(names)) < len(names) or not set(names) <= set(ATTRIBUTES):
+        yield (
+            f"fspo.attributes={config.fspo.attributes} must be a list, without repetition, of {', '.join(ATTRIBUTES)}; "
+            "[] logs acceptance by length only"
+        )
+
+
 def _checkpoint_problems(config: DictConfig) -> Problems:
     if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
         yield (
@@ -148,6 +158,7 @@ _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
     _data_problems,
     batch_problems,
     _length_problems,
+    _attribute_problems,
     _checkpoint_problems,
     resume_problems,
     loss_problems,

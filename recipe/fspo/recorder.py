@@ -9,14 +9,16 @@ One recorder exists per process, because verl's loss registry holds plain functi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
+from fspo.attributes import AttributeSums
 from fspo.sums import SequenceSums
 
 if TYPE_CHECKING:
+    from fspo.attributes import Attribute
     from fspo.calibration import BandState
     from fspo.types import SequenceLossOutput
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 SumArrays = tuple[np.ndarray, np.ndarray]
 #: One mini-batch of one rank, float64: statistic S, length L, advantage A and weight of each sequence, [4, B].
 SequenceArrays = np.ndarray
+#: Column of a batch that holds the bin of each sequence by each attribute, int64 [B, A] (see fspo.attributes).
+ATTRIBUTE_BINS: Final = "fspo_attribute_bins"
 
 
 class Recorder:
@@ -36,6 +40,9 @@ class Recorder:
         self._mini_batches: list[SequenceSums] | None = None
         self._sequences: list[list[SequenceArrays]] | None = None
         self._grad_norms: list[float] = []
+        self.attributes: tuple[Attribute, ...] = ()
+        self.attribute_bin_BA: torch.Tensor | None = None
+        self._attribute_sums: list[list[AttributeSums]] = []
 
     def enable(self, max_response_length: int, sequences: bool = False, run_dir: Path | None = None) -> None:
         """Start recording. Without this call (plain verl) :meth:`add` does nothing.
@@ -51,6 +58,7 @@ class Recorder:
         self._mini_batches = []
         self._sequences = [] if sequences else None
         self._grad_norms = []
+        self.attributes, self.attribute_bin_BA, self._attribute_sums = (), None, []
 
     def begin_mini_batch(self) -> None:
         """Open the sums of the next mini-batch."""
@@ -58,6 +66,8 @@ class Recorder:
             self._mini_batches.append(SequenceSums.zeros())
         if self._sequences is not None:
             self._sequences.append([])
+        if self.attributes:
+            self._attribute_sums.append([AttributeSums.zeros(attribute) for attribute in self.attributes])
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
@@ -72,6 +82,10 @@ class Recorder:
         if self._mini_batches:
             truncated_B: torch.Tensor = output.length_B >= self.max_response_length
             self._mini_batches[-1].add_(output, truncated_B=truncated_B)
+            if self.attributes:
+                assert self.attribute_bin_BA is not None, "the trainer sends the bins before it sends the attributes"
+                for sums, bin_B in zip(self._attribute_sums[-1], self.attribute_bin_BA.unbind(1), strict=True):
+                    sums.add_(output, bin_B, truncated_B)
         if self._sequences:
             columns = (output.statistic_B, output.length_B, output.advantage_B, output.weight_B)
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
@@ -91,6 +105,11 @@ class Recorder:
         """Hand over the mini-batches recorded since the last call, in the order of their updates."""
         recorded, self._mini_batches = self._mini_batches or [], []
         return [sums.to_numpy() for sums in recorded]
+
+    def pop_attribute_sums(self) -> list[list[np.ndarray]]:
+        """The same by attribute: for every mini-batch the sums [bins, F] of each of ``attributes``."""
+        recorded, self._attribute_sums = self._attribute_sums, []
+        return [[sums.sums_GF.numpy() for sums in mini_batch] for mini_batch in recorded]
 
     def pop_sequences(self) -> list[SequenceArrays]:
         """The same for single sequences; empty unless they are recorded."""

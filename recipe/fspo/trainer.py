@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
@@ -19,13 +20,16 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
+from fspo.attributes import Attribute, AttributeSums, attribute_metrics
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.sums import SequenceSums
 from recipe.fspo import run_info, series
 from recipe.fspo.checkpoints import remove_old
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics
+from recipe.fspo.disk import room_for_save
+from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics, read_outcomes, send_attribute_bins
+from recipe.fspo.phase import write_phase
 from recipe.fspo.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.recorder import SumArrays
@@ -73,9 +77,31 @@ class FSPOTrainer(PPOTrainerSync):
         self._position: dict[str, int] = {}
         self._began_s = 0.0
         self._save_s = 0.0
+        self._phase = "start-up"
+        self.global_steps = 0  # verl sets it when it looks for a checkpoint
         super().__init__(config)
 
+    # ---------------------------------------------------------------- what it is doing
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        write_phase(self.config.fspo.run_dir, self.global_steps, phase)
+
+    def _ending(self) -> None:
+        write_phase(self.config.fspo.run_dir, self.global_steps, self._phase, ending=True)
+
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        self._enter("log-probabilities")
+
     # ---------------------------------------------------------------- start-up
+
+    def init(self) -> None:
+        try:
+            super().init()
+        except BaseException:
+            self._ending()
+            raise
 
     def _build_replay_buffer(self) -> Any:
         replay_buffer = super()._build_replay_buffer()
@@ -100,9 +126,12 @@ class FSPOTrainer(PPOTrainerSync):
         run_info.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
 
     def fit(self, agent_loop_manager: Any) -> None:
-        series.reseed(self)
-        super().fit(agent_loop_manager)
-        series.run_next(self, agent_loop_manager)
+        try:
+            series.reseed(self)
+            super().fit(agent_loop_manager)
+            series.run_next(self, agent_loop_manager)
+        finally:
+            self._ending()
 
     # ---------------------------------------------------------------- order of a batch
 
@@ -128,6 +157,7 @@ class FSPOTrainer(PPOTrainerSync):
 
     def on_validate_begin(self) -> None:
         self._open_run_log()
+        self._enter("validation")
         self._began_s = time.monotonic()
         super().on_validate_begin()
 
@@ -147,9 +177,11 @@ class FSPOTrainer(PPOTrainerSync):
         if STOP.requested:
             self._save_and_leave()
         self._began_s, self._save_s = time.monotonic(), 0.0
+        self._enter("generation")
         super().on_step_begin()
 
     def on_step_end(self) -> None:
+        self._enter("weight sync")
         super().on_step_end()
         self._lead_time.measured(step_s=time.monotonic() - self._began_s - self._save_s)
         if (shortfall := self._lead_time.shortfall()) is not None:
@@ -169,14 +201,21 @@ class FSPOTrainer(PPOTrainerSync):
     # ---------------------------------------------------------------- update
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._enter("update")
         if self._band_controller is not None:
             self.actor_rollout_wg.set_band_state(self._band_controller.state)
+        outcomes = read_outcomes(batch)
+        attributes: tuple[Attribute, ...] = ()
+        if names := self.config.fspo.attributes:
+            batch, attributes = send_attribute_bins(batch, outcomes, names, self.config.data.max_response_length)
+            self.actor_rollout_wg.set_attributes(attributes)
         batch = super()._update_actor(batch, metrics)
         mini_batches = sum_over_ranks(self.actor_rollout_wg.pop_sequence_sums())
         if self._band_controller is not None:
             self._band_controller.update(mini_batches)
         metrics.update(self._diagnostics.update(mini_batches))
-        metrics.update(outcome_metrics(batch, self._diagnostics))
+        metrics.update(outcome_metrics(outcomes, self._diagnostics))
+        metrics.update(self._metrics_by(attributes))
         metrics.update(grad_norm_metrics(self.actor_rollout_wg.pop_grad_norms()[0], self._grad_clip))
         self._run_log.record_mini_batches(self.global_steps, mini_batches)
         if self.config.fspo.record_sequences:
@@ -185,16 +224,31 @@ class FSPOTrainer(PPOTrainerSync):
             self._run_log.record_sequences(self.global_steps, joined)
         return batch
 
+    def _metrics_by(self, attributes: tuple[Attribute, ...]) -> dict[str, float]:
+        """Acceptance by other attributes than length, of this step's mini-batches but the first, where S = 0."""
+        if not attributes:
+            return {}
+        per_rank = self.actor_rollout_wg.pop_attribute_sums()
+        mini_batches = [[sum(parts) for parts in zip(*ranks, strict=True)] for ranks in zip(*per_rank, strict=True)]
+        metrics: dict[str, float] = {}
+        for attribute, *sums in zip(attributes, *mini_batches[1:], strict=True):
+            if sums:
+                metrics |= attribute_metrics([AttributeSums(attribute, torch.from_numpy(part)) for part in sums])
+        return metrics
+
     # ---------------------------------------------------------------- checkpoints
 
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
         # checkpoint callback runs after that.)
+        self._enter("save")
         started = time.monotonic()
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        save_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
-        super()._save_checkpoint()
-        if keep := self.config.trainer.max_actor_ckpt_to_keep:
+        keep = self.config.trainer.max_actor_ckpt_to_keep
+        with room_for_save(folder.parent, self.global_steps, keep):
+            save_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
+            super()._save_checkpoint()
+        if keep:
             remove_old(folder.parent, step=self.global_steps, keep=keep)
         self._saved_step = self.global_steps
         self._save_s = time.monotonic() - started

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import DictConfig, open_dict
 from verl.single_controller.base.decorator import Dispatch, register
@@ -15,17 +17,31 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
+from fspo.attributes import Attribute
 from recipe.fspo.guard import check_update
 from recipe.fspo.observe import observe_verl_losses
 from recipe.fspo.plugin import require_plugin
-from recipe.fspo.recorder import RECORDER, SequenceArrays, SumArrays
+from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, SequenceArrays, SumArrays
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     import recipe.fspo.cpu.engine  # noqa: F401  (registers the FSDP engine for CPUs)
 
 
+def _with_attribute_bins(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
+    """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: the rows' bins."""
+    bin_BA = data.get(ATTRIBUTE_BINS, None)
+    if bin_BA is not None and bin_BA.is_nested:  # how TransferQueue hands out every column, of equal rows too
+        bin_BA = torch.stack(bin_BA.unbind())
+    RECORDER.attribute_bin_BA = bin_BA
+    return loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+
+
 class RecordingTrainingWorker(TrainingWorker):
-    """``TrainingWorker`` that tells the recorder where one mini-batch ends and the next begins."""
+    """``TrainingWorker`` that tells the recorder where one mini-batch ends, and to which bins its sequences belong."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
+        super().set_loss_fn(partial(_with_attribute_bins, loss_fn))
 
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
@@ -85,6 +101,16 @@ class FSPOWorker(ActorRolloutRefWorker):
     def set_band_state(self, band_state: Any) -> None:
         """Use ``band_state`` (a :class:`fspo.calibration.BandState`) in the updates that follow."""
         RECORDER.band_state = band_state
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_attributes(self, attributes: tuple[Attribute, ...]) -> None:
+        """Record by these attributes, whose bins the batches of the updates that follow hold."""
+        RECORDER.attributes = attributes
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def pop_attribute_sums(self) -> list[list[np.ndarray]]:
+        """Sums of this rank's sequences by attribute, for every mini-batch since the last call."""
+        return RECORDER.pop_attribute_sums()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def parameter_norm(self) -> float:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
+from omegaconf import OmegaConf
 from real_stack import SMALL, Starter, user_environment
 
+from recipe.fspo.checkpoints import resume_problems
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+#: Size of a checkpoint of the demo's model, with its optimizer.
+CHECKPOINT_KIB = 7600
 
 
 @pytest.mark.parametrize(
@@ -46,9 +55,58 @@ def test_killed_worker_ends_the_run(start: Starter, tmp_path: Path) -> None:
     run = start(tmp_path, *SMALL, "trainer.total_training_steps=50")
     run.wait_for("step 1/50", 400)
     worker = next(p for p in run.processes() if "WorkerDict" in " ".join(p.cmdline()))
-    worker.send_signal(psutil.signal.SIGKILL)
-    assert run.wait(60) != 0
-    assert "WorkerDict" in run.output()
+    worker.send_signal(signal.SIGKILL)
+    assert run.wait(60) == 1
+    (said,) = re.findall(
+        r"^error: the FSDP worker \(process (\d+)\) died during the .* its log: (.*)$", run.output(), re.M
+    )
+    assert int(said[0]) == worker.pid and Path(said[1]).is_file()
+    assert run.left_behind() == []
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_is_spoken_for_and_leaves_nothing_behind(start: Starter, tmp_path: Path) -> None:
+    run = start(tmp_path, *SMALL, "trainer.total_training_steps=50")
+    run.wait_for("step 1/50", 400)
+    run.process.send_signal(signal.SIGKILL)
+    run.wait(10)
+    assert run.left_behind() == []
+    assert f"error: the launching process (process {run.process.pid}) died during the " in run.output()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[Path, int], None]]:
+    """Mounts a file system of so many KiB on a folder."""
+    mounted: list[Path] = []
+
+    def mount(folder: Path, kib: int) -> None:
+        folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
+        if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("only root can mount a small file system to fill")
+        mounted.append(folder)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fits", [1, 0], ids=["the second checkpoint", "the first checkpoint"])
+def test_a_full_disk_is_said_and_the_last_good_checkpoint_kept(
+    start: Starter, tmp_path: Path, small_disk: Callable[[Path, int], None], fits: int
+) -> None:
+    root = tmp_path / "checkpoints"
+    small_disk(root, CHECKPOINT_KIB // 2 + fits * CHECKPOINT_KIB)
+    run = start(tmp_path, *SMALL, "trainer.save_freq=1", "trainer.total_training_steps=5")
+    assert run.wait(400) == 1
+    need = r"\d+\.\d MiB are needed \(the size of the last one\) and " if fits else ""
+    kept = f"the last good checkpoint is {root}/global_step_1" if fits else "there is no checkpoint before it"
+    said = rf"^error: the disk has no room for the checkpoint of step {1 + fits}: {need}\d+\.\d MiB are free in "
+    assert re.search(f"{said}{root}; {kept}", run.output(), re.M), run.output()[-3000:]
+    assert [path.name for path in root.glob("global_step_*")] == ["global_step_1"] * fits
+    assert list(resume_problems(OmegaConf.load(tmp_path / "config.yaml"))) == []
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
     assert run.left_behind() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from composing import composed
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
@@ -17,13 +18,17 @@ def options(group: str) -> list[str]:
 
 
 def resolved(*overrides: str) -> DictConfig:
-    config = compose(["fspo.run_dir=/nowhere/run", *overrides])
+    config = composed("fspo.run_dir=/nowhere/run", *overrides)
     OmegaConf.resolve(config)
     return config
 
 
-@pytest.mark.parametrize("experiment", options("experiment"))
-@pytest.mark.parametrize("algo", options("algo"))
+#: Every algorithm on a CPU and on GPUs, and every experiment.
+PAIRS = [(algo, experiment) for algo in options("algo") for experiment in ("demo", "qwen3_8b")]
+PAIRS += [("fspo", experiment) for experiment in options("experiment") if ("fspo", experiment) not in PAIRS]
+
+
+@pytest.mark.parametrize(("algo", "experiment"), PAIRS)
 def test_every_algo_composes_with_every_experiment(algo: str, experiment: str) -> None:
     config = resolved(f"algo={algo}", f"experiment={experiment}")
     assert config.fspo.algo == algo
@@ -147,3 +152,8 @@ def test_shared_advantage_changes_the_estimator_only(algo: str) -> None:
 def test_native_advantages() -> None:
     native = {algo: resolved(f"algo={algo}").algorithm.adv_estimator for algo in options("algo")}
     assert native == dict.fromkeys(native, "grpo") | {"rloo": "rloo"}
+
+
+def test_composed_is_what_hydra_composes() -> None:
+    overrides = ["seed=7", "trainer.save_freq=3", "+trainer.extra.key=[1,a]", "data.train_files=null", "algo=gspo"]
+    assert OmegaConf.to_container(composed(*overrides)) == OmegaConf.to_container(compose(overrides))

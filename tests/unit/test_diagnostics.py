@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fspo.acceptance import VIEWS, acceptance_counts, stack_sums
-from fspo.attributes import DIFFICULTY, TRUNCATED, Attribute, AttributeSums, attribute_metrics, group_mean_and_std
+from fspo.attributes import (
+    DIFFICULTY,
+    NAMES,
+    TRUNCATED,
+    Attribute,
+    AttributeSums,
+    attribute_metrics,
+    bin_batch,
+    group_mean_and_std,
+)
 from fspo.diagnostics import METRICS, LengthDiagnostics, dispersion, step_metrics
 from fspo.fairness import plain_lre
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -229,3 +238,24 @@ def test_attribute_sums_equal_a_plain_group_by() -> None:
 def test_group_statistics() -> None:
     mean, std = group_mean_and_std(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
     assert mean.tolist() == [0.5, 0.5, 1, 1] and std.tolist() == [0.5, 0.5, 0, 0]
+
+
+def test_bins_of_a_batch() -> None:
+    batch = {
+        "reward_B": torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0]),
+        "group_B": torch.tensor([4, 4, 4, 4, 2, 2]),
+        "truncated_B": torch.tensor([False, True, False, False, False, False]),
+        "data_source_B": ["b"] * 4 + ["a"] * 2,
+    }
+    attributes, bin_BA = bin_batch(NAMES, **batch)
+    labels = [[attribute.labels[i] for i in column] for attribute, column in zip(attributes, bin_BA.T, strict=True)]
+    assert labels == [
+        ["0.25_to_0.375"] * 4 + ["from_0.875"] * 2,  # a mean of 1/4, and of 1
+        ["0.375_to_0.5"] * 4 + ["below_1e-09"] * 2,  # standard deviations of sqrt(3)/4 = 0.43, and of 0
+        ["ended", "truncated", "ended", "ended", "ended", "ended"],
+        ["b"] * 4 + ["a"] * 2,
+    ]
+    attributes, bin_BA = bin_batch(["truncated"], **batch)
+    assert [attribute.name for attribute in attributes] == ["truncated"] and bin_BA.shape == (6, 1)
+    with pytest.raises(ValueError, match="'length' is not known; choose from difficulty"):
+        bin_batch(["length"], **batch)

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from composing import composed
 
 from recipe.fspo import preflight
-from recipe.fspo.compose import compose
 from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.launch import local_path, prepare
 
 Problems = Callable[..., list[str]]
+#: As many problems as one step needs, so that they are written quickly.
+SMALL_TASK = ["fspo.offline_task.n_train=32", "fspo.offline_task.n_test=8"]
 #: Micro-batches by number of sequences, as on machines without remove-padding; the demo packs them by tokens.
 BY_SEQUENCES = ["actor_rollout_ref.actor.use_dynamic_bsz=false"]
 
@@ -23,7 +25,7 @@ def problems(tmp_path: Path) -> Problems:
     """Runs every check on the demo with some overrides, and returns what they said."""
 
     def find(*overrides: str) -> list[str]:
-        config = compose([f"fspo.run_dir={tmp_path}", *overrides])
+        config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *overrides)
         prepare(config)
         try:
             preflight.check(config)
@@ -56,6 +58,8 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
         (["actor_rollout_ref.rollout.max_model_len=128"], r"exceeds .*max_model_len = 128"),
         (["fspo.offline_task.n_train=16"], r"16 rows, but at least 32 are needed"),
         (["actor_rollout_ref.actor.checkpoint.async_save=true"], r"async_save=true never writes"),
+        (["fspo.attributes=[length]"], r"fspo\.attributes=\['length'\] must be a list, .* of difficulty, "),
+        (["fspo.attributes=truncated"], r"fspo\.attributes=truncated must be a list"),
         (["trainer.max_actor_ckpt_to_keep=1"], r"max_actor_ckpt_to_keep=1 deletes"),
         (["algo=rloo", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: set it to 2 or more"),
         (["actor_rollout_ref.rollout.top_p=0.9"], r"top_p=0\.9 cuts the sampling distribution.*set it to 1"),
@@ -121,7 +125,7 @@ def test_package_paths_become_folders() -> None:
 
 @pytest.mark.parametrize(("algo", "multiplier"), [("fspo", 1 / 60), ("rloo", 1 / 60), ("gspo", None), ("grpo", None)])
 def test_matched_gradient_scale_divides_the_token_sums(algo: str, multiplier: float | None) -> None:
-    config = compose([f"algo={algo}", "grad_scale=matched", "fspo.run_dir=/nowhere"])
+    config = composed(f"algo={algo}", "grad_scale=matched", "fspo.run_dir=/nowhere")
     apply_grad_scale(config)
     found = config.actor_rollout_ref.actor.policy_loss.get("grad_multiplier")
     assert found == (None if multiplier is None else pytest.approx(multiplier))

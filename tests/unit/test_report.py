@@ -18,11 +18,12 @@ from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.records import to_record
 from fspo.report.__main__ import main
 from fspo.report.arms import group_arms, paired_lre_interval
+from fspo.report.attributes import attribute_table
 from fspo.report.build import build_report
 from fspo.report.common import common_records, run_settings
 from fspo.report.lengths import length_profile, shared_starts
 from fspo.report.run_figure import plot_run
-from fspo.report.runs import load_run
+from fspo.report.runs import Run, load_run
 from fspo.report.style import DARK, LIGHT, arm_looks
 from fspo.sums import SequenceSums
 
@@ -262,3 +263,26 @@ def _contrast(first: str, second: str) -> float:
 
     light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
+
+
+def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None:
+    def logged(accepted: tuple[float, float], count: tuple[int, int]) -> dict[str, float]:
+        labels = ("ended", "truncated")
+        head = "fspo/by_truncated"
+        rates = {f"{head}/accept/{name}": a / n for name, a, n in zip(labels, accepted, count, strict=True) if n}
+        return rates | {f"{head}/count/{name}": n for name, n in zip(labels, count, strict=True) if n}
+
+    runs = [
+        Run(tmp_path / "a", {"algo": "fspo", "seed": 0}, {1: logged((3, 0), (4, 0)), 2: logged((5, 1), (6, 4))}),
+        Run(tmp_path / "b", {"algo": "fspo", "seed": 1}, {1: logged((8, 3), (10, 6)), 2: {"other": 1.0}}),
+        Run(tmp_path / "c", {"algo": "gspo", "seed": 0}, {1: {"other": 1.0}}),
+    ]
+    table = attribute_table(group_arms(runs))
+    assert table is not None
+    rows = {(head, why): cells for head, why, cells in table.rows}
+    assert rows["ended", "truncated"] == ["80.0% of 20", ""]  # (3 + 5 + 8) / 20
+    assert rows["truncated", "truncated"] == ["40.0% of 10", ""]
+    # Shares 2/3 and 1/3, acceptance 0.8 and 0.4 against 2/3 overall: plug-in LRE 0.267, less what noise explains.
+    value = float(rows["truncated: LRE", "debiased, symmetric acceptance"][0].split()[0])
+    assert 0 < value < 0.267
+    assert attribute_table(group_arms(runs[2:])) is None

@@ -1,0 +1,73 @@
+"""The report's table of acceptance by other attributes than length, from the ``fspo/by_*`` metrics of the runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from fspo.fairness import length_reweighting_error
+from fspo.report.arms import Arm
+from fspo.report.runs import Array
+from fspo.report.tables import Table
+
+_COUNT = re.compile(r"fspo/by_(?P<attribute>\w+)/count/(?P<label>.+)")
+
+
+def attribute_table(arms: Sequence[Arm]) -> Table | None:
+    """Debiased LRE over each attribute's bins, and the acceptance in each bin, by arm.
+
+    The runs of an arm are pooled; the interval of an LRE resamples steps, because a step is what the metrics are of.
+
+    Returns:
+        The table; None where no run logged an attribute (``fspo.attributes``).
+    """
+    labels = _labels(arms)
+    rows: list[tuple[str, str, list[str]]] = []
+    for attribute, names in labels.items():
+        counts = [_counts(arm, attribute, names) for arm in arms]
+        rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", [_error(*pair) for pair in counts]))
+        for index, name in enumerate(names):
+            rows.append((name, attribute, [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]))
+    return Table([f"{arm.algo} (n = {len(arm.runs)})" for arm in arms], rows) if rows else None
+
+
+def _labels(arms: Sequence[Arm]) -> dict[str, list[str]]:
+    """Bins of each attribute in the order in which they are logged (which is that of the attribute's edges)."""
+    found: dict[str, list[str]] = {}
+    metrics = [values for arm in arms for run in arm.runs for values in run.steps.values()]
+    for values in sorted(metrics, key=len, reverse=True):  # a step in which no bin is empty has them all in order
+        for name in values:
+            if match := _COUNT.fullmatch(name):
+                names = found.setdefault(match["attribute"], [])
+                if match["label"] not in names:
+                    names.append(match["label"])
+    return found
+
+
+def _counts(arm: Arm, attribute: str, labels: Sequence[str]) -> tuple[Array, Array]:
+    """Accepted and all sequences, [steps of all runs, bins]: exact, since an acceptance is a ratio of counts."""
+    accepted, total = [], []
+    for run in arm.runs:
+        for values in run.steps.values():
+            count = [values.get(f"fspo/by_{attribute}/count/{label}", 0.0) for label in labels]
+            rate = [values.get(f"fspo/by_{attribute}/accept/{label}", 0.0) for label in labels]
+            if any(count):
+                total.append(count)
+                accepted.append([round(n * share) for n, share in zip(count, rate, strict=True)])
+    shape = (-1, len(labels))
+    return np.array(accepted, dtype=np.float64).reshape(shape), np.array(total, dtype=np.float64).reshape(shape)
+
+
+def _error(accepted: Array, total: Array) -> str:
+    if not total.sum():
+        return ""
+    error = length_reweighting_error(accepted, total)
+    if np.isnan(error.lre):
+        return "undefined: nothing accepted"
+    return f"{error.lre_debiased:.3f} [{error.ci_low:.3f}, {error.ci_high:.3f}], noise floor {error.noise_floor:.3f}"
+
+
+def _rate(accepted: Array, total: Array) -> str:
+    return f"{accepted.sum() / total.sum():.1%} of {total.sum():.0f}" if total.sum() else ""

@@ -1,0 +1,84 @@
+"""One recorded batch, the same mini-batches: FSDP ranks and Ray nodes change nothing of an update but its rounding.
+
+Whole runs on one and two ranks cannot be equal: vLLM's replicas draw different tokens, and verl forms other
+mini-batches. So the real workers are given the same batch here, without a rollout engine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from real_stack import MARK, marked_processes, user_environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROGRAM = Path(__file__).with_name("one_update.py")
+#: FSDP ranks and Ray nodes; the first records the batch.
+PLACES = ((1, 1), (2, 1), (2, 2))
+Result = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Result]:
+    folder = tmp_path_factory.mktemp("updates")
+    found = {}
+    for ranks, nodes in PLACES:
+        out, mark = folder / f"{ranks}_{nodes}.npz", uuid.uuid4().hex
+        places = [str(folder / "batch.pt"), str(out), str(folder / f"run_{ranks}_{nodes}")]
+        command = [sys.executable, str(PROGRAM), str(ranks), str(nodes), *places]
+        environment = {**user_environment(), MARK: mark}
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+        finally:
+            left = marked_processes(mark)
+            for process in left:
+                process.kill()
+            psutil.wait_procs(left, 10)
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+        found[ranks, nodes] = dict(np.load(out))
+    return found
+
+
+def relative(a: np.ndarray, b: np.ndarray) -> float:
+    """Distance of two vectors relative to the first one's length."""
+    return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+def test_the_places_are_what_they_are_called(results: dict[tuple[int, int], Result]) -> None:
+    for (ranks, nodes), result in results.items():
+        assert (result["ranks"], result["nodes"], result["used"]) == (ranks, nodes, nodes)
+    one = results[1, 1]
+    assert one["gradients"].shape[0] == 2 and (one["grad_norm"] > 0.01).all()
+    assert relative(one["gradients"][0], one["gradients"][1]) > 0.1  # the mini-batches are not alike
+    assert np.abs(one["change"]).max() > 1e-5
+
+
+@pytest.mark.parametrize("place", PLACES[1:])
+def test_losses_gradients_and_metrics_are_the_same(
+    results: dict[tuple[int, int], Result], place: tuple[int, int]
+) -> None:
+    one, other = results[1, 1], results[place]
+    for name in ("loss", "grad_norm", "actor/pg_loss", "kl_loss"):
+        assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+    for mini_batch in (0, 1):
+        difference = relative(one["gradients"][mini_batch], other["gradients"][mini_batch])
+        print(f"mini-batch {mini_batch} on {place}: gradient differs by {difference:.1e}")
+        assert difference < 1e-4
+    # Adam divides by the gradient's size, so where that is rounding noise the sign of the change is, too.
+    change = relative(one["change"], other["change"])
+    print(f"on {place}: the change of the weights differs by {change:.1e}")
+    assert change < 1e-2
+    for mini_batch in (0, 1):
+        assert relative(one["sums"][mini_batch], other["sums"][mini_batch]) < 1e-4
+
+
+def test_two_nodes_change_nothing_at_all(results: dict[tuple[int, int], Result]) -> None:
+    """The same two ranks on one node and on two: the same sums in the same order."""
+    for name in ("gradients", "change", "loss"):
+        assert relative(results[2, 1][name], results[2, 2][name]) < 1e-6, name

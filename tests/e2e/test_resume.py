@@ -1,0 +1,107 @@
+"""A run that was stopped and resumed against one that was not: what is deterministic is equal.
+
+Not equal are the sampled responses, and with them losses and weights (docs/clusters.md says so): vLLM's random state is
+not part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_stack import SMALL, Start, Starter
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS = 4
+#: An adaptive band, so that there is a state to continue; a learning rate that is another one at each step.
+OVERRIDES = (
+    *SMALL,
+    "algo=fspo_adaptive",
+    f"trainer.total_training_steps={STEPS}",
+    "trainer.save_freq=100",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
+)
+
+
+def begin(start: Starter, folder: Path) -> Start:
+    return start(folder, *OVERRIDES, f"trainer.rollout_data_dir={folder}/rollouts")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    run = begin(start, tmp_path_factory.mktemp("uninterrupted"))
+    assert run.wait(400) == 0, run.output()[-4000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def stopped(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> tuple[Start, int, dict[str, Any]]:
+    """The start that went on to the end, the step at which the one before was stopped, and the state saved there."""
+    folder = tmp_path_factory.mktemp("stopped")
+    first = begin(start, folder)
+    first.wait_for(f"step 1/{STEPS}", 400)
+    first.process.send_signal(signal.SIGUSR1)
+    assert first.wait(100) == 75, first.output()[-4000:]
+    step = int((folder / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    assert 0 < step < STEPS
+    state = trainer_state(folder, step)
+    second = begin(start, folder)
+    assert second.wait(400) == 0, second.output()[-4000:]
+    assert f"resumed from {folder}/checkpoints/global_step_{step}" in second.output()
+    return second, step, state
+
+
+def trainer_state(folder: Path, step: int) -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / f"global_step_{step}" / "fspo_state.pt", weights_only=False)
+
+
+def prompts(run: Start, step: int) -> list[str]:
+    """The prompts of a step; verl dumps them in the order of random identifiers."""
+    lines = (run.run_dir / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+    return sorted(json.loads(line)["input"] for line in lines)
+
+
+def rows(run: Start) -> list[int]:
+    return [json.loads(line)["step"] for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_both_end_at_the_same_step(uninterrupted: Start, stopped: tuple[Start, int, Any]) -> None:
+    resumed, *_ = stopped
+    for run in (uninterrupted, resumed):
+        assert rows(run) == list(range(1, STEPS + 1))  # one row a step, none twice
+        assert [run.steps()[step]["training/global_step"] for step in rows(run)] == rows(run)
+        assert (run.run_dir / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
+
+
+def test_each_step_has_the_same_prompts(uninterrupted: Start, stopped: tuple[Start, int, Any]) -> None:
+    resumed, *_ = stopped
+    for step in range(1, STEPS + 1):
+        assert prompts(resumed, step) == prompts(uninterrupted, step)
+    assert prompts(resumed, 1) != prompts(resumed, 2)
+
+
+def test_the_learning_rate_goes_on_as_if_nothing_had_happened(
+    uninterrupted: Start, stopped: tuple[Start, int, Any]
+) -> None:
+    resumed, *_ = stopped
+    rates = [[run.steps()[step]["actor/lr"] for step in range(1, STEPS + 1)] for run in (uninterrupted, resumed)]
+    assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+    assert len(set(rates[0])) == STEPS
+
+
+def test_the_bands_go_on_with_what_they_had_measured(
+    uninterrupted: Start, stopped: tuple[Start, int, dict[str, Any]]
+) -> None:
+    resumed, step, saved = stopped
+    at_the_end = [trainer_state(run.run_dir, STEPS)["band_controller"]["rounds"] for run in (uninterrupted, resumed)]
+    assert [len(rounds) for rounds in at_the_end] == [STEPS, STEPS]
+    before = saved["band_controller"]["rounds"]
+    assert len(before) == step
+    for kept, was in zip(at_the_end[1], before, strict=False):  # the rounds of before the stop come first
+        for name, value in was.items():
+            assert (kept[name] == value).all(), name

@@ -1,0 +1,107 @@
+"""A disk without room for a checkpoint, on a small file system of its own where one can be mounted."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from recipe.fspo import disk
+from recipe.fspo.checkpoints import TRACKER_FILE, latest
+from recipe.fspo.disk import DiskFull, room_for_save, size_of
+
+MIB = 2**20
+
+
+def save(root: Path, step: int, mib: float = 1.0) -> None:
+    """A save as verl's: files first, the tracker last."""
+    folder = root / f"global_step_{step}" / "actor"
+    folder.mkdir(parents=True)
+    torch.save(torch.zeros(int(mib * MIB / 4)), folder / "model_world_size_1_rank_0.pt")
+    (root / TRACKER_FILE).write_text(str(step))
+
+
+def free(monkeypatch: pytest.MonkeyPatch, *mib: float) -> None:
+    """Let the next questions for free space be answered so; the last answer stays."""
+    answers = [int(value * MIB) for value in mib]
+    monkeypatch.setattr(
+        disk.shutil, "disk_usage", lambda _: SimpleNamespace(free=answers.pop(0) if len(answers) > 1 else answers[0])
+    )
+
+
+def test_a_save_without_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 2)
+    free(monkeypatch, 0.5)
+    with pytest.raises(DiskFull) as caught, room_for_save(tmp_path, 4, keep=2):
+        pytest.fail("the save was begun")
+    message = str(caught.value)
+    assert (
+        "no room for the checkpoint of step 4: 1.0 MiB are needed (the size of the last one) and 0.5 MiB are" in message
+    )
+    assert f"free in {tmp_path}; the last good checkpoint is {tmp_path}/global_step_2" in message
+    assert "\n" not in message
+
+
+def test_room_is_made_as_the_save_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (2, 4):
+        save(tmp_path, step)
+    free(monkeypatch, 0.5, 1.5)
+    with room_for_save(tmp_path, 6, keep=2):
+        save(tmp_path, 6)
+    assert not (tmp_path / "global_step_2").exists()  # the oldest; one was kept during the save
+    assert latest(tmp_path) == tmp_path / "global_step_6"
+
+
+@pytest.mark.parametrize("before", [None, 2])
+def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None) -> None:
+    if before:
+        save(tmp_path, before)
+    says = "the disk has no room for the checkpoint of step 4"
+    with pytest.raises(DiskFull, match=says), room_for_save(tmp_path, 4, keep=2):
+        save(tmp_path, 4)
+        (tmp_path / TRACKER_FILE).write_text("")  # opened, and then there was no room for a digit
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not (tmp_path / "global_step_4").exists()
+    assert latest(tmp_path) == (tmp_path / "global_step_2" if before else None)
+
+
+def test_another_error_of_a_save_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), room_for_save(tmp_path, 4, keep=2):
+        save(tmp_path, 4)
+        raise PermissionError("no")
+    assert (tmp_path / "global_step_4").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") and subprocess.run(command, capture_output=True, text=True)
+    if not mounted or mounted.returncode:
+        pytest.skip("a file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Path) -> None:
+    with room_for_save(small_disk, 1, keep=2):
+        save(small_disk, 1)
+    (small_disk / "other").write_bytes(bytes(MIB // 2))
+    says = r"1\.0 MiB are needed .* and 0\.\d MiB are free"
+    with pytest.raises(DiskFull, match=says), room_for_save(small_disk, 2, keep=2):
+        pytest.fail("the save was begun")
+    (small_disk / "other").unlink()
+    with pytest.raises(DiskFull, match="of step 2"), room_for_save(small_disk, 2, keep=2):
+        save(small_disk, 2, mib=2.0)  # larger than the one before
+    assert latest(small_disk) == small_disk / "global_step_1"
+    assert not (small_disk / "global_step_2").exists() and size_of(small_disk) < 1.1 * MIB
