@@ -161,10 +161,10 @@ def _failure(error: BaseException, log: Path, death: Death | None) -> TrainingFa
     """What a person needs of an error that came out of Ray: which process died, or the last lines of the error."""
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
         traceback.print_exception(error, file=file)
-    reason: BaseException | None = error
-    while reason is not None and not isinstance(reason, _SAYS_ALL):
-        reason = getattr(reason, "cause", None)  # Ray wraps what a task raised, once for each process on its way
-    if reason is not None:
+    reason = error  # Ray wraps what a task raised, once for each process on its way, in classes that derive from it
+    while isinstance(inner := getattr(reason, "cause", None), BaseException):
+        reason = inner
+    if isinstance(reason, _SAYS_ALL):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     if death is not None:
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}\n{_GO_ON}")

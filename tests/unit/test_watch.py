@@ -201,11 +201,15 @@ class Wrapped(Exception):
         self.cause = cause
 
 
+class Both(Wrapped, UpdateNotFinite):
+    """Ray's wrapper also derives from the class of what it wraps."""
+
+
 def test_a_failed_run_says_what_is_needed_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
     from recipe.fspo.launch import _failure
 
     log, death = tmp_path / "driver.log", Death("vLLM engine", 12, None, None)
-    ours = str(_failure(Wrapped(Wrapped(UpdateNotFinite("the gradient norm is nan"))), log, death))
+    ours = str(_failure(Both(Both(UpdateNotFinite("the gradient norm is nan"))), log, death))
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
     died = str(_failure(Wrapped(None), log, death))
     assert died.splitlines()[0] == "the vLLM engine (process 12) died" and "start the same command again" in died
