@@ -39,7 +39,6 @@ _FIRST: Final = (
     ("vLLM engine", "weight sync"),
     ("reward worker", "validation"),
     ("GCS", "update"),
-    ("vLLM worker", "generation"),
     ("vLLM server", "generation"),
     ("judge", "generation"),
     ("node", "start-up"),
@@ -50,7 +49,6 @@ _ORDER: Final = ("save", "generation", "start-up", "weight sync", "update", "val
 #: Roles with a row for every moment; of the others, which end in the same way, some moments.
 _SOME: Final = {
     "vLLM server": ("generation", "weight sync"),
-    "vLLM worker": ("generation", "weight sync"),
     "judge": ("generation",),
     "GCS": ("update", "save"),
 }

@@ -47,7 +47,6 @@ PROCESSES: Final = {
     "FSDP worker": "FSDP worker",
     "vLLM server": "vLLM server",
     "vLLM engine": "vLLM engine",
-    "vLLM worker": "vLLM engine's worker",
     "reward worker": "reward worker",
     "judge": "judge",
     "node": "Ray node (raylet)",

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from fspo.clipping import acceptance_band
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
-__all__ = ["ALGORITHMS", "sequence_log_ratio", "sequence_policy_loss"]
+__all__ = ["ALGORITHMS", "UnusableRowsError", "sequence_log_ratio", "sequence_policy_loss"]
 
 ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
     {
@@ -42,6 +42,10 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
     }
 )
 """The named members of the family with their default clip values; ``docs/algorithms.md`` says where each comes from."""
+
+
+class UnusableRowsError(ValueError):
+    """Rows of a micro-batch from which no sequence-level loss can be formed; the message names the first of them."""
 
 
 class _SequenceLogRatio(torch.autograd.Function):
@@ -125,9 +129,10 @@ def sequence_policy_loss(
         Loss and diagnostics by sequence. Averaging is the caller's.
 
     Raises:
-        ValueError: If shapes differ; or, naming the row: if a log-probability of a response token is NaN or infinite,
-            or if advantages or rollout weights are not finite or not constant over a sequence. All of these are tested
-            by one reduction over the rows, which on an accelerator is one synchronisation per call.
+        ValueError: If shapes differ.
+        UnusableRowsError: Naming the row: if a log-probability of a response token is NaN or infinite, or if advantages
+            or rollout weights are not finite or not constant over a sequence. All of these are tested by one reduction
+            over the rows, which on an accelerator is one synchronisation per call.
     """
     _check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
     mask_BT = response_mask_BT.to(torch.bool)
@@ -144,7 +149,7 @@ def sequence_policy_loss(
             rollout_weight_B, bad_weight_B = _value_of_row(rollout_is_weights_BT, mask_BT, valid_B, dtype)
             bad_B |= bad_weight_B
         if bool(bad_B.any()):
-            raise ValueError(
+            raise UnusableRowsError(
                 _describe_bad_rows(
                     bad_B.nonzero().flatten().tolist(),
                     mask_BT,

@@ -1,4 +1,4 @@
-"""Stops a run at the first update whose gradient is not finite, and keeps the batch that did it.
+"""Stops a run at the first mini-batch that cannot give a finite update, and keeps the batch that did it.
 
 verl 0.9.1 leaves out an optimizer step whose gradient norm is not finite, prints a line in a worker's log and trains
 on; one NaN reward can so cost a night. The weights are still good when this raises: nothing has been stepped.
@@ -7,48 +7,64 @@ on; one NaN reward can so cost a night. The weights are still good when this rai
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fspo.data.io import atomic_path
+from fspo.losses import UnusableRowsError
+
+_GO_ON = (
+    " The weights have not been touched; look at the rewards and the learning rate, then start the same command again "
+    "to go on from the last checkpoint"
+)
 
 
-class UpdateNotFinite(RuntimeError):
-    """The gradient of a mini-batch is NaN or infinite; the message says where the batch has been saved."""
+class UpdateRefused(RuntimeError):
+    """A mini-batch would have spoiled the weights; the message says why and where the batch has been saved."""
 
 
-def check_update(metrics: dict[str, Any], data: Any, folder: Path | None, rank: int) -> None:
-    """Raise if the mini-batch just processed has no finite gradient.
+@contextmanager
+def guarded_update(data: Any, folder: Path | None, rank: int) -> Iterator[dict[str, Any]]:
+    """Around the processing of one mini-batch; the caller puts verl's metrics of it into the yielded dictionary.
 
     Args:
-        metrics: What verl reports of the mini-batch; ``grad_norm`` is the norm over all ranks, so they all agree.
         data: The mini-batch of this rank.
-        folder: Where to save it; None: it is not saved.
+        folder: Where to save it if it is bad; None: it is not saved.
         rank: Of this process.
 
     Raises:
-        UpdateNotFinite: if the gradient norm is NaN or infinite.
+        UpdateRefused: if the loss refuses the mini-batch (this package's losses look at what they are given), or if
+            ``grad_norm``, the norm over all ranks, is NaN or infinite (whatever the loss).
     """
+    metrics: dict[str, Any] = {}
+    try:
+        yield metrics
+    except UnusableRowsError as error:
+        saved = _save(data, folder, rank)
+        raise UpdateRefused(f"the loss refuses a mini-batch: {error}.{saved}{_GO_ON}") from error
     grad_norm = metrics.get("grad_norm")
     if grad_norm is None or math.isfinite(grad_norm):
         return
-    tensors = {key: value for key, value in data.items() if isinstance(value, torch.Tensor)}
-    suspects = sorted(key for key, value in tensors.items() if not _finite(value))
-    saved = ""
-    if folder is not None:
-        path = folder / f"bad_batch_rank{rank}.pt"
-        with atomic_path(path) as temporary:
-            torch.save(tensors, temporary)
-        saved = f" The mini-batch is saved as {path} (torch.load)."
+    suspects = sorted(key for key, value in data.items() if isinstance(value, torch.Tensor) and not _finite(value))
     why = (
         f"not finite in it: {', '.join(suspects)}" if suspects else "its inputs are all finite, so the loss overflowed"
     )
-    raise UpdateNotFinite(
-        f"the gradient norm of a mini-batch is {grad_norm}: {why}.{saved} The weights have not been touched; look at "
-        "the rewards and the learning rate, then start the same command again to go on from the last checkpoint"
-    )
+    saved = _save(data, folder, rank)
+    raise UpdateRefused(f"the gradient norm of a mini-batch is {grad_norm}: {why}.{saved}{_GO_ON}")
+
+
+def _save(data: Any, folder: Path | None, rank: int) -> str:
+    """Save the tensors of a mini-batch; returns the sentence that says where."""
+    if folder is None:
+        return ""
+    path = folder / f"bad_batch_rank{rank}.pt"
+    with atomic_path(path) as temporary:
+        torch.save({key: value for key, value in data.items() if isinstance(value, torch.Tensor)}, temporary)
+    return f" The mini-batch is saved as {path} (torch.load)."
 
 
 def _finite(value: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.disk import DiskFull
 from recipe.fspo.environment import pass_to_ray_workers
 from recipe.fspo.evaluation import print_evaluation, turn_into_evaluation
-from recipe.fspo.guard import UpdateNotFinite
+from recipe.fspo.guard import UpdateRefused
 from recipe.fspo.guardian import Guardian
 from recipe.fspo.node_watch import OtherNodes
 from recipe.fspo.phase import Phase, read_phase, write_phase
@@ -38,7 +38,7 @@ from recipe.fspo.watch import Death, Watch
 _PACKAGE_PREFIX = "pkg://"
 _LINES_OF_AN_ERROR = 12
 #: Errors whose message says everything a person needs.
-_SAYS_ALL = (DiskFull, MissingResourcesError, UpdateNotFinite)
+_SAYS_ALL = (DiskFull, MissingResourcesError, UpdateRefused)
 _GO_ON = "start the same command again to go on from the last checkpoint"
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")

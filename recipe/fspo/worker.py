@@ -18,7 +18,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
 from fspo.attributes import Attribute
-from recipe.fspo.guard import check_update
+from recipe.fspo.guard import guarded_update
 from recipe.fspo.observe import observe_verl_losses
 from recipe.fspo.plugin import require_plugin
 from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, SequenceArrays, SumArrays
@@ -45,11 +45,11 @@ class RecordingTrainingWorker(TrainingWorker):
 
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
-        output = super().train_batch(data)
-        if output is not None:
-            metrics = tu.get(output, "metrics")
-            check_update(metrics, data, RECORDER.run_dir, self.rank)
-            RECORDER.end_mini_batch(metrics.get("grad_norm"))
+        with guarded_update(data, RECORDER.run_dir, self.rank) as metrics:
+            output = super().train_batch(data)
+            if output is not None:
+                metrics |= tu.get(output, "metrics")
+        RECORDER.end_mini_batch(metrics.get("grad_norm"))
         return output
 
 

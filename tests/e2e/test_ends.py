@@ -126,7 +126,8 @@ def test_an_update_that_is_not_finite_stops_the_run_and_keeps_its_batch(start: S
     override = f"reward.custom_reward_function.path={reward}"
     run = start(tmp_path, *SMALL, override, "trainer.total_training_steps=5")
     assert run.wait(400) != 0
-    assert "the gradient norm of a mini-batch is nan: not finite in it: advantages" in run.output()
+    assert "error: the loss refuses a mini-batch: row " in run.output()
+    assert "advantages_BT is not finite. The mini-batch is saved as" in run.output()
     batch = torch.load(run.run_dir / "bad_batch_rank0.pt", weights_only=False)
     assert torch.isnan(batch["advantages"].values()).any()
     assert not list(run.run_dir.glob("checkpoints/global_step_*")), "nothing was trained, so nothing is saved"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipe.fspo.guard import UpdateNotFinite, check_update
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from recipe.fspo.guard import UpdateRefused, guarded_update
 
 
 def mini_batch(bad: bool) -> dict[str, object]:
@@ -17,27 +18,49 @@ def mini_batch(bad: bool) -> dict[str, object]:
     return {"advantages": advantages, "input_ids": torch.arange(5), "note": "not a tensor"}
 
 
+def update(grad_norm: float | None, bad: bool, folder: Path | None, rank: int = 0) -> None:
+    with guarded_update(mini_batch(bad), folder, rank) as metrics:
+        if grad_norm is not None:
+            metrics["grad_norm"] = grad_norm
+
+
 def test_a_finite_gradient_passes_and_writes_nothing(tmp_path: Path) -> None:
-    check_update({"grad_norm": 1e30}, mini_batch(bad=True), tmp_path, rank=0)
-    check_update({}, mini_batch(bad=True), tmp_path, rank=0)
+    update(1e30, True, tmp_path)
+    update(None, True, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
 def test_the_batch_is_saved_and_what_is_not_finite_is_named(tmp_path: Path, norm: float) -> None:
-    with pytest.raises(UpdateNotFinite, match=r"not finite in it: advantages\. .*bad_batch_rank1\.pt"):
-        check_update({"grad_norm": norm}, mini_batch(bad=True), tmp_path, rank=1)
+    with pytest.raises(UpdateRefused, match=r"not finite in it: advantages\. .*bad_batch_rank1\.pt"):
+        update(norm, True, tmp_path, rank=1)
     saved = torch.load(tmp_path / "bad_batch_rank1.pt", weights_only=False)
     assert sorted(saved) == ["advantages", "input_ids"]
     assert torch.isnan(saved["advantages"].values()).sum() == 1
 
 
+def test_what_the_loss_refuses_is_saved_too(tmp_path: Path) -> None:
+    ones = torch.ones(2, 3)
+    with (
+        pytest.raises(UpdateRefused, match=r"refuses .* row 0 .*: advantages_BT is not finite\. .*bad_batch_rank0\.pt"),
+        guarded_update(mini_batch(bad=True), tmp_path, rank=0),
+    ):
+        sequence_policy_loss(-ones, -ones, ones * float("nan"), ones, ALGORITHMS["fspo"])
+    assert (tmp_path / "bad_batch_rank0.pt").is_file()
+
+
+def test_other_errors_pass_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="of another kind"), guarded_update(mini_batch(bad=True), tmp_path, rank=0):
+        raise ValueError("of another kind")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_finite_inputs_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(UpdateNotFinite, match="inputs are all finite, so the loss overflowed"):
-        check_update({"grad_norm": float("nan")}, mini_batch(bad=False), tmp_path, rank=0)
+    with pytest.raises(UpdateRefused, match="inputs are all finite, so the loss overflowed"):
+        update(float("nan"), False, tmp_path)
 
 
 def test_without_a_folder_nothing_is_written() -> None:
-    with pytest.raises(UpdateNotFinite) as error:
-        check_update({"grad_norm": float("nan")}, mini_batch(bad=True), None, rank=0)
+    with pytest.raises(UpdateRefused) as error:
+        update(float("nan"), True, None)
     assert "saved" not in str(error.value)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo.guard import UpdateNotFinite
+from recipe.fspo.guard import UpdateRefused
 from recipe.fspo.phase import PHASE_FILE, Phase, read_phase, write_phase
 from recipe.fspo.processes import MARK_VARIABLE, is_alive, kill, log_of, marked, role_of
 from recipe.fspo.watch import Death, Watch
@@ -201,7 +201,7 @@ class Wrapped(Exception):
         self.cause = cause
 
 
-class Both(Wrapped, UpdateNotFinite):
+class Both(Wrapped, UpdateRefused):
     """Ray's wrapper also derives from the class of what it wraps."""
 
 
@@ -209,7 +209,7 @@ def test_a_failed_run_says_what_is_needed_and_keeps_the_rest_in_its_log(tmp_path
     from recipe.fspo.launch import _failure
 
     log, death = tmp_path / "driver.log", Death("vLLM engine", 12, None, None)
-    ours = str(_failure(Both(Both(UpdateNotFinite("the gradient norm is nan"))), log, death))
+    ours = str(_failure(Both(Both(UpdateRefused("the gradient norm is nan"))), log, death))
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
     died = str(_failure(Wrapped(None), log, death))
     assert died.splitlines()[0] == "the vLLM engine (process 12) died" and "start the same command again" in died
