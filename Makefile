@@ -39,7 +39,7 @@ faults: setup  ## kill each process at each moment; writes the table of docs/rel
 
 # Test files that do not touch the library compose hundreds of configurations, which tracing makes slower still.
 NOT_OF_LIBRARY = $(shell grep -L "from fspo" tests/unit/test_*.py)
-coverage: setup  ## lines and branches of fspo/ that unit tests reach, slow ones left out; at least 95% (eight minutes)
+coverage: setup  ## lines and branches of fspo/ that unit tests reach, slow ones left out; at least 95% (about ten minutes)
 	@$(BIN)/python -m coverage run -m pytest -q -m "not e2e and not slow" tests/unit $(NOT_OF_LIBRARY:%=--ignore=%) $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
 
