@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.pages import markdown
 from fspo.calibration import BandController, drift_per_token
 from fspo.fairness.bins import equal_mass_starts, merge_bins
 from fspo.fairness.lre import length_reweighting_error
@@ -50,7 +51,7 @@ def acceptance_table(sigma: float = 0.03, samples: int = 20_000, seed: int = 0) 
                 inside = measured_acceptance(statistics[int(length)], np.full(samples, length), settings, state)
                 cells.append(f"{inside.mean():.3f} ({expected:.3f})")
             rows.append((f"{settings.band} {settings.clip_low:g}/{settings.clip_high:g}", settings.drift, *cells))
-    return _markdown(rows)
+    return markdown(rows[0], rows[1:])
 
 
 def _central_k2(S_B: Array, L_B: Array) -> float:
@@ -89,7 +90,7 @@ def drift_table(batch: int = 128, repeats: int = 2000, seed: int = 0) -> str:
                 estimates[name].append(estimator(S_B, L_B.astype(np.float64)) / (sigma**2 / 2))
         for name, values in estimates.items():
             cells[name].append(f"{np.mean(values) - 1:+.2f} ± {np.std(values):.2f}")
-    return _markdown([("estimator", *(case[0] for case in cases)), *((name, *row) for name, row in cells.items())])
+    return markdown(["estimator", *(case[0] for case in cases)], [(name, *row) for name, row in cells.items()])
 
 
 def calibration_table(seed: int = 0, burn_in: int = 8) -> str:
@@ -126,7 +127,7 @@ def calibration_table(seed: int = 0, burn_in: int = 8) -> str:
                         " ".join(f"{rate:.2f}".lstrip("0") for rate in accepted / total),
                     )
                 )
-    return _markdown(rows)
+    return markdown(rows[0], rows[1:])
 
 
 def _matched(band: Band, S_B: Array, L_B: npt.NDArray[np.int64], target: float) -> SequenceLossSettings:
@@ -149,11 +150,6 @@ def _accepted(run: list[Round], burn_in: int, settings: SequenceLossSettings) ->
                 result += sums_of_statistics(S_B[inside], L_B[inside])
         controller.update([sums_of_statistics(*part) for part in parts])
     return result
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
 
 
 TABLES: Final[dict[str, Callable[[], str]]] = {

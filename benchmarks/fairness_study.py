@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from benchmarks.pages import replace_section
 from fspo.acceptance import acceptance_counts
 from fspo.calibration import BandController
 from fspo.clipping import acceptance_band
@@ -40,8 +41,6 @@ from fspo.report.tables import Table, final_numbers, grid_table, paired_differen
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
-BEGIN: Final = "<!-- tables: python -m benchmarks.fairness_study -->"
-END: Final = "<!-- end of tables -->"
 VIEWS: Final = ("symmetric", "active", "mass")
 BINS: Final = 8
 CLIP_RATE: Final = 0.15
@@ -330,10 +329,10 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        parser.error(f"{arguments.page} has no lines {BEGIN!r} and {END!r}")
+    try:
+        replace_section(page, "tables", "")  # the tables take a while to compute
+    except ValueError as error:
+        parser.error(f"{arguments.page}: {error}")
     with contextlib.ExitStack() as stack:
         grid = arguments.grid
         if grid.is_file():
@@ -342,7 +341,7 @@ def main() -> None:
             grid = folder
         text = tables(grid)
     with atomic_path(arguments.page) as temporary:
-        temporary.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        temporary.write_text(replace_section(page, "tables", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.faults_run import MOMENTS, PROCESSES, SAVE_FREQ, NotReached, run_row
+from benchmarks.pages import complete_lines, replace_section
 from fspo.data.io import atomic_path
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROWS: Final = ROOT / "benchmarks" / "faults" / "rows.jsonl"
 PAGE: Final = ROOT / "docs" / "reliability.md"
-BEGIN: Final = "<!-- table: python -m benchmarks.faults -->"
-END: Final = "<!-- end of table -->"
 #: Requirements that a row is held to.
 LIMIT_S: Final = 60.0
 #: First each process where it is needed most, for a matrix that is cut short; then the rest.
@@ -64,7 +63,7 @@ def cells() -> list[tuple[str, str]]:
 
 def read_rows() -> list[Row]:
     """What has been run."""
-    return [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()] if ROWS.is_file() else []
+    return complete_lines(ROWS)
 
 
 def write_rows(rows: list[Row]) -> None:
@@ -130,11 +129,9 @@ def table(rows: list[Row]) -> str:
 
 def render() -> None:
     """Put the table between the page's markers."""
-    page = PAGE.read_text(encoding="utf-8")
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
+    page = replace_section(PAGE.read_text(encoding="utf-8"), "table", table(read_rows()))
     with atomic_path(PAGE) as temporary:
-        temporary.write_text(f"{head}{BEGIN}\n{table(read_rows())}\n{END}{tail}", encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8")
 
 
 def _next_cell() -> tuple[str, str] | None:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import psutil
 import torch
 
+from benchmarks.pages import complete_lines
 from recipe.fspo.phase import Phase, read_phase
 from recipe.fspo.processes import ROLES, role_of
 
@@ -50,7 +51,7 @@ PROCESSES: Final = {
     "reward worker": "reward worker",
     "judge": "judge",
     "node": "Ray node (raylet)",
-    "GCS": "Ray's control service (gcs_server)",
+    "GCS": "control service of Ray (gcs_server)",
 }
 #: Phases in which something is killed, in the order of a step.
 MOMENTS: Final = ("start-up", "generation", "update", "weight sync", "save", "validation")
@@ -61,7 +62,7 @@ LEFT_AFTER_S: Final = 20.0
 _EXISTS_FIRST: Final = {
     "launching process": "vLLM engine",
     "Ray node (raylet)": "FSDP worker",
-    "Ray's control service (gcs_server)": "FSDP worker",
+    "control service of Ray (gcs_server)": "FSDP worker",
 }
 #: A judge killed is replaced; the run is asked to do this many steps more, and is then ended by the harness.
 SURVIVED_STEPS: Final = 2
@@ -161,9 +162,7 @@ def checkpoint_norm(folder: Path, step: int) -> float | None:
 
 
 def _steps(folder: Path, skip: int = 0) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines()[skip:] if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return complete_lines(folder / "metrics.jsonl")[skip:]
 
 
 def _aim(run: Run, role: str, moment: str, step: int) -> int:

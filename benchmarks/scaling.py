@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import complete_lines, markdown, replace_section
 from benchmarks.versus_verl.arms import ARMS, Arm
-from benchmarks.versus_verl.run import StartFailed, complete_lines, measure
-from benchmarks.versus_verl.tables import NOT_RUN, markdown, replace_section
+from benchmarks.versus_verl.run import StartFailed, measure
+from benchmarks.versus_verl.tables import NOT_RUN
 from fspo.data.io import atomic_path
 from fspo.report.style import LIGHT, new_figure, save_png, themed
 

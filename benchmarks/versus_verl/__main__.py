@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.pages import complete_lines, replace_section
 from benchmarks.versus_verl import floor, tables
 from benchmarks.versus_verl.arms import ARMS, Arm, fingerprint
-from benchmarks.versus_verl.run import StartFailed, complete_lines, measure
+from benchmarks.versus_verl.run import StartFailed, measure
 from fspo.data.io import atomic_path
 
 ROWS = Path(__file__).with_name("runs.jsonl")
@@ -49,11 +50,11 @@ def expected_s(rows: Sequence[dict[str, Any]], arm: Arm) -> float:
 
 def render(page: str, rows: Sequence[dict[str, Any]]) -> str:
     """The page with its sections rendered anew."""
-    page = tables.replace_section(page, "runs", tables.machine_line(rows))
-    page = tables.replace_section(page, "start-up", tables.startup_table(rows))
-    page = tables.replace_section(page, "processes", tables.process_table(rows))
-    page = tables.replace_section(page, "step time", tables.step_table(rows))
-    return tables.replace_section(page, "memory", tables.memory_table(rows))
+    page = replace_section(page, "runs", tables.machine_line(rows))
+    page = replace_section(page, "start-up", tables.startup_table(rows))
+    page = replace_section(page, "processes", tables.process_table(rows))
+    page = replace_section(page, "step time", tables.step_table(rows))
+    return replace_section(page, "memory", tables.memory_table(rows))
 
 
 def main() -> int:
@@ -85,7 +86,7 @@ def main() -> int:
     imports = floor.measure() if arguments.floor else None
     text = render(arguments.page.read_text(encoding="utf-8"), current(complete_lines(arguments.rows)))
     if imports:
-        text = tables.replace_section(text, "floor", floor.table(imports))
+        text = replace_section(text, "floor", floor.table(imports))
     with atomic_path(arguments.page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return status

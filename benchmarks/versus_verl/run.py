@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.pages import complete_lines
 from benchmarks.versus_verl.arms import STEPS, Arm, command, fingerprint
 from benchmarks.versus_verl.sampler import Sampler
 
@@ -23,14 +23,6 @@ TIME_LIMIT_S = 900
 
 class StartFailed(RuntimeError):
     """A start ended, or was ended, before its last step."""
-
-
-def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file that may be in the middle of being written; none if it is not there."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n") and line.strip()]
-    return []
 
 
 def lines_written(path: Path) -> int:

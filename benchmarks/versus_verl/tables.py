@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md from the rows of finished runs, and the page's sections."""
+"""The tables of docs/performance.md from the rows of finished runs."""
 
 from __future__ import annotations
 
@@ -6,31 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from benchmarks.pages import markdown
 from benchmarks.versus_verl.arms import ARMS
 
 NOT_RUN = "`not run`"
 Row = Mapping[str, Any]
-
-
-def replace_section(page: str, name: str, text: str) -> str:
-    """``page`` with ``text`` between the two comments of section ``name``.
-
-    Raises:
-        ValueError: if the page has no such section.
-    """
-    begin, end = f"<!-- {name}: ", f"<!-- end of {name} -->"
-    before, found, rest = page.partition(begin)
-    comment, closed, rest = rest.partition("-->\n")
-    _, ended, after = rest.partition(end)
-    if not (found and closed and ended):
-        raise ValueError(f"the page has no section {begin}... --> to {end}")
-    return f"{before}{begin}{comment}-->\n\n{text}\n\n{end}{after}"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
-    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from fspo.fairness import length_reweighting_error
 from fspo.report.arms import Arm
 from fspo.report.runs import Array
-from fspo.report.tables import Table
+from fspo.report.tables import Table, arm_heads, show_lre
 
 _COUNT = re.compile(r"fspo/by_(?P<attribute>\w+)/count/(?P<label>.+)")
 
@@ -30,7 +30,7 @@ def attribute_table(arms: Sequence[Arm]) -> Table | None:
         rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", [_error(*pair) for pair in counts]))
         for index, name in enumerate(names):
             rows.append((name, attribute, [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]))
-    return Table([f"{arm.algo} (n = {len(arm.runs)})" for arm in arms], rows) if rows else None
+    return Table(arm_heads(arms), rows) if rows else None
 
 
 def _labels(arms: Sequence[Arm]) -> dict[str, list[str]]:
@@ -64,9 +64,7 @@ def _error(accepted: Array, total: Array) -> str:
     if not total.sum():
         return ""
     error = length_reweighting_error(accepted, total)
-    if np.isnan(error.lre):
-        return "undefined: nothing accepted"
-    return f"{error.lre_debiased:.3f} [{error.ci_low:.3f}, {error.ci_high:.3f}], noise floor {error.noise_floor:.3f}"
+    return show_lre(error, f", noise floor {error.noise_floor:.3f}")
 
 
 def _rate(accepted: Array, total: Array) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness import Interval
+from fspo.fairness import Interval, LengthReweightingError
 from fspo.report.arms import Arm, Measure, arm_interval, paired_interval, paired_lre_interval
 from fspo.report.common import CommonRecord
 from fspo.report.runs import PlannedRun, Run
@@ -32,7 +32,7 @@ def final_numbers(arms: Sequence[Arm], measures: Sequence[Measure]) -> Table:
         cells = [show_interval(arm_interval(arm, measure), measure.form) for arm in arms]
         if any(cells):
             rows.append((measure.label, measure.meaning, cells))
-    return Table([f"{arm.algo} (n = {len(arm.runs)})" for arm in arms], rows)
+    return Table(arm_heads(arms), rows)
 
 
 def paired_differences(arms: Sequence[Arm], measures: Sequence[Measure], starts: npt.NDArray[np.int64]) -> Table | None:
@@ -106,9 +106,17 @@ def show_interval(interval: Interval | None, form: str, bold: bool = False) -> s
     return f"*{text}" if bold and interval.excludes_zero else text
 
 
-def _record_cell(record: CommonRecord) -> str:
-    error = record.error
+def arm_heads(arms: Sequence[Arm]) -> list[str]:
+    """Column heads: each arm's algorithm and number of runs."""
+    return [f"{arm.algo} (n = {len(arm.runs)})" for arm in arms]
+
+
+def show_lre(error: LengthReweightingError, beside: str) -> str:
+    """Debiased LRE with its interval, and ``beside`` after it."""
     if np.isnan(error.lre):
         return "undefined: nothing accepted"
-    interval = f"[{error.ci_low:.3f}, {error.ci_high:.3f}]"
-    return f"{error.lre_debiased:.3f} {interval} at acceptance {error.rate:.2f}"
+    return f"{error.lre_debiased:.3f} [{error.ci_low:.3f}, {error.ci_high:.3f}]{beside}"
+
+
+def _record_cell(record: CommonRecord) -> str:
+    return show_lre(record.error, f" at acceptance {record.error.rate:.2f}")

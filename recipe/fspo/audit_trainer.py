@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.skip import SkipManager
@@ -33,10 +31,10 @@ from fspo.matching import Sequences, match_clip
 from fspo.types import SequenceLossSettings
 from recipe.fspo import series
 from recipe.fspo.audit_worker import WEIGHTS_FIELD, AuditWorker
+from recipe.fspo.outcomes import prompt_of
 from recipe.fspo.progress import PROGRESS
 from recipe.fspo.trainer import FSPOTrainer
 
-_ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 _TENSORS = ("log_probs", "old_log_probs", "advantages", "response_mask")
 #: The plain policy gradient, where S = 0: -A sum_t grad log pi(y_t).
 _PLAIN = without_clip(ALGORITHMS["fspo"])
@@ -46,17 +44,13 @@ _PLAIN = without_clip(ALGORITHMS["fspo"])
 class AuditTrainer(FSPOTrainer):
     """Measures; its settings are ``fspo.audit`` (:mod:`recipe.fspo.audit`)."""
 
+    worker_cls = AuditWorker
+
     def __init__(self, config: DictConfig) -> None:
         self._audit = config.fspo.audit
         self._settings = {algo: SequenceLossSettings(**values) for algo, values in self._audit.settings.items()}
         super().__init__(config)
         self._prompts: list[str] = []
-
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        for role in _ACTOR_ROLES:
-            if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(AuditWorker)
 
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
@@ -89,7 +83,7 @@ class AuditTrainer(FSPOTrainer):
 
     def _prompt_of(self, batch: KVBatchMeta) -> np.ndarray:
         """Position of each row's prompt in the data loader's batch; -1 for a row that verl added as padding."""
-        return np.array([self._position.get(key.split("_")[0], -1) for key in batch.keys])
+        return np.array([self._position.get(prompt_of(key), -1) for key in batch.keys])
 
     def _token_tensors(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
         """Padded [B, T] tensors of the response tokens."""

@@ -31,7 +31,8 @@ def launch_or_exit(config: DictConfig, kept: str) -> None:
 
 def _launch_or_exit(config: DictConfig, kept: str) -> None:
     # Imported here: both import verl, which must not happen before the platform is exported.
-    from recipe.fspo.launch import TrainingFailed, launch
+    from recipe.fspo.failure import TrainingFailed
+    from recipe.fspo.launch import launch
     from recipe.fspo.preflight import PreflightError
 
     try:

@@ -17,6 +17,8 @@ from recipe.fspo.processes import MARK_VARIABLE, is_alive, kill, marked
 
 #: How long processes may take to end by themselves once the launching process has ended.
 _PATIENCE_S = 6.0
+#: How long it goes on killing what is still found after that.
+_KILL_S = 10.0
 _BYE = "bye"
 
 
@@ -69,9 +71,13 @@ def main(mark: str, run_dir: str, launcher: str) -> None:
         time.sleep(0.1)
     if is_alive(int(launcher)):
         return  # it goes on to another run (--multirun), whose processes have the same mark
-    while (left := marked(mark)) and time.monotonic() < limit:
+    while marked(mark) and time.monotonic() < limit:
         time.sleep(0.2)
-    kill(left)
+    limit = time.monotonic() + _KILL_S
+    # Again until nothing is found: what is killed may have started something in between.
+    while (left := marked(mark)) and time.monotonic() < limit:
+        kill(left)
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ import contextlib
 import importlib.resources
 import os
 import sys
-import tempfile
 import threading
-import traceback
 import warnings
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,31 +19,21 @@ from verl.utils.config import validate_config
 
 from recipe.fspo import checkpoints, preflight, run_info, series
 from recipe.fspo.config import apply_grad_scale
-from recipe.fspo.disk import DiskFull
 from recipe.fspo.environment import pass_to_ray_workers
 from recipe.fspo.evaluation import print_evaluation, turn_into_evaluation
-from recipe.fspo.guard import UpdateRefused
+from recipe.fspo.failure import failure
 from recipe.fspo.guardian import Guardian
 from recipe.fspo.node_watch import OtherNodes
 from recipe.fspo.phase import Phase, read_phase, write_phase
 from recipe.fspo.preemption import STOP, WARNED, Preempted
 from recipe.fspo.processes import MARK_VARIABLE, own_mark
 from recipe.fspo.progress import PROGRESS
-from recipe.fspo.resources import MissingResourcesError
 from recipe.fspo.summary import print_summary
 from recipe.fspo.watch import Death, Watch
 
 _PACKAGE_PREFIX = "pkg://"
-_LINES_OF_AN_ERROR = 12
-#: Errors whose message says everything a person needs.
-_SAYS_ALL = (DiskFull, MissingResourcesError, UpdateRefused)
-_GO_ON = "start the same command again to go on from the last checkpoint"
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
-
-
-class TrainingFailed(RuntimeError):
-    """A process of the run failed or died; the message says which, and where its log is."""
 
 
 class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
@@ -157,29 +145,6 @@ def _ready(config: DictConfig) -> None:
     apply_grad_scale(config)
 
 
-def _failure(error: BaseException, log: Path, death: Death | None) -> TrainingFailed:
-    """What a person needs of an error that came out of Ray: which process died, or the last lines of the error."""
-    with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
-        traceback.print_exception(error, file=file)
-    reason = error  # Ray wraps what a task raised, once for each process on its way, in classes that derive from it
-    while isinstance(inner := getattr(reason, "cause", None), BaseException):
-        reason = inner
-    if isinstance(reason, _SAYS_ALL):
-        return TrainingFailed(f"{reason}\nthe whole error: {log}")
-    if death is not None:
-        return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}\n{_GO_ON}")
-    last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
-    if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes
-        ray_logs = f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended"
-    else:
-        ray_logs = f"{(Path(tempfile.gettempdir()) / 'ray' / 'session_latest').resolve()}/logs"
-    return TrainingFailed(
-        f"{type(error).__name__}: training ended early\n"
-        + "\n".join(f"  {line}" for line in last_lines)
-        + f"\nthe whole error: {log}\nlogs of Ray's processes: {ray_logs}"
-    )
-
-
 def _watch(config: DictConfig, runner: _Runner, guardian: Guardian, mark: str) -> Watch:
     """Ends the run soon after one of its processes has died, even if Ray itself is gone."""
     folders = [config.fspo.run_dir, *(Path(path).parent for path in config.fspo.then)]
@@ -247,7 +212,7 @@ def launch(config: DictConfig) -> None:
             raise
         preempted = runner.preempted_by(error)
         if preempted is None:
-            raise _failure(error, driver_log, runner.watch.death) from None
+            raise failure(error, driver_log, runner.watch.death, read_phase([config.fspo.run_dir])) from None
         status = "preempted"
         raise preempted from None
     finally:

@@ -21,6 +21,11 @@ from fspo.rewards import status_rates
 from recipe.fspo.recorder import ATTRIBUTE_BINS
 
 
+def prompt_of(key: str) -> str:
+    """The prompt's identifier in a response's key in TransferQueue, which verl writes as prompt, ``_``, number."""
+    return key.split("_")[0]
+
+
 def _reward_info(extra_fields: Any) -> dict[str, Any]:
     fields = getattr(extra_fields, "data", extra_fields)
     return (fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {}
@@ -41,7 +46,7 @@ def _distinct_share(keys: list[str], responses: Any, correct_B: torch.Tensor | N
     seen: set[tuple[str, bytes]] = set()
     right: set[tuple[str, bytes]] = set()
     for row, (key, tokens) in enumerate(zip(keys, responses.unbind(), strict=True)):
-        response = (key.split("_")[0], tokens.numpy().tobytes())
+        response = (prompt_of(key), tokens.numpy().tobytes())
         seen.add(response)
         if correct_B is not None and correct_B[row] > 0:
             right.add(response)
@@ -70,7 +75,7 @@ class Outcomes:
     @property
     def group_B(self) -> torch.Tensor:
         """Number of each response's prompt."""
-        prompts = [key.split("_")[0] for key in self.keys]
+        prompts = [prompt_of(key) for key in self.keys]
         number = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
         return torch.tensor([number[prompt] for prompt in prompts])
 

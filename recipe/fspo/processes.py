@@ -27,7 +27,7 @@ ROLES = {
     "ray::TransferQueueController": "TransferQueue's controller",
     "ray::SimpleStorageUnit": "TransferQueue's storage",
     "raylet": "Ray node (raylet)",
-    "gcs_server": "Ray's control service (gcs_server)",
+    "gcs_server": "control service of Ray (gcs_server)",
 }
 #: Roles whose processes the trainer closes by itself when it ends.
 CLOSED_BY_TRAINER = ("TransferQueue's controller", "TransferQueue's storage")
@@ -41,6 +41,7 @@ def own_mark() -> str:
     global _own_mark
     if _own_mark is None:
         _own_mark = os.environ[MARK_VARIABLE] = uuid.uuid4().hex
+        os.environ["SPT_NOENV"] = "1"  # setproctitle, with which they name themselves, else wipes what carries the mark
     return _own_mark
 
 

@@ -28,7 +28,7 @@ from recipe.fspo import run_info, series
 from recipe.fspo.checkpoints import remove_old
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.disk import room_for_save
-from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics, read_outcomes, send_attribute_bins
+from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics, prompt_of, read_outcomes, send_attribute_bins
 from recipe.fspo.phase import write_phase
 from recipe.fspo.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.progress import PROGRESS
@@ -64,6 +64,8 @@ def _build_band_controller(config: DictConfig) -> BandController | None:
 @register_trainer("fspo")
 class FSPOTrainer(PPOTrainerSync):
     """The trainer of this recipe."""
+
+    worker_cls: type[FSPOWorker] = FSPOWorker
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
@@ -114,7 +116,7 @@ class FSPOTrainer(PPOTrainerSync):
         super()._init_resource_pool_mgr()
         for role in _ACTOR_ROLES:
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(FSPOWorker)
+                self.role_worker_mapping[role] = ray.remote(self.worker_cls)
         PROGRESS.say("starting the FSDP workers, then the vLLM engines")
 
     def on_init_end(self) -> None:
@@ -143,7 +145,7 @@ class FSPOTrainer(PPOTrainerSync):
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         # verl returns the groups of a round in the order of a set of random identifiers. In the data loader's order,
         # runs with one seed form their mini-batches from the same prompts.
-        prompt = [self._position.get(key.split("_")[0], len(self._position)) for key in batch.keys]
+        prompt = [self._position.get(prompt_of(key), len(self._position)) for key in batch.keys]
         batch.reorder(sorted(range(len(batch)), key=prompt.__getitem__))
         return super()._balance_batch(batch, metrics, **options)
 

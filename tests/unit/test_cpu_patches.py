@@ -110,3 +110,22 @@ def test_vllm_still_drops_packed_weights_and_the_patch_keeps_them() -> None:
     succeeds(PACK.format(patch="", kept=False))
     patch = "import recipe.fspo.cpu.patches as p; p.keep_vllm_linear_weights()"
     succeeds(PACK.format(patch=patch, kept=True))
+
+
+TITLE = """
+import os, pathlib
+environment = dict(os.environ)
+os.environ.clear()  # as a process of the fork server takes over another one's
+os.environ.update(environment, ANOTHER="variable")
+{patch}
+import setproctitle
+setproctitle.setproctitle("VLLM::EngineCore")
+title = pathlib.Path("/proc/self/cmdline").read_text().split(chr(0))[0]
+assert (title == "VLLM::EngineCore") is {named}, title
+"""
+
+
+def test_setproctitle_still_loses_its_place_and_rays_copy_finds_it() -> None:
+    succeeds(TITLE.format(patch="", named=False))
+    patch = "import recipe.fspo.cpu.patches as p; p.write_titles_as_ray_does()"
+    succeeds(TITLE.format(patch=patch, named=True))

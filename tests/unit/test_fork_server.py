@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,24 +38,68 @@ print(json.dumps({
 print("said", file=sys.stderr)
 """
 
+#: Spawns a process in each way to end, as vLLM spawns its engine.
+_SPAWNER = """
+import json, multiprocessing, os, signal, sys, time
+
+def child(connection, how):
+    connection.send(["fractions" in sys.modules, os.getpid(), os.getpgrp(), multiprocessing.current_process().name])
+    if how == "exit":
+        sys.exit(7)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how in ("terminate", "kill"):
+        time.sleep(60)
+
+if __name__ == "__main__":
+    context, found = multiprocessing.get_context("spawn"), {}
+    for how in ("return", "exit", "killed", "terminate", "kill"):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=child, args=(theirs, how), name=how)
+        process.start()
+        theirs.close()
+        forked, pid, group, name = ours.recv()
+        if how in ("terminate", "kill"):
+            getattr(process, how)()
+        process.join(30)
+        limit = time.monotonic() + 30
+        while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
+            time.sleep(0.05)
+        found[how] = [forked, group == os.getpgrp(), name == how, os.path.exists(f"/proc/{pid}"), process.exitcode]
+    print(json.dumps(found), flush=True)
+"""
+
+
+def wait_for(path: Path) -> None:
+    limit = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     path = tmp_path / "socket"
     process = subprocess.Popen([sys.executable, "-c", _SERVER, str(path)], stdin=subprocess.PIPE)
-    limit = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.05)
+    wait_for(path)
     yield process, path
     process.communicate(timeout=30)
     assert process.returncode == 0  # the end of its input ends it
+
+
+def write_program(path: Path, expected: dict[str, str | None]) -> Path:
+    """What :func:`fork_server.start` writes for a server at ``path``."""
+    program = path.with_name(fork_server.PROGRAM)
+    command = [sys.executable, "-I", "-S", CLIENT, str(path), json.dumps(expected)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+    program.chmod(0o700)
+    return program
 
 
 def run_client(path: Path, tmp_path: Path, expected: dict[str, str | None]) -> dict[str, object]:
     worker, folder = tmp_path / "worker.py", tmp_path / "folder"
     worker.write_text(_WORKER, encoding="utf-8")
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-I", "-S", CLIENT, str(path), json.dumps(expected), str(worker), "a b"]
+    command = [str(write_program(path, expected)), str(worker), "a b"]
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         environment = {**os.environ, "ONLY_OF_WORKER": "yes"}
         subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=60)
@@ -87,6 +133,59 @@ def test_a_worker_whose_libraries_would_read_another_value_is_not_forked(
 
 def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
     assert not run_client(tmp_path / "nothing", tmp_path, {})["forked"]
+
+
+#: Exit codes that multiprocessing gives.
+_ENDS = {"return": 0, "exit": 7, "killed": -signal.SIGKILL, "terminate": -signal.SIGTERM, "kill": -signal.SIGKILL}
+
+
+def run_spawner(tmp_path: Path, command: Callable[[Path], list[str]]) -> dict[str, object]:
+    spawner, out = tmp_path / "spawner.py", tmp_path / "out"
+    spawner.write_text(_SPAWNER, encoding="utf-8")
+    with out.open("wb") as file:
+        subprocess.run(command(spawner), stdout=file, check=True, timeout=60)
+    limit = time.monotonic() + 60
+    while not out.read_text() and time.monotonic() < limit:
+        time.sleep(0.05)  # a forked worker goes on after its client
+    found: dict[str, object] = json.loads(out.read_text())
+    return found
+
+
+def with_executable(program: Path) -> Callable[[Path], list[str]]:
+    """A spawner that was not forked itself."""
+    code = (
+        "import multiprocessing, runpy; multiprocessing.set_executable({!r}); runpy.run_path({!r}, run_name='__main__')"
+    )
+    return lambda spawner: [sys.executable, "-c", code.format(str(program), str(spawner))]
+
+
+def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(
+    server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
+) -> None:
+    program = write_program(server[1], {})
+    found = run_spawner(tmp_path, lambda spawner: [str(program), str(spawner)])
+    # forked; in the worker's process group, which Ray ends; with its own name; gone; with the exit code of a child
+    assert found == {how: [True, True, True, False, code] for how, code in _ENDS.items()}
+
+
+def test_without_a_server_python_runs_what_is_spawned(tmp_path: Path) -> None:
+    program = write_program(tmp_path / "nothing", {})
+    assert run_spawner(tmp_path, with_executable(program)) == {
+        how: [False, True, True, False, code] for how, code in _ENDS.items()
+    }
+
+
+def test_a_process_whose_files_cannot_get_their_numbers_is_not_forked(tmp_path: Path) -> None:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    taken = "import os\nfor _ in range(100): os.open(os.devnull, os.O_RDONLY)\n"
+    command = [sys.executable, "-c", taken + _SERVER, str(folder / "socket")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as server:
+        wait_for(folder / "socket")
+        found = run_spawner(tmp_path, with_executable(write_program(folder / "socket", {})))
+        server.communicate(timeout=30)
+    assert found == {how: [False, True, True, False, code] for how, code in _ENDS.items()}
+    assert not folder.exists()  # nothing is left of a server whose launcher has gone
 
 
 @pytest.mark.slow  # imports vLLM

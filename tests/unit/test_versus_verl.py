@@ -15,10 +15,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import scaling
+from benchmarks.pages import complete_lines, replace_section
 from benchmarks.versus_verl import tables
 from benchmarks.versus_verl.__main__ import current, expected_s, next_arm
 from benchmarks.versus_verl.arms import ARMS, SHARED, fingerprint
-from benchmarks.versus_verl.run import complete_lines, lines_written, step_times
+from benchmarks.versus_verl.run import lines_written, step_times
 from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
 from recipe.fspo.compose import compose
 
@@ -140,11 +141,11 @@ def test_tables_hold_medians_ranges_and_multiples() -> None:
 
 def test_sections_are_replaced_and_a_missing_one_is_an_error() -> None:
     page = "a\n<!-- memory: command -->\n\nold\n\n<!-- end of memory -->\nb\n"
-    once = tables.replace_section(page, "memory", "new")
+    once = replace_section(page, "memory", "new")
     assert once == page.replace("old", "new")
-    assert tables.replace_section(once, "memory", "new") == once
+    assert replace_section(once, "memory", "new") == once
     with pytest.raises(ValueError, match="steps"):
-        tables.replace_section(page, "steps", "new")
+        replace_section(page, "steps", "new")
 
 
 def test_scaling_resumes_and_fits_an_exponent() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo.guard import UpdateRefused
 from recipe.fspo.phase import PHASE_FILE, Phase, read_phase, write_phase
 from recipe.fspo.processes import MARK_VARIABLE, is_alive, kill, log_of, marked, role_of
 from recipe.fspo.watch import Death, Watch
@@ -191,32 +190,6 @@ def test_a_program_that_a_worker_is_about_to_call_is_no_worker(mark: str, tmp_pa
         assert role_of(worker.pid) == "FSDP worker"
         assert role_of(child) is None
         kill([child, worker.pid])
-
-
-class Wrapped(Exception):
-    """As Ray wraps what a task raised."""
-
-    def __init__(self, cause: BaseException | None) -> None:
-        super().__init__("\n".join(f"line {i}" for i in range(40)))
-        self.cause = cause
-
-
-class Both(Wrapped, UpdateRefused):
-    """Ray's wrapper also derives from the class of what it wraps."""
-
-
-def test_a_failed_run_says_what_is_needed_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
-    from recipe.fspo.launch import _failure
-
-    log, death = tmp_path / "driver.log", Death("vLLM engine", 12, None, None)
-    ours = str(_failure(Both(Both(UpdateRefused("the gradient norm is nan"))), log, death))
-    assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
-    died = str(_failure(Wrapped(None), log, death))
-    assert died.splitlines()[0] == "the vLLM engine (process 12) died" and "start the same command again" in died
-    other = str(_failure(Wrapped(None), log, None))
-    assert other.startswith("Wrapped: training ended early") and "line 39" in other and "line 20" not in other
-    assert log.read_text().count("line 0\n") == 3
-    assert str(_failure(Wrapped(None), tmp_path, death)) == died.replace(str(log), str(tmp_path))  # cannot be written
 
 
 def test_a_guardian_leaves_a_launcher_alone_that_goes_on(

@@ -1,19 +1,22 @@
-"""Ray's workers of a CPU run are forked from one process that has imported everything.
+"""The processes of a CPU run are forked from one process that has imported everything.
 
-A start has about eight Ray workers, and each would import torch, transformers, verl and vLLM by itself: four to twelve
-CPU seconds, on few cores one after the other. Ray's documented setting ``runtime_env.py_executable`` names the program
-that runs a worker; here it is :mod:`recipe.fspo.cpu.fork_client`, which hands the worker's command to this server. A
-forked worker begins with the imports done, and shares their memory with the others.
+A start has about eight Ray workers and vLLM's engine, and each would import torch, transformers, verl and vLLM by
+itself: four to fifteen CPU seconds, on few cores one after the other. Ray's documented setting
+``runtime_env.py_executable`` names the program that runs a worker, and ``multiprocessing.set_executable`` in a worker
+the one that runs what it spawns; here it is :mod:`recipe.fspo.cpu.fork_client`, which hands the command to this server.
+A forked process begins with the imports done, and shares their memory with the others.
 
-Only for CPU runs on one machine: with an accelerator, or on other nodes, workers start as Ray starts them.
+Only for CPU runs on one machine: with an accelerator, or on other nodes, processes start as Ray and vLLM start them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -24,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +56,10 @@ MODULES_WITH_RAY = (
 )
 #: Variables that libraries read while they are imported: a worker with another value is not forked.
 READ_AT_IMPORT = ("VERL_PLATFORM", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "VERL_USE_EXTERNAL_PLUGINS")
-HEADER_BYTES = 8
+#: In the socket's folder: the program that stands in for Python.
+PROGRAM = "python"
+#: Bytes of the lengths and process ids that go over the socket, and how many open files a process may pass on.
+INT_BYTES, MAX_FILES = 8, 64
 _py_executable: str | None = None
 
 
@@ -60,11 +67,15 @@ def start() -> Callable[[], None]:
     """Start the server in this process's environment.
 
     Returns:
-        What ends it. It also ends with this process, however that ends; workers that it forked go on.
+        What ends it. It also ends with this process, however that ends; processes that it forked go on.
     """
     global _py_executable
-    folder = tempfile.mkdtemp(prefix="fspo-fork-")  # readable by this user only
-    path = str(Path(folder) / "socket")
+    folder = Path(tempfile.mkdtemp(prefix="fspo-fork-"))  # readable by this user only
+    path, program = str(folder / "socket"), folder / PROGRAM
+    expected = json.dumps({name: os.environ.get(name) for name in READ_AT_IMPORT})
+    client = [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_client.py")), path, expected]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
+    program.chmod(0o700)
     server = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "recipe.fspo.cpu.fork_server", path],
         stdin=subprocess.PIPE,  # closed when this process ends, however it ends
@@ -80,9 +91,7 @@ def start() -> Callable[[], None]:
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)
 
-    client = str(Path(__file__).with_name("fork_client.py"))
-    expected = json.dumps({name: os.environ.get(name) for name in READ_AT_IMPORT})
-    _py_executable = shlex.join([sys.executable, "-I", "-S", client, path, expected])
+    _py_executable = str(program)
     return stop
 
 
@@ -91,24 +100,54 @@ def py_executable() -> str | None:
     return _py_executable
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Request:
-    """What a worker's client sent: its command, environment, working folder and standard streams."""
+    """What a client sent: a command, its environment, working folder, process group, and open files by number."""
 
+    connection: socket.socket
+    received: list[int]
     argv: list[str]
     environ: dict[str, str]
     cwd: str
-    streams: list[int]
+    group: int
+    files: list[int]
 
     @classmethod
     def receive(cls, connection: socket.socket) -> _Request:
-        header, streams, _, _ = socket.recv_fds(connection, HEADER_BYTES, 3)
+        header, received, _, _ = socket.recv_fds(connection, INT_BYTES, MAX_FILES)
         with connection.makefile("rb") as file:
-            return cls(**json.loads(file.read(int.from_bytes(header, "big"))), streams=streams)
+            return cls(connection, received, **json.loads(file.read(int.from_bytes(header, "big"))))
+
+    @property
+    def spawned(self) -> bool:
+        """Whether multiprocessing started the client, rather than Ray."""
+        return self.group != 0
 
     def take_environment(self) -> None:
         os.environ.clear()
         os.environ.update(self.environ)
+
+    def take_files(self) -> None:
+        """Give the files the numbers that they had, and the connection another where that is one of them.
+
+        Raises:
+            OSError: if this process has a file of its own under such a number.
+        """
+        above, old = max(self.files) + 1, [self.connection.detach(), *self.received]
+        connection, *files = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in old)
+        for fd in old:
+            os.close(fd)
+        self.connection = socket.socket(fileno=connection)
+        for fd, number in zip(files, self.files, strict=True):
+            if number > 2 and Path(f"/proc/self/fd/{number}").exists():
+                raise FileExistsError(number)
+            os.dup2(fd, number)
+            os.close(fd)
+
+    def close(self) -> None:
+        self.connection.close()
+        for fd in self.received:
+            os.close(fd)
 
 
 def _serve(path: str) -> _Request | None:
@@ -130,6 +169,7 @@ def _serve(path: str) -> _Request | None:
         if sys.stdin in ready:
             with contextlib.suppress(OSError):  # the launcher removes them itself, unless it was killed
                 os.unlink(path)
+                os.unlink(Path(path).with_name(PROGRAM))
                 os.rmdir(Path(path).parent)
             return None
         connection, _ = listener.accept()
@@ -142,30 +182,63 @@ def _serve(path: str) -> _Request | None:
             gc.freeze()  # no collection writes to the pages that the forked processes share
             first = False
         if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setpgid(0, 0)  # when a worker ends, Ray ends its process group
             listener.close()
-            connection.sendall(b"1")
-            connection.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _take_place(request)
             return request
-        connection.close()
-        for stream in request.streams:
-            os.close(stream)
+        request.close()
+
+
+def _take_place(request: _Request) -> None:
+    """Become, for all others, the process that the client was started to be; ends where that cannot be."""
+    try:
+        # When a worker ends, Ray ends its process group: a worker leads its own, and what it spawns is in it.
+        os.setpgid(0, request.group)
+        request.take_files()
+        request.connection.sendall(os.getpid().to_bytes(INT_BYTES, "big"))
+    except OSError:
+        os._exit(1)  # the client sees that it gets no answer
+    if not request.spawned:
+        request.connection.close()
 
 
 def _become(request: _Request) -> None:
     """Run the command of ``request`` as a fresh Python would."""
     import numpy as np
 
-    for target, stream in enumerate(request.streams):
-        os.dup2(stream, target)
-        os.close(stream)
     os.chdir(request.cwd)
     request.take_environment()
     np.random.seed()  # anew, as in every process that imports it; random does so by itself
+    if request.spawned:
+        _become_spawned(request)
+        return
+    multiprocessing.set_executable(str(Path(sys.argv[1]).with_name(PROGRAM)))
     sys.argv[:] = request.argv
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _become_spawned(request: _Request) -> None:
+    """Run multiprocessing's command: ``[options] -c CODE --multiprocessing-fork``."""
+
+    def end_with_client() -> None:
+        with contextlib.suppress(OSError):
+            request.connection.recv(1)  # nothing is ever sent: it returns when the client has been killed
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    from recipe.fspo.cpu.patches import write_titles_as_ray_does
+
+    write_titles_as_ray_does()
+    threading.Thread(target=end_with_client, daemon=True, name="ends with its client").start()
+    position, status = request.argv.index("-c"), 1
+    sys.argv[:] = request.argv[position::2]
+    try:
+        exec(request.argv[position + 1], {"__name__": "__main__"})
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    finally:
+        request.connection.sendall(bytes([status % 256]))  # what the client ends with, once this process has ended
 
 
 if __name__ == "__main__":

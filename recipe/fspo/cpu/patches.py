@@ -85,3 +85,16 @@ def keep_vllm_linear_weights() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     layer_utils.dispatch_cpu_unquantized_gemm = use_plain_linear
+
+
+def write_titles_as_ray_does() -> None:
+    """Let ``setproctitle`` name a process whose environment has been replaced since it was started.
+
+    setproctitle 1.3 looks for the place of the title before the first variable, and gives up in silence where that has
+    moved: in a process of the fork server, where vLLM's engine would go without its name, by which it is found. The
+    copy in Ray 2.60 asks the kernel then.
+    """
+    import ray._raylet
+    import setproctitle
+
+    setproctitle.setproctitle = ray._raylet.setproctitle

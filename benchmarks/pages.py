@@ -1,0 +1,38 @@
+"""From rows of finished runs to the documentation: JSON lines, Markdown tables, and the sections of a page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def complete_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file that may be in the middle of being written; none if it is not there."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n") and line.strip()]
+    return []
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
+    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
+
+
+def replace_section(page: str, name: str, text: str) -> str:
+    """``page`` with ``text`` between the two comments of section ``name``.
+
+    Raises:
+        ValueError: if the page has no such section.
+    """
+    begin, end = f"<!-- {name}: ", f"<!-- end of {name} -->"
+    before, found, rest = page.partition(begin)
+    comment, closed, rest = rest.partition("-->\n")
+    _, ended, after = rest.partition(end)
+    if not (found and closed and ended):
+        raise ValueError(f"the page has no section {begin}... --> to {end}")
+    return f"{before}{begin}{comment}-->\n\n{text}\n\n{end}{after}"
