@@ -36,6 +36,8 @@ _UNTUNED = (
     "~actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend",
 )
 _OF_THE_RECIPE = ("fspo", "evaluate", "seed")
+#: What :mod:`recipe.fspo.cpu.fork_server` forks: a start with less has a fingerprint of its own.
+_FORKED = ("Ray's workers", "vLLM's engine")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def fingerprint(arm: Arm, extra: Sequence[str] = ()) -> str:
     nothing that a start or a step would show.
     """
     config = compose([*SHARED, *arm.overrides, *extra, "fspo.run_dir=RUN"])
-    forked = None if arm.plain else config.fspo.fork_workers
+    forked = None if arm.plain or not config.fspo.fork_workers else _FORKED
     with open_dict(config):
         for key in _OF_THE_RECIPE:
             config.pop(key)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from statistics import median
 
-from benchmarks.versus_verl.tables import markdown
+from benchmarks.pages import markdown
 from recipe.fspo.cpu.fork_server import MODULES, MODULES_WITH_RAY
 from recipe.fspo.environment import CPU_ENVIRONMENT
 
@@ -20,7 +20,6 @@ from recipe.fspo.environment import CPU_ENVIRONMENT
 PROCESSES = {
     "launcher": ("recipe.fspo.main", "recipe.fspo.launch"),
     "fork server": ("recipe.fspo.cpu.patches", *MODULES, *MODULES_WITH_RAY),
-    "vLLM's engine": ("recipe.fspo.cpu.vllm_worker", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"),
 }
 
 

@@ -97,19 +97,13 @@ def _can_fork(config: DictConfig) -> bool:
 
 @contextlib.contextmanager
 def forked_workers(config: DictConfig) -> Iterator[None]:
-    """Within it, the workers of a CPU run are forked from one process that begins its imports now.
-
-    Does nothing within itself, so that it can begin before what does not know of it.
-    """
+    """Within it, the workers of a CPU run are forked from one process that begins its imports now."""
     if not _can_fork(config):
         yield
         return
     from recipe.fspo.cpu import fork_server
     from recipe.fspo.processes import own_mark
 
-    if fork_server.py_executable():
-        yield
-        return
     own_mark()  # the workers inherit it from the process that they are forked from
     stop = fork_server.start()
     try:

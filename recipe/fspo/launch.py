@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.resources
+import io
 import os
 import sys
 import threading
@@ -138,11 +139,30 @@ def prepare(config: DictConfig) -> None:
         write_dataset(Path(config.data.train_files).parent, **offline)
 
 
-def _ready(config: DictConfig) -> None:
-    """What a run that comes later in the same processes needs before anything is started."""
-    prepare(config)
+def check(config: DictConfig) -> str:
+    """All that can be said of a prepared configuration before anything is started; fills in ``grad_scale``.
+
+    Returns:
+        What verl notes about it.
+
+    Raises:
+        PreflightError: if this recipe or verl refuses it.
+    """
     preflight.check(config)
     apply_grad_scale(config)
+    notes = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(notes):
+            validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, ValueError, TypeError) as error:
+        raise preflight.PreflightError([f"verl refuses the configuration: {error}"]) from error
+    return notes.getvalue()
+
+
+def _make_ready(config: DictConfig) -> None:
+    """Do for a run that comes later in the same processes what is done for the first."""
+    prepare(config)
+    check(config)
 
 
 def _watch(config: DictConfig, runner: _Runner, guardian: Guardian, mark: str) -> Watch:
@@ -189,9 +209,8 @@ def launch(config: DictConfig) -> None:
     repaired = checkpoints.repair_tracker(config)
     if repaired:
         print(f"note: {repaired}", flush=True)
-    preflight.check(config)
-    apply_grad_scale(config)
-    series.plan_later(config, _ready)
+    notes = check(config)
+    series.plan_later(config, _make_ready)
     run_info.begin(config)
     write_phase(config.fspo.run_dir, 0, "start-up")
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
@@ -204,7 +223,7 @@ def launch(config: DictConfig) -> None:
     try:
         # What verl prints in this process goes to the log; progress has its own way to the terminal.
         with driver_log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
-            validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+            print(notes, end="")
             run_ppo(config, task_runner_class=runner)
         status = "finished"
     except Exception as error:

@@ -11,7 +11,7 @@ from composing import composed
 
 from recipe.fspo import preflight
 from recipe.fspo.config import apply_grad_scale
-from recipe.fspo.launch import local_path, prepare
+from recipe.fspo.launch import check, local_path, prepare
 
 Problems = Callable[..., list[str]]
 #: As many problems as one step needs, so that they are written quickly.
@@ -116,6 +116,15 @@ def test_model_folder_without_weights(problems: Problems, tmp_path: Path) -> Non
     assert any("no config.json" in p for p in problems(f"actor_rollout_ref.model.path={tmp_path}/model"))
     (tmp_path / "model" / "config.json").write_text("{}")
     assert any("no weights" in p for p in problems(f"actor_rollout_ref.model.path={tmp_path}/model"))
+
+
+def test_what_only_verl_refuses_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    refused = [*BY_SEQUENCES, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"]
+    refused.append("actor_rollout_ref.rollout.log_prob_micro_batch_size=4")
+    config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *refused)
+    prepare(config)
+    with pytest.raises(preflight.PreflightError, match="error: verl refuses the configuration: .*log_prob_micro_batch_size"):
+        check(config)
 
 
 def test_package_paths_become_folders() -> None:
