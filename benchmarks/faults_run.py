@@ -58,7 +58,9 @@ MOMENTS: Final = ("start-up", "generation", "update", "weight sync", "save", "va
 START_LIMIT_S: Final = 420.0
 END_LIMIT_S: Final = 120.0
 LEFT_AFTER_S: Final = 20.0
-#: During start-up a process is killed as soon as it is there, but these only once others are that depend on them.
+#: A process that dies is at least so old: the watch must have seen it to know it.
+YOUNGEST_S: Final = 1.0
+#: During start-up a process is killed as soon as it is so old, but these only once others are that depend on them.
 _EXISTS_FIRST: Final = {
     "launching process": "vLLM engine",
     "Ray node (raylet)": "FSDP worker",
@@ -167,16 +169,21 @@ def _steps(folder: Path, skip: int = 0) -> list[dict[str, Any]]:
 
 def _aim(run: Run, role: str, moment: str, step: int) -> int:
     """Wait until the run is at the moment of the step, and return the process to be killed."""
-    limit, victim, looked = time.monotonic() + START_LIMIT_S, None, 0.0
+    limit, victim, looked, found = time.monotonic() + START_LIMIT_S, None, 0.0, 0.0
     while run.process.poll() is None and time.monotonic() < limit:
         phase = run.phase()
         if victim is None and time.monotonic() - looked > (0.02 if moment == "start-up" else 1.0):
             looked = time.monotonic()
             waits_for = _EXISTS_FIRST.get(role) if moment == "start-up" else None
             if waits_for is None or run.find(waits_for) is not None:
-                victim = run.find(role)
+                victim, found = run.find(role), time.monotonic()
         here = phase is not None and phase.since > run.began and phase.phase == moment
-        if here and victim is not None and (moment == "start-up" or phase.step >= step):
+        if (
+            here
+            and victim is not None
+            and time.monotonic() - found > YOUNGEST_S
+            and (moment == "start-up" or phase.step >= step)
+        ):
             return victim
         time.sleep(0.002)
     raise NotReached(f"{moment} of step {step} was not reached:\n{run.output()[-3000:]}")

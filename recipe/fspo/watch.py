@@ -18,7 +18,7 @@ from recipe.fspo.phase import Phase
 from recipe.fspo.processes import CLOSED_BY_TRAINER, ROLES, log_of, marked, role_of
 
 #: How often new processes are looked for.
-_LOOK_EVERY_S = 0.5
+_LOOK_EVERY_S = 0.2
 #: How long an error may take to come out of Ray by itself after a death, before the run is stopped.
 GRACE_S = 8.0
 #: How long the stopped run may take to end after that, before its launching process leaves without waiting.
@@ -92,7 +92,7 @@ class Watch:
             if time.monotonic() - looked >= _LOOK_EVERY_S:
                 self._look()
                 looked = time.monotonic()
-            ended = {descriptor for descriptor, _ in self._poll.poll(200)}
+            ended = {descriptor for descriptor, _ in self._poll.poll(1000 * _LOOK_EVERY_S)}
             if ended and not self.over.is_set():
                 self.death = self._first_of(ended)
         for descriptor in self._known:

@@ -51,6 +51,17 @@ def test_ctrl_c_leaves_nothing_behind(start: Starter, tmp_path: Path) -> None:
     assert run.left_behind() == []
 
 
+@pytest.mark.slow
+def test_the_runs_of_a_multirun_come_one_after_the_other(start: Starter, tmp_path: Path) -> None:
+    folder = f"fspo.run_dir={tmp_path}/${{seed}}"
+    run = start(tmp_path, "--multirun", *SMALL, "trainer.total_training_steps=1", "seed=1,2", folder)
+    assert run.wait(500) == 0, run.output()[-4000:]
+    for seed in (1, 2):
+        info = json.loads((tmp_path / str(seed) / "run.json").read_text())
+        assert (info["seed"], info["status"]) == (seed, "finished")
+    assert run.left_behind() == []
+
+
 def test_killed_worker_ends_the_run(start: Starter, tmp_path: Path) -> None:
     run = start(tmp_path, *SMALL, "trainer.total_training_steps=50")
     run.wait_for("step 1/50", 400)

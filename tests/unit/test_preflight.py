@@ -123,7 +123,8 @@ def test_what_only_verl_refuses_is_refused_before_anything_is_started(tmp_path: 
     refused.append("actor_rollout_ref.rollout.log_prob_micro_batch_size=4")
     config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *refused)
     prepare(config)
-    with pytest.raises(preflight.PreflightError, match="error: verl refuses the configuration: .*log_prob_micro_batch_size"):
+    says = r"error: verl refuses the configuration: .*log_prob_micro_batch_size"
+    with pytest.raises(preflight.PreflightError, match=says):
         check(config)
 
 
