@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.faults_run import MOMENTS, PROCESSES, SAVE_FREQ, NotReached, run_row
+from benchmarks.faults_run import MOMENTS, PROCESSES, SAVE_FREQ, NotReached, run_row, see_resume
 from benchmarks.pages import complete_lines, replace_section
 from fspo.data.io import atomic_path
 
@@ -146,7 +146,7 @@ def run(folder: Path, minutes: float, only: list[str]) -> None:
     while time.monotonic() < limit:
         cell = asked.pop(0) if asked else None if only else _next_cell()
         if cell is None:
-            return
+            break
         print(f"{time.strftime('%H:%M:%S')} {cell[0]} during {cell[1]}", flush=True)
         try:
             row, resumed = run_row(folder, *cell)
@@ -159,13 +159,22 @@ def run(folder: Path, minutes: float, only: list[str]) -> None:
         if not row["hit"]:
             print(f"  missed: it was in another phase by then ({row}); again", flush=True)
         rows = [old for old in read_rows() if (old["process"], old["moment"]) != cell]
-        if resumed is not None:
-            rows = [old | {"resume": old.get("resume") or resumed} for old in rows]
+        rows = _with_resume(rows, resumed)
         write_rows([*rows, row] if row["hit"] else rows)
         render()
         print(
             f"  {json.dumps(row)}\n  resume of the rows before: {resumed}; {verdict(row) or 'as required'}", flush=True
         )
+
+    if not all(row.get("resume") for row in read_rows()):
+        resumed = see_resume(folder)
+        write_rows(_with_resume(read_rows(), resumed))
+        print(f"  resume of the rows before: {resumed}", flush=True)
+
+
+def _with_resume(rows: list[Row], resumed: str | None) -> list[Row]:
+    """How a start resumed is the result of all rows since the last one that did."""
+    return rows if resumed is None else [row | {"resume": row.get("resume") or resumed} for row in rows]
 
 
 def main() -> None:

@@ -209,9 +209,25 @@ def resume_of(run: Run, resumed_from: int, norm: float | None, logged_before: in
     begun_with = math.hypot(*shards)
     if norm is not None and not math.isclose(begun_with, norm, rel_tol=1e-9):
         return f"WRONG: weights of norm {begun_with}, saved were {norm}"
-    if not math.isfinite(first["metrics"]["actor/grad_norm"] or math.nan):
+    gradient = first["metrics"]["actor/grad_norm"]  # exactly 0 where all groups have equal rewards
+    if gradient is None or not math.isfinite(gradient):
         return "WRONG: the first gradient is not finite"
     return f"step {resumed_from + 1}" if resumed_from else "from the beginning"
+
+
+def see_resume(folder: Path) -> str | None:
+    """How a start takes up what the last row has left; it is ended after its first step."""
+    before, logged_before = tracked_step(folder), len(_steps(folder))
+    norm = checkpoint_norm(folder, before)
+    run, limit = Run(folder, ()), time.monotonic() + START_LIMIT_S
+    try:
+        while run.process.poll() is None and time.monotonic() < limit:
+            if (resumed := resume_of(run, before, norm, logged_before)) is not None:
+                return resumed
+            time.sleep(0.2)
+        return None
+    finally:
+        run.stop()
 
 
 def run_row(folder: Path, process: str, moment: str) -> tuple[dict[str, Any], str | None]:
