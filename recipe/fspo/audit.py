@@ -265,13 +265,11 @@ def main() -> None:
 
 
 def _measure(request: Request, config: Any) -> None:
-    from recipe.fspo.environment import forked_workers
     from recipe.fspo.preemption import watch_for_warning
 
     watch_for_warning()
     folder = request.run / FOLDER
-    with forked_workers(config):
-        launch_or_exit(config, kept=f"{folder} keeps the rounds that were measured")
+    launch_or_exit(config, kept=f"{folder} keeps the rounds that were measured")
     from recipe.fspo.audit_report import read_rounds, write_report  # imports verl: after the platform is exported
 
     print(write_report(folder, config, read_rounds(folder, request.rounds)), flush=True)

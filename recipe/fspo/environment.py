@@ -97,13 +97,20 @@ def _can_fork(config: DictConfig) -> bool:
 
 @contextlib.contextmanager
 def forked_workers(config: DictConfig) -> Iterator[None]:
-    """Within it, the workers of a CPU run are forked from one process that begins its imports now."""
+    """Within it, the processes of one CPU run are forked from one that begins its imports now.
+
+    Does nothing within itself, so that a command can begin it as early as it knows the configuration. Not for two runs:
+    while Ray is imported, it reads what belongs to one start of it.
+    """
     if not _can_fork(config):
         yield
         return
     from recipe.fspo.cpu import fork_server
     from recipe.fspo.processes import own_mark
 
+    if fork_server.py_executable():
+        yield
+        return
     own_mark()  # the workers inherit it from the process that they are forked from
     stop = fork_server.start()
     try:

@@ -7,6 +7,7 @@ from typing import Final
 
 from omegaconf import DictConfig
 
+from recipe.fspo.environment import forked_workers
 from recipe.fspo.preemption import PREEMPTED, Preempted
 
 #: Exit status of a run that failed.
@@ -24,6 +25,11 @@ def launch_or_exit(config: DictConfig, kept: str) -> None:
         config: Composed, with its platform exported.
         kept: What an interrupted run leaves, for the sentence that says so.
     """
+    with forked_workers(config):
+        _launch_or_exit(config, kept)
+
+
+def _launch_or_exit(config: DictConfig, kept: str) -> None:
     # Imported here: both import verl, which must not happen before the platform is exported.
     from recipe.fspo.failure import TrainingFailed
     from recipe.fspo.launch import launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -82,7 +83,8 @@ def main() -> None:
     except (HydraException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    with forked_workers(config):  # from here on, beside this process's own imports
+    several = {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(sys.argv[1:])  # then each run begins it for itself
+    with contextlib.nullcontext() if several else forked_workers(config):  # beside this process's own imports
         _train()
 
 

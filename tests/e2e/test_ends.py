@@ -54,7 +54,7 @@ def test_ctrl_c_leaves_nothing_behind(start: Starter, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_runs_of_a_multirun_come_one_after_the_other(start: Starter, tmp_path: Path) -> None:
     folder = f"fspo.run_dir={tmp_path}/${{seed}}"
-    run = start(tmp_path, "--multirun", *SMALL, "trainer.total_training_steps=1", "seed=1,2", folder)
+    run = start(tmp_path, *SMALL, "trainer.total_training_steps=1", "seed=1,2", folder, "--multirun")
     assert run.wait(500) == 0, run.output()[-4000:]
     for seed in (1, 2):
         info = json.loads((tmp_path / str(seed) / "run.json").read_text())
