@@ -35,6 +35,8 @@ _UNTUNED = (
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64",
     "~actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend",
 )
+#: What transformers has for packs on a CPU; the demo's own is this recipe's.
+_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
 _OF_THE_RECIPE = ("fspo", "evaluate", "seed")
 #: What :mod:`recipe.fspo.cpu.fork_server` forks: a start with less has a fingerprint of its own.
 _FORKED = ("Ray's workers", "vLLM's engine")
@@ -52,9 +54,10 @@ class Arm:
 
 
 ARMS = (
-    Arm("verl", "plain verl, same settings", True, ("algo=gspo_verl",)),
+    Arm("verl", "plain verl, same settings", True, ("algo=gspo_verl", _ATTENTION)),
     Arm("recipe", "this recipe", False, ("algo=gspo",)),
     Arm("verl_untuned", "plain verl, as first run", True, ("algo=gspo_verl", *_UNTUNED), tuned_environment=False),
+    Arm("verl_attention", "plain verl, with this recipe's attention", True, ("algo=gspo_verl",)),
 )
 
 
