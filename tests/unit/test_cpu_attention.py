@@ -1,0 +1,68 @@
+"""The attention for packs gives what transformers' own gives, forward and backward, and looks at no other sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from recipe.fspo.cpu.attention import NAME, sequence_lengths
+
+LENGTHS = (7, 1, 23, 12)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Qwen3ForCausalLM]:
+    """One model, with each attention; fewer heads for keys and values than for queries."""
+    found = {}
+    for attention in ("sdpa", NAME):
+        torch.manual_seed(0)
+        config = Qwen3Config(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=8, vocab_size=11, attn_implementation=attention,
+        )  # fmt: skip
+        found[attention] = Qwen3ForCausalLM(config)
+    return found
+
+
+def pack(lengths: tuple[int, ...]) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(11, (1, sum(lengths)), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": tokens, "position_ids": torch.cat([torch.arange(length) for length in lengths])[None]}
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (31,), (1, 1, 1)])
+def test_lengths_of_a_pack(lengths: tuple[int, ...]) -> None:
+    assert sequence_lengths(pack(lengths)["position_ids"][0]) == list(lengths)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (31,)])
+def test_a_pack_gives_what_sdpa_with_its_mask_gives(
+    models: dict[str, Qwen3ForCausalLM], lengths: tuple[int, ...]
+) -> None:
+    logits, gradients = {}, {}
+    for attention, model in models.items():
+        model.zero_grad()
+        logits[attention] = model(**pack(lengths), use_cache=False).logits
+        logits[attention].logsumexp(-1).sum().backward()
+        gradients[attention] = [parameter.grad for parameter in model.parameters()]
+    torch.testing.assert_close(logits[NAME], logits["sdpa"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients[NAME], gradients["sdpa"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sequence_gets_from_its_pack_what_it_gets_alone(models: dict[str, Qwen3ForCausalLM]) -> None:
+    batch = pack(LENGTHS)
+    with torch.no_grad():
+        together = models[NAME](**batch, use_cache=False).logits[0].split(LENGTHS)
+        alone = [models["sdpa"](part[None], use_cache=False).logits[0] for part in batch["input_ids"][0].split(LENGTHS)]
+    torch.testing.assert_close(list(together), alone, rtol=1e-5, atol=1e-6)
+
+
+def test_padded_batches_go_the_way_of_sdpa(models: dict[str, Qwen3ForCausalLM]) -> None:
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0  # verl pads prompts on the left
+    tokens = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(2))
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        batch = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
+        logits = {name: model(**batch, use_cache=False).logits for name, model in models.items()}
+    torch.testing.assert_close(logits[NAME][mask.bool()], logits["sdpa"][mask.bool()], rtol=1e-5, atol=1e-6)
