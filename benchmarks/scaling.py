@@ -203,7 +203,9 @@ def main() -> int:
         plot(rows, PLOT)
         others = [f"{100 * share(row['others_share'] for row in rows):.0f}" for share in (min, max)]
         section += f"\n\nProcesses of others took {' to '.join(others)}% of the cores meanwhile."
-        section += f"\n\n![step time against {', '.join(AXES)}, both axes logarithmic](images/{PLOT.name})"
+        section += (
+            f"\n\n![step time against sequences, tokens and parameters, both axes logarithmic](images/{PLOT.name})"
+        )
     text = replace_section(PAGE.read_text(encoding="utf-8"), "scaling", section)
     with atomic_path(PAGE) as temporary:
         temporary.write_text(text, encoding="utf-8")
