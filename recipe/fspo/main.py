@@ -15,6 +15,10 @@ from recipe.fspo.exits import BAD_INPUT, INTERRUPTED, launch_or_exit
 from recipe.fspo.preemption import PREEMPTED, watch_for_warning
 from recipe.fspo.processes import own_mark
 
+#: Hydra's flags that are followed by a value, and those of them that print something in place of a run.
+_FLAGS_WITH_VALUE = {"--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd"}
+_PRINTS = {"--cfg", "-c", "--info", "-i", "--hydra-help"}
+
 
 @hydra.main(config_path=str(CONF_DIR), config_name=ROOT_CONFIG, version_base=None)
 def _train(config: DictConfig) -> None:
@@ -23,7 +27,8 @@ def _train(config: DictConfig) -> None:
 
 def _overrides(arguments: list[str]) -> list[str]:
     """The Hydra overrides among the command-line arguments (flags such as --multirun are Hydra's own)."""
-    return [argument for argument in arguments if not argument.startswith("-")]
+    after_flag = [False, *(argument in _FLAGS_WITH_VALUE for argument in arguments)]
+    return [each for each, value in zip(arguments, after_flag, strict=False) if not (value or each.startswith("-"))]
 
 
 def _choices(group: str) -> str:
@@ -71,6 +76,9 @@ def main() -> None:
     """Decide the platform, then hand over to Hydra."""
     if any(argument in ("-h", "--help") for argument in sys.argv[1:]):
         print(usage(), end="")
+        return
+    if any(argument.partition("=")[0] in _PRINTS for argument in sys.argv[1:]):
+        _train()  # needs no machine that could run it
         return
     from hydra.errors import HydraException
 

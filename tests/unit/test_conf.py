@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.compose import CONF_DIR, compose, first_of_each_sweep
 from recipe.fspo.environment import WrongMachineError, platform_environment
+from recipe.fspo.main import _overrides
 
 
 def options(group: str) -> list[str]:
@@ -157,3 +161,17 @@ def test_native_advantages() -> None:
 def test_composed_is_what_hydra_composes() -> None:
     overrides = ["seed=7", "trainer.save_freq=3", "+trainer.extra.key=[1,a]", "data.train_files=null", "algo=gspo"]
     assert OmegaConf.to_container(composed(*overrides)) == OmegaConf.to_container(compose(overrides))
+
+
+def test_hydras_flags_and_their_values_are_no_overrides() -> None:
+    arguments = ["--cfg", "job", "algo=gspo", "-m", "seed=1,2", "--package", "fspo", "--cfg=job", "~trainer.device"]
+    assert _overrides(arguments) == ["algo=gspo", "seed=1,2", "~trainer.device"]
+
+
+def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recipe.fspo.main", "experiment=qwen3_8b", "--cfg", "job", "--package", "trainer"]
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment)
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    assert "n_gpus_per_node: 8" in printed.stdout
+    assert not list(tmp_path.iterdir())
