@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 
 import hydra
 from omegaconf import DictConfig
@@ -25,7 +26,7 @@ def _train(config: DictConfig) -> None:
     launch_or_exit(config, kept=f"{config.fspo.run_dir} keeps what was done")
 
 
-def _overrides(arguments: list[str]) -> list[str]:
+def without_flags(arguments: Sequence[str]) -> list[str]:
     """The Hydra overrides among the command-line arguments (flags such as --multirun are Hydra's own)."""
     after_flag = [False, *(argument in _FLAGS_WITH_VALUE for argument in arguments)]
     return [each for each, value in zip(arguments, after_flag, strict=False) if not (value or each.startswith("-"))]
@@ -86,7 +87,7 @@ def main() -> None:
     watch_for_warning()
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
     try:
-        config = compose(first_of_each_sweep(_overrides(sys.argv[1:])))
+        config = compose(first_of_each_sweep(without_flags(sys.argv[1:])))
         export_platform(config)
     except (HydraException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)

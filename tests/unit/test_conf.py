@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.compose import CONF_DIR, compose, first_of_each_sweep
 from recipe.fspo.environment import WrongMachineError, platform_environment
-from recipe.fspo.main import _overrides
+from recipe.fspo.main import without_flags
 
 
 def options(group: str) -> list[str]:
@@ -165,7 +165,7 @@ def test_composed_is_what_hydra_composes() -> None:
 
 def test_hydras_flags_and_their_values_are_no_overrides() -> None:
     arguments = ["--cfg", "job", "algo=gspo", "-m", "seed=1,2", "--package", "fspo", "--cfg=job", "~trainer.device"]
-    assert _overrides(arguments) == ["algo=gspo", "seed=1,2", "~trainer.device"]
+    assert without_flags(arguments) == ["algo=gspo", "seed=1,2", "~trainer.device"]
 
 
 def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import pytest
 
 from recipe.fspo.compose import compose, first_of_each_sweep
 from recipe.fspo.loss_checks import loss_problems
+from recipe.fspo.main import without_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -76,7 +77,7 @@ def commands() -> list[tuple[str, str]]:
 @cache
 def composes(overrides: tuple[str, ...]) -> None:
     """Raise if these overrides of ``recipe.fspo.main`` name nothing, or contradict each other."""
-    config = compose(first_of_each_sweep([word for word in overrides if not word.startswith("-")]))
+    config = compose(first_of_each_sweep(without_flags(overrides)))
     problems = list(loss_problems(config))
     assert problems == [], problems
 
