@@ -35,11 +35,10 @@ _UNTUNED = (
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=64",
     "~actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend",
 )
-#: What transformers has for packs on a CPU; the demo's own is this recipe's.
-_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
 _OF_THE_RECIPE = ("fspo", "evaluate", "seed")
-#: What :mod:`recipe.fspo.cpu.fork_server` forks: a start with less has a fingerprint of its own.
+#: What the recipe does on a CPU that is no setting of verl: a start without it has a fingerprint of its own.
 _FORKED = ("Ray's workers", "vLLM's engine")
+_ON_CPUS = "attention over packs"
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,9 @@ class Arm:
 
 
 ARMS = (
-    Arm("verl", "plain verl, same settings", True, ("algo=gspo_verl", _ATTENTION)),
+    Arm("verl", "plain verl, same settings", True, ("algo=gspo_verl",)),
     Arm("recipe", "this recipe", False, ("algo=gspo",)),
     Arm("verl_untuned", "plain verl, as first run", True, ("algo=gspo_verl", *_UNTUNED), tuned_environment=False),
-    Arm("verl_attention", "plain verl, with this recipe's attention", True, ("algo=gspo_verl",)),
 )
 
 
@@ -114,10 +112,10 @@ def fingerprint(arm: Arm, extra: Sequence[str] = ()) -> str:
     nothing that a start or a step would show.
     """
     config = compose([*SHARED, *arm.overrides, *extra, "fspo.run_dir=RUN"])
-    forked = None if arm.plain or not config.fspo.fork_workers else _FORKED
+    own = None if arm.plain else (_FORKED if config.fspo.fork_workers else None, _ON_CPUS)
     with open_dict(config):
         for key in _OF_THE_RECIPE:
             config.pop(key)
     # Not resolved: what is left refers to keys that are gone.
-    text = OmegaConf.to_yaml(config, sort_keys=True) + repr((sorted(CPU_ENVIRONMENT.items()), arm, forked))
+    text = OmegaConf.to_yaml(config, sort_keys=True) + repr((sorted(CPU_ENVIRONMENT.items()), arm, own))
     return hashlib.sha256(text.encode()).hexdigest()[:10]

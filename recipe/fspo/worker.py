@@ -24,7 +24,8 @@ from recipe.fspo.plugin import require_plugin
 from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, SequenceArrays, SumArrays
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    import recipe.fspo.cpu.engine  # noqa: F401  (registers the FSDP engine for CPUs)
+    import recipe.fspo.cpu.attention
+    import recipe.fspo.cpu.engine  # noqa: F401  (both register what they are named for)
 
 
 def _with_attribute_bins(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:

@@ -46,7 +46,7 @@ def test_device_decides_attention(experiment: str) -> None:
     model = config.actor_rollout_ref.model
     on_gpu = config.trainer.device == "cuda"
     assert model.use_remove_padding
-    assert model.override_config.attn_implementation == ("flash_attention_2" if on_gpu else "packed_sdpa")
+    assert model.override_config.attn_implementation == ("flash_attention_2" if on_gpu else "sdpa")
     assert ("worker_extension_cls" in config.actor_rollout_ref.rollout.engine_kwargs.vllm) is not on_gpu
 
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from recipe.fspo.cpu.attention import NAME, sequence_lengths
+from recipe.fspo.cpu.attention import NAME, packed_attention, sequence_lengths
 
+ORIGINAL = "original_sdpa"
+AttentionInterface.register(ORIGINAL, sdpa_attention_forward)
+AttentionMaskInterface.register(ORIGINAL, sdpa_mask)
 LENGTHS = (7, 1, 23, 12)
 
 
@@ -15,7 +20,7 @@ LENGTHS = (7, 1, 23, 12)
 def models() -> dict[str, Qwen3ForCausalLM]:
     """One model, with each attention; fewer heads for keys and values than for queries."""
     found = {}
-    for attention in ("sdpa", NAME):
+    for attention in (ORIGINAL, NAME):
         torch.manual_seed(0)
         config = Qwen3Config(
             hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -45,15 +50,17 @@ def test_a_pack_gives_what_sdpa_with_its_mask_gives(
         logits[attention] = model(**pack(lengths), use_cache=False).logits
         logits[attention].logsumexp(-1).sum().backward()
         gradients[attention] = [parameter.grad for parameter in model.parameters()]
-    torch.testing.assert_close(logits[NAME], logits["sdpa"], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(gradients[NAME], gradients["sdpa"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits[NAME], logits[ORIGINAL], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients[NAME], gradients[ORIGINAL], rtol=1e-4, atol=1e-5)
 
 
 def test_a_sequence_gets_from_its_pack_what_it_gets_alone(models: dict[str, Qwen3ForCausalLM]) -> None:
     batch = pack(LENGTHS)
     with torch.no_grad():
         together = models[NAME](**batch, use_cache=False).logits[0].split(LENGTHS)
-        alone = [models["sdpa"](part[None], use_cache=False).logits[0] for part in batch["input_ids"][0].split(LENGTHS)]
+        alone = [
+            models[ORIGINAL](part[None], use_cache=False).logits[0] for part in batch["input_ids"][0].split(LENGTHS)
+        ]
     torch.testing.assert_close(list(together), alone, rtol=1e-5, atol=1e-6)
 
 
@@ -65,4 +72,10 @@ def test_padded_batches_go_the_way_of_sdpa(models: dict[str, Qwen3ForCausalLM]) 
     with torch.no_grad():
         batch = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
         logits = {name: model(**batch, use_cache=False).logits for name, model in models.items()}
-    torch.testing.assert_close(logits[NAME][mask.bool()], logits["sdpa"][mask.bool()], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits[NAME][mask.bool()], logits[ORIGINAL][mask.bool()], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_does_not_tell_the_positions_is_refused() -> None:
+    states = torch.zeros(1, 2, 5, 8)
+    with pytest.raises(ValueError, match="Linear is not told the positions"):
+        packed_attention(torch.nn.Linear(1, 1), states, states, states, None, scaling=1.0)

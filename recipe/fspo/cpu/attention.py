@@ -2,8 +2,9 @@
 
 For a pack of T tokens transformers' ``sdpa`` builds a mask [1, 1, T, T] and computes all T^2 scores of a layer, most of
 them to throw them away; flash-attn, which does not, needs a GPU. Here each sequence is one call: the sum of the squared
-lengths in place of the square of their sum. Registered with transformers under :data:`NAME`, for
-``actor_rollout_ref.model.override_config.attn_implementation``; padded batches go the way of ``sdpa``.
+lengths in place of the square of their sum. Importing this module puts it in the place of ``sdpa``, through
+transformers' own registry and in this process only: under a name of its own a checkpoint's ``config.json`` would ask
+for it wherever the model is loaded. Padded batches go the way they went.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-NAME: Final = "packed_sdpa"
+NAME: Final = "sdpa"
 
 
 def sequence_lengths(positions_T: torch.Tensor) -> list[int]:
@@ -37,11 +38,18 @@ def packed_attention(
     """transformers' attention function: ``query`` [B, heads, T, size] and so on to [B, T, heads, size].
 
     ``position_ids`` [1, T] among the keyword arguments tell the sequences of a pack apart.
+
+    Raises:
+        ValueError: if a model does not hand them to its attention.
     """
-    positions = kwargs.get("position_ids")
-    packed = attention_mask is None and query.shape[0] == 1 and positions is not None and positions.dim() == 2
-    if not packed:
+    if attention_mask is not None or query.shape[0] > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    positions = kwargs.get("position_ids")
+    if positions is None or positions.dim() != 2:
+        raise ValueError(
+            f"{type(module).__name__} is not told the positions of the tokens, by which the sequences of a pack are "
+            "told apart: set actor_rollout_ref.model.override_config.attn_implementation=eager"
+        )
     lengths = sequence_lengths(positions[0])
     parts = zip(*(states.split(lengths, dim=2) for states in (query, key, value)), strict=True)
     outputs = [sdpa_attention_forward(module, *part, None, **kwargs)[0] for part in parts]

@@ -1,6 +1,6 @@
-"""Registers verl's FSDP engine for CPUs (verl 0.9.1 registers it for cuda and npu only), and the attention for packs.
+"""Registers verl's FSDP engine for CPUs (verl 0.9.1 registers it for cuda and npu only).
 
-Importing this module registers them, so that plain verl can name it in ``actor_rollout_ref.model.external_lib``.
+Importing this module registers it, so that plain verl can name it in ``actor_rollout_ref.model.external_lib``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-import recipe.fspo.cpu.attention  # noqa: F401  (registers it)
 from recipe.fspo.cpu.patches import offload_without_pinned_memory
 
 offload_without_pinned_memory()

@@ -39,14 +39,13 @@ def layer_activations(model: ModelShape, b: int, attention: str = "flash_attenti
     and the normalised values (4 W + b W; in float32 the first is the residual stream itself), and what it returns is
     kept by the products that take it (b W). Attention keeps rotated queries and keys, values, and its output. Without
     flash-attn, keys and values are repeated for every query head; sdpa also keeps the mask of every layer (b x length),
-    unless it goes through a pack sequence by sequence (packed_sdpa), an eager one the softmax of every head (4 bytes x
-    heads x length, and once more in b if that differs). The MLP keeps gate, its activation, up and their product
-    (4 b I).
+    an eager one the softmax of every head (4 bytes x heads x length, and once more in b if that differs). The MLP keeps
+    gate, its activation, up and their product (4 b I).
 
     Args:
         model: The shape.
         b: Bytes of one element of the compute type.
-        attention: ``flash_attention_2``, ``packed_sdpa``, ``sdpa`` or ``eager``.
+        attention: ``flash_attention_2``, ``sdpa`` or ``eager``.
         length: Width of the mask: the length of padded sequences, or all tokens of packed ones. Read for ``sdpa`` and
             ``eager`` only.
     """
@@ -56,13 +55,10 @@ def layer_activations(model: ModelShape, b: int, attention: str = "flash_attenti
     if attention == "flash_attention_2":
         kept = b * (2 * model.query + 2 * model.key) + 4 * model.heads
     else:
-        kept = b * 4 * model.query  # keys and values are repeated for every query head
-        if attention == "eager":
-            kept += model.heads * length * (4 if b == 4 else 4 + b)
-        else:
-            kept += 4 * model.heads
-        if attention == "sdpa":
-            kept += b * length  # it turns a boolean mask into numbers anew in every layer
+        kept = b * 4 * model.query  # with a mask, keys and values are repeated for every query head
+        per_score = 4 if b == 4 else 4 + b
+        # sdpa turns a boolean mask into numbers anew in every layer, and keeps them.
+        kept += 4 * model.heads + b * length if attention == "sdpa" else model.heads * length * per_score
     return norms + kept + 4 * b * model.intermediate
 
 
