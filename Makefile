@@ -24,7 +24,7 @@ smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained 
 test: setup  ## unit tests, then a few starts of the real stack; what CI runs
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
-test-fast: setup  ## unit tests only, under two minutes
+test-fast: setup  ## unit tests only (about seven minutes on two cores)
 	@$(BIN)/python -m pytest -m "not slow and not e2e" $(ARGS)
 
 test-slow: smollm2  ## everything, the long runs included
