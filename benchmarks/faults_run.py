@@ -215,14 +215,19 @@ def resume_of(run: Run, resumed_from: int, norm: float | None, logged_before: in
     return f"step {resumed_from + 1}" if resumed_from else "from the beginning"
 
 
+def left_by_others(folder: Path) -> tuple[int, float | None, int]:
+    """What :func:`resume_of` compares a start with: step and norm of the checkpoint before it, and logged steps."""
+    before = tracked_step(folder)
+    return before, checkpoint_norm(folder, before), len(_steps(folder))
+
+
 def see_resume(folder: Path) -> str | None:
     """How a start takes up what the last row has left; it is ended after its first step."""
-    before, logged_before = tracked_step(folder), len(_steps(folder))
-    norm = checkpoint_norm(folder, before)
+    left = left_by_others(folder)
     run, limit = Run(folder, ()), time.monotonic() + START_LIMIT_S
     try:
         while run.process.poll() is None and time.monotonic() < limit:
-            if (resumed := resume_of(run, before, norm, logged_before)) is not None:
+            if (resumed := resume_of(run, *left)) is not None:
                 return resumed
             time.sleep(0.2)
         return None
@@ -236,20 +241,19 @@ def run_row(folder: Path, process: str, moment: str) -> tuple[dict[str, Any], st
     Raises:
         NotReached: if the run ended, or took too long, before the moment.
     """
-    before, logged_before = tracked_step(folder), len(_steps(folder))
-    norm = checkpoint_norm(folder, before)
+    left = left_by_others(folder)
     reward = Path(__file__).with_name("faults_reward.py")
     run = Run(folder, (f"reward.custom_reward_function.path={reward}",) if process == "judge" else ())
     try:
         # One whole step first, that is not saved: its loss is the price of the fault.
-        victim = _aim(run, PROCESSES[process], moment, before + SAVE_FREQ)
+        victim = _aim(run, PROCESSES[process], moment, left[0] + SAVE_FREQ)
         os.kill(victim, signal.SIGKILL)
         killed, at = time.monotonic(), run.phase()
         assert at is not None
         row: dict[str, Any] = {"process": process, "moment": moment, "hit": at.phase == moment, "step": at.step}
         row |= _survive(run, at.step) if process == "judge" else _end(run, killed)
         row["steps_lost"] = max(0, at.step - tracked_step(folder)) if row["exit_code"] is not None else 0
-        return row, resume_of(run, before, norm, logged_before)
+        return row, resume_of(run, *left)
     finally:
         run.stop()
 

@@ -231,7 +231,7 @@ def launch(config: DictConfig) -> None:
             raise
         preempted = runner.preempted_by(error)
         if preempted is None:
-            raise failure(error, driver_log, runner.watch.death, read_phase([config.fspo.run_dir])) from None
+            raise failure(error, driver_log, runner.watch.death, runner.watch.phase()) from None
         status = "preempted"
         raise preempted from None
     finally:

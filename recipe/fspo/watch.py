@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,7 +62,7 @@ class Watch:
         stop: Callable[[], None],
         leave: Callable[[], None],
     ) -> None:
-        self._mark, self._phase = mark, phase
+        self._mark, self.phase = mark, phase
         self._on_death, self._stop_run, self._leave = on_death, stop, leave
         self._known: dict[int, tuple[str, int, str | None]] = {}  # by file descriptor: role, process, log
         self._seen: set[int] = set()
@@ -87,11 +86,8 @@ class Watch:
         self.death = self.death or death
 
     def _run(self) -> None:
-        looked = 0.0
         while self.death is None and not self.over.is_set():
-            if time.monotonic() - looked >= _LOOK_EVERY_S:
-                self._look()
-                looked = time.monotonic()
+            self._look()
             ended = {descriptor for descriptor, _ in self._poll.poll(1000 * _LOOK_EVERY_S)}
             if ended and not self.over.is_set():
                 self.death = self._first_of(ended)
@@ -119,7 +115,7 @@ class Watch:
 
     def _first_of(self, ended: set[int]) -> Death | None:
         """The cause among processes that ended within the same moment: the others ended because of it."""
-        phase = self._phase()
+        phase = self.phase()
         order = list(ROLES.values())
         cause: Death | None = None
         for descriptor in ended:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,10 +16,9 @@ from omegaconf import open_dict
 
 from recipe.fspo.compose import compose
 from recipe.fspo.cpu import fork_server
-from recipe.fspo.cpu.fork_server import MODULES
+from recipe.fspo.cpu.fork_server import MODULES, write_program
 from recipe.fspo.environment import pass_to_ray_workers
 
-CLIENT = str(Path(fork_server.__file__).with_name("fork_client.py"))
 _SERVER = """
 import sys
 from recipe.fspo.cpu import fork_server
@@ -86,20 +84,11 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     assert process.returncode == 0  # the end of its input ends it
 
 
-def write_program(path: Path, expected: dict[str, str | None]) -> Path:
-    """What :func:`fork_server.start` writes for a server at ``path``."""
-    program = path.with_name(fork_server.PROGRAM)
-    command = [sys.executable, "-I", "-S", CLIENT, str(path), json.dumps(expected)]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
-    program.chmod(0o700)
-    return program
-
-
 def run_client(path: Path, tmp_path: Path, expected: dict[str, str | None]) -> dict[str, object]:
     worker, folder = tmp_path / "worker.py", tmp_path / "folder"
     worker.write_text(_WORKER, encoding="utf-8")
     folder.mkdir(exist_ok=True)
-    command = [str(write_program(path, expected)), str(worker), "a b"]
+    command = [str(write_program(str(path), expected)), str(worker), "a b"]
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         environment = {**os.environ, "ONLY_OF_WORKER": "yes"}
         subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=60)
@@ -162,14 +151,14 @@ def with_executable(program: Path) -> Callable[[Path], list[str]]:
 def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(
     server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
 ) -> None:
-    program = write_program(server[1], {})
+    program = write_program(str(server[1]), {})
     found = run_spawner(tmp_path, lambda spawner: [str(program), str(spawner)])
     # forked; in the worker's process group, which Ray ends; with its own name; gone; with the exit code of a child
     assert found == {how: [True, True, True, False, code] for how, code in _ENDS.items()}
 
 
 def test_without_a_server_python_runs_what_is_spawned(tmp_path: Path) -> None:
-    program = write_program(tmp_path / "nothing", {})
+    program = write_program(str(tmp_path / "nothing"), {})
     assert run_spawner(tmp_path, with_executable(program)) == {
         how: [False, True, True, False, code] for how, code in _ENDS.items()
     }
@@ -182,7 +171,7 @@ def test_a_process_whose_files_cannot_get_their_numbers_is_not_forked(tmp_path: 
     command = [sys.executable, "-c", taken + _SERVER, str(folder / "socket")]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as server:
         wait_for(folder / "socket")
-        found = run_spawner(tmp_path, with_executable(write_program(folder / "socket", {})))
+        found = run_spawner(tmp_path, with_executable(write_program(str(folder / "socket"), {})))
         server.communicate(timeout=30)
     assert found == {how: [False, True, True, False, code] for how, code in _ENDS.items()}
     assert not folder.exists()  # nothing is left of a server whose launcher has gone

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +56,6 @@ MODULES_WITH_RAY = (
 )
 #: Variables that libraries read while they are imported: a worker with another value is not forked.
 READ_AT_IMPORT = ("VERL_PLATFORM", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "VERL_USE_EXTERNAL_PLUGINS")
-#: In the socket's folder: the program that stands in for Python.
-PROGRAM = "python"
 #: Bytes of the lengths and process ids that go over the socket, and how many open files a process may pass on.
 INT_BYTES, MAX_FILES = 8, 64
 _py_executable: str | None = None
@@ -71,11 +69,8 @@ def start() -> Callable[[], None]:
     """
     global _py_executable
     folder = Path(tempfile.mkdtemp(prefix="fspo-fork-"))  # readable by this user only
-    path, program = str(folder / "socket"), folder / PROGRAM
-    expected = json.dumps({name: os.environ.get(name) for name in READ_AT_IMPORT})
-    client = [sys.executable, "-I", "-S", str(Path(__file__).with_name("fork_client.py")), path, expected]
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
-    program.chmod(0o700)
+    path = str(folder / "socket")
+    program = write_program(path, {name: os.environ.get(name) for name in READ_AT_IMPORT})
     server = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "recipe.fspo.cpu.fork_server", path],
         stdin=subprocess.PIPE,  # closed when this process ends, however it ends
@@ -93,6 +88,21 @@ def start() -> Callable[[], None]:
 
     _py_executable = str(program)
     return stop
+
+
+def program_of(path: str) -> Path:
+    """What stands in for Python where the server's socket is ``path``."""
+    return Path(path).with_name("python")
+
+
+def write_program(path: str, expected: Mapping[str, str | None]) -> Path:
+    """Write :func:`program_of` the server; it forks where the variables have the ``expected`` values."""
+    client = str(Path(__file__).with_name("fork_client.py"))
+    command = [sys.executable, "-I", "-S", client, path, json.dumps(expected)]
+    program = program_of(path)
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+    program.chmod(0o700)
+    return program
 
 
 def py_executable() -> str | None:
@@ -169,7 +179,7 @@ def _serve(path: str) -> _Request | None:
         if sys.stdin in ready:
             with contextlib.suppress(OSError):  # the launcher removes them itself, unless it was killed
                 os.unlink(path)
-                os.unlink(Path(path).with_name(PROGRAM))
+                os.unlink(program_of(path))
                 os.rmdir(Path(path).parent)
             return None
         connection, _ = listener.accept()
@@ -212,7 +222,7 @@ def _become(request: _Request) -> None:
     if request.spawned:
         _become_spawned(request)
         return
-    multiprocessing.set_executable(str(Path(sys.argv[1]).with_name(PROGRAM)))
+    multiprocessing.set_executable(str(program_of(sys.argv[1])))
     sys.argv[:] = request.argv
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
