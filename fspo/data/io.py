@@ -7,10 +7,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+#: Entry in the metadata of every Parquet file that this package writes. A file without it is never replaced.
+_WRITER: Final = {b"written_by": b"fspo"}
 
 
 @contextmanager
@@ -58,6 +61,39 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise FileExistsError if `path` exists and :func:`write_rows` has not written it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.exists():
+        return
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (OSError, pa.ArrowException):
+        metadata = {}
+    if not _WRITER.items() <= metadata.items():
+        raise FileExistsError(f"{path} exists and was not written by this program: give another folder, or move it")
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows as a Parquet file, atomically; only a file written by this function is replaced.
+
+    Raises:
+        ValueError: no rows; a trainer would fail much later on an empty file.
+        FileExistsError: `path` is a file that this function has not written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not rows:
+        raise ValueError(f"no rows to write to {path}: ask for at least one problem")
+    check_replaceable(path)
+    table = pa.Table.from_pylist(list(rows))
+    with atomic_path(path) as temporary:
+        pq.write_table(table.replace_schema_metadata({**(table.schema.metadata or {}), **_WRITER}), temporary)
 
 
 def sha256_of(path: Path) -> str:

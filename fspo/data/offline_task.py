@@ -16,6 +16,7 @@ a single subtraction that the other split shows.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fspo.data.io import atomic_path
+from fspo.data.io import write_rows
 
 DATA_SOURCE = "fspo/remainder"
 ABILITY = "math"
@@ -36,6 +37,7 @@ MAX_DIVIDEND = 999
 TEST_SHARE_INVERSE = 8  # one pair (divisor, remainder) in eight belongs to the test split
 
 Split = Literal["train", "test"]
+SPLITS: tuple[Split, Split] = ("train", "test")
 Row = dict[str, Any]
 
 _INTEGER = re.compile(r"[0-9]+")
@@ -158,28 +160,29 @@ def to_rows(problems: Sequence[Problem], split: Split) -> list[Row]:
     ]
 
 
-def write_parquet(rows: Sequence[Row], path: Path) -> None:
-    """Writes rows under a temporary name beside ``path``, then renames: ``path`` is whole or absent.
+def write_dataset(
+    out_dir: Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS
+) -> dict[Split, Path]:
+    """Generates the task and writes ``train.parquet`` and ``test.parquet`` (or one of them) under ``out_dir``.
+
+    A file that holds these problems already is left as it is.
+
+    Returns:
+        The path of each split.
 
     Raises:
-        ValueError: no rows; a trainer would fail much later on an empty file.
+        FileExistsError: a file of that name is there that this package has not written.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not rows:
-        raise ValueError(f"no rows to write to {path}: ask for at least one problem")
-    with atomic_path(path) as temporary:
-        pq.write_table(pa.Table.from_pylist(list(rows)), temporary)
-
-
-def write_dataset(out_dir: Path, n_train: int, n_test: int, seed: int) -> dict[Split, Path]:
-    """Generates the task and writes ``train.parquet`` and ``test.parquet`` under ``out_dir``; returns their paths."""
-    train, test = generate(n_train, n_test, seed)
-    paths: dict[Split, Path] = {"train": out_dir / "train.parquet", "test": out_dir / "test.parquet"}
-    rows: dict[Split, list[Row]] = {"train": to_rows(train, "train"), "test": to_rows(test, "test")}
+    problems = dict(zip(SPLITS, generate(n_train, n_test, seed), strict=True))
+    paths = {split: out_dir / f"{split}.parquet" for split in splits}
     for split, path in paths.items():
-        write_parquet(rows[split], path)
+        rows = to_rows(problems[split], split)
+        with contextlib.suppress(Exception):  # unreadable: for write_rows to judge
+            if pq.read_table(path).to_pylist() == rows:
+                continue
+        write_rows(rows, path)
     return paths
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fspo.data.decontaminate import distinct, without_overlap
-from fspo.data.io import atomic_path, sha256_of, write_json
+from fspo.data.io import check_replaceable, sha256_of, write_json, write_rows
 from fspo.data.sources import (
     DAPO_CLOSING,
     DAPO_OPENING,
@@ -163,14 +163,11 @@ def _token_lengths(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, An
 
 
 def _write(out: Path, name: str, rows: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
-    with atomic_path(data) as temporary:
-        pq.write_table(pa.Table.from_pylist(rows), temporary)
-        manifest = manifest | {"file": data.name, "bytes": temporary.stat().st_size, "sha256": sha256_of(temporary)}
-        # A manifest always describes the file beside it: no manifest is better than that of an older file.
-        description.unlink(missing_ok=True)
+    check_replaceable(data)
+    # A manifest always describes the file beside it: no manifest is better than that of an older file.
+    description.unlink(missing_ok=True)
+    write_rows(rows, data)
+    manifest = manifest | {"file": data.name, "bytes": data.stat().st_size, "sha256": sha256_of(data)}
     write_json(description, manifest)
     return manifest

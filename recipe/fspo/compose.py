@@ -16,6 +16,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+#: Hydra's flags that are followed by a value.
+_FLAGS_WITH_VALUE = {"--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd"}
+
 #: The shipped configuration: beside ``recipe/`` in a checkout and in an installed wheel alike.
 CONF_DIR = Path(__file__).resolve().parents[2] / "conf"
 ROOT_CONFIG = "fspo"
@@ -47,6 +50,12 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
             return hydra_compose(ROOT_CONFIG, overrides=[search_path, *overrides])
     finally:
         GlobalHydra.instance().hydra = around
+
+
+def without_flags(arguments: Sequence[str]) -> list[str]:
+    """The Hydra overrides among the command-line arguments (flags such as --multirun are Hydra's own)."""
+    after_flag = [False, *(argument in _FLAGS_WITH_VALUE for argument in arguments)]
+    return [each for each, value in zip(arguments, after_flag, strict=False) if not (value or each.startswith("-"))]
 
 
 def first_of_each_sweep(overrides: Sequence[str]) -> list[str]:

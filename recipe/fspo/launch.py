@@ -18,7 +18,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from recipe.fspo import checkpoints, preflight, run_info, series
+from recipe.fspo import checkpoints, preflight, run_info, run_settings, series
 from recipe.fspo.config import apply_grad_scale
 from recipe.fspo.environment import pass_to_ray_workers
 from recipe.fspo.evaluation import print_evaluation, turn_into_evaluation
@@ -118,10 +118,14 @@ def local_path(path: str) -> str:
 
 
 def prepare(config: DictConfig) -> None:
-    """Fill in what only this machine knows, in place: absolute paths, the offline task's data, Ray's environment."""
+    """Fill in what only this machine knows, in place: absolute paths and Ray's environment. Writes nothing."""
     with open_dict(config):
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
         config.actor_rollout_ref.model.path = local_path(config.actor_rollout_ref.model.path)
+        for key in ("train_files", "val_files"):
+            config.data[key] = _absolute(config.data[key])
+        if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
+            config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
         ray_init = config.ray_kwargs.ray_init
         if ray_init.get("address") not in (None, "local"):
             for key in _ONLY_TO_START_RAY:
@@ -132,11 +136,30 @@ def prepare(config: DictConfig) -> None:
         # The workers of a cluster that is joined do not inherit this process's environment.
         with open_dict(ray_init.runtime_env):
             ray_init.runtime_env.env_vars[MARK_VARIABLE] = os.environ[MARK_VARIABLE]
-    offline = config.fspo.get("offline_task")
-    if offline:
+
+
+def _absolute(files: Any) -> Any:
+    """Paths that mean the same from another working folder, where the run may be resumed."""
+    if isinstance(files, str):
+        return files if "://" in files else str(Path(files).expanduser().absolute())
+    return [_absolute(each) for each in files]
+
+
+def write_offline_task(config: DictConfig) -> None:
+    """Write the embedded task's files that ``data.train_files`` and ``data.val_files`` name, if any.
+
+    Raises:
+        PreflightError: if a file of another origin is in the way.
+    """
+    splits = preflight.generated_files(config)
+    if splits:
         from fspo.data.offline_task import write_dataset
 
-        write_dataset(Path(config.data.train_files).parent, **offline)
+        task = dict(config.fspo.offline_task)
+        try:
+            write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
+        except FileExistsError as error:
+            raise preflight.PreflightError([f"fspo.offline_task: {error}"]) from error
 
 
 def check(config: DictConfig) -> str:
@@ -163,6 +186,27 @@ def _make_ready(config: DictConfig) -> None:
     """Do for a run that comes later in the same processes what is done for the first."""
     prepare(config)
     check(config)
+    _changed_settings(config)
+    write_offline_task(config)
+
+
+def _changed_settings(config: DictConfig) -> list[dict[str, Any]]:
+    """What a resumed run changes, for its run.json.
+
+    Raises:
+        PreflightError: if nobody has allowed a change.
+    """
+    if config.evaluate or config.fspo.get("audit"):
+        return []  # they have settings of their own, and a folder inside the run's
+    problems = list(run_settings.settings_problems(config))
+    if problems:
+        raise preflight.PreflightError(problems)
+    checkpoint = checkpoints.latest(Path(config.trainer.default_local_dir))
+    step = int(checkpoint.name.removeprefix("global_step_")) if checkpoint else 0
+    changed = run_settings.changed_settings(config)
+    for key, old, new in changed:
+        print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
+    return [{"after_step": step, "key": key, "old": old, "new": new} for key, old, new in changed]
 
 
 def _watch(config: DictConfig, runner: _Runner, guardian: Guardian, mark: str) -> Watch:
@@ -210,8 +254,10 @@ def launch(config: DictConfig) -> None:
     if repaired:
         print(f"note: {repaired}", flush=True)
     notes = check(config)
+    changed = _changed_settings(config)
     series.plan_later(config, _make_ready)
-    run_info.begin(config)
+    write_offline_task(config)
+    run_info.begin(config, changed)
     write_phase(config.fspo.run_dir, 0, "start-up")
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
     driver_log = Path(config.fspo.run_dir) / "driver.log"

@@ -5,31 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
 
 import hydra
 from omegaconf import DictConfig
 
-from recipe.fspo.compose import CONF_DIR, ROOT_CONFIG, compose, first_of_each_sweep
+from recipe.fspo.compose import CONF_DIR, ROOT_CONFIG, compose, first_of_each_sweep, without_flags
 from recipe.fspo.environment import WrongMachineError, export_platform, forked_workers
 from recipe.fspo.exits import BAD_INPUT, INTERRUPTED, launch_or_exit
 from recipe.fspo.preemption import PREEMPTED, watch_for_warning
 from recipe.fspo.processes import own_mark
+from recipe.fspo.run_settings import NotARunError, with_settings_of_run
 
-#: Hydra's flags that are followed by a value, and those of them that print something in place of a run.
-_FLAGS_WITH_VALUE = {"--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd"}
+#: Hydra's flags that print something in place of a run.
 _PRINTS = {"--cfg", "-c", "--info", "-i", "--hydra-help"}
 
 
 @hydra.main(config_path=str(CONF_DIR), config_name=ROOT_CONFIG, version_base=None)
 def _train(config: DictConfig) -> None:
     launch_or_exit(config, kept=f"{config.fspo.run_dir} keeps what was done")
-
-
-def without_flags(arguments: Sequence[str]) -> list[str]:
-    """The Hydra overrides among the command-line arguments (flags such as --multirun are Hydra's own)."""
-    after_flag = [False, *(argument in _FLAGS_WITH_VALUE for argument in arguments)]
-    return [each for each, value in zip(arguments, after_flag, strict=False) if not (value or each.startswith("-"))]
 
 
 def _choices(group: str) -> str:
@@ -52,7 +45,9 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
 
 Settings often changed, of the recipe and of verl:
 
-  fspo.run_dir=FOLDER   metrics, checkpoints, figure; give the same one again to resume
+  fspo.run_dir=FOLDER   metrics, checkpoints, figure; give the same one again to resume, with the settings that it keeps
+  resume=FOLDER         the same for a folder that must be there
+  fspo.allow_changed=[KEY]                                  settings that a resumed run may change; recorded in run.json
   actor_rollout_ref.actor.policy_loss.clip_low=0.03         band below; clip_high above; units in docs/algorithms.md
   actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
   actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
@@ -78,11 +73,18 @@ def main() -> None:
     if any(argument in ("-h", "--help") for argument in sys.argv[1:]):
         print(usage(), end="")
         return
+    from hydra.errors import HydraException
+
+    several = {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(sys.argv[1:])
+    try:
+        if not several:
+            sys.argv[1:] = with_settings_of_run(sys.argv[1:])
+    except (HydraException, NotARunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
     if any(argument.partition("=")[0] in _PRINTS for argument in sys.argv[1:]):
         _train()  # needs no machine that could run it
         return
-    from hydra.errors import HydraException
-
     own_mark()  # before anything is started: whatever is, inherits it
     watch_for_warning()
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
@@ -92,8 +94,8 @@ def main() -> None:
     except (HydraException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    several = {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(sys.argv[1:])  # then each run begins it for itself
-    with contextlib.nullcontext() if several else forked_workers(config):  # beside this process's own imports
+    # Of several runs each begins it for itself. Beside this process's own imports.
+    with contextlib.nullcontext() if several else forked_workers(config):
         _train()
 
 

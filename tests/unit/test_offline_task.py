@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fspo.data.io import write_rows
 from fspo.data.offline_task import (
     ALPHABET,
     DATA_SOURCE,
@@ -18,7 +20,6 @@ from fspo.data.offline_task import (
     generate,
     score_answer,
     write_dataset,
-    write_parquet,
 )
 
 
@@ -105,5 +106,18 @@ def test_files_are_in_verl_schema(tmp_path: Path) -> None:
 
 def test_nothing_to_write_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one problem"):
-        write_parquet([], tmp_path / "empty.parquet")
+        write_rows([], tmp_path / "empty.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_file_of_our_own_is_replaced(tmp_path: Path) -> None:
+    write_dataset(tmp_path, n_train=20, n_test=10, seed=0)
+    before = (tmp_path / "test.parquet").stat().st_mtime_ns
+    write_dataset(tmp_path, n_train=30, n_test=10, seed=0)
+    assert pq.read_metadata(tmp_path / "train.parquet").num_rows == 30
+    assert (tmp_path / "test.parquet").stat().st_mtime_ns == before  # the same problems: left as it is
+    pq.write_table(pa.table({"mine": [1]}), tmp_path / "train.parquet")
+    mine = (tmp_path / "train.parquet").read_bytes()
+    with pytest.raises(FileExistsError, match=r"train\.parquet exists and was not written by this program"):
+        write_dataset(tmp_path, n_train=20, n_test=10, seed=0)
+    assert (tmp_path / "train.parquet").read_bytes() == mine

@@ -1,0 +1,167 @@
+"""A start never replaces a file of the user's, and a resumed run goes on with its own settings or says what changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from composing import composed
+from omegaconf import DictConfig
+
+from fspo.data.offline_task import write_dataset
+from recipe.fspo import run_info
+from recipe.fspo.compose import compose
+from recipe.fspo.launch import launch, prepare
+from recipe.fspo.preflight import PreflightError
+from recipe.fspo.run_settings import NotARunError, changed_settings, with_settings_of_run
+
+SMALL_TASK = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def ready(folder: Path, *overrides: str) -> DictConfig:
+    config = composed(f"fspo.run_dir={folder}", *SMALL_TASK, *overrides)
+    prepare(config)
+    return config
+
+
+def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
+    """The folder of a run that has done ``step`` steps, made by the code that makes one."""
+    config = ready(folder, *overrides)
+    write_dataset(folder / "data", 64, 8, 0)
+    run_info.begin(config)
+    info = json.loads((folder / "run.json").read_text())
+    info["overrides"] = [f"fspo.run_dir={folder}", *SMALL_TASK, *overrides]
+    (folder / "run.json").write_text(json.dumps(info))
+    (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n' * step)
+    return folder
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("given", ["both", "train", "val"])
+def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given: str) -> None:
+    mine = tmp_path / "mine"
+    write_dataset(mine, n_train=40, n_test=9, seed=5)
+    before = contents(mine)
+    own = {"train": f"data.train_files={mine}/train.parquet", "val": f"data.val_files={mine}/test.parquet"}
+    overrides = own.values() if given == "both" else [own[given]]
+    config = composed(f"fspo.run_dir={tmp_path / 'run'}", *SMALL_TASK, *overrides, "trainer.n_gpus_per_node=3")
+    with pytest.raises(PreflightError, match="n_gpus_per_node=3"):  # refused, and nothing is written
+        launch(config)
+    assert contents(mine) == before
+    assert not (tmp_path / "run").exists()
+
+    from recipe.fspo.launch import write_offline_task
+
+    config = ready(tmp_path / "run", *overrides)
+    write_offline_task(config)
+    assert contents(mine) == before
+    generated = {"both": [], "train": ["test.parquet"], "val": ["train.parquet"]}[given]
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*.parquet")) == generated
+    if given != "val":
+        assert config.data.train_files == f"{mine}/train.parquet"
+
+
+def test_a_data_file_of_the_user_in_the_run_folder_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"mine": [1]}), tmp_path / "data" / "train.parquet")
+    before = contents(tmp_path)
+    with pytest.raises(PreflightError, match=r"train\.parquet exists and was not written by this program"):
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK))
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "run.json", "metrics.jsonl"])
+def test_a_folder_with_files_of_the_user_does_not_become_a_run_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(PreflightError, match=f"holds {name}, but is not the folder of a run"):
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK))
+    assert contents(tmp_path) == {name: b"{}"}
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_a_changed_setting_is_refused_with_both_values_and_changes_nothing(tmp_path: Path) -> None:
+    before = contents(begun(tmp_path, "algo=gspo"))
+    with pytest.raises(PreflightError) as refused:
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, "algo=fspo"))
+    said = str(refused.value)
+    assert "fspo.algo was 'gspo' and would be 'fspo'" in said
+    assert "policy_loss.clip_low was 0.0003 and would be 0.03" in said
+    assert "fspo.allow_changed=[" in said
+    assert contents(tmp_path) == before
+
+
+def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
+    begun(tmp_path, "algo=gspo", "seed=7")
+    for command in ([f"fspo.run_dir={tmp_path}"], [f"resume={tmp_path}"], [f"fspo.run_dir={tmp_path}", "algo=gspo"]):
+        config = compose(with_settings_of_run(command))
+        assert (config.fspo.algo, config.seed, config.fspo.run_dir) == ("gspo", 7, str(tmp_path))
+        prepare(config)
+        assert changed_settings(config) == []
+
+
+def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -> None:
+    begun(tmp_path, "algo=gspo", "trainer.total_training_steps=30", "+data.mine=1")
+    arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"])
+    config = compose(arguments)
+    assert (config.trainer.total_training_steps, config.data.mine) == (40, 2)
+    assert compose(with_settings_of_run([f"fspo.run_dir={tmp_path}/new"])).fspo.algo == "fspo"
+
+
+def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) -> None:
+    begun(tmp_path)
+    free = ["trainer.total_training_steps=99", "trainer.logger=[console]", "trainer.nnodes=2", "trainer.save_freq=1"]
+    from recipe.fspo.run_settings import settings_problems
+
+    assert list(settings_problems(ready(tmp_path, *free))) == []
+    lr = "actor_rollout_ref.actor.optim.lr"
+    (said,) = settings_problems(ready(tmp_path, *free, f"{lr}=1e-5"))
+    assert f"{lr} was 0.0001 and would be 1e-05" in said and "nnodes" not in said
+    allowed = ready(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
+    assert list(settings_problems(allowed)) == []
+    assert (lr, 1e-4, 1e-5) in changed_settings(allowed)
+
+
+def test_changes_are_recorded_with_their_step(tmp_path: Path) -> None:
+    begun(tmp_path)
+    change = {"after_step": 10, "key": "trainer.save_freq", "old": 10, "new": 5}
+    run_info.begin(ready(tmp_path), [change])
+    run_info.begin(ready(tmp_path))
+    info = json.loads((tmp_path / "run.json").read_text())
+    assert info["changed"] == [change]
+    assert f"fspo.run_dir={tmp_path}" in info["overrides"]  # of the first start
+
+
+def test_a_run_without_results_may_begin_anew_with_other_settings(tmp_path: Path) -> None:
+    begun(tmp_path, "algo=gspo", step=0)
+    assert changed_settings(ready(tmp_path, "algo=fspo")) == []
+
+
+def test_a_run_folder_may_be_moved(tmp_path: Path) -> None:
+    begun(tmp_path / "a").rename(tmp_path / "b")
+    assert changed_settings(ready(tmp_path / "b")) == []
+
+
+def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> None:
+    (begun(tmp_path) / "config.yaml").unlink()
+    with pytest.raises(NotARunError, match=r"config\.yaml cannot be read"):
+        changed_settings(ready(tmp_path))
+
+
+def test_resume_needs_a_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recipe.fspo.main", f"resume={tmp_path}"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: resume={tmp_path}: there is no run in it (no run.json); give the folder of one\n"
