@@ -24,7 +24,6 @@ from benchmarks.pages import replace_section
 from fspo.acceptance import acceptance_counts
 from fspo.calibration import BandController
 from fspo.clipping import acceptance_band
-from fspo.data.io import atomic_path
 from fspo.fairness import (
     equal_mass_starts,
     length_reweighting_error,
@@ -32,6 +31,7 @@ from fspo.fairness import (
     pooled_difference,
 )
 from fspo.fairness.lre import Array, plain_lre
+from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
 from fspo.records import from_record

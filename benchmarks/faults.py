@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks.faults_run import MOMENTS, PROCESSES, SAVE_FREQ, NotReached, run_row, see_resume
 from benchmarks.pages import complete_lines, replace_section
-from fspo.data.io import atomic_path
+from fspo.files import atomic_path
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROWS: Final = ROOT / "benchmarks" / "faults" / "rows.jsonl"

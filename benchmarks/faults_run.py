@@ -20,8 +20,8 @@ import psutil
 import torch
 
 from benchmarks.pages import complete_lines
-from recipe.fspo.phase import Phase, read_phase
-from recipe.fspo.processes import ROLES, role_of
+from recipe.fspo.faults.phase import Phase, read_phase
+from recipe.fspo.faults.processes import ROLES, role_of
 
 #: Every process of one start inherits it from here, whatever the run itself marks.
 MARK: Final = "FSPO_FAULTS"
@@ -41,7 +41,7 @@ SETTINGS: Final = (
     "trainer.total_training_steps=1000",
 )
 SAVE_FREQ: Final = 2
-#: What is killed, and the role (:data:`recipe.fspo.processes.ROLES`) that finds it.
+#: What is killed, and the role (:data:`recipe.fspo.faults.processes.ROLES`) that finds it.
 PROCESSES: Final = {
     "driver": "launching process",
     "trainer": "trainer",

@@ -18,8 +18,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recipe.fspo.planning.memory import final_norm, layer_activations, logits_bytes, working_bytes
-from recipe.fspo.planning.model import ModelShape
+from recipe.fspo.plan.memory import final_norm, layer_activations, logits_bytes, working_bytes
+from recipe.fspo.plan.model import ModelShape
 
 MIB = 2**20
 

@@ -35,8 +35,9 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.rewards import status_rates
 from fspo.sums import SequenceSums
-from recipe.fspo.plan import plan
-from recipe.fspo.planning.setup import Hardware
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.plan.__main__ import plan
+from recipe.fspo.plan.setup import Hardware
 
 ROWS, WIDTH, RANKS, MINI_BATCHES = 512, 8192, 8, 4
 #: Sequences of a micro-batch in a run: its budget of 20,480 tokens over the expected 2,256 of a sequence.
@@ -61,7 +62,7 @@ def _registered_loss(name: str, batch: Batch) -> Callable[[], torch.Tensor]:
     """A loss of the package as verl calls it: metrics and recorder included."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
-    import recipe.fspo.register  # noqa: F401
+    import recipe.fspo.policy_loss  # noqa: F401
 
     config = OmegaConf.create({"policy_loss": {"loss_mode": name}, "global_batch_info": {}})
     config.global_batch_info = {"dp_size": 1, "global_batch_size": batch.log_prob_BT.shape[0]}
@@ -129,7 +130,7 @@ def _worker_parts(sequences_per_rank: int) -> list[Part]:
 
 
 def _driver_parts(sequences: int, folder: str) -> list[Part]:
-    from recipe.fspo.run_log import RunLog
+    from recipe.fspo.launch.run_folder import RunLog
     from recipe.fspo.trainer import sum_over_ranks
 
     batch = Batch.random(sequences // RANKS // MINI_BATCHES, WIDTH, "cpu")
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="timed turns of each part, at least 5")
     repeats = max(5, parser.parse_args().repeats)
     torch.set_num_threads(1)
-    planned = plan(EXPERIMENT, Hardware())
+    planned = plan(compose(EXPERIMENT), Hardware())
     step_s, sequences = planned["time_s"]["total"], planned["setup"]["prompts"] * planned["setup"]["n"]
     with tempfile.TemporaryDirectory() as folder:
         parts = [*_worker_parts(sequences // RANKS), *_driver_parts(sequences, folder)]

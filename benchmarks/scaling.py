@@ -25,7 +25,7 @@ from benchmarks.pages import complete_lines, markdown, replace_section
 from benchmarks.versus_verl.arms import ARMS, Arm
 from benchmarks.versus_verl.run import StartFailed, measure
 from benchmarks.versus_verl.tables import NOT_RUN
-from fspo.data.io import atomic_path
+from fspo.files import atomic_path
 from fspo.report.style import LIGHT, new_figure, save_png, themed
 
 ROWS = Path(__file__).with_name("scaling.jsonl")

@@ -23,7 +23,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Estimate", "Record", "avg_at_k", "bootstrap", "evaluate", "format_table", "pass_at_k", "read_records"]
+from fspo.files import write_json
+
+__all__ = [
+    "Estimate",
+    "Record",
+    "avg_at_k",
+    "bootstrap",
+    "conclude_evaluation",
+    "evaluate",
+    "format_table",
+    "pass_at_k",
+    "read_records",
+]
 
 DEFAULT_LENGTH_EDGES: Final = (0, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -259,10 +271,25 @@ def format_table(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def conclude_evaluation(folder: Path, seed: int) -> str:
+    """Evaluate the newest generations in ``folder/validation`` and write ``folder/evaluation.json``.
+
+    Returns:
+        Tables of avg@k and pass@k with intervals, per set and by length, and where the files are.
+
+    Raises:
+        FileNotFoundError: if there are no generations.
+    """
+    files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
+    result = evaluate(read_records(files[-1]), seed=seed)
+    write_json(folder / "evaluation.json", result)
+    return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Tables, and on request JSON, from files of records."""
-    from fspo.data.io import write_json
-
     parser = argparse.ArgumentParser(prog="python -m fspo.evaluation", description="Accuracy from scored generations.")
     parser.add_argument("records", nargs="+", type=Path, help="JSONL files, one record per response (see read_records)")
     parser.add_argument("--k", nargs="+", type=int, help="the k of pass@k (default: powers of two)")

@@ -14,6 +14,7 @@ coefficient instead of leaving it to autograd.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -24,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from fspo.clipping import acceptance_band
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
-__all__ = ["ALGORITHMS", "UnusableRowsError", "sequence_log_ratio", "sequence_policy_loss"]
+__all__ = ["ALGORITHMS", "UnusableRowsError", "resolve_settings", "sequence_log_ratio", "sequence_policy_loss"]
 
 ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
     {
@@ -42,6 +43,26 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
     }
 )
 """The named members of the family with their default clip values; ``docs/algorithms.md`` says where each comes from."""
+
+
+def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
+    """The settings that a configuration stands for: those of its ``loss_mode``, overridden by what else it says.
+
+    Args:
+        loss: ``loss_mode`` and any fields of :class:`~fspo.types.SequenceLossSettings`; None stands for the default of
+            the named loss, and other keys are ignored.
+
+    Returns:
+        The settings; None if ``loss_mode`` is not one of :data:`ALGORITHMS`.
+
+    Raises:
+        ValueError: If a value is out of range or contradicts another.
+    """
+    named = ALGORITHMS.get(str(loss.get("loss_mode")))
+    if named is None:
+        return None
+    fields = [field.name for field in dataclasses.fields(named)]
+    return dataclasses.replace(named, **{name: loss[name] for name in fields if loss.get(name) is not None})
 
 
 class UnusableRowsError(ValueError):

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Resolves requirements/{cpu,gpu}.in into the pinned {cpu,gpu}.txt. Run by `make lock` after changing an .in file.
+# Resolves requirements/{cpu,gpu}.in into the pinned {cpu,gpu}.txt. Run by `make lock` after changing an .in file. Pins
+# that still fit stay as they are; delete a .txt file to take the newest of everything.
 set -euo pipefail
+uv="$(realpath "${1:?usage: lock.sh UV [find-links ...]}")"
 cd "$(dirname "${BASH_SOURCE[0]}")"
-uv="${1:?usage: lock.sh UV [find-links ...]}"
 shift
 links=()
 for link in "$@"; do links+=(--find-links "$link"); done
@@ -10,12 +11,15 @@ for link in "$@"; do links+=(--find-links "$link"); done
 lock() { # NAME [options]
     local name="$1"
     shift
+    local new="$name.new.txt"
+    cp "$name.txt" "$new" 2>/dev/null || true
+    "$uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 --output-file "$new" \
+        --python-platform x86_64-unknown-linux-gnu "${links[@]}" "$@" "$name.in" >/dev/null
     {
         echo "# Made by \`make lock\` from $name.in. Install with --no-deps: the list is complete."
-        "$uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 \
-            --python-platform x86_64-unknown-linux-gnu "${links[@]}" "$@" "$name.in"
-    } >"$name.txt.tmp"
-    mv "$name.txt.tmp" "$name.txt"
+        cat "$new"
+    } >"$name.txt"
+    rm "$new"
 }
 
 # Left out: their registry wheels are CUDA builds, and with them on a CPU `import transformers` models fails with

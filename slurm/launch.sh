@@ -157,7 +157,7 @@ if ((${#nodes[@]} > 1)); then
     )"
     start_step fspo_ray_workers "$workers" "$((${#nodes[@]} - 1))" "$FSPO_LOG_DIR/ray.log" worker "$RAY_ADDRESS"
 fi
-start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.fspo.wait_for_nodes \
+start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.fspo.faults.resources \
     --timeout "$ready_within" "${nodes[@]}"
 watch_step fspo_ready
 ((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see $FSPO_LOG_DIR/ray-*.log"

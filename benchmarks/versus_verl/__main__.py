@@ -21,7 +21,7 @@ from benchmarks.pages import complete_lines, replace_section
 from benchmarks.versus_verl import floor, tables
 from benchmarks.versus_verl.arms import ARMS, Arm, fingerprint
 from benchmarks.versus_verl.run import StartFailed, measure
-from fspo.data.io import atomic_path
+from fspo.files import atomic_path
 
 ROWS = Path(__file__).with_name("runs.jsonl")
 PAGE = Path("docs/performance.md")

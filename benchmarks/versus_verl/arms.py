@@ -11,8 +11,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipe.fspo.compose import compose
-from recipe.fspo.environment import CPU_ENVIRONMENT, platform_environment
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.machine import CPU_ENVIRONMENT, platform_environment
 
 STEPS = 5
 #: Settings of every arm: the demo without validation and checkpoints, which are not compared.
@@ -75,7 +75,7 @@ def plain_config(overrides: Sequence[str], run_dir: Path, tuned_environment: boo
         # Without what is for speed: threads for Ray's workers, no idle workers.
         environment = {name: value for name, value in CPU_ENVIRONMENT.items() if not name.startswith("RAY_")}
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
-    from recipe.fspo.launch import prepare
+    from recipe.fspo.launch.start import prepare
 
     prepare(config)
     with open_dict(config):

@@ -14,11 +14,11 @@ from statistics import median
 
 from benchmarks.pages import markdown
 from recipe.fspo.cpu.fork_server import MODULES, MODULES_WITH_RAY
-from recipe.fspo.environment import CPU_ENVIRONMENT
+from recipe.fspo.launch.machine import CPU_ENVIRONMENT
 
 #: Process and the modules that it imports.
 PROCESSES = {
-    "launcher": ("recipe.fspo.main", "recipe.fspo.launch"),
+    "launcher": ("recipe.fspo.main", "recipe.fspo.launch.start"),
     "fork server": ("recipe.fspo.cpu.patches", *MODULES, *MODULES_WITH_RAY),
 }
 

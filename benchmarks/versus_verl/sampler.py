@@ -23,7 +23,7 @@ PSS_INTERVAL_S = 5.0
 CPU_INTERVAL_S = 1.0
 IDLE = "Ray: idle worker"
 FORK_SERVER = "fork server"
-_OWN = {"recipe.fspo.cpu.fork_server": FORK_SERVER, "recipe.fspo.guardian": "guardian"}
+_OWN = {"recipe.fspo.cpu.fork_server": FORK_SERVER, "recipe.fspo.faults.reaper": "guardian"}
 #: Kinds that become others, and how long after its beginning a process may still change its title.
 _UNSETTLED = ("?", IDLE, "python", FORK_SERVER)
 _SETTLED_AFTER_S = 40.0

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from fspo.data.char_tokenizer import build_tokenizer
-from fspo.data.io import atomic_folder, sha256_of
 from fspo.data.offline_task import ALPHABET, Problem, generate, sample_problems, score_answer, write_dataset
+from fspo.files import atomic_folder, sha256_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM

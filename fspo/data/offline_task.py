@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fspo.data.io import write_rows
+from fspo.files import write_rows
 
 DATA_SOURCE = "fspo/remainder"
 ABILITY = "math"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fspo.data.decontaminate import distinct, without_overlap
-from fspo.data.io import check_replaceable, sha256_of, write_json, write_rows
 from fspo.data.sources import (
     DAPO_CLOSING,
     DAPO_OPENING,
@@ -20,6 +19,7 @@ from fspo.data.sources import (
     read_file,
     read_problems,
 )
+from fspo.files import check_replaceable, sha256_of, write_json, write_rows
 
 TEMPLATES = {
     "boxed": "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.acceptance import VIEWS
-from fspo.data.io import atomic_path
+from fspo.files import atomic_path
 from fspo.report.arms import Arm, Measure, group_arms, standard_measures
 from fspo.report.attributes import attribute_table
 from fspo.report.common import MATCHED_CLIP_RATE, common_records, run_settings

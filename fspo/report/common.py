@@ -7,7 +7,6 @@ advantages are not part of the records.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
-from fspo.losses import ALGORITHMS
+from fspo.losses import resolve_settings
 from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.report.arms import Arm
 from fspo.report.runs import Array, Run
@@ -38,21 +37,10 @@ class CommonRecord:
 
 
 def run_settings(run: Run) -> SequenceLossSettings | None:
-    """The loss of a run: the settings of its ``loss_mode``, overridden by what else run.json's ``loss`` says.
-
-    None if the loss is not one of this package's or not recorded.
-    """
+    """The loss of a run as run.json records it; None if it is not one of this package's, or not recorded."""
     loss = run.info.get("loss")
-    if not isinstance(loss, dict):
-        return None
-    base = ALGORITHMS.get(str(loss.get("loss_mode")))
-    if base is None and "band" not in loss:
-        return None
-    known = {f.name for f in dataclasses.fields(SequenceLossSettings)}
     try:
-        return dataclasses.replace(
-            base or SequenceLossSettings(), **{k: v for k, v in loss.items() if k in known and v is not None}
-        )
+        return resolve_settings(loss) if isinstance(loss, dict) else None
     except (TypeError, ValueError):
         return None
 

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fspo.data.io import atomic_path
+from fspo.files import atomic_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,5 +3,5 @@
 Importing this package loads nothing heavy; its modules import verl, ray and hydra when they are used.
 """
 
-#: The one verl release whose hooks this recipe is written against. Checked at start by :mod:`recipe.fspo.preflight`.
+#: The one verl release whose hooks this recipe is written against; checked at start (:mod:`recipe.fspo.launch.checks`).
 SUPPORTED_VERL = "0.9.1"

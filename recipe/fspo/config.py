@@ -1,17 +1,36 @@
-"""Typed settings of the sequence-level losses, as verl instantiates them from ``actor.policy_loss._target_``."""
+"""Typed settings of the sequence-level losses, as verl instantiates them, and what settings mean together.
+
+:func:`problems` is said before Ray starts: nothing that contradicts itself or would be ignored goes on in silence. Each
+problem names the key, the value and what to set instead. Where a rule has a public reference, the comment gives it
+(verl#N: issue or pull request N of verl).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.workers.config import PolicyLossConfig
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-from fspo.losses import ALGORITHMS
+from fspo.attributes import NAMES as ATTRIBUTES
+from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.types import SequenceLossSettings
 
-_SETTINGS = tuple(field.name for field in dataclasses.fields(SequenceLossSettings))
+Problems = Iterator[str]
+
+_ACTOR = "actor_rollout_ref.actor"
+_POLICY_LOSS = f"{_ACTOR}.policy_loss"
+
+#: Keys of the actor that token-level losses read and the sequence-level ones do not.
+_TOKEN_LEVEL_KEYS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
+#: Advantage estimators that compare the responses to one prompt, and need at least two.
+_GROUP_ESTIMATORS = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk"})
+#: A clip value per token (linear band) above this, or per sqrt(token) below it, belongs to the other algorithm:
+#: GSPO's authors recommend 3e-4 / 4e-4 (verl#2775), FSPO's is about 0.03; frameworks have shipped 0.2 by mistake.
+_LINEAR_MAX, _SQRT_MIN = 0.01, 0.003
 
 
 @dataclass
@@ -43,54 +62,181 @@ class SequencePolicyLossConfig(PolicyLossConfig):
 
     def settings(self) -> SequenceLossSettings:
         """The loss library's settings: those that ``loss_mode`` names, overridden by the fields that are set."""
-        if self.loss_mode not in ALGORITHMS:
-            raise ValueError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode!r} is not a sequence-level loss; "
-                f"choose one of {', '.join(ALGORITHMS)}, or remove _target_ to use one of verl's own losses"
-            )
-        chosen = {name: getattr(self, name) for name in _SETTINGS if getattr(self, name) is not None}
         try:
-            return dataclasses.replace(ALGORITHMS[self.loss_mode], **chosen)
+            settings = resolve_settings({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
         except ValueError as error:
-            raise ValueError(f"actor_rollout_ref.actor.policy_loss.{error}") from None
+            raise ValueError(f"{_POLICY_LOSS}.{error}") from None
+        if settings is None:
+            raise ValueError(
+                f"{_POLICY_LOSS}.loss_mode={self.loss_mode!r} is not a sequence-level loss; choose one of "
+                f"{', '.join(ALGORITHMS)}, or remove _target_ to use one of verl's own losses"
+            )
+        return settings
 
 
 def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None:
-    """The loss library's settings for a composed ``actor.policy_loss``; None if it names one of verl's own losses.
-
-    Without ``_target_`` (a plain verl configuration) the documented defaults of the loss apply.
+    """The loss library's settings for a composed ``actor.policy_loss``; None if it names a loss of another family.
 
     Raises:
         ValueError: for a value out of range, a contradiction or an unknown key.
     """
-    if policy_loss.loss_mode not in ALGORITHMS:
-        return None
     values = OmegaConf.to_container(policy_loss, resolve=True)
-    if values.pop("_target_", None) != f"{SequencePolicyLossConfig.__module__}.{SequencePolicyLossConfig.__qualname__}":
-        return ALGORITHMS[policy_loss.loss_mode]
-    known = {field.name for field in dataclasses.fields(SequencePolicyLossConfig)} - {"_target_"}
-    unknown = sorted(set(values) - known)
-    if unknown:
+    if values["loss_mode"] not in ALGORITHMS:
+        return None
+    known = {field.name for field in dataclasses.fields(SequencePolicyLossConfig)} | {"_target_"}
+    if unknown := sorted(set(values) - known):
         raise ValueError(
-            f"actor_rollout_ref.actor.policy_loss has no key {', '.join(unknown)}; the keys are "
-            f"{', '.join(sorted(known))}"
+            f"{_POLICY_LOSS} has no key {', '.join(unknown)}; the keys are {', '.join(sorted(known - {'_target_'}))}"
         )
-    values.pop("rollout_correction", None)
-    return SequencePolicyLossConfig(**values).settings()
+    try:
+        return resolve_settings(values)
+    except ValueError as error:
+        raise ValueError(f"{_POLICY_LOSS}.{error}") from None
 
 
-def apply_grad_scale(config: DictConfig) -> None:
-    """With ``grad_scale=matched``, divide the losses that sum over tokens by ``fspo.reference_length``, in place.
+def complete_loss(config: DictConfig) -> None:
+    """Write every setting of the loss into ``actor.policy_loss``, so that ``config.yaml`` says what was run; in place.
 
-    The gradients of losses with h(L) = 1 (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means,
-    so a common gradient-norm clip would bind always for the ones and never for the others. Defined here.
+    With ``grad_scale=matched``, the losses that sum over tokens are divided by ``fspo.reference_length``: the gradients
+    of losses with h(L) = 1 (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a common
+    gradient-norm clip would bind always for the ones and never for the others. Defined here.
     """
-    if config.fspo.grad_scale != "matched":
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    settings = policy_loss_settings(policy_loss)
+    if settings is None or policy_loss.get("_target_") is None:  # verl's own dataclass has no such fields
         return
-    settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-    if settings is None or settings.grad_scale != "1":
+    if config.fspo.grad_scale == "matched" and settings.grad_scale == "1":
+        multiplier = settings.grad_multiplier / config.fspo.reference_length
+        settings = dataclasses.replace(settings, grad_multiplier=multiplier)
+    with open_dict(policy_loss):
+        policy_loss.update(dataclasses.asdict(settings))
+
+
+def problems(config: DictConfig) -> Problems:
+    """Everything that contradicts itself or would be ignored, for the loss and the statistics that ``config`` names."""
+    yield from _attribute_problems(config)
+    yield from loss_problems(config)
+
+
+def _attribute_problems(config: DictConfig) -> Problems:
+    names = OmegaConf.to_container(config.fspo.attributes) if OmegaConf.is_list(config.fspo.attributes) else None
+    if names is None or len(set(names)) < len(names) or not set(names) <= set(ATTRIBUTES):
+        yield (
+            f"fspo.attributes={config.fspo.attributes} must be a list, without repetition, of {', '.join(ATTRIBUTES)}; "
+            "[] logs acceptance by length only"
+        )
+
+
+def _default(key: str) -> Any:
+    return FSDPActorConfig.__dataclass_fields__[key].default
+
+
+def loss_problems(config: DictConfig) -> Problems:
+    """Everything that contradicts itself or would be ignored, for the loss that ``config`` names."""
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    yield from _sampling_problems(config)
+    yield from _group_problems(config)
+    if policy_loss.loss_mode == "gspo":
+        yield from _stock_gspo_problems(config)
+    try:
+        settings = policy_loss_settings(policy_loss)
+    except (TypeError, ValueError) as error:
+        yield str(error)
         return
-    with open_dict(config):
-        config.actor_rollout_ref.actor.policy_loss.grad_multiplier = (
-            settings.grad_multiplier / config.fspo.reference_length
+    if settings is None:
+        return
+    length = config.fspo.reference_length
+    if config.fspo.grad_scale == "matched" and (not isinstance(length, int | float) or length <= 0):
+        yield f"fspo.reference_length={length!r}: grad_scale=matched needs a typical response length in tokens, above 0"
+    yield from _ignored_problems(config, policy_loss.loss_mode)
+    yield from _clip_problems(settings)
+    yield from _micro_batch_problems(config)
+    yield from _rollout_correction_problems(config)
+
+
+def _sampling_problems(config: DictConfig) -> Problems:
+    # Truncated sampling makes the sampled distribution another than the policy whose log-probs are taken (trl#6789).
+    rollout = config.actor_rollout_ref.rollout
+    for key, neutral in (("top_p", 1), ("top_k", -1)):
+        if rollout[key] != neutral:
+            yield (
+                f"actor_rollout_ref.rollout.{key}={rollout[key]} cuts the sampling distribution, so importance ratios "
+                f"are biased: set it to {neutral} (validation has its own val_kwargs.{key})"
+            )
+    if rollout.temperature <= 0:
+        yield f"actor_rollout_ref.rollout.temperature={rollout.temperature} must be above 0 for training; 1.0 is usual"
+
+
+def _group_problems(config: DictConfig) -> Problems:
+    estimator, n = str(config.algorithm.adv_estimator), config.actor_rollout_ref.rollout.n
+    if estimator in _GROUP_ESTIMATORS and n < 2:
+        yield (
+            f"algorithm.adv_estimator={estimator} compares the responses to one prompt, but "
+            f"actor_rollout_ref.rollout.n={n}: set it to 2 or more"
+        )
+
+
+def _stock_gspo_problems(config: DictConfig) -> Problems:
+    actor = config.actor_rollout_ref.actor
+    if actor.clip_ratio_c != _default("clip_ratio_c"):
+        yield f"{_ACTOR}.clip_ratio_c={actor.clip_ratio_c} is ignored by verl's gspo: leave it at its default"
+    for key in ("clip_ratio_low", "clip_ratio_high"):
+        if actor[key] is not None and actor[key] > _LINEAR_MAX:
+            yield (
+                f"{_ACTOR}.{key}={actor[key]} leaves verl's gspo unclipped: it bounds the geometric mean ratio per "
+                "token; the authors recommend 3e-4 (low) and 4e-4 (high)"
+            )
+
+
+def _ignored_problems(config: DictConfig, loss_mode: str) -> Problems:
+    actor = config.actor_rollout_ref.actor
+    for key in _TOKEN_LEVEL_KEYS:
+        if key in actor and actor[key] is not None and actor[key] != _default(key):
+            yield (
+                f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}: remove it, and set "
+                f"{_POLICY_LOSS}.clip_low, clip_high or dual_clip instead"
+            )
+
+
+def _clip_problems(settings: SequenceLossSettings) -> Problems:
+    for key in ("clip_low", "clip_high"):
+        value = getattr(settings, key)
+        if settings.band == "linear" and value > _LINEAR_MAX:
+            yield (
+                f"{_POLICY_LOSS}.{key}={value} is per token for band=linear and would never clip: GSPO's authors "
+                "recommend 3e-4 and 4e-4 (a value near 0.03 belongs to band=sqrt, FSPO)"
+            )
+        elif settings.band == "sqrt" and 0 < value < _SQRT_MIN:
+            yield (
+                f"{_POLICY_LOSS}.{key}={value} is per sqrt(token) for band=sqrt and would clip nearly every sequence: "
+                "FSPO uses about 0.03 (a value near 3e-4 belongs to band=linear, GSPO)"
+            )
+
+
+def _micro_batch_problems(config: DictConfig) -> Problems:
+    # A different padding changes rounding, and 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if actor.use_dynamic_bsz:
+        pairs = (("ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu"),)
+    else:
+        pairs = (("ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"),)
+    for new, old in pairs:
+        if actor[new] != rollout[old]:
+            yield (
+                f"{_ACTOR}.{new}={actor[new]} differs from actor_rollout_ref.rollout.{old}={rollout[old]}: old and new "
+                "log-probabilities would be rounded differently; set them equal"
+            )
+
+
+def _rollout_correction_problems(config: DictConfig) -> Problems:
+    correction = config.algorithm.get("rollout_correction") or {}
+    if correction.get("bypass_mode"):
+        yield (
+            "algorithm.rollout_correction.bypass_mode=true replaces the policy loss by verl's own: set it to false to "
+            "train with a sequence-level loss"
+        )
+    if correction.get("rollout_is") not in (None, "sequence"):
+        yield (
+            f"algorithm.rollout_correction.rollout_is={correction.get('rollout_is')!r} gives one weight per token, and "
+            "a sequence-level loss has one per sequence: set it to 'sequence' or null"
         )

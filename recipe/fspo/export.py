@@ -7,9 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from fspo.data.io import atomic_folder
-
-TRACKER = "latest_checkpointed_iteration.txt"
+from fspo.files import atomic_folder
+from recipe.fspo.checkpoints.integrity import latest
 
 
 def actor_folder(path: Path) -> Path:
@@ -18,12 +17,7 @@ def actor_folder(path: Path) -> Path:
     Raises:
         FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
     """
-    folder = path
-    for checkpoints in (path / "checkpoints", path):
-        tracker = checkpoints / TRACKER
-        if tracker.is_file():
-            folder = checkpoints / f"global_step_{tracker.read_text(encoding='utf-8').strip()}"
-            break
+    folder = latest(path / "checkpoints") or latest(path) or path
     actor = folder / "actor"
     if not list(actor.glob("model_world_size_*_rank_0.pt")):
         raise FileNotFoundError(

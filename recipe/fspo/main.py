@@ -5,28 +5,53 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
 
-from recipe.fspo.compose import CONF_DIR, ROOT_CONFIG, compose, first_of_each_sweep, without_flags
-from recipe.fspo.environment import WrongMachineError, export_platform, forked_workers
-from recipe.fspo.exits import BAD_INPUT, INTERRUPTED, launch_or_exit
-from recipe.fspo.preemption import PREEMPTED, watch_for_warning
-from recipe.fspo.processes import own_mark
-from recipe.fspo.run_settings import NotARunError, with_settings_of_run
+from recipe.fspo.faults.preemption import PREEMPTED, watch_for_warning
+from recipe.fspo.faults.processes import own_run_id
+from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, Job, launch_or_exit
+from recipe.fspo.launch.compose import CONF_DIR, ROOT_CONFIG, choices, compose, first_of_each_sweep, without_flags
+from recipe.fspo.launch.machine import WrongMachineError, export_platform, forked_workers
+from recipe.fspo.launch.run_settings import NotARunError, with_settings_of_run
 
 #: Hydra's flags that print something in place of a run.
 _PRINTS = {"--cfg", "-c", "--info", "-i", "--hydra-help"}
 
 
+def _problems(config: DictConfig) -> Iterator[str]:
+    from recipe.fspo.config import problems  # imports verl: after the platform is exported
+
+    return problems(config)
+
+
+def _complete(config: DictConfig) -> None:
+    from recipe.fspo.config import complete_loss
+
+    complete_loss(config)
+
+
+def _conclude(config: DictConfig) -> None:
+    folder = Path(config.fspo.run_dir)
+    if config.evaluate:
+        from fspo.evaluation import conclude_evaluation
+
+        print(conclude_evaluation(folder, config.seed), flush=True)
+    else:
+        from fspo.report.summary import summarise
+
+        print(summarise(folder), flush=True)
+
+
+JOB = Job(("recipe.fspo.trainer", "recipe.fspo.worker"), _problems, _complete, _conclude)
+
+
 @hydra.main(config_path=str(CONF_DIR), config_name=ROOT_CONFIG, version_base=None)
 def _train(config: DictConfig) -> None:
-    launch_or_exit(config, kept=f"{config.fspo.run_dir} keeps what was done")
-
-
-def _choices(group: str) -> str:
-    return ", ".join(sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml")))
+    launch_or_exit(config, JOB, kept=f"{config.fspo.run_dir} keeps what was done")
 
 
 def usage() -> str:
@@ -36,8 +61,8 @@ usage: python -m recipe.fspo.main [KEY=VALUE ...]
 
 Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
 
-  algo=fspo             loss, clip values and native advantage: {_choices("algo")}
-  experiment=demo       model, data, machine: {_choices("experiment")}
+  algo=fspo             loss, clip values and native advantage: {", ".join(choices("algo"))}
+  experiment=demo       model, data, machine: {", ".join(choices("experiment"))}
   seed=1                of data order, sampling and initialisation
   advantage=native      or shared: one advantage estimator for every algorithm
   grad_scale=native     or matched: losses that sum over tokens are divided by fspo.reference_length
@@ -64,7 +89,7 @@ configuration, --multirun sweeps (algo=fspo,gspo seed=1,2), --hydra-help has Hyd
 Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted and saved, {INTERRUPTED} interrupted.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time before
-a run), recipe.fspo.audit (gradients of a checkpoint), recipe.fspo.export, fspo.report, fspo.data.
+a run), recipe.fspo.alignment (gradients of a checkpoint), recipe.fspo.export, fspo.report, fspo.data.
 """
 
 
@@ -85,7 +110,7 @@ def main() -> None:
     if any(argument.partition("=")[0] in _PRINTS for argument in sys.argv[1:]):
         _train()  # needs no machine that could run it
         return
-    own_mark()  # before anything is started: whatever is, inherits it
+    own_run_id()  # before anything is started: whatever is, inherits it
     watch_for_warning()
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
     try:
@@ -95,7 +120,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     # Of several runs each begins it for itself. Beside this process's own imports.
-    with contextlib.nullcontext() if several else forked_workers(config):
+    with contextlib.nullcontext() if several else forked_workers(config, JOB.modules):
         _train()
 
 

@@ -22,7 +22,7 @@ def require_plugin() -> None:
         raise RuntimeError(
             "verl did not load the plugin 'fspo' in this process: VERL_USE_EXTERNAL_PLUGINS="
             f"{os.environ.get('VERL_USE_EXTERNAL_PLUGINS', 'auto')!r}. Set it to 'auto' (or add 'fspo'), install this "
-            "package on every node, and run `python -c 'import verl, recipe.fspo.register'` to see the import error."
+            "package on every node, and run `python -c 'import verl, recipe.fspo.policy_loss'` to see the import error."
         )
 
 
@@ -33,6 +33,6 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     merge_duplicate_process_group_backend()
     report_vllm_version()
 
-import recipe.fspo.register  # noqa: E402, F401  (registers the losses; after the platform, which its imports query)
+import recipe.fspo.policy_loss  # noqa: E402, F401  (registers the losses; after the platform, which its imports query)
 
 _loaded = True

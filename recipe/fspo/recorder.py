@@ -8,8 +8,9 @@ One recorder exists per process, because verl's loss registry holds plain functi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 SumArrays = tuple[np.ndarray, np.ndarray]
 #: One mini-batch of one rank, float64: statistic S, length L, advantage A and weight of each sequence, [4, B].
 SequenceArrays = np.ndarray
+_SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight")
 #: Column of a batch that holds the bin of each sequence by each attribute, int64 [B, A] (see fspo.attributes).
 ATTRIBUTE_BINS: Final = "fspo_attribute_bins"
 
@@ -78,7 +80,7 @@ class Recorder:
     def add(self, output: SequenceLossOutput) -> None:
         """Add one micro-batch to the mini-batch in progress."""
         if not torch.isfinite(output.statistic_B[output.valid_B]).all():
-            return  # its gradient is not finite either: recipe.fspo.guard stops the run and keeps the batch
+            return  # its gradient is not finite either: recipe.fspo.faults.nonfinite stops the run and keeps the batch
         if self._mini_batches:
             truncated_B: torch.Tensor = output.length_B >= self.max_response_length
             self._mini_batches[-1].add_(output, truncated_B=truncated_B)
@@ -119,3 +121,12 @@ class Recorder:
 
 #: The recorder of this process.
 RECORDER = Recorder()
+
+
+def sequence_records(step: int, mini_batches: Sequence[SequenceArrays]) -> list[dict[str, Any]]:
+    """Lines of ``sequences.jsonl``: S, L, A and weight of every sequence of one step, a line per mini-batch."""
+    return [
+        {"step": step, "minibatch": index}
+        | {name: [float(f"{x:.7g}") for x in row] for name, row in zip(_SEQUENCE_COLUMNS, rows, strict=True)}
+        for index, rows in enumerate(mini_batches)
+    ]

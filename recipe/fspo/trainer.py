@@ -23,19 +23,20 @@ from verl.utils.config import omega_conf_to_dataclass
 from fspo.attributes import Attribute, AttributeSums, attribute_metrics
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
+from fspo.records import to_record
 from fspo.sums import SequenceSums
-from recipe.fspo import run_info, series
-from recipe.fspo.checkpoints import remove_old
+from recipe.fspo.checkpoints.disk import room_for_save
+from recipe.fspo.checkpoints.integrity import remove_old
+from recipe.fspo.checkpoints.state import Stateful, load_state, save_state
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.disk import room_for_save
+from recipe.fspo.faults.phase import write_phase
+from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
+from recipe.fspo.faults.resources import wait_for_resources
+from recipe.fspo.launch import run_folder
+from recipe.fspo.launch.progress import PROGRESS
+from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics, prompt_of, read_outcomes, send_attribute_bins
-from recipe.fspo.phase import write_phase
-from recipe.fspo.preemption import STOP, LeadTime, Preempted
-from recipe.fspo.progress import PROGRESS
-from recipe.fspo.recorder import SumArrays
-from recipe.fspo.resources import wait_for_resources
-from recipe.fspo.run_log import RunLog
-from recipe.fspo.trainer_state import load_state, save_state
+from recipe.fspo.recorder import SumArrays, sequence_records
 from recipe.fspo.worker import FSPOWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
@@ -125,15 +126,25 @@ class FSPOTrainer(PPOTrainerSync):
         fspo = self.config.fspo
         self.actor_rollout_wg.record(sequences=fspo.record_sequences, run_dir=fspo.run_dir)
         # Runs of a comparison must begin with the same weights; this is how a reader can tell.
-        run_info.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
+        run_folder.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:
-            series.reseed(self)
+            self._reseed_sampling()
             super().fit(agent_loop_manager)
-            series.run_next(self, agent_loop_manager)
         finally:
             self._ending()
+
+    def _reseed_sampling(self) -> None:
+        """Let vLLM's sampling begin from the run's seed and step.
+
+        Needs a worker extension that can (``recipe.fspo.cpu.vllm_worker``): on GPUs vLLM keeps the seed of its start.
+        """
+        if self.config.trainer.device != "cpu":
+            return
+        seed = self.config.seed * 1_000_003 + self.global_steps
+        servers = [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
+        ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
 
     # ---------------------------------------------------------------- order of a batch
 
@@ -219,11 +230,12 @@ class FSPOTrainer(PPOTrainerSync):
         metrics.update(outcome_metrics(outcomes, self._diagnostics))
         metrics.update(self._metrics_by(attributes))
         metrics.update(grad_norm_metrics(self.actor_rollout_wg.pop_grad_norms()[0], self._grad_clip))
-        self._run_log.record_mini_batches(self.global_steps, mini_batches)
+        records = [to_record(sums, step=self.global_steps, minibatch=i) for i, sums in enumerate(mini_batches)]
+        self._run_log.append("length_stats.jsonl", records)
         if self.config.fspo.record_sequences:
             per_rank = self.actor_rollout_wg.pop_sequences()
             joined = [np.concatenate(ranks, axis=1) for ranks in zip(*per_rank, strict=True)]
-            self._run_log.record_sequences(self.global_steps, joined)
+            self._run_log.append("sequences.jsonl", sequence_records(self.global_steps, joined))
         return batch
 
     def _metrics_by(self, attributes: tuple[Attribute, ...]) -> dict[str, float]:
@@ -240,6 +252,9 @@ class FSPOTrainer(PPOTrainerSync):
 
     # ---------------------------------------------------------------- checkpoints
 
+    def _stateful_parts(self) -> dict[str, Stateful | None]:
+        return {"diagnostics": self._diagnostics, "band_controller": self._band_controller}
+
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
         # checkpoint callback runs after that.)
@@ -248,7 +263,7 @@ class FSPOTrainer(PPOTrainerSync):
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         keep = self.config.trainer.max_actor_ckpt_to_keep
         with room_for_save(folder.parent, self.global_steps, keep):
-            save_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
+            save_state(folder, self._stateful_parts())
             super()._save_checkpoint()
         if keep:
             remove_old(folder.parent, step=self.global_steps, keep=keep)
@@ -265,5 +280,5 @@ class FSPOTrainer(PPOTrainerSync):
                 folder = Path(self.config.trainer.resume_from_path)
             else:
                 folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-            load_state(folder, diagnostics=self._diagnostics, band_controller=self._band_controller)
+            load_state(folder, self._stateful_parts())
             PROGRESS.say(f"resumed from {folder}")

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, open_dict
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
-from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
-from verl.workers.utils.losses import ppo_loss
 
 from fspo.attributes import Attribute
-from recipe.fspo.guard import guarded_update
-from recipe.fspo.observe import observe_verl_losses
+from fspo.losses import UnusableRowsError
+from recipe.fspo.faults.nonfinite import guarded_update
 from recipe.fspo.plugin import require_plugin
+from recipe.fspo.policy_loss import observe_verl_losses
 from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, SequenceArrays, SumArrays
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
@@ -46,7 +44,7 @@ class RecordingTrainingWorker(TrainingWorker):
 
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
-        with guarded_update(data, RECORDER.run_dir, self.rank) as metrics:
+        with guarded_update(data, RECORDER.run_dir, self.rank, UnusableRowsError) as metrics:
             output = super().train_batch(data)
             if output is not None:
                 metrics |= tu.get(output, "metrics")
@@ -69,19 +67,6 @@ class FSPOWorker(ActorRolloutRefWorker):
     def record(self, sequences: bool, run_dir: str) -> None:
         """Record from now on, as at the start of a run; with ``sequences`` not only sums."""
         RECORDER.enable(self.config.rollout.response_length, sequences, Path(run_dir))
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_again(self, actor: DictConfig) -> None:
-        """Initial weights, a new optimizer and the loss of ``actor`` (``actor_rollout_ref.actor`` of the next run)."""
-        with open_dict(self.config):
-            self.config.actor = actor
-        actor_config = omega_conf_to_dataclass(actor)
-        actor_config.model_config = self.actor.model_config
-        self.actor.engine.optimizer_config = actor_config.optim
-        self.loss_fn = partial(ppo_loss, config=actor_config)
-        self.actor.set_loss_fn(self.loss_fn)
-        torch.manual_seed(actor.fsdp_config.seed)
-        self.actor.reset()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_sequence_sums(self) -> list[SumArrays]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from recipe.fspo.compose import compose
-from recipe.fspo.environment import export_platform
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.machine import export_platform
 
 RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
 CONFIG = compose(
@@ -47,7 +47,7 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
 from fspo.sums import SequenceSums  # noqa: E402
-from recipe.fspo.launch import prepare  # noqa: E402
+from recipe.fspo.launch.start import prepare  # noqa: E402
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48

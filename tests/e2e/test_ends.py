@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from real_stack import SMALL, Starter, user_environment
 
-from recipe.fspo.checkpoints import resume_problems
+from recipe.fspo.checkpoints.integrity import resume_problems
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -13,8 +13,8 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 from real_stack import SMALL, user_environment
 
-from recipe.fspo.compose import compose
-from recipe.fspo.environment import platform_environment
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.machine import platform_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -23,7 +23,7 @@ def test_verls_own_trainer_trains_with_fspo(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     environment = platform_environment("cpu")
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
-    from recipe.fspo.launch import prepare
+    from recipe.fspo.launch.start import prepare
 
     config = compose([f"fspo.run_dir={tmp_path}", *SMALL, "trainer.save_freq=-1"])
     prepare(config)

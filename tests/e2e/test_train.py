@@ -117,7 +117,7 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
     )
     exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    from recipe.fspo.launch import local_path
+    from recipe.fspo.launch.start import local_path
 
     start = AutoModelForCausalLM.from_pretrained(local_path("pkg://fspo.data/assets/demo_model"), dtype=torch.float32)
     # verl's merger writes bf16, so the start is compared in bf16 as well.

@@ -8,7 +8,7 @@ import functools
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from recipe.fspo.compose import compose
+from recipe.fspo.launch.compose import compose
 
 _GROUPS = ("advantage", "algo", "experiment", "grad_scale")
 

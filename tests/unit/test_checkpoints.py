@@ -8,7 +8,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.checkpoints import (
+from recipe.fspo.checkpoints.integrity import (
     TRACKER_FILE,
     archive_damage,
     checkpoint_damage,
@@ -85,7 +85,7 @@ def test_a_damaged_checkpoint_is_refused_with_its_file_named(tmp_path: Path, fil
 def test_large_files_are_checked_by_their_directory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pt"
     torch.save({"weights": torch.arange(2000.0)}, path)
-    monkeypatch.setattr("recipe.fspo.checkpoints._FULL_CHECK_BYTES", 100)
+    monkeypatch.setattr("recipe.fspo.checkpoints.integrity._FULL_CHECK_BYTES", 100)
     assert archive_damage(path) is None
     cut(path)
     assert archive_damage(path) is not None

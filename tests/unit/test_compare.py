@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recipe.fspo.calibrate import calibrate, recorded_sequences
-from recipe.fspo.compare import FAIR, BadInput, Request, parse, plan, status
-from recipe.fspo.compose import compose
+from recipe.fspo.compare.__main__ import FAIR, parse
+from recipe.fspo.compare.grid import Request, plan, status
+from recipe.fspo.compare.matched_clips import calibrate, recorded_sequences
+from recipe.fspo.launch.commands import BadInput
+from recipe.fspo.launch.compose import compose
 
 
 def write_sequences(run: Path, rng: np.random.Generator, n: int = 400) -> None:
@@ -35,7 +37,7 @@ def request_() -> Request:
 
 
 def test_whole_seeds_first_and_default_clips_before_matched_ones(request_: Request) -> None:
-    assert [cell.path for cell in request_.cells()] == [
+    assert [run.path for run in request_.runs()] == [
         "default/fspo/seed3",
         "default/gspo/seed3",
         "default/fspo/seed1",
@@ -46,8 +48,6 @@ def test_whole_seeds_first_and_default_clips_before_matched_ones(request_: Reque
         "matched/gspo/seed1",
     ]
     assert request_.pilot().path == "default/fspo/seed3"
-    assert request_.starts == "shared"
-    assert parse(["experiment=qwen3_8b", "data.train_files=a", "data.val_files=b"]).starts == "separate"
 
 
 def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
@@ -70,7 +70,8 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("seeds=[1,1]", r"names a value twice"),
         ("comparisons=[equal]", r"comparisons: 'equal' is not known; choose from default, matched"),
         ("target_clip_rate=1.5", r"target_clip_rate=1\.5 must lie strictly between 0 and 1"),
-        ("starts=one", r"starts='one' must be auto, shared or separate"),
+        ("starts=shared", r"starts=shared: every run has a start of its own"),
+        ("run=9", r"run=9: the grid has 9 runs, numbered from 0 to 8"),
         ("algo=fspo", r"algo=fspo: the grid sets algo"),
         ("fspo.run_dir=x", r"the grid sets fspo\.run_dir"),
         ("--algos", r"'--algos' is not KEY=VALUE"),
@@ -95,9 +96,9 @@ def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> Non
         plan(parse([*first, "target_clip_rate=0.3"]))
 
 
-def test_status_of_a_cell(tmp_path: Path) -> None:
+def test_status_of_a_run(tmp_path: Path) -> None:
     assert status(tmp_path) == "not run"
-    (tmp_path / "run.json").write_text('{"status": "finished"}')
+    (tmp_path / "run.json").write_text('{"algo": "fspo", "status": "finished"}')
     assert status(tmp_path) == "finished"
     (tmp_path / "run.json").write_text('{"sta')
     assert status(tmp_path) == "not run"
@@ -134,5 +135,5 @@ def test_calibration_says_what_it_cannot_match(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="record_sequences=true"):
         calibrate(tmp_path, "empty", ["fspo"], FAIR, 0.2)
     write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    with pytest.raises(ValueError, match="algo=grpo uses verl's own loss"):
+    with pytest.raises(ValueError, match="algo=grpo uses the loss 'vanilla'"):
         calibrate(tmp_path, "pilot", ["grpo"], FAIR, 0.2)

@@ -11,8 +11,8 @@ from composing import composed
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.compose import CONF_DIR, compose, first_of_each_sweep, without_flags
-from recipe.fspo.environment import WrongMachineError, platform_environment
+from recipe.fspo.launch.compose import CONF_DIR, compose, first_of_each_sweep, without_flags
+from recipe.fspo.launch.machine import WrongMachineError, platform_environment
 
 
 def options(group: str) -> list[str]:
@@ -77,7 +77,7 @@ def test_composing_does_not_import_verl() -> None:
     import subprocess
     import sys
 
-    code = "import sys; from recipe.fspo.compose import compose; compose(); sys.exit('verl' in sys.modules)"
+    code = "import sys; from recipe.fspo.launch.compose import compose; compose(); sys.exit('verl' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path.home()).returncode == 0
 
 

@@ -15,9 +15,9 @@ import pytest
 
 from fspo.data.cli import main
 from fspo.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
-from fspo.data.io import atomic_path, sha256_of, write_json
 from fspo.data.prepare import TEMPLATES, prepare
 from fspo.data.sources import DAPO_OPENING, SOURCES, TEST_SETS, Problem, SourceError
+from fspo.files import atomic_path, sha256_of, write_json
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))

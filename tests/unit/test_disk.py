@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recipe.fspo import disk
-from recipe.fspo.checkpoints import TRACKER_FILE, latest
-from recipe.fspo.disk import DiskFull, room_for_save, size_of
+from recipe.fspo.checkpoints import disk
+from recipe.fspo.checkpoints.disk import DiskFull, room_for_save, size_of
+from recipe.fspo.checkpoints.integrity import TRACKER_FILE, latest
 
 MIB = 2**20
 

@@ -23,10 +23,9 @@ from fspo.diagnostics import METRICS
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.rewards import Status
 from fspo.types import SequenceLossSettings
-from recipe.fspo import compose as compose_module
-from recipe.fspo.config import policy_loss_settings
-from recipe.fspo.loss_checks import loss_problems
-from recipe.fspo.progress import STEP_COLUMNS
+from recipe.fspo.config import loss_problems, policy_loss_settings
+from recipe.fspo.launch import compose as compose_module
+from recipe.fspo.launch.progress import STEP_COLUMNS
 from recipe.fspo.recorder import RECORDER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,13 +110,13 @@ def test_every_metric_is_explained_with_its_unit() -> None:
         unit = re.search(r"\((count|tokens|nats(?: per \S+)?)\)", meaning)
         if unit:
             assert unit_of[name] == unit[1], name
-    logged = re.findall(r'"(actor/\w+)"', (ROOT / "recipe/fspo/register.py").read_text(encoding="utf-8"))
+    logged = re.findall(r'"(actor/\w+)"', (ROOT / "recipe/fspo/policy_loss.py").read_text(encoding="utf-8"))
     statuses = [f"reward/status/{status.value}" for status in Status]
     columns = [metric for _, metric, _ in STEP_COLUMNS]
     explained = {span for row in rows for cell in row for span in code(cell)}
     assert {*logged, *statuses, *columns} <= explained
     of_a_run = set()  # fspo/ metrics that the recipe adds
-    for path in (ROOT / "recipe/fspo").glob("*.py"):
+    for path in (ROOT / "recipe/fspo").rglob("*.py"):
         of_a_run |= set(re.findall(r'"(fspo/[a-z_/]+)"', path.read_text(encoding="utf-8")))
     ours = {name for name in unit_of if name.startswith("fspo/")}
     assert ours == set(METRICS) | of_a_run  # and nothing that no longer exists
@@ -150,7 +149,7 @@ def test_the_settings_of_the_cpu_page_are_those_of_the_demo() -> None:
 def test_every_file_of_a_run_is_explained() -> None:
     text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
     written = set()
-    for path in (ROOT / "recipe/fspo").glob("*.py"):
+    for path in (ROOT / "recipe/fspo").rglob("*.py"):
         written |= set(re.findall(r'^[A-Z]+_FILE\b.* = "(.+)"$', path.read_text(encoding="utf-8"), re.M))
     assert {"run.json", "metrics.jsonl"} <= written
     assert {name for name in written if name not in text} == set()

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.faults import PAGE, cells, read_rows, table, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
-from recipe.fspo.phase import PHASES
+from recipe.fspo.faults.phase import PHASES
 
 GOOD: dict[str, Any] = {
     "process": "vLLM engine",

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from omegaconf import open_dict
 
-from recipe.fspo.compose import compose
 from recipe.fspo.cpu import fork_server
 from recipe.fspo.cpu.fork_server import MODULES, write_program
-from recipe.fspo.environment import pass_to_ray_workers
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.machine import pass_to_ray_workers
 
 _SERVER = """
 import sys
 from recipe.fspo.cpu import fork_server
 fork_server.MODULES, fork_server.MODULES_WITH_RAY = ("decimal",), ("fractions",)
-request = fork_server._serve(sys.argv[1])
+request = fork_server._serve(sys.argv[1], [])
 if request is not None:
     fork_server._become(request)
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recipe.fspo.compose import CONF_DIR, compose
+from recipe.fspo.launch.compose import CONF_DIR, compose
 from recipe.fspo.main import usage
 
 

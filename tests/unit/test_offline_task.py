@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.data.io import write_rows
 from fspo.data.offline_task import (
     ALPHABET,
     DATA_SOURCE,
@@ -21,6 +20,7 @@ from fspo.data.offline_task import (
     score_answer,
     write_dataset,
 )
+from fspo.files import write_rows
 
 
 @settings(deadline=None, max_examples=200)

@@ -10,10 +10,11 @@ import sys
 from typing import Any
 
 import pytest
+from composing import composed
 
-from recipe.fspo import plan
-from recipe.fspo.planning.memory import PHASES
-from recipe.fspo.planning.setup import Hardware, NotPlannableError
+from recipe.fspo.plan import __main__ as plan
+from recipe.fspo.plan.memory import PHASES
+from recipe.fspo.plan.setup import Hardware, NotPlannableError
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -104,8 +105,8 @@ def test_the_remedy_that_is_named_helps(capsys: pytest.CaptureFixture[str], over
         (["mfu=much"], r"mfu='much' is not a number"),
         (["mfu=2"], r"mfu=2 is a share: give a value up to 1"),
         (["gpu_gb=-80"], r"gpu_gb=-80 must be above 0"),
-        (["json=yes"], r"json=yes: give true or false"),
-        (["nonsense"], r"nonsense: settings have the form key=value"),
+        (["json=maybe"], r"json='maybe': give true or false"),
+        (["nonsense"], r"'nonsense' is not KEY=VALUE"),
         (["no_such_key=1"], r"Could not override 'no_such_key'"),
     ],
 )
@@ -119,7 +120,7 @@ def test_bad_input_is_named(capsys: pytest.CaptureFixture[str], overrides: list[
 
 
 def planned(*overrides: str, **hardware: float) -> dict[str, Any]:
-    return plan.plan(["experiment=qwen3_8b", *overrides], Hardware(**hardware))
+    return plan.plan(composed("experiment=qwen3_8b", *overrides), Hardware(**hardware))
 
 
 def test_step_time_scales_as_its_assumptions_say() -> None:
@@ -208,7 +209,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_of_verl_is_imported() -> None:
     """A fresh process: the planner runs on a login node, where importing verl takes long or fails."""
     code = (
-        "import sys; from recipe.fspo import plan; status = plan.main(['experiment=qwen3_8b', 'json=true']);"
+        "import sys; from recipe.fspo.plan.__main__ import main; status = main(['experiment=qwen3_8b', 'json=true']);"
         "bad = {'verl', 'ray', 'vllm', 'transformers'} & set(sys.modules); sys.exit(str(bad) if bad else status)"
     )
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)

@@ -13,11 +13,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from recipe.fspo.compose import compose
-from recipe.fspo.planning import fit
-from recipe.fspo.planning.memory import GIB, layer_activations, logits_bytes, predict
-from recipe.fspo.planning.model import BUILT_IN, ModelShape, UnknownModelError, find_model
-from recipe.fspo.planning.setup import Hardware, Setup, read_setup
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.plan import fit
+from recipe.fspo.plan.memory import GIB, layer_activations, logits_bytes, predict
+from recipe.fspo.plan.model import BUILT_IN, ModelShape, UnknownModelError, find_model
+from recipe.fspo.plan.setup import Hardware, Setup, read_setup
 
 DEMO = str(files("fspo.data").joinpath("assets/demo_model"))
 QWEN_8B = ModelShape.from_config(BUILT_IN["Qwen3-8B"], "Qwen3-8B")

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo.compose import compose, first_of_each_sweep, without_flags
-from recipe.fspo.loss_checks import loss_problems
+from recipe.fspo.config import loss_problems
+from recipe.fspo.launch.compose import compose, first_of_each_sweep, without_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -102,21 +102,21 @@ def parses(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 def check_compare(arguments: list[str]) -> None:
-    from recipe.fspo.compare import parse
+    from recipe.fspo.compare.__main__ import parse
 
-    assert parse(arguments).cells()  # checks its own keys and composes the others
+    assert parse(arguments).runs()  # checks its own keys and composes the others
 
 
 def check_plan(arguments: list[str]) -> None:
-    from recipe.fspo.plan import main
+    from recipe.fspo.plan.__main__ import main
 
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main([*arguments, "json=true"])
     assert json.loads(printed.getvalue())["memory"]  # a prediction, whether it fits or not
 
 
-def check_audit(arguments: list[str]) -> None:
-    from recipe.fspo.audit import parse
+def check_alignment(arguments: list[str]) -> None:
+    from recipe.fspo.alignment.__main__ import parse
 
     with tempfile.TemporaryDirectory() as folder:  # in place of the run that the first argument names
         actor = Path(folder) / "checkpoints/global_step_1/actor"
@@ -130,7 +130,7 @@ def check_audit(arguments: list[str]) -> None:
 #: Modules whose arguments are KEY=VALUE, and what accepts them.
 KEY_VALUE: dict[str, Callable[[list[str]], None]] = {
     "recipe.fspo.main": lambda arguments: composes(tuple(arguments)),
-    "recipe.fspo.audit": check_audit,
+    "recipe.fspo.alignment": check_alignment,
     "recipe.fspo.compare": check_compare,
     "recipe.fspo.plan": check_plan,
 }
@@ -166,16 +166,18 @@ def check_sbatch(words: list[str], environment: dict[str, str], monkeypatch: pyt
     assert {option[2:].partition("=")[0] for option in options} <= SBATCH_OPTIONS
     script, *overrides = [word for word in words[1:] if not word.startswith("--")]
     text = (ROOT / script).read_text(encoding="utf-8")
-    (experiment,) = re.findall(r"experiment=(?:\$\{FSPO_EXPERIMENT:-)?(\w+)", text.splitlines()[-1])
+    (experiment,) = re.findall(r"experiment=(?:\$\{FSPO_EXPERIMENT:-)?(\w+)", text)
     known = set(re.findall(r"`(FSPO_\w+)`", (ROOT / "docs/clusters.md").read_text(encoding="utf-8")))
     assert set(environment) <= known
     train = (  # what slurm/train.sh adds
         f"experiment={environment.get('FSPO_EXPERIMENT', experiment)}",
         "++ray_kwargs.ray_init.address=auto",
         "trainer.nnodes=2",
-        "fspo.run_dir=/nowhere",
     )
-    composes((*train, *overrides))
+    if "recipe.fspo.compare" in text:
+        check_compare([*train, "run=0", *overrides])
+        return
+    composes((*train, "fspo.run_dir=/nowhere", *overrides))
 
 
 def check_pip(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +233,8 @@ def test_documented_command(page: str, command: str, monkeypatch: pytest.MonkeyP
         "python -m recipe.fspo.compare algos=[fspo,ppo]",
         "python -m recipe.fspo.compare experiment=demos",
         "python -m recipe.fspo.plan experiment=qwen3_8b node=2",
-        "python -m recipe.fspo.audit runs/demo/RUN round=3",
-        "python -m recipe.fspo.audit runs/demo/RUN rounds=0",
+        "python -m recipe.fspo.alignment runs/demo/RUN round=3",
+        "python -m recipe.fspo.alignment runs/demo/RUN rounds=0",
         "python -m fspo.report runs/demo --output report",
         "python -m fspo.data prepare all",
         "make demos",

@@ -55,7 +55,7 @@ def run_files(loss: str, seed: int) -> tuple[str, str, str]:
     settings = ALGORITHMS[loss]
     info = {
         "algo": loss.removeprefix("seq_"), "seed": seed, "status": "finished", "validation_problems": {"sums": 200},
-        "loss": {"band": settings.band, "clip_low": settings.clip_low, "clip_high": settings.clip_high, "x": 1},
+        "loss": {"loss_mode": loss, "clip_low": settings.clip_low, "clip_high": settings.clip_high, "x": 1},
         "command": ["python", "-m", "x"], "versions": {"torch": "2"}, "commit": "<b>abc</b>",
     }  # fmt: skip
     return "\n".join(map(json.dumps, metrics)) + "\n", "\n".join(map(json.dumps, lengths)) + "\n", json.dumps(info)

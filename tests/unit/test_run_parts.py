@@ -16,13 +16,13 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import SequenceSums
 from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.compose import compose
+from recipe.fspo.checkpoints.state import STATE_FILE, load_state, save_state
 from recipe.fspo.export import actor_folder
-from recipe.fspo.progress import Progress, step_line, validation_line
+from recipe.fspo.faults.resources import Needs, missing, needs_of
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.progress import Progress, step_line, validation_line
+from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.recorder import Recorder
-from recipe.fspo.resources import Needs, missing, needs_of
-from recipe.fspo.run_log import RunLog
-from recipe.fspo.trainer_state import STATE_FILE, load_state, save_state
 
 
 def test_needs_follow_the_configuration() -> None:
@@ -115,10 +115,10 @@ def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
     for step in range(3):
         diagnostics.update([sums(step), sums(step + 10)])
         controller.update([sums(step), sums(step + 10)])
-    save_state(tmp_path, diagnostics, controller)
+    save_state(tmp_path, {"diagnostics": diagnostics, "band_controller": controller})
     drawn = (random.random(), np.random.rand(), torch.rand(1).item())
     restored, restored_controller = parts()
-    load_state(tmp_path, restored, restored_controller)
+    load_state(tmp_path, {"diagnostics": restored, "band_controller": restored_controller})
     assert restored_controller.state == controller.state
     assert drawn == (random.random(), np.random.rand(), torch.rand(1).item())
     following = [sums(5), sums(15)]
@@ -126,14 +126,14 @@ def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
-    diagnostics = LengthDiagnostics()
-    load_state(tmp_path, diagnostics, None)  # a checkpoint of plain verl has no such file
-    save_state(tmp_path, diagnostics, None)
-    with pytest.raises(ValueError, match="saved with a fixed band"):
-        load_state(tmp_path, diagnostics, BandController(ALGORITHMS["fspo_adaptive"]))
+    fixed = {"diagnostics": LengthDiagnostics(), "band_controller": None}
+    load_state(tmp_path, fixed)  # a checkpoint of plain verl has no such file
+    save_state(tmp_path, fixed)
+    with pytest.raises(ValueError, match="saved without a band_controller, and this run is with one"):
+        load_state(tmp_path, fixed | {"band_controller": BandController(ALGORITHMS["fspo_adaptive"])})
     (tmp_path / STATE_FILE).write_bytes((tmp_path / STATE_FILE).read_bytes()[:100])
     with pytest.raises(ValueError, match=f"{STATE_FILE} is damaged"):
-        load_state(tmp_path, diagnostics, None)
+        load_state(tmp_path, fixed)
 
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from composing import composed
 from omegaconf import DictConfig
 
 from fspo.data.offline_task import write_dataset
-from recipe.fspo import run_info
-from recipe.fspo.compose import compose
-from recipe.fspo.launch import launch, prepare
-from recipe.fspo.preflight import PreflightError
-from recipe.fspo.run_settings import NotARunError, changed_settings, with_settings_of_run
+from recipe.fspo.launch import run_folder
+from recipe.fspo.launch.checks import PreflightError
+from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.run_settings import NotARunError, changed_settings, with_settings_of_run
+from recipe.fspo.launch.start import launch, prepare
+from recipe.fspo.main import JOB
 
 SMALL_TASK = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
 
@@ -30,6 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def ready(folder: Path, *overrides: str) -> DictConfig:
     config = composed(f"fspo.run_dir={folder}", *SMALL_TASK, *overrides)
     prepare(config)
+    JOB.complete(config)
     return config
 
 
@@ -37,7 +39,7 @@ def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
     """The folder of a run that has done ``step`` steps, made by the code that makes one."""
     config = ready(folder, *overrides)
     write_dataset(folder / "data", 64, 8, 0)
-    run_info.begin(config)
+    run_folder.begin(config)
     info = json.loads((folder / "run.json").read_text())
     info["overrides"] = [f"fspo.run_dir={folder}", *SMALL_TASK, *overrides]
     (folder / "run.json").write_text(json.dumps(info))
@@ -57,11 +59,11 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given
     overrides = own.values() if given == "both" else [own[given]]
     config = composed(f"fspo.run_dir={tmp_path / 'run'}", *SMALL_TASK, *overrides, "trainer.n_gpus_per_node=3")
     with pytest.raises(PreflightError, match="n_gpus_per_node=3"):  # refused, and nothing is written
-        launch(config)
+        launch(config, JOB)
     assert contents(mine) == before
     assert not (tmp_path / "run").exists()
 
-    from recipe.fspo.launch import write_offline_task
+    from recipe.fspo.launch.start import write_offline_task
 
     config = ready(tmp_path / "run", *overrides)
     write_offline_task(config)
@@ -77,7 +79,7 @@ def test_a_data_file_of_the_user_in_the_run_folder_is_not_replaced(tmp_path: Pat
     pq.write_table(pa.table({"mine": [1]}), tmp_path / "data" / "train.parquet")
     before = contents(tmp_path)
     with pytest.raises(PreflightError, match=r"train\.parquet exists and was not written by this program"):
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK))
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK), JOB)
     assert contents(tmp_path) == before
 
 
@@ -85,7 +87,7 @@ def test_a_data_file_of_the_user_in_the_run_folder_is_not_replaced(tmp_path: Pat
 def test_a_folder_with_files_of_the_user_does_not_become_a_run_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     with pytest.raises(PreflightError, match=f"holds {name}, but is not the folder of a run"):
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK))
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK), JOB)
     assert contents(tmp_path) == {name: b"{}"}
 
 
@@ -95,7 +97,7 @@ def test_a_folder_with_files_of_the_user_does_not_become_a_run_folder(tmp_path: 
 def test_a_changed_setting_is_refused_with_both_values_and_changes_nothing(tmp_path: Path) -> None:
     before = contents(begun(tmp_path, "algo=gspo"))
     with pytest.raises(PreflightError) as refused:
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, "algo=fspo"))
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, "algo=fspo"), JOB)
     said = str(refused.value)
     assert "fspo.algo was 'gspo' and would be 'fspo'" in said
     assert "policy_loss.clip_low was 0.0003 and would be 0.03" in said
@@ -109,6 +111,7 @@ def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
         config = compose(with_settings_of_run(command))
         assert (config.fspo.algo, config.seed, config.fspo.run_dir) == ("gspo", 7, str(tmp_path))
         prepare(config)
+        JOB.complete(config)
         assert changed_settings(config) == []
 
 
@@ -123,7 +126,7 @@ def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -
 def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) -> None:
     begun(tmp_path)
     free = ["trainer.total_training_steps=99", "trainer.logger=[console]", "trainer.nnodes=2", "trainer.save_freq=1"]
-    from recipe.fspo.run_settings import settings_problems
+    from recipe.fspo.launch.run_settings import settings_problems
 
     assert list(settings_problems(ready(tmp_path, *free))) == []
     lr = "actor_rollout_ref.actor.optim.lr"
@@ -137,8 +140,8 @@ def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) 
 def test_changes_are_recorded_with_their_step(tmp_path: Path) -> None:
     begun(tmp_path)
     change = {"after_step": 10, "key": "trainer.save_freq", "old": 10, "new": 5}
-    run_info.begin(ready(tmp_path), [change])
-    run_info.begin(ready(tmp_path))
+    run_folder.begin(ready(tmp_path), [change])
+    run_folder.begin(ready(tmp_path))
     info = json.loads((tmp_path / "run.json").read_text())
     assert info["changed"] == [change]
     assert f"fspo.run_dir={tmp_path}" in info["overrides"]  # of the first start

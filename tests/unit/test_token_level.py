@@ -55,8 +55,8 @@ OBSERVED = """
 import torch
 from types import SimpleNamespace
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
-import recipe.fspo.register
-from recipe.fspo.observe import observe_verl_losses
+import recipe.fspo.policy_loss
+from recipe.fspo.policy_loss import observe_verl_losses
 from recipe.fspo.recorder import RECORDER
 from verl.workers.config import FSDPActorConfig
 

@@ -21,7 +21,7 @@ from benchmarks.versus_verl.__main__ import current, expected_s, next_arm
 from benchmarks.versus_verl.arms import ARMS, SHARED, fingerprint
 from benchmarks.versus_verl.run import lines_written, step_times
 from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
-from recipe.fspo.compose import compose
+from recipe.fspo.launch.compose import compose
 
 
 @cache

@@ -52,16 +52,18 @@ def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
 
 def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    for needed in ("fspo/losses.py", "recipe/fspo/main.py", "conf/fspo.yaml", "conf/experiment/demo.yaml"):
+    for needed in ("recipe/fspo/conf/fspo.yaml", "recipe/fspo/conf/experiment/demo.yaml"):
         assert needed in names
     assert any(name.startswith("fspo/data/assets/demo_model/") and name.endswith(".safetensors") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"fspo", "recipe", "conf"}, "verl's own wheel already holds packages called tests and scripts"
+    assert tops == {"fspo", "recipe"}, "conf, tests or scripts would be in everybody's way"
+    code = {str(path.relative_to(ROOT)) for top in ("fspo", "recipe") for path in (ROOT / top).rglob("*.py")}
+    assert code <= names, "a package is missing from pyproject.toml"
 
 
 def test_the_configuration_composes_and_the_model_is_found(outside: Python) -> None:
     code = (
-        "import fspo.data, recipe.fspo.compose as c; from pathlib import Path;"
+        "import fspo.data, recipe.fspo.launch.compose as c; from pathlib import Path;"
         "config = c.compose(['algo=gspo', 'experiment=demo', 'fspo.run_dir=x']);"
         "print(config.actor_rollout_ref.actor.policy_loss.loss_mode);"
         "print((Path(fspo.data.__file__).parent / 'assets/demo_model/config.json').is_file())"
@@ -79,7 +81,14 @@ def test_the_plugin_is_an_entry_point(outside: Python) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["fspo.report", "fspo.data", "recipe.fspo.main", "recipe.fspo.compare", "recipe.fspo.plan", "recipe.fspo.export"],
+    [
+        "fspo.report",
+        "fspo.data",
+        "recipe.fspo.main",
+        "recipe.fspo.compare",
+        "recipe.fspo.plan",
+        "recipe.fspo.export",
+    ],
 )
 def test_every_command_explains_itself(outside: Python, module: str) -> None:
     text = outside("-m", module, "--help").stdout

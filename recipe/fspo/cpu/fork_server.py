@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,9 +46,7 @@ MODULES = (
 #: The rest of what the workers import, with the first worker's environment: Ray reads its variables when it is
 #: imported, and what the raylet sets for its workers (the job, its own process) is the same for all of them.
 MODULES_WITH_RAY = (
-    "recipe.fspo.launch",
-    "recipe.fspo.trainer",
-    "recipe.fspo.worker",
+    "recipe.fspo.launch.start",
     "verl.experimental.agent_loop",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
     "vllm.v1.worker.cpu_worker",
@@ -61,8 +59,11 @@ INT_BYTES, MAX_FILES = 8, 64
 _py_executable: str | None = None
 
 
-def start() -> Callable[[], None]:
+def start(modules: Sequence[str]) -> Callable[[], None]:
     """Start the server in this process's environment.
+
+    Args:
+        modules: What the workers import besides :data:`MODULES` and :data:`MODULES_WITH_RAY`.
 
     Returns:
         What ends it. It also ends with this process, however that ends; processes that it forked go on.
@@ -72,7 +73,7 @@ def start() -> Callable[[], None]:
     path = str(folder / "socket")
     program = write_program(path, {name: os.environ.get(name) for name in READ_AT_IMPORT})
     server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "recipe.fspo.cpu.fork_server", path],
+        [sys.executable, "-W", "ignore", "-m", "recipe.fspo.cpu.fork_server", path, *modules],
         stdin=subprocess.PIPE,  # closed when this process ends, however it ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -160,7 +161,7 @@ class _Request:
             os.close(fd)
 
 
-def _serve(path: str) -> _Request | None:
+def _serve(path: str, modules: Sequence[str]) -> _Request | None:
     """Fork for every request; returns it in the forked process, and None when the launcher has ended."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -186,7 +187,7 @@ def _serve(path: str) -> _Request | None:
         request = _Request.receive(connection)
         if first:
             request.take_environment()
-            for module in MODULES_WITH_RAY:
+            for module in (*modules, *MODULES_WITH_RAY):
                 importlib.import_module(module)
             gc.collect()
             gc.freeze()  # no collection writes to the pages that the forked processes share
@@ -252,6 +253,6 @@ def _become_spawned(request: _Request) -> None:
 
 
 if __name__ == "__main__":
-    _request = _serve(sys.argv[1])
+    _request = _serve(sys.argv[1], sys.argv[2:])
     if _request is not None:
         _become(_request)

@@ -1,0 +1,316 @@
+"""What clipping does to the direction of the policy gradient, from the inner products of measured gradients.
+
+A gradient has as many entries as the model has parameters, and only its inner products with the other gradients matter
+here. The policy gradient of a sequence-level loss is a weighted sum ``sum_i c_i grad log pi(y_i)`` with one coefficient
+``c_i`` per sequence (:mod:`fspo.losses`), so what has to be measured are weighted sums over *cells* of sequences:
+
+* for each unclipped objective (weight and length scale), fold j and length bin k: ``u_jk``,
+* for each clipped objective and fold: ``c_j``,
+* for each fold of the held-out sequences: ``h_j``, the plain policy gradient (S = 0, weight 1).
+
+A *fold* holds whole prompts; leaving out one fold at a time gives standard errors (delete-one-fold jackknife). The Gram
+matrix of these V vectors determines every cosine, kappa and eta of :mod:`fspo.fairness.cosine`. All of it is defined
+here; the bound is this project's (the paper proves a statement of its kind).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fspo.fairness.bins import equal_mass_starts
+from fspo.fairness.bootstrap import Interval, student_quantile
+from fspo.fairness.cosine import cosine, cosine_bound, dispersion_of_gradients, interaction_error, mean_cosine_bound
+from fspo.fairness.lre import Array, plain_lre
+from fspo.losses import sequence_policy_loss
+from fspo.types import SequenceLossOutput, SequenceLossSettings
+
+Indices = npt.NDArray[np.int64]
+
+VIEWS: Final = ("symmetric", "active")
+"""Definitions of acceptance for which the bound is computed (:data:`fspo.acceptance.VIEWS`)."""
+WITHOUT_INTERVAL: Final = ("lre", "lre_max", "r", "bound", "mean_bound")
+"""Figures with a maximum or an absolute value in them, for which a jackknife says nothing."""
+_WIDE: Final = 1e9
+
+
+# ---------------------------------------------------------------- objectives
+
+
+def without_clip(settings: SequenceLossSettings) -> SequenceLossSettings:
+    """The same weight and length scale with a band that holds everything, no dual clip and no constant factor."""
+    return dataclasses.replace(
+        settings,
+        band="sqrt",
+        clip_low=_WIDE,
+        clip_high=_WIDE,
+        drift="none",
+        dual_clip=None,
+        target_acceptance=None,
+        grad_multiplier=1.0,
+    )
+
+
+def gradient_coefficients(
+    log_prob_BT: torch.Tensor,
+    old_log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    response_mask_BT: torch.Tensor,
+    settings: SequenceLossSettings,
+) -> tuple[Array, SequenceLossOutput]:
+    """``c_i = d loss_i / d log pi(y_i)`` of the training loss itself, by automatic differentiation, and its output.
+
+    Returns:
+        c [B], 0 where the clip is active and for rows without response tokens; and what the loss says of each row.
+    """
+    live_BT = log_prob_BT.detach().to(torch.float64).requires_grad_()
+    output = sequence_policy_loss(live_BT, old_log_prob_BT.to(torch.float64), advantages_BT, response_mask_BT, settings)
+    (gradient_BT,) = torch.autograd.grad(output.loss_B.sum(), live_BT)
+    # Constant over the tokens of a row and 0 elsewhere: the mean over the tokens is the value.
+    return (gradient_BT.sum(-1) / output.length_B.clamp(min=1)).numpy(), output
+
+
+def assign_bins(length_B: npt.ArrayLike, n_bins: int) -> Indices:
+    """Bin of each sequence: at most ``n_bins`` length bins of nearly equal mass, equal lengths always together."""
+    length = np.asarray(length_B, dtype=np.int64)
+    starts = equal_mass_starts(np.bincount(length), n_bins)
+    return np.asarray(np.searchsorted(starts, length, side="right") - 1, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPlan:
+    """Which weighted sums are measured, and where each stands among the V vectors.
+
+    Attributes:
+        folds: J, folds of the measured sequences.
+        bins: K, length bins.
+        held_out_folds: H.
+        family_O: For each clipped objective the index of its unclipped one.
+    """
+
+    folds: int
+    bins: int
+    held_out_folds: int
+    family_O: tuple[int, ...]
+
+    @property
+    def families(self) -> int:
+        """F, number of unclipped objectives."""
+        return max(self.family_O) + 1
+
+    @property
+    def measured(self) -> int:
+        """Vectors of the measured sequences: unclipped by family, fold and bin, then clipped by objective and fold."""
+        return self.families * self.folds * self.bins + len(self.family_O) * self.folds
+
+    @property
+    def vectors(self) -> int:
+        """V, with those of the held-out folds, which come last."""
+        return self.measured + self.held_out_folds
+
+    def weights(self, unclipped_FB: Array, clipped_OB: Array, fold_B: Indices, bin_B: Indices) -> Array:
+        """[B, measured]: the coefficient of each sequence in each vector."""
+        weights_BV = np.zeros((len(fold_B), self.measured))
+        rows = np.arange(len(fold_B))
+        for family, coefficient_B in enumerate(unclipped_FB):
+            weights_BV[rows, (family * self.folds + fold_B) * self.bins + bin_B] = coefficient_B
+        first = self.families * self.folds * self.bins
+        for objective, coefficient_B in enumerate(clipped_OB):
+            weights_BV[rows, first + objective * self.folds + fold_B] = coefficient_B
+        return weights_BV
+
+    def held_out_weights(self, coefficient_B: Array, fold_B: Indices) -> Array:
+        """[B, held_out_folds]: the same for the held-out sequences."""
+        weights_BV = np.zeros((len(fold_B), self.held_out_folds))
+        weights_BV[np.arange(len(fold_B)), fold_B] = coefficient_B
+        return weights_BV
+
+    def split(self, vectors_VD: Array) -> tuple[Array, Array, Array]:
+        """(unclipped [F, J, K, D], clipped [O, J, D], held out [H, D])."""
+        if len(vectors_VD) != self.vectors:
+            raise ValueError(f"{len(vectors_VD)} vectors, but the plan has {self.vectors}")
+        first, dim = self.families * self.folds * self.bins, vectors_VD.shape[1]
+        return (
+            vectors_VD[:first].reshape(self.families, self.folds, self.bins, dim),
+            vectors_VD[first : self.measured].reshape(len(self.family_O), self.folds, dim),
+            vectors_VD[self.measured :],
+        )
+
+
+def embed(gram_VV: npt.ArrayLike) -> Array:
+    """V vectors of V entries whose inner products are ``gram_VV``; all that can be known of the gradients is in them.
+
+    Raises:
+        ValueError: If the matrix is not a Gram matrix: not square, finite and symmetric, or clearly indefinite.
+    """
+    gram = np.asarray(gram_VV, dtype=np.float64)
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not np.isfinite(gram).all():
+        raise ValueError(f"the Gram matrix must be square and finite, its shape is {gram.shape}")
+    scale = float(np.abs(gram).max(initial=0.0))
+    if not np.allclose(gram, gram.T, atol=1e-9 * scale):
+        raise ValueError("the Gram matrix must be symmetric")
+    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+    if values.size and values[0] < -1e-6 * scale:
+        raise ValueError(f"the Gram matrix has the eigenvalue {values[0]:g}: it holds no inner products")
+    return np.asarray(vectors * np.sqrt(np.clip(values, 0, None)))
+
+
+# ---------------------------------------------------------------- figures of one round
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedObjective:
+    """The measured sums of one clipped objective, its unclipped one and the held-out gradient, and its acceptance.
+
+    Attributes:
+        unclipped_JKD, clipped_JD, held_out_HD: Vectors of one space.
+        total_JK: Sequences by fold and bin.
+        accepted_VJK: Accepted ones under each of :data:`VIEWS`.
+    """
+
+    unclipped_JKD: Array
+    clipped_JD: Array
+    held_out_HD: Array
+    total_JK: Array
+    accepted_VJK: Array
+
+    def figures(self, keep_J: Array, keep_H: Array) -> dict[str, float]:
+        """Everything that is reported of the objective, with folds weighted by ``keep_J`` and ``keep_H``.
+
+        * ``cosine``: between clipped and own unclipped gradient; ``norm_ratio``: |clipped| / |unclipped|;
+        * ``held_out``: cosine between the clipped and the held-out gradient; ``held_out_unclipped``: the same for the
+          unclipped one; ``held_out_change``: the first minus the second;
+        * ``kappa``, and for each view of acceptance (``symmetric/...``, ``active/...``): ``acceptance``, ``lre``,
+          ``lre_max``, ``eta``, ``r`` = kappa * lre_max + eta, ``bound`` = sqrt(1 - r**2) and ``mean_bound``, the
+          sharper one with the gradient-weighted mean in place of the maximum; -1 where a bound says nothing.
+        """
+        total_K = keep_J @ self.total_JK
+        filled = total_K > 0
+        share_K = total_K[filled] / total_K.sum()
+        bins_KD = np.einsum("j,jkd->kd", keep_J, self.unclipped_JKD)[filled] / total_K[filled, None]
+        own_D = share_K @ bins_KD
+        clipped_D = keep_J @ self.clipped_JD / total_K.sum()
+        held_out_D = keep_H @ self.held_out_HD
+        norm, kappa = float(np.linalg.norm(own_D)), dispersion_of_gradients(share_K, bins_KD)
+        found = {
+            "cosine": cosine(clipped_D, own_D),
+            "norm_ratio": float(np.linalg.norm(clipped_D)) / norm if norm > 0 else math.nan,
+            "held_out": cosine(clipped_D, held_out_D),
+            "held_out_unclipped": cosine(own_D, held_out_D),
+            "kappa": kappa,
+        }
+        found["held_out_change"] = found["held_out"] - found["held_out_unclipped"]
+        # Only the mean over the bins of the clipped gradients enters eta, and it is clipped_D whatever the bins.
+        clipped_KD = np.broadcast_to(clipped_D, bins_KD.shape)
+        for view, accepted_JK in zip(VIEWS, self.accepted_VJK, strict=True):
+            accepted_K = (keep_J @ accepted_JK)[filled]
+            rate_K = accepted_K / total_K[filled]
+            lre, lre_max = (float(value) for value in plain_lre(accepted_K, total_K[filled]))
+            eta = interaction_error(share_K, rate_K, bins_KD, clipped_KD)
+            found |= {
+                f"{view}/acceptance": float(share_K @ rate_K),
+                f"{view}/lre": lre,
+                f"{view}/lre_max": lre_max,
+                f"{view}/eta": eta,
+                f"{view}/r": kappa * lre_max + eta,
+                f"{view}/bound": cosine_bound(kappa, lre_max, eta),
+                f"{view}/mean_bound": mean_cosine_bound(share_K, rate_K, bins_KD, eta),
+            }
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Jackknife:
+    """Figures with every fold, and with one fold left out: of the measured ones (J), of the held-out ones (H)."""
+
+    whole: Mapping[str, float]
+    without_J: Sequence[Mapping[str, float]]
+    without_H: Sequence[Mapping[str, float]]
+
+    @classmethod
+    def of(cls, figures: Callable[[Array, Array], Mapping[str, float]], folds: int, held_out_folds: int) -> Jackknife:
+        """Evaluate ``figures(keep_J, keep_H)`` once with ones and once without each fold."""
+        one_J, one_H = np.ones(folds), np.ones(held_out_folds)
+        return cls(
+            whole=figures(one_J, one_H),
+            without_J=[figures(one_J - row, one_H) for row in np.eye(folds)],
+            without_H=[figures(one_J, one_H - row) for row in np.eye(held_out_folds)],
+        )
+
+    def variance(self, name: str) -> float:
+        """Squared standard error, the two kinds of folds being independent; nan where a figure is undefined."""
+        total = 0.0
+        for replicates in (self.without_J, self.without_H):
+            values = np.array([replicate[name] for replicate in replicates])
+            if len(values):
+                total += (len(values) - 1) * float(values.var()) if np.isfinite(values).all() else math.nan
+        return total
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom, of the smaller number of folds to be on the safe side."""
+        counts = [len(replicates) for replicates in (self.without_J, self.without_H) if replicates]
+        return min(counts) - 1 if counts else 0
+
+
+def mean_over_rounds(rounds: Sequence[Jackknife], name: str, level: float = 0.95) -> Interval:
+    """Mean of one figure over independent rounds, with the jackknife's interval (Student's t); ``n`` counts folds.
+
+    The interval speaks of other prompts and responses at the same policy. It is nan for :data:`WITHOUT_INTERVAL` and
+    with fewer than two folds. Ends beyond -1 or 1 are cut where the figure is a cosine.
+
+    Raises:
+        ValueError: If there is no round.
+    """
+    if not rounds:
+        raise ValueError("no rounds to average")
+    value = float(np.mean([each.whole[name] for each in rounds]))
+    freedom, last = sum(each.freedom for each in rounds), name.rpartition("/")[2]
+    half = math.nan
+    if last not in WITHOUT_INTERVAL and freedom > 0:
+        variance = sum(each.variance(name) for each in rounds) / len(rounds) ** 2
+        half = student_quantile(0.5 + level / 2, freedom) * math.sqrt(variance)
+    low, high = value - half, value + half
+    if last in ("cosine", "held_out", "held_out_unclipped"):
+        low, high = max(low, -1.0), min(high, 1.0)
+    return Interval(value, low, high, freedom + len(rounds))
+
+
+# ---------------------------------------------------------------- noise
+
+
+def split_half_cosine(vectors_JD: Array, splits: int = 200, seed: int = 0) -> float:
+    """Mean cosine between the sums over two random halves of the folds; nan with fewer than two folds.
+
+    Two estimates of the *same* gradient, each from half of the data, agree only this well: the noise floor.
+    """
+    folds = len(vectors_JD)
+    if folds < 2:
+        return math.nan
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(splits):
+        order = rng.permutation(folds)
+        half = folds // 2
+        found.append(cosine(vectors_JD[order[:half]].sum(0), vectors_JD[order[half : 2 * half]].sum(0)))
+    return float(np.mean(found))
+
+
+def whole_from_half(half: float) -> float:
+    """Reliability of the whole sum from the cosine of two halves, ``2 h / (1 + h)`` (Spearman and Brown); 0 for h <= 0.
+
+    The expected cosine between two independent wholes; its square root that between a whole and the noiseless gradient.
+    """
+    return 2 * half / (1 + half) if half > 0 else (0.0 if half <= 0 else math.nan)
+
+
+def noise_ceiling(first_half: float, second_half: float) -> float:
+    """Cosine left between two noisy estimates of one direction: the root of the product of their reliabilities."""
+    return math.sqrt(whole_from_half(first_half) * whole_from_half(second_half))

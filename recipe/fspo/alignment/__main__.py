@@ -1,0 +1,264 @@
+"""``python -m recipe.fspo.alignment RUN``: what clipping does to the direction of a checkpoint's policy gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fspo.losses import resolve_settings
+from fspo.types import SequenceLossSettings
+from recipe.fspo.checkpoints.integrity import checkpoint_damage
+from recipe.fspo.export import actor_folder
+from recipe.fspo.faults.preemption import watch_for_warning
+from recipe.fspo.launch.commands import (
+    BAD_INPUT,
+    BadInput,
+    Job,
+    as_list,
+    check_share,
+    launch_or_exit,
+    split_arguments,
+)
+from recipe.fspo.launch.compose import CONF_DIR, choices
+from recipe.fspo.launch.machine import WrongMachineError, export_platform
+
+FOLDER: Final = "alignment"
+
+USAGE: Final = """\
+usage: python -m recipe.fspo.alignment RUN [KEY=VALUE ...]
+
+Measures, on real rollouts of a saved checkpoint, the cosine between the clipped and the unclipped policy gradient of
+each algorithm, with its default clips and with acceptance-matched ones, and against a held-out gradient, next to the
+bound by kappa, LRE_max and eta (docs/alignment.md). Writes RUN/alignment/alignment.json and alignment.md; trains
+nothing, and changes no other file of the run.
+
+  RUN                       a run folder (its latest checkpoint), or one global_step_N folder in its checkpoints folder
+  algos=[fspo,rloo,gspo]    sequence-level algorithms with a fixed band (ls conf/algo)
+  rounds=1                  independent repetitions, each from the checkpoint with fresh prompts
+  updates=2                 mini-batch updates with the run's own loss before the gradients are measured: S is 0 before
+  prompts=64                measured prompts, a multiple of the run's ppo_mini_batch_size; as many held-out ones, and
+                            those of the updates once more
+  bins=6                    length bins of nearly equal mass
+  folds=16                  groups of prompts, left out one at a time for the standard errors
+  target_clip_rate=0.15     share of the measured sequences that the matched clips leave outside the band
+
+Any other KEY=VALUE overrides a value of RUN/config.yaml, as in recipe.fspo.main (+KEY=VALUE adds one). Each rank keeps
+4 bytes * parameters / ranks * folds * (bins * weights + 2 * algorithms + 1) in its host's memory, with two kinds of
+weight for fspo, rloo and gspo: choose bins and folds accordingly.
+
+example: python -m recipe.fspo.alignment runs/demo/20261121-054123 rounds=3
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    run: Path
+    checkpoint: Path
+    algos: tuple[str, ...]
+    rounds: int
+    updates: int
+    prompts: int
+    bins: int
+    folds: int
+    target_clip_rate: float
+    overrides: tuple[str, ...]
+
+
+def find_checkpoint(path: Path) -> tuple[Path, Path]:
+    """(run folder, checkpoint folder) for a run folder or a ``global_step_N`` folder.
+
+    Raises:
+        BadInput: if there is no checkpoint, or no ``config.yaml`` of the run it belongs to.
+    """
+    try:
+        checkpoint = actor_folder(path).parent.absolute()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(str(error)) from None
+    run = checkpoint.parent.parent
+    if not (run / "config.yaml").is_file():
+        raise BadInput(f"{run} has no config.yaml: {checkpoint} must lie in the checkpoints folder of its run folder")
+    return run, checkpoint
+
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "algos": ["fspo", "rloo", "gspo"],
+    "rounds": 1,
+    "updates": 2,
+    "prompts": 64,
+    "bins": 6,
+    "folds": 16,
+    "target_clip_rate": 0.15,
+}
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Read the command line.
+
+    Raises:
+        BadInput: for an unknown value, naming the key and the choices.
+    """
+    if not arguments or "=" in arguments[0]:
+        raise BadInput("the first argument must be a run folder or a global_step_N folder; see --help")
+    given, overrides = split_arguments(arguments[1:], _DEFAULTS)
+    own = _DEFAULTS | given
+    for key, least in (("rounds", 1), ("updates", 1), ("prompts", 2), ("bins", 1), ("folds", 2)):
+        if type(own[key]) is not int or own[key] < least:
+            raise BadInput(f"{key}={own[key]!r} must be a whole number from {least}")
+    if own["folds"] > own["prompts"]:
+        raise BadInput(f"folds={own['folds']} exceeds prompts={own['prompts']}: a fold holds at least one prompt")
+    check_share(own, "target_clip_rate")
+    own["algos"] = tuple(as_list(own, "algos", choices("algo")))
+    for algo in own["algos"]:
+        settings_of(algo)
+    run, checkpoint = find_checkpoint(Path(arguments[0]))
+    return Request(run=run, checkpoint=checkpoint, overrides=tuple(overrides), **own)
+
+
+def settings_of(algo: str) -> SequenceLossSettings:
+    """Loss settings of ``conf/algo/NAME.yaml``: the documented default clips.
+
+    Raises:
+        BadInput: for a token-level loss, or a band that is measured during training.
+    """
+    policy_loss = OmegaConf.load(CONF_DIR / "algo" / f"{algo}.yaml").actor_rollout_ref.actor.policy_loss
+    settings = resolve_settings(OmegaConf.to_container(policy_loss))
+    if settings is None:
+        raise BadInput(
+            f"algos: {algo} is not a loss of this family and has no band on S; try fspo, rloo, gspo or luspo"
+        )
+    if settings.needs_state:
+        raise BadInput(
+            f"algos: the band of {algo} is measured during training, and a single rollout batch cannot tell it; "
+            "try fspo, rloo, gspo or luspo"
+        )
+    return settings
+
+
+def configure(request: Request) -> Any:
+    """The run's own configuration with the command line's overrides, turned into a measurement of its checkpoint.
+
+    Raises:
+        BadInput: for a damaged configuration or checkpoint, a key that does not exist, or sizes that do not fit.
+    """
+    path = request.run / "config.yaml"
+    try:
+        config = OmegaConf.load(path)
+        for override in request.overrides:
+            _apply(config, override, path)
+        actor = config.actor_rollout_ref.actor
+        contents, mini = list(actor.checkpoint.load_contents), int(actor.ppo_mini_batch_size)
+        ranks = int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node)
+    except BadInput:
+        raise
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, AttributeError, TypeError) as error:
+        raise BadInput(f"{path} is not the configuration of a run ({type(error).__name__}): restore it") from None
+    if request.prompts % mini:
+        raise BadInput(
+            f"prompts={request.prompts} is not a multiple of the run's actor_rollout_ref.actor.ppo_mini_batch_size="
+            f"{mini}: give {-(-request.prompts // mini) * mini}"
+        )
+    damage = checkpoint_damage(request.checkpoint, ranks, contents)
+    if damage:
+        raise BadInput(f"the checkpoint cannot be measured: {damage[0]}; give another global_step_N folder")
+    measured = {
+        "data.train_batch_size": request.updates * mini + request.prompts,
+        "data.gen_batch_size": None,
+        "evaluate": False,
+        "fspo.run_dir": str(request.run / FOLDER),
+        "fspo.grad_scale": "native",  # the run's config.yaml holds the multiplier that "matched" stands for
+        "fspo.record_sequences": False,
+        "fspo.alignment": {
+            "checkpoint": str(request.checkpoint),
+            "settings": {algo: dataclasses.asdict(settings_of(algo)) for algo in request.algos},
+            **{key: getattr(request, key) for key in ("rounds", "updates", "prompts", "bins", "folds")},
+            "target_clip_rate": request.target_clip_rate,
+        },
+        "trainer.v1.trainer_mode": "fspo_alignment",
+        "trainer.default_local_dir": str(request.checkpoint.parent),
+        "trainer.resume_mode": "resume_path",
+        "trainer.resume_from_path": str(request.checkpoint),
+        "trainer.del_local_ckpt_after_load": False,
+        "trainer.val_before_train": False,
+        "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
+    }
+    for key, value in measured.items():
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    return config
+
+
+def _apply(config: Any, override: str, path: Path) -> None:
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        raise BadInput(f"{override!r} is not a Hydra override: {str(error).splitlines()[0]}") from None
+    key = parsed.key_or_group
+    if parsed.is_sweep_override() or parsed.is_delete():
+        raise BadInput(f"{override!r}: this command takes single values, no sweeps and no deletions")
+    try:
+        missing = object()
+        if not parsed.is_add() and OmegaConf.select(config, key, default=missing) is missing:
+            raise BadInput(
+                f"{override!r}: {path} has no key {key}; the run's groups (algo, experiment, ...) are fixed, "
+                f"a new key is written +{override.lstrip('+')}"
+            )
+        OmegaConf.update(config, key, parsed.value(), merge=True, force_add=parsed.is_add())
+    except OmegaConfBaseException as error:
+        raise BadInput(f"{override!r}: {str(error).splitlines()[0]}") from None
+
+
+def _problems(config: DictConfig) -> Iterator[str]:
+    from recipe.fspo.config import problems  # imports verl: after the platform is exported
+
+    return problems(config)
+
+
+def _conclude(config: DictConfig) -> None:
+    from recipe.fspo.alignment.report import read_rounds, write_report
+
+    folder = Path(config.fspo.run_dir)
+    print(write_report(folder, config, read_rounds(folder, config.fspo.alignment.rounds)), flush=True)
+
+
+JOB: Final = Job(
+    modules=("recipe.fspo.alignment.trainer", "recipe.fspo.alignment.worker"),
+    problems=_problems,
+    complete=lambda config: None,  # it is the configuration of a run, complete already
+    conclude=_conclude,
+    resumes=False,
+)
+
+
+def main() -> None:
+    """Command line."""
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE, end="")
+        return
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
+    try:
+        request = parse(arguments)
+        config = configure(request)
+        export_platform(config)
+    except (BadInput, WrongMachineError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    watch_for_warning()
+    launch_or_exit(config, JOB, kept=f"{request.run / FOLDER} keeps the rounds that were measured")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Measures gradient alignment: rollouts of a checkpoint, a few updates, then gradients instead of further updates.
+
+One round: a batch of prompts is answered by the checkpoint's policy; its first part is trained on with the run's own
+loss, so that the policy moves away from the one that sampled, as it does within every training step; of the rest the
+gradients are measured, by objective, fold and length bin. Then the moved policy answers fresh prompts, whose plain
+policy gradient is the held-out one. Every round begins at the checkpoint. Nothing is saved but the measurements.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.skip import SkipManager
+from verl.workers.utils.padding import response_from_nested
+
+from fspo.fairness.alignment import VIEWS, GradientPlan, assign_bins, gradient_coefficients, without_clip
+from fspo.files import atomic_path
+from fspo.losses import ALGORITHMS
+from fspo.matching import Sequences, match_clip
+from fspo.types import SequenceLossSettings
+from recipe.fspo.alignment.worker import WEIGHTS_FIELD, AlignmentWorker
+from recipe.fspo.launch.progress import PROGRESS
+from recipe.fspo.outcomes import prompt_of
+from recipe.fspo.trainer import FSPOTrainer
+
+_TENSORS = ("log_probs", "old_log_probs", "advantages", "response_mask")
+#: The plain policy gradient, where S = 0: -A sum_t grad log pi(y_t).
+_PLAIN = without_clip(ALGORITHMS["fspo"])
+
+
+@register_trainer("fspo_alignment")
+class AlignmentTrainer(FSPOTrainer):
+    """Measures; its settings are ``fspo.alignment`` (:mod:`recipe.fspo.alignment`)."""
+
+    worker_cls = AlignmentWorker
+
+    def __init__(self, config: DictConfig) -> None:
+        self._request = config.fspo.alignment
+        self._settings = {algo: SequenceLossSettings(**values) for algo, values in self._request.settings.items()}
+        super().__init__(config)
+        self._prompts: list[str] = []
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        self.agent_loop_manager = agent_loop_manager
+        SkipManager.init(self.config)
+        self.curr_step_profile, self.timing_raw = False, {}
+        self._reseed_sampling()
+        for index in range(self._request.rounds):
+            if index:
+                checkpoint = str(Path(self._request.checkpoint) / "actor")
+                self.actor_rollout_wg.load_checkpoint(local_path=checkpoint)
+                self.checkpoint_manager.update_weights(self.global_steps)
+            self._round(index)
+        self._shutdown_dump_executor()
+
+    # ---------------------------------------------------------------- rollouts
+
+    def _fetch_one_gen_batch(self) -> Any:
+        batch = super()._fetch_one_gen_batch()
+        self._prompts = [str(prompt) for prompt in batch["raw_prompt"]]
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return batch  # the last part of verl's step, which is wanted for rollouts and advantages only
+
+    def _rollouts(self) -> KVBatchMeta:
+        """A batch of fresh prompts with responses, rewards, log-probabilities and advantages."""
+        batch = self.step({}, self.timing_raw)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        return batch
+
+    def _prompt_of(self, batch: KVBatchMeta) -> np.ndarray:
+        """Position of each row's prompt in the data loader's batch; -1 for a row that verl added as padding."""
+        return np.array([self._position.get(prompt_of(key), -1) for key in batch.keys])
+
+    def _token_tensors(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
+        """Padded [B, T] tensors of the response tokens."""
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(_TENSORS))
+        data["log_probs"] = response_from_nested(data["log_probs"], data["response_mask"])
+        padded = data.to_padded_tensor()
+        return {name: padded[name] for name in _TENSORS}
+
+    # ---------------------------------------------------------------- one round
+
+    def _round(self, index: int) -> None:
+        rollouts, prompts = self._rollouts(), list(self._prompts)
+        prompt_B = self._prompt_of(rollouts)
+        first_measured = self._request.updates * self.config.actor_rollout_ref.actor.ppo_mini_batch_size
+        keys = np.array(rollouts.keys, dtype=object)
+        self._train_on(rollouts.select_keys(keys[(prompt_B >= 0) & (prompt_B < first_measured)].tolist()))
+        measured = rollouts.select_keys(keys[prompt_B >= first_measured].tolist())
+        measured, plan = self._add_measured(measured)
+        measured["repeated_prompts"] = 0
+        tq.kv_clear(keys=rollouts.keys, partition_id=rollouts.partition_id)
+
+        PROGRESS.say(f"round {index + 1}/{self._request.rounds}: fresh prompts for the held-out gradient")
+        self.checkpoint_manager.update_weights(self.global_steps)
+        held_out = self._rollouts()
+        measured["repeated_prompts"] = len(set(self._prompts) & set(prompts[first_measured:]))
+        measured["held_out_sequences"] = self._add_held_out(held_out, plan)
+        tq.kv_clear(keys=held_out.keys, partition_id=held_out.partition_id)
+
+        measured["gram_VV"] = self.actor_rollout_wg.pop_gram()[0]
+        path = Path(self.config.fspo.run_dir) / f"round_{index}.npz"
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, **measured)
+        PROGRESS.say(f"round {index + 1}/{self._request.rounds}: {plan.vectors} gradients measured, saved {path}")
+
+    def _train_on(self, batch: KVBatchMeta) -> None:
+        """Updates with the run's own loss; the learning-rate schedule and everything else as in training."""
+        if self._band_controller is not None:
+            self.actor_rollout_wg.set_band_state(self._band_controller.state)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        PPOTrainerSync._update_actor(self, self._balance_batch(batch, {}), {})
+        self.actor_rollout_wg.pop_sequence_sums()
+
+    def _add_measured(self, batch: KVBatchMeta) -> tuple[dict[str, Any], GradientPlan]:
+        """Measure the gradients of the measured sequences; returns what the analysis needs besides inner products."""
+        batch = self._balance_batch(batch, {})
+        batch.extra_info.update(
+            calculate_entropy=False,
+            compute_loss=False,
+            temperature=self.config.actor_rollout_ref.rollout.temperature,
+        )
+        self.actor_rollout_wg.compute_log_prob(batch)
+        tensors = self._token_tensors(batch)
+        fold_B = self._prompt_of(batch) % self._request.folds
+        _, plain = gradient_coefficients(*tensors.values(), _PLAIN)
+        valid_B = plain.valid_B.numpy()
+        statistic_B, length_B = plain.statistic_B.numpy(), plain.length_B.numpy()
+        bin_B = np.zeros(len(batch), dtype=np.int64)
+        bin_B[valid_B] = assign_bins(length_B[valid_B], self._request.bins)
+
+        objectives = self._objectives(Sequences.from_pairs(statistic_B[valid_B], length_B[valid_B]))
+        unclipped = list(dict.fromkeys(without_clip(objective["settings"]) for objective in objectives))
+        plan = GradientPlan(
+            folds=self._request.folds,
+            bins=int(bin_B.max()) + 1,
+            held_out_folds=self._request.folds,
+            family_O=tuple(unclipped.index(without_clip(objective["settings"])) for objective in objectives),
+        )
+        clipped = [gradient_coefficients(*tensors.values(), objective["settings"]) for objective in objectives]
+        weights_BV = plan.weights(
+            np.stack([gradient_coefficients(*tensors.values(), settings)[0] for settings in unclipped]),
+            np.stack([coefficient_B for coefficient_B, _ in clipped]),
+            fold_B,
+            bin_B,
+        )
+        PROGRESS.say(f"measuring {plan.measured} gradients of {int(valid_B.sum())} sequences")
+        self._add_gradients(batch, weights_BV)
+        accepted_OVB = [
+            np.stack([out.accepted_B.numpy(), valid_B & ~(out.clipped_high_B | out.clipped_low_B).numpy()])
+            for _, out in clipped
+        ]
+        described = [
+            {key: value for key, value in objective.items() if key != "settings"}
+            | {"clip_low": objective["settings"].clip_low, "clip_high": objective["settings"].clip_high}
+            for objective in objectives
+        ]
+        return {
+            "objectives": json.dumps(described),
+            "plan": json.dumps({"folds": plan.folds, "bins": plan.bins, "held_out_folds": plan.held_out_folds}),
+            "family_O": np.array(plan.family_O),
+            "fold_B": fold_B[valid_B],
+            "bin_B": bin_B[valid_B],
+            "length_B": length_B[valid_B],
+            "statistic_B": statistic_B[valid_B],
+            "advantage_B": plain.advantage_B.numpy()[valid_B],
+            "accepted_OVB": np.stack(accepted_OVB)[..., valid_B].reshape(len(objectives), len(VIEWS), -1),
+        }, plan
+
+    def _objectives(self, sequences: Sequences) -> list[Mapping[str, Any]]:
+        """Each algorithm with its default clips and with those that clip the target share of these sequences."""
+        found: list[Mapping[str, Any]] = []
+        for algo, settings in self._settings.items():
+            matched = match_clip(sequences, settings, self._request.target_clip_rate)
+            found.append({"algo": algo, "clips": "default", "settings": settings})
+            found.append({"algo": algo, "clips": "matched", "settings": matched.settings})
+        return found
+
+    def _add_held_out(self, batch: KVBatchMeta, plan: GradientPlan) -> int:
+        """Measure the plain policy gradient of sequences that the present policy has sampled; returns their number."""
+        tensors = self._token_tensors(batch)
+        old = tensors["old_log_probs"]  # of the present policy: nothing has been trained since
+        coefficient_B, output = gradient_coefficients(old, old, tensors["advantages"], tensors["response_mask"], _PLAIN)
+        self._add_gradients(batch, plan.held_out_weights(coefficient_B, self._prompt_of(batch) % plan.held_out_folds))
+        return int(output.valid_B.sum())
+
+    def _add_gradients(self, batch: KVBatchMeta, weights_BV: np.ndarray) -> None:
+        fields = TensorDict({WEIGHTS_FIELD: torch.from_numpy(weights_BV).to(torch.float32)}, batch_size=len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        self.actor_rollout_wg.add_gradients(batch)

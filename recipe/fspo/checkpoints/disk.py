@@ -1,0 +1,89 @@
+"""A save on a disk without room for it: said in one sentence, before anything is written if possible.
+
+A checkpoint is about as large as the one before it, so the room for it can be checked beforehand. The first of a run,
+or a disk that others fill meanwhile, fails half-way: what was written is removed then, so that the last good checkpoint
+stays the one to resume.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from recipe.fspo.checkpoints.integrity import latest, remove_old, restore_tracker
+from recipe.fspo.faults.errors import ExplainedError
+
+#: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
+_MARGIN = 1.02
+#: What torch.save says instead of the system's reason.
+_SIGNS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWriter failed", "unexpected pos")
+
+
+class DiskFull(ExplainedError):
+    """There is no room for a checkpoint; the message says how much is needed, how much is free, and where."""
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def _message(root: Path, step: int, needed: int | None, good: Path | None) -> str:
+    need = "" if needed is None else f"{_mib(needed)} are needed (the size of the last one) and "
+    kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+    return (
+        f"the disk has no room for the checkpoint of step {step}: {need}{_mib(shutil.disk_usage(root).free)} are free "
+        f"in {root}; {kept}. Make room, and start the same command again to go on from there"
+    )
+
+
+def _remove(folder: Path) -> None:
+    """Delete a half-written checkpoint, and free its space even where a failed writer still holds a file open."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.truncate(path, 0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def room_for_save(root: Path, step: int, keep: int | None) -> Iterator[None]:
+    """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
+
+    Args:
+        root: The folder of all checkpoints.
+        step: Of the save.
+        keep: Checkpoints that are kept (``trainer.max_actor_ckpt_to_keep``); None: all.
+
+    Raises:
+        DiskFull: if there is not enough room, or was not.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    good = latest(root)
+    needed = int(_MARGIN * size_of(good)) if good else None
+    if needed is not None and shutil.disk_usage(root).free < needed:
+        if keep:
+            remove_old(root, step, keep)  # as the save itself would do, but before it
+        if shutil.disk_usage(root).free < needed:
+            raise DiskFull(_message(root, step, needed, good))
+    try:
+        yield
+    except Exception as error:
+        folder = root / f"global_step_{step}"
+        if not any(sign in str(error) for sign in _SIGNS):
+            raise
+        message = _message(root, step, needed, good)  # how much was free when it failed
+        if good != folder:
+            _remove(folder)
+        if good is not None:
+            with contextlib.suppress(OSError):  # the next start repairs it
+                restore_tracker(root, good)
+        raise DiskFull(message) from error

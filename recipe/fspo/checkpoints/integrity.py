@@ -1,0 +1,184 @@
+"""Looks at the checkpoint that a run is about to resume, before Ray starts.
+
+verl writes a checkpoint's files first and its tracker file last, so a save that was killed leaves the tracker naming
+the checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a
+silent start from the beginning), and damaged files (an error minutes later, in one rank).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from fspo.files import atomic_path
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+#: Written by :mod:`recipe.fspo.checkpoints.state`, which imports torch; this module does not.
+STATE_FILE = "fspo_state.pt"
+_FOLDER = re.compile(r"global_step_(\d+)")
+#: File name of each kind of content (``actor.checkpoint.load_contents``) in verl's FSDP checkpoints.
+_PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
+#: Files up to this size are read whole and their checksums compared; of larger ones the archive's directory is read,
+#: which stands at the end and so shows a file that was cut short.
+_FULL_CHECK_BYTES = 256 * 2**20
+
+
+def archive_damage(path: Path) -> str | None:
+    """What is wrong with a file of ``torch.save`` (a zip archive); None if it looks whole."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size == 0:
+        return "is empty"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not archive.namelist():
+                return "holds nothing"
+            bad = archive.testzip() if size <= _FULL_CHECK_BYTES else None
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        return f"is damaged ({error})"
+    return f"is damaged (wrong checksum of {bad})" if bad else None
+
+
+def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) -> list[str]:
+    """Everything that keeps ``folder`` (``.../global_step_N``) from being resumed, one sentence a problem.
+
+    Args:
+        folder: The checkpoint.
+        world_size: FSDP ranks of the run that would resume it.
+        contents: verl's ``actor.checkpoint.load_contents``.
+    """
+    actor = folder / "actor"
+    prefixes = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
+    saved_by = {
+        int(match[1])
+        for path in actor.glob("*_world_size_*_rank_*.pt")
+        if (match := re.search(r"_world_size_(\d+)_rank_", path.name))
+    }
+    if saved_by and world_size not in saved_by:
+        ranks = ", ".join(map(str, sorted(saved_by)))
+        return [
+            f"{folder} was saved by {ranks} FSDP rank(s) and this run has {world_size}: use as many "
+            "(trainer.nnodes * trainer.n_gpus_per_node)"
+        ]
+    files = [actor / f"{p}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for p in prefixes]
+    files.append(folder / "data.pt")
+    if (folder / STATE_FILE).exists():  # a checkpoint of plain verl has none
+        files.append(folder / STATE_FILE)
+    return [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+
+
+def _step_folders(root: Path) -> dict[int, Path]:
+    """Checkpoint folders by step, the newest first."""
+    folders = {int(match[1]): path for path in root.glob("global_step_*") if (match := _FOLDER.fullmatch(path.name))}
+    return dict(sorted(folders.items(), reverse=True))
+
+
+def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Path | None:
+    """The newest checkpoint in ``root`` without damage."""
+    folders = _step_folders(root).values()
+    return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
+
+
+def remove_old(root: Path, step: int, keep: int) -> list[Path]:
+    """Delete the checkpoints before ``step`` except the newest ``keep - 1``, and return their folders.
+
+    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind.
+    """
+    old = [folder for saved, folder in _step_folders(root).items() if saved < step][keep - 1 :]
+    for folder in old:
+        shutil.rmtree(folder, ignore_errors=True)
+    return old
+
+
+def _needs(config: DictConfig) -> tuple[int, list[str]]:
+    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node, list(contents or _PREFIXES)
+
+
+def _tracked_step(root: Path) -> int | None:
+    """The step that the tracker names; None if there is no tracker or it holds no number."""
+    try:
+        text = (root / TRACKER_FILE).read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def latest(root: Path) -> Path | None:
+    """The checkpoint that the tracker names, if it is there."""
+    step = _tracked_step(root)
+    folder = root / f"global_step_{step}"
+    return folder if step is not None and folder.is_dir() else None
+
+
+def restore_tracker(root: Path, folder: Path) -> None:
+    """Make the tracker name this checkpoint."""
+    with atomic_path(root / TRACKER_FILE) as temporary:
+        temporary.write_text(folder.name.removeprefix("global_step_"), encoding="utf-8")
+
+
+def repair_tracker(config: DictConfig) -> str | None:
+    """Make a missing or unreadable tracker file name the newest complete checkpoint.
+
+    Returns:
+        What was found and done, for the person who watches; None if there was nothing to do.
+    """
+    root = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode != "auto" or _tracked_step(root) is not None:
+        return None
+    tracker, folders = root / TRACKER_FILE, _step_folders(root)
+    if not tracker.exists() and not folders:
+        return None
+    found = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
+    newest = newest_complete(root, *_needs(config))
+    if newest is None:
+        if tracker.exists():
+            return None  # something was complete once: not for us to begin again, see resume_problems
+        return f"{found}, and {root} holds no complete checkpoint: starting from the beginning"
+    restore_tracker(root, newest)
+    return f"{found}: it names {newest.name} again, the newest complete checkpoint"
+
+
+def resume_problems(config: DictConfig) -> Iterator[str]:
+    """One sentence for each reason why the checkpoint that would be resumed cannot be."""
+    mode, root = config.trainer.resume_mode, Path(config.trainer.default_local_dir)
+    if mode == "auto":
+        step, tracker = _tracked_step(root), root / TRACKER_FILE
+        if step is None:
+            if tracker.exists() and newest_complete(root, *_needs(config)) is None:
+                folders = _step_folders(root).values()
+                damage = [said for folder in folders for said in checkpoint_damage(folder, *_needs(config))]
+                yield (
+                    f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
+                    "begin again with trainer.resume_mode=disable or another fspo.run_dir"
+                )
+            return
+        folder = root / f"global_step_{step}"
+    elif mode == "resume_path":
+        folder = Path(config.trainer.resume_from_path or "")
+        if not _FOLDER.fullmatch(folder.name):
+            yield (
+                f"trainer.resume_from_path={config.trainer.resume_from_path!r} does not end in global_step_N: give the "
+                "folder of one checkpoint"
+            )
+            return
+    else:
+        return
+    needs = _needs(config)
+    problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
+    if not problems:
+        return
+    other = newest_complete(folder.parent, *needs)
+    remedy = (
+        f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
+        if other
+        else "begin again with trainer.resume_mode=disable or another fspo.run_dir"
+    )
+    for problem in problems:
+        yield f"the checkpoint cannot be resumed: {problem}; {remedy}"

@@ -1,0 +1,1 @@
+"""``python -m recipe.fspo.compare``: algorithms by seeds under equal conditions."""

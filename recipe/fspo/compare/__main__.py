@@ -1,0 +1,113 @@
+"""``python -m recipe.fspo.compare``: algorithms x seeds under one set of conditions, and the report on them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hydra.errors import HydraException
+
+from recipe.fspo.compare import grid
+from recipe.fspo.compare.grid import COMPARISONS, Request
+from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, check_share, split_arguments
+from recipe.fspo.launch.compose import choices, compose
+
+#: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
+FAIR: Final = ("advantage=shared", "grad_scale=matched", "fspo.record_sequences=true")
+
+USAGE: Final = """\
+usage: python -m recipe.fspo.compare [KEY=VALUE ...] [any Hydra override of recipe.fspo.main ...]
+
+Trains every algorithm with every seed and writes a report. Interrupted, the same command goes on where it stopped.
+
+  algos=[fspo,rloo,gspo]    values of algo, the first is compared with the others (ls conf/algo)
+  seeds=[1,2,3]             seeds of data order and sampling
+  comparisons=[default]     default: published clip values; matched: clip values at which all algorithms clip the same
+                            share of the same sequences; or both
+  target_clip_rate=0.15     that share
+  out=FOLDER                where the runs and the report go (runs/compare/EXPERIMENT)
+  run=N                     only run number N of the grid, counted from 0, and no report: a task of a job array
+                            (slurm/compare.sh); default clip values only
+  dry_run=false             true: only say what is there and what would be run
+
+example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
+Each run shares the rest of its configuration; by default advantage=shared grad_scale=matched.
+"""
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "algos": ["fspo", "rloo", "gspo"],
+    "seeds": [1, 2, 3],
+    "comparisons": ["default"],
+    "target_clip_rate": 0.15,
+    "out": None,
+    "run": None,
+    "dry_run": False,
+}
+
+
+def parse(arguments: Sequence[str]) -> Request:
+    """Read the command line.
+
+    Raises:
+        BadInput: for an unknown value, naming the key and the choices.
+    """
+    given, overrides = split_arguments(arguments, _DEFAULTS)
+    own = _DEFAULTS | given
+    for override in overrides:
+        if (key := override.partition("=")[0]) in ("algo", "seed", "fspo.run_dir"):
+            raise BadInput(f"{override}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
+        if key == "starts":
+            raise BadInput(f"{override}: every run has a start of its own now; leave it out")
+    seeds = as_list(own, "seeds")
+    if not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
+    check_share(own, "target_clip_rate")
+    if type(own["dry_run"]) is not bool:
+        raise BadInput(f"dry_run={own['dry_run']!r} must be true or false")
+    overrides = [*FAIR, *overrides]
+    try:
+        config = compose(overrides)
+    except HydraException as error:
+        raise BadInput(str(error)) from None
+    request = Request(
+        out=Path(own["out"] or f"runs/compare/{config.trainer.experiment_name}").absolute(),
+        algos=tuple(as_list(own, "algos", choices("algo"))),
+        seeds=tuple(seeds),
+        comparisons=tuple(as_list(own, "comparisons", COMPARISONS)),
+        target_clip_rate=float(own["target_clip_rate"]),
+        dry_run=own["dry_run"],
+        overrides=tuple(overrides),
+        only=own["run"],
+    )
+    if request.only is not None:
+        if request.comparisons != ("default",):
+            raise BadInput(f"run={own['run']!r} goes with comparisons=[default]: matched clip values need a pilot run")
+        if type(request.only) is not int or not 0 <= request.only < len(request.runs()):
+            raise BadInput(
+                f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "
+                f"{len(request.runs()) - 1}"
+            )
+    return request
+
+
+def main() -> None:
+    """Command line."""
+    arguments = sys.argv[1:]
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(USAGE, end="")
+        return
+    try:
+        code = grid.run(parse(arguments))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on where this one stopped", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+    main()

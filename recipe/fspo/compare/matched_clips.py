@@ -1,0 +1,85 @@
+"""Clip values for an acceptance-matched comparison, from the sequences that a pilot run recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from fspo.files import write_json
+from fspo.losses import resolve_settings
+from fspo.matching import MatchedClip, Sequences, match_clip
+from fspo.types import SequenceLossSettings
+from recipe.fspo.launch.commands import BadInput
+from recipe.fspo.launch.compose import compose
+
+CALIBRATION_FILE: Final = "calibration.json"
+_POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
+
+
+def _settings(algo: str, overrides: Sequence[str]) -> SequenceLossSettings:
+    policy_loss = compose([*overrides, f"algo={algo}"]).actor_rollout_ref.actor.policy_loss
+    settings = resolve_settings(OmegaConf.to_container(policy_loss, resolve=True))
+    if settings is None:
+        raise BadInput(
+            f"algo={algo} uses the loss {policy_loss.loss_mode!r}, which has no band on S to match; leave it out of a "
+            "matched comparison"
+        )
+    return settings
+
+
+def recorded_sequences(run: Path) -> Sequences:
+    """S and L of a run's ``sequences.jsonl`` without the first mini-batch of each step, where S = 0.
+
+    Raises:
+        ValueError: if the run recorded none.
+    """
+    path = run / "sequences.jsonl"
+    rows = [row for row in _rows(path) if row["minibatch"] > 0]
+    if not rows:
+        raise ValueError(f"{path} holds no sequences to calibrate on: run with fspo.record_sequences=true")
+    columns = {name: np.concatenate([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in ("S", "L")}
+    return Sequences.from_pairs(columns["S"], columns["L"])
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.is_file():
+        with path.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+def _overrides(matched: MatchedClip) -> list[str]:
+    settings = matched.settings
+    if settings.calibrated:
+        return [f"{_POLICY_LOSS}.target_acceptance={settings.target_acceptance:.6g}"]
+    return [f"{_POLICY_LOSS}.clip_low={settings.clip_low:.6g}", f"{_POLICY_LOSS}.clip_high={settings.clip_high:.6g}"]
+
+
+def calibrate(
+    out: Path, pilot: str, algos: Sequence[str], overrides: Sequence[str], target_clip_rate: float
+) -> dict[str, Any]:
+    """Write ``calibration.json``: for each algorithm, the clip values that clip this share of the pilot's sequences.
+
+    An existing file keeps its entries: runs made with them would otherwise be compared with runs made with others.
+
+    Raises:
+        ValueError: if the pilot recorded no sequences, or an algorithm's band cannot be scaled.
+    """
+    path = out / CALIBRATION_FILE
+    found: dict[str, Any] = {"pilot": pilot, "target_clip_rate": target_clip_rate, "algos": {}}
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+    missing = [algo for algo in algos if algo not in found["algos"]]
+    if missing:
+        sequences = recorded_sequences(out / found["pilot"])
+        drift = max(0.0, -float(sequences.statistic_B.sum() / sequences.length_B.sum()))
+        for algo in missing:
+            matched = match_clip(sequences, _settings(algo, overrides), target_clip_rate, drift)
+            found["algos"][algo] = {"overrides": _overrides(matched), "clip_rate_on_pilot": matched.clip_rate}
+        found["sequences"] = int(sequences.length_B.size)
+        write_json(path, found)
+    return found

@@ -1,0 +1,1 @@
+"""What ends a run early: dead processes, machines that are taken back, missing resources, bad gradients."""

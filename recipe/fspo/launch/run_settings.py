@@ -1,0 +1,190 @@
+"""A run folder knows its settings: a resumed run goes on with them, and a change is refused or recorded.
+
+``run.json`` keeps the overrides of the command that began the run, ``config.yaml`` what they resolved to. A command
+that names the folder starts from the former (:func:`with_settings_of_run`); what it would change of the latter is
+compared key by key before Ray starts (:func:`settings_problems`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fspo.launch.compose import without_flags
+
+CONFIG_FILE: Final = "config.yaml"
+INFO_FILE: Final = "run.json"
+#: Files of a run folder that a start replaces or appends to.
+_FILES: Final = (CONFIG_FILE, INFO_FILE, "metrics.jsonl", "length_stats.jsonl", "sequences.jsonl", "driver.log")
+#: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
+#: the machine it runs on. None of them changes what a step computes.
+MAY_CHANGE: Final = (
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "actor_rollout_ref.nccl_timeout",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "data.dataloader_num_workers",
+    "fspo.allow_changed",
+    "fspo.fork_workers",
+    "fspo.poll_interval_s",
+    "fspo.then",
+    "fspo.wait_for_resources_s",
+    "ray_kwargs",
+    "reward.num_workers",
+    "trainer.esi_redundant_time",
+    "trainer.experiment_name",
+    "trainer.log_val_generations",
+    "trainer.logger",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+    "trainer.project_name",
+    "trainer.resume_from_path",
+    "trainer.resume_mode",
+    "trainer.rollout_data_dir",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+    "trainer.val_before_train",
+    "trainer.validation_data_dir",
+    "transfer_queue",
+)
+_ABSENT: Final = "(not set)"
+
+
+class NotARunError(ValueError):
+    """A folder is not that of a run; the message names it."""
+
+
+def run_info(folder: Path) -> dict[str, Any] | None:
+    """``run.json`` of a run folder; None if there is none, or it is not one of this recipe's."""
+    try:
+        info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return info if isinstance(info, dict) and {"algo", "status"} <= info.keys() else None
+
+
+def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
+    """The command line of a run, with the overrides that its folder keeps before those of the command itself.
+
+    ``resume=FOLDER`` and ``fspo.run_dir=FOLDER`` name the folder; without one, or for a new one, nothing changes.
+
+    Raises:
+        NotARunError: if ``resume`` names a folder without a run.
+        hydra.errors.HydraException: for an argument that is no override.
+    """
+    parser = OverridesParser.create()
+    new = {override.key_or_group: override for override in parser.parse_overrides(without_flags(arguments))}
+    named = new.get("resume") or new.get("fspo.run_dir")
+    if named is None or named.is_sweep_override() or "${" in (named.input_line or ""):
+        return list(arguments)
+    folder = Path(str(named.value())).absolute()
+    info = run_info(folder)
+    if "resume" in new and info is None:
+        raise NotARunError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
+    kept = [] if info is None else [o for o in parser.parse_overrides(info.get("overrides", [])) if _key(o) not in new]
+    arguments = [f"fspo.run_dir={_quoted(folder)}" if a.startswith("resume=") else a for a in arguments]
+    return [*(str(override.input_line) for override in kept if _key(override) != "fspo.run_dir"), *arguments]
+
+
+def _key(override: Override) -> str:
+    return str(override.key_or_group)
+
+
+def _quoted(folder: Path) -> str:
+    return "'" + str(folder).replace("'", r"\'") + "'"
+
+
+def overrides_of_this_process() -> list[str]:
+    """The overrides that Hydra was given; empty where the configuration was not composed by its command line."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+
+
+def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Key, old and new value of every leaf in which two configurations differ. Lists are leaves."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            below = f"{key}.{name}" if key else str(name)
+            yield from changes(old.get(name, _ABSENT), new.get(name, _ABSENT), below)
+    elif old != new:
+        yield key, old, new
+
+
+def _is_below(key: str, parents: Sequence[str]) -> bool:
+    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    """``value`` with the run folder's old place replaced by its new one: a run folder may be moved."""
+    if isinstance(value, dict):
+        return {name: _moved(each, old, new) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, old, new) for each in value]
+    return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
+
+
+def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
+    """What a command would change of the run that its folder holds: key, old and new value.
+
+    Empty for a new run, and for one that died before anything was measured or saved.
+
+    Raises:
+        NotARunError: if the folder holds files of these names that are not a run's, or its configuration is damaged.
+    """
+    folder = Path(config.fspo.run_dir)
+    if run_info(folder) is None:
+        foreign = [name for name in _FILES if (folder / name).exists()]
+        if foreign:
+            raise NotARunError(
+                f"fspo.run_dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
+                "so that nothing of yours is replaced"
+            )
+        return []
+    if not _has_results(folder):
+        return []
+    try:
+        old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
+        old = _moved(old, old["fspo"]["run_dir"], str(folder))
+    except Exception as error:
+        raise NotARunError(
+            f"{folder / CONFIG_FILE} cannot be read ({error}), so that the settings of the run are not known: restore "
+            "it, or begin another run with another fspo.run_dir"
+        ) from error
+    return list(changes(old, OmegaConf.to_container(config, resolve=True)))
+
+
+def _has_results(folder: Path) -> bool:
+    metrics = folder / "metrics.jsonl"
+    return any(folder.glob("checkpoints/global_step_*")) or (metrics.is_file() and metrics.stat().st_size > 0)
+
+
+def settings_problems(config: DictConfig) -> Iterator[str]:
+    """A sentence if the run folder's settings would change in a way that nobody has allowed."""
+    try:
+        changed = changed_settings(config)
+    except NotARunError as error:
+        yield str(error)
+        return
+    allowed = [*MAY_CHANGE, *config.fspo.allow_changed]
+    refused = [each for each in changed if not _is_below(each[0], allowed)]
+    if refused:
+        yield (
+            f"{config.fspo.run_dir} holds a run with other settings: "
+            + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused[:8])
+            + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
+            + ". Go on with the run's own settings (give fspo.run_dir alone), take another fspo.run_dir, or allow the "
+            f"change with 'fspo.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
+        )

@@ -1,0 +1,298 @@
+"""From a composed configuration to a finished run: checks, Ray, verl's ``run_ppo``, and the lines people read."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.resources
+import io
+import os
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, TextIO
+
+import ray
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+
+from recipe.fspo.checkpoints import integrity
+from recipe.fspo.faults.errors import failure
+from recipe.fspo.faults.phase import Phase, read_phase, write_phase
+from recipe.fspo.faults.preemption import STOP, WARNED, Preempted
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE, own_run_id
+from recipe.fspo.faults.reaper import Reaper
+from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
+from recipe.fspo.launch import checks, run_folder, run_settings
+from recipe.fspo.launch.commands import Job
+from recipe.fspo.launch.machine import pass_to_ray_workers
+from recipe.fspo.launch.progress import PROGRESS
+
+_PACKAGE_PREFIX = "pkg://"
+#: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
+_ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
+
+
+class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
+    """verl's task runner with the job's trainer registered, and progress that the launcher can fetch."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        super().__init__()
+        self._modules = modules
+
+    def run(self, config: DictConfig) -> None:
+        PROGRESS.say("the driver is up, importing the trainer")
+        for module in self._modules:
+            importlib.import_module(module)
+        super().run(config)
+
+    def progress(self, index: int) -> list[str]:
+        """The lines since ``index``."""
+        return PROGRESS.since(index)
+
+    def request_stop(self) -> bool:
+        """Save and end after the step in progress; False if training has not begun."""
+        PROGRESS.say("warned: saving after the step in progress")
+        return STOP.request()
+
+
+class _Runner:
+    """What verl's ``run_ppo`` takes for the runner's class: it starts the actor and keeps the handle."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self.handle: Any = None
+        self.watchdog: Watchdog | None = None
+        self._modules = modules
+        self._stopped_before_training = False
+
+    def remote(self) -> Any:
+        # Two threads: one trains, one answers `progress` and `request_stop`.
+        self.handle = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2).remote(self._modules)
+        return self.handle
+
+    def kill(self) -> None:
+        """End the runner, if it was started and Ray is there."""
+        if self.handle is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):  # Ray itself may be what died
+                ray.kill(self.handle)
+
+    def print_progress(self, stop: threading.Event, out: TextIO) -> None:
+        """Print the runner's lines to ``out`` until told to stop, and then those that are left."""
+        printed, last, told = 0, False, False
+        while not last:
+            last = stop.wait(0.5)
+            if self.handle is None:
+                continue
+            if WARNED.is_set() and not told and not last:
+                told = self._tell_to_stop()
+            try:
+                lines = ray.get(self.handle.progress.remote(printed), timeout=10)
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                continue  # run_ppo reports what is wrong
+            for line in lines:
+                print(line, file=out, flush=True)
+            printed += len(lines)
+
+    def _tell_to_stop(self) -> bool:
+        """Hand the warning on; returns whether the runner has it."""
+        try:
+            if not ray.get(self.handle.request_stop.remote(), timeout=30):
+                self._stopped_before_training = True
+                if self.watchdog is not None:
+                    self.watchdog.stop()  # what ends now is expected to
+                ray.kill(self.handle)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            return False
+        return True
+
+    def preempted_by(self, error: BaseException) -> Preempted | None:
+        """The preemption behind an error of ``run_ppo``; None if there is another reason."""
+        if self._stopped_before_training and isinstance(error, ray.exceptions.RayActorError):
+            return Preempted("preempted before the first step: there was nothing to save")
+        cause = getattr(error, "cause", None)
+        return cause if isinstance(cause, Preempted) else None
+
+
+def local_path(path: str) -> str:
+    """``pkg://package/folder`` as a path of the installed package; any other path unchanged."""
+    if not path.startswith(_PACKAGE_PREFIX):
+        return path
+    package, _, inside = path.removeprefix(_PACKAGE_PREFIX).partition("/")
+    return str(importlib.resources.files(package).joinpath(inside))
+
+
+def prepare(config: DictConfig) -> None:
+    """Fill in what only this machine knows, in place: absolute paths and Ray's environment. Writes nothing."""
+    with open_dict(config):
+        config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
+        config.actor_rollout_ref.model.path = local_path(config.actor_rollout_ref.model.path)
+        for key in ("train_files", "val_files"):
+            config.data[key] = _absolute(config.data[key])
+        if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
+            config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
+        ray_init = config.ray_kwargs.ray_init
+        if ray_init.get("address") not in (None, "local"):
+            for key in _ONLY_TO_START_RAY:
+                ray_init.pop(key, None)
+    OmegaConf.resolve(config)
+    pass_to_ray_workers(config)
+    if ray_init.get("address") not in (None, "local") and RUN_ID_VARIABLE in os.environ:
+        # The workers of a cluster that is joined do not inherit this process's environment.
+        with open_dict(ray_init.runtime_env):
+            ray_init.runtime_env.env_vars[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
+
+
+def _absolute(files: Any) -> Any:
+    """Paths that mean the same from another working folder, where the run may be resumed."""
+    if isinstance(files, str):
+        return files if "://" in files else str(Path(files).expanduser().absolute())
+    return [_absolute(each) for each in files]
+
+
+def write_offline_task(config: DictConfig) -> None:
+    """Write the embedded task's files that ``data.train_files`` and ``data.val_files`` name, if any.
+
+    Raises:
+        PreflightError: if a file of another origin is in the way.
+    """
+    splits = checks.generated_files(config)
+    if splits:
+        from fspo.data.offline_task import write_dataset
+
+        task = dict(config.fspo.offline_task)
+        try:
+            write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
+        except FileExistsError as error:
+            raise checks.PreflightError([f"fspo.offline_task: {error}"]) from error
+
+
+def turn_into_evaluation(config: DictConfig) -> None:
+    """Make the run validate once and end, in place; it writes to ``evaluation/`` in the run folder.
+
+    The weights are those of ``trainer.resume_from_path`` or of the run folder's latest checkpoint; without either, the
+    model itself. ``actor_rollout_ref.rollout.val_kwargs`` says how many responses per problem, and how they are drawn.
+    """
+    folder = Path(config.fspo.run_dir) / "evaluation"  # the training run's own files stay as they are
+    with open_dict(config):
+        config.fspo.run_dir = str(folder)
+        config.trainer.val_before_train = True
+        config.trainer.val_only = True
+        config.trainer.validation_data_dir = str(folder / "validation")
+
+
+def check(config: DictConfig, job: Job) -> str:
+    """All that can be said of a prepared configuration before anything is started; completes it.
+
+    Returns:
+        What verl notes about it.
+
+    Raises:
+        PreflightError: if this recipe or verl refuses it.
+    """
+    checks.check(config, job.problems)
+    job.complete(config)
+    notes = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(notes):
+            validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, ValueError, TypeError) as error:
+        raise checks.PreflightError([f"verl refuses the configuration: {error}"]) from error
+    return notes.getvalue()
+
+
+def _changed_settings(config: DictConfig) -> list[dict[str, Any]]:
+    """What a resumed run changes, for its run.json.
+
+    Raises:
+        PreflightError: if a change is not allowed.
+    """
+    problems = list(run_settings.settings_problems(config))
+    if problems:
+        raise checks.PreflightError(problems)
+    checkpoint = integrity.latest(Path(config.trainer.default_local_dir))
+    step = int(checkpoint.name.removeprefix("global_step_")) if checkpoint else 0
+    changed = run_settings.changed_settings(config)
+    for key, old, new in changed:
+        print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
+    return [{"after_step": step, "key": key, "old": old, "new": new} for key, old, new in changed]
+
+
+def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id: str) -> Watchdog:
+    """Ends the run soon after one of its processes has died, even if Ray itself is gone."""
+
+    def leave() -> None:
+        with contextlib.suppress(OSError):
+            run_folder.end(config.fspo.run_dir, "failed")
+        os._exit(1)  # the reaper prints the sentence and ends what is left
+
+    def on_death(death: Death) -> None:
+        reaper.tell(death.sentence())
+
+    def phase() -> Phase | None:
+        return read_phase(config.fspo.run_dir)
+
+    watchdog = Watchdog(run_id, phase, on_death, runner.kill, leave)
+    watchdog.start()
+    if config.trainer.nnodes > 1:
+        OtherNodes(run_id, phase, watchdog.report, watchdog.over).start()
+    return watchdog
+
+
+def launch(config: DictConfig, job: Job) -> None:
+    """Run one job to its end.
+
+    Raises:
+        PreflightError: if the configuration or the machine cannot serve the run; Ray has not been started then.
+        Preempted: if SIGUSR1 came; the state is saved, unless no step was done.
+        TrainingFailed: if a process of the run failed or died.
+    """
+    run_id = own_run_id()
+    # verl says so for every estimator but GAE.
+    warnings.filterwarnings("ignore", message="Disabled critic")
+    prepare(config)
+    if config.evaluate:
+        turn_into_evaluation(config)
+    repaired = integrity.repair_tracker(config)
+    if repaired:
+        print(f"note: {repaired}", flush=True)
+    notes = check(config, job)
+    # An evaluation has settings of its own, and a folder inside the run's.
+    changed = _changed_settings(config) if job.resumes and not config.evaluate else []
+    write_offline_task(config)
+    run_folder.begin(config, changed)
+    write_phase(config.fspo.run_dir, 0, "start-up")
+    print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
+    driver_log = Path(config.fspo.run_dir) / "driver.log"
+    runner, stop, reaper = _Runner(job.modules), threading.Event(), Reaper(run_id, config.fspo.run_dir)
+    watchdog = runner.watchdog = _start_watchdog(config, runner, reaper, run_id)
+    printer = threading.Thread(target=runner.print_progress, args=(stop, sys.stdout), daemon=True)
+    printer.start()
+    status = "failed"
+    try:
+        # What verl prints in this process goes to the log; progress has its own way to the terminal.
+        with driver_log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+            print(notes, end="")
+            run_ppo(config, task_runner_class=runner)
+        status = "finished"
+    except Exception as error:
+        if watchdog.death is None and not isinstance(error, ray.exceptions.RayError):
+            raise
+        preempted = runner.preempted_by(error)
+        if preempted is None:
+            raise failure(error, driver_log, watchdog.death, watchdog.phase()) from None
+        status = "preempted"
+        raise preempted from None
+    finally:
+        if watchdog.death is None:
+            watchdog.stop()
+        stop.set()
+        printer.join(timeout=30)
+        ray.shutdown()  # may not return where a part of Ray has died; the watchdog ends this process then
+        watchdog.stop()
+        reaper.bye()
+        with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
+            run_folder.end(config.fspo.run_dir, status)
+    job.conclude(config)

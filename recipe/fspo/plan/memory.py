@@ -1,0 +1,196 @@
+"""Memory of one GPU in each phase of a training step, in bytes.
+
+The formulas follow what verl 0.9.1's FSDP engine, PyTorch's FSDP2 and transformers' decoder layers allocate; each
+function says which. ``b`` is the byte size of the compute type (``fsdp_config.mixed_precision.param_dtype``). The
+activations, states and logits are checked against measured processes by ``python -m benchmarks.memory``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recipe.fspo.plan.model import ModelShape
+from recipe.fspo.plan.setup import Hardware, Setup
+
+GIB = 2**30
+
+#: Phases in the order of a step. ``sync``: the new weights go to vLLM.
+PHASES = ("rollout", "log_probs", "update", "optimizer", "sync")
+
+
+@dataclass(slots=True)
+class Memory:
+    """Bytes by item for every phase, on one GPU; and on the host of one node."""
+
+    items: dict[str, dict[str, float]] = field(default_factory=lambda: {phase: {} for phase in PHASES})
+    kv_tokens: int = 0
+    kv_bytes: float = 0.0
+    host_bytes: float = 0.0
+
+    def total(self, phase: str) -> float:
+        """Bytes of one phase."""
+        return sum(self.items[phase].values())
+
+
+def layer_activations(model: ModelShape, b: int, attention: str = "flash_attention_2", length: int = 0) -> int:
+    """Bytes per token that autograd keeps of one decoder layer.
+
+    From the operations of transformers' Qwen3 (``modeling_qwen3.py``). A RMSNorm of width W keeps its input in float32
+    and the normalised values (4 W + b W; in float32 the first is the residual stream itself), and what it returns is
+    kept by the products that take it (b W). Attention keeps rotated queries and keys, values, and its output. Without
+    flash-attn, keys and values are repeated for every query head; sdpa also keeps the mask of every layer (b x length),
+    an eager one the softmax of every head (4 bytes x heads x length, and once more in b if that differs). The MLP keeps
+    gate, its activation, up and their product (4 b I).
+
+    Args:
+        model: The shape.
+        b: Bytes of one element of the compute type.
+        attention: ``flash_attention_2``, ``sdpa`` or ``eager``.
+        length: Width of the mask: the length of padded sequences, or all tokens of packed ones. Read for ``sdpa`` and
+            ``eager`` only.
+    """
+    norms = 2 * (4 + 2 * b) * model.hidden
+    if model.qk_norm:
+        norms += (4 + b) * (model.query + model.key)
+    if attention == "flash_attention_2":
+        kept = b * (2 * model.query + 2 * model.key) + 4 * model.heads
+    else:
+        kept = b * 4 * model.query  # with a mask, keys and values are repeated for every query head
+        per_score = 4 if b == 4 else 4 + b
+        # sdpa turns a boolean mask into numbers anew in every layer, and keeps them.
+        kept += 4 * model.heads + b * length if attention == "sdpa" else model.heads * length * per_score
+    return norms + kept + 4 * b * model.intermediate
+
+
+def working_bytes(model: ModelShape, b: int, attention: str = "flash_attention_2", length: int = 0) -> int:
+    """Bytes per token that the backward pass of one layer needs beside what autograd keeps.
+
+    Two gradients of the MLP's width, or, for an eager attention, two of the size of the scores; whichever is larger.
+    """
+    scores = 2 * 4 * model.heads * length if attention == "eager" else 0
+    return max(2 * b * model.intermediate, scores)
+
+
+def logits_bytes(b: int, *, flash_cross_entropy: bool, entropy: bool, fused: bool = False) -> int:
+    """Bytes per token and vocabulary entry that the loss of an update needs at its peak.
+
+    flash-attn's cross-entropy works on the logits in the compute type and writes their gradient in place, unless the
+    entropy needs them, too (verl's ``inplace_backward``). Without it there are the logits, the float32 log-softmax and
+    a gradient of each. An entropy in the update keeps a float32 copy and its softmax. Fused kernels form no logits.
+    """
+    if fused:
+        return 0
+    plain = b if flash_cross_entropy else 2 * b + 8
+    return plain + ((b if flash_cross_entropy else 0) + 8 if entropy else 0)
+
+
+def _gathered(model: ModelShape, setup: Setup, *, backward: bool) -> tuple[float, float]:
+    """Bytes of parameters that FSDP2 holds whole, ``(around a layer, around the output head)``.
+
+    A layer and the next one, which is prefetched, are gathered in the compute type; backward adds the whole gradient of
+    one and its copy in the reduction's type. Embedding and head are units of their own, but when tied they belong to
+    the root, which stays gathered from forward to backward (PyTorch, ``fully_shard``; verl's ``apply_fsdp2``).
+    """
+    b, gradient = setup.compute_bytes, setup.compute_bytes + setup.reduce_bytes
+    root = b * model.embedding if model.tied else 0
+    layer = model.layer_parameters * (2 * b + (gradient if backward else 0))
+    head = (0 if model.tied else b * model.embedding) + (gradient * model.embedding if backward else 0)
+    return root + layer, root + head
+
+
+def _vllm(memory: Memory, model: ModelShape, setup: Setup, hardware: Hardware) -> None:
+    """vLLM's share in the rollout: it takes ``gpu_memory_utilization`` of the whole GPU, and what weights, one forward
+    pass of ``max_num_batched_tokens``, the sampler and CUDA graphs (1 GiB) leave of it is for keys and values."""
+    share = setup.gpu_memory_utilization * hardware.gpu_gb * GIB
+    weights = model.parameters * setup.vllm_bytes / setup.replica_gpus
+    widths = 2 * model.hidden + 3 * model.intermediate / setup.tensor_parallel
+    forward = setup.max_num_batched_tokens * setup.vllm_bytes * widths
+    sampler = 3 * 4.0 * setup.max_num_seqs * model.vocab
+    memory.kv_bytes = max(0.0, share - weights - forward - sampler - GIB)
+    heads_split = min(setup.tensor_parallel, model.kv_heads) * (setup.replica_gpus // setup.tensor_parallel)
+    memory.kv_tokens = int(memory.kv_bytes / (model.kv_bytes_per_token(setup.vllm_bytes) / heads_split))
+    memory.items["rollout"] |= {
+        "vLLM weights": weights,
+        "vLLM keys and values": memory.kv_bytes,
+        "vLLM the rest": max(share, weights) - weights - memory.kv_bytes,
+    }
+
+
+def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
+    """Memory of every phase.
+
+    Sharded states: master weights (``model_dtype``, float32 by default), gradients of the same type (FSDP2 reduces
+    into the shard's type), two Adam moments of the same type: 16 bytes a parameter over the ranks of a shard group.
+    Offloaded weights and moments come to the GPU for the update; the moments are absent while log-probs are computed.
+    The reference model is always on the host (verl gives a forward-only engine CPUOffloadPolicy): only what is gathered
+    of it is on the GPU. The optimizer's step (torch's ``foreach``) needs one more copy of the shard.
+    """
+    memory = Memory()
+    b = setup.compute_bytes
+    shard = 0.0 if setup.offload_policy else model.parameters * setup.master_bytes / setup.shards
+    weights_stay, moments_stay = not setup.param_offload, not setup.optimizer_offload
+    asleep = setup.gpu_memory_utilization * hardware.gpu_gb if not setup.vllm_sleeps else hardware.vllm_asleep_gb
+    for phase in PHASES:
+        items = memory.items[phase]
+        items["weights (shard)"] = shard if phase != "rollout" or weights_stay else 0.0
+        items["gradients (shard)"] = shard if phase in ("update", "optimizer") else 0.0
+        items["Adam moments (shard)"] = 2 * shard if phase in ("update", "optimizer") or moments_stay else 0.0
+        items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
+        if phase != "rollout":
+            items["vLLM asleep"] = asleep * GIB
+    _vllm(memory, model, setup, hardware)
+    _forward_passes(memory, model, setup)
+    _update(memory, model, setup)
+    if setup.defer_gradient_sync:
+        memory.items["update"]["unreduced gradients"] = float(model.parameters * setup.reduce_bytes)
+    memory.items["optimizer"]["Adam working copy"] = shard
+    if setup.vllm_sleeps:
+        memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
+    memory.items["sync"]["gathered parameters"] = float(b * model.embedding)
+    on_host = (setup.param_offload or setup.offload_policy) + 2 * (setup.optimizer_offload or setup.offload_policy)
+    states = (on_host + setup.reference) * model.parameters * setup.master_bytes / setup.shards
+    memory.host_bytes = states * setup.gpus
+    return memory
+
+
+def _forward_passes(memory: Memory, model: ModelShape, setup: Setup) -> None:
+    """Old and reference log-probs: one layer at a time, then the logits with three float32 copies for the entropy."""
+    b, tokens = setup.compute_bytes, setup.log_prob_tokens
+    layers, head = _gathered(model, setup, backward=False)
+    one_layer = tokens * layer_activations(model, b, setup.attention, setup.mask_width)
+    logits = 0.0 if setup.fused_logits else float(tokens * model.vocab * b)
+    entropy = 12.0 * model.vocab * min(tokens, setup.entropy_chunk or tokens) if logits else 0.0
+    items = memory.items["log_probs"]
+    if layers + one_layer > head + logits + entropy:
+        items |= {"gathered parameters": layers, "activations of a layer": one_layer}
+    else:
+        items |= {"gathered parameters": head, "logits": logits, "entropy": entropy}
+
+
+def _update(memory: Memory, model: ModelShape, setup: Setup) -> None:
+    """Forward and backward of one micro-batch, at the larger of two moments: around the output head, or in the last
+    layer's backward pass. With gradient checkpointing a layer keeps its input, and one layer at a time is recomputed.
+    """
+    b, tokens, length = setup.compute_bytes, setup.tokens_per_gpu, setup.mask_width
+    per_layer = layer_activations(model, b, setup.attention, length)
+    kept = model.layers * (b * model.hidden if setup.gradient_checkpointing else per_layer) + final_norm(model, b)
+    in_layer = (per_layer if setup.gradient_checkpointing else 0) + working_bytes(model, b, setup.attention, length)
+    layers, head = _gathered(model, setup, backward=True)
+    per_entry = logits_bytes(
+        b,
+        flash_cross_entropy=setup.flash_cross_entropy,
+        entropy=setup.entropy_in_update,
+        fused=setup.fused_logits,
+    )
+    logits = float(tokens * model.vocab * per_entry)
+    items = memory.items["update"]
+    items["activations kept"] = float(tokens * kept)
+    if head + logits > layers + tokens * in_layer:
+        items |= {"gathered parameters": head, "logits": logits}
+    else:
+        items |= {"gathered parameters": layers, "activations of a layer": float(tokens * in_layer)}
+
+
+def final_norm(model: ModelShape, b: int) -> int:
+    """Bytes per token that the last RMSNorm and the output head keep."""
+    return (4 + 2 * b) * model.hidden

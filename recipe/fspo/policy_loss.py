@@ -1,0 +1,168 @@
+"""The sequence-level losses in verl's registry (``import recipe.fspo.policy_loss``), and statistics of verl's own.
+
+Each name of :data:`fspo.losses.ALGORITHMS` becomes a value of ``actor_rollout_ref.actor.policy_loss.loss_mode``. With
+plain verl, where ``policy_loss`` has no clip values of ours, the documented defaults apply; verl's ``clip_ratio*`` keys
+are never read, because a token-level ratio bound means nothing here.
+
+In a worker of this recipe, verl's own losses are recorded too (:func:`observe_verl_losses`), so that references such as
+GRPO stand in the same tables and figures. The losses themselves are unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+import torch
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+
+from fspo.losses import ALGORITHMS, resolve_settings, sequence_policy_loss
+from fspo.token_level import token_level_output
+from fspo.types import SequenceLossOutput, SequenceLossSettings
+from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.recorder import RECORDER
+
+#: verl's losses whose clip acts on something else than the ratio of single tokens to their own old probability.
+_NOT_A_TOKEN_CLIP = ("gspo", "geo_mean", "dro", "gpg", "bypass_mode")
+#: What a registered loss returns: the scalar to differentiate, and verl's metrics of one micro-batch.
+LossAndMetrics = tuple[torch.Tensor, dict[str, float]]
+
+
+def _settings(config: Any, loss_mode: str) -> SequenceLossSettings:
+    policy_loss = config.policy_loss
+    if isinstance(policy_loss, SequencePolicyLossConfig):
+        return policy_loss.settings()
+    return ALGORITHMS[loss_mode]
+
+
+def _mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_batch_info: Any) -> torch.Tensor:
+    """Sum over this micro-batch, over the sequences of the whole mini-batch on all ranks.
+
+    verl averages gradients over ranks, hence the factor ``dp_size``. The engine passes the mini-batch's size, so the
+    gradient depends neither on the micro-batch split nor on the number of ranks.
+    """
+    global_batch_size = global_batch_info.get("global_batch_size")
+    dp_size = global_batch_info.get("dp_size", 1)
+    if global_batch_size is None:
+        if dp_size > 1:
+            raise ValueError(
+                f"global_batch_info has dp_size={dp_size} but no global_batch_size: the mean over the mini-batch "
+                "cannot be formed from one rank; use verl's ppo_loss, which passes both"
+            )
+        global_batch_size = valid_B.sum().clamp(min=1)
+    return loss_B.sum() / global_batch_size * dp_size
+
+
+def _metrics(output: SequenceLossOutput) -> dict[str, float]:
+    """verl's usual names, for this micro-batch. verl averages them unweighted; exact figures are ``fspo/*``."""
+    count = output.valid_B.sum().clamp(min=1)
+    clipped = output.clipped_high_B | output.clipped_low_B
+    length = output.length_B.sum().clamp(min=1)
+    figures = torch.stack(
+        [
+            clipped.sum() / count,
+            output.dual_clipped_B.sum() / count,
+            -output.statistic_B.sum() / length,
+            (~output.accepted_B & output.valid_B).sum() / count,
+        ]
+    ).tolist()
+    names = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/seq_outside_band")
+    return dict(zip(names, figures, strict=True))
+
+
+def _make_policy_loss(name: str) -> Callable[..., LossAndMetrics]:
+    def policy_loss(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        loss_agg_mode: str = "seq-mean-token-mean",
+        config: Any = None,
+        rollout_is_weights: torch.Tensor | None = None,
+        **_: Any,  # verl once broke every custom loss by adding a keyword argument
+    ) -> LossAndMetrics:
+        output = sequence_policy_loss(
+            log_prob,
+            old_log_prob,
+            advantages,
+            response_mask,
+            _settings(config, name),
+            band_state=RECORDER.current_band_state(),
+            rollout_is_weights_BT=rollout_is_weights,
+        )
+        RECORDER.add(output)
+        loss = _mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info)
+        return loss, _metrics(output)
+
+    policy_loss.__name__ = f"policy_loss_{name}"
+    policy_loss.__doc__ = f"{name}: mean over sequences of :func:`fspo.losses.sequence_policy_loss`."
+    return policy_loss
+
+
+@cache  # once per process, however often this module is imported or reloaded by name
+def register_losses() -> tuple[str, ...]:
+    """Register every loss of the family.
+
+    Raises:
+        RuntimeError: if verl's registry already holds one of the names.
+    """
+    taken = sorted(set(ALGORITHMS) & set(POLICY_LOSS_REGISTRY))
+    if taken:
+        raise RuntimeError(
+            f"verl's loss registry already holds {', '.join(taken)}: another package registered them. Uninstall it, or "
+            "limit the plugins with VERL_USE_EXTERNAL_PLUGINS=fspo"
+        )
+    for name in ALGORITHMS:
+        register_policy_loss(name)(_make_policy_loss(name))
+    return tuple(ALGORITHMS)
+
+
+def _clips(config: Any) -> tuple[float, float]:
+    """verl's two clip values: where only ``clip_ratio`` is set, it holds on both sides."""
+    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    return float(low), float(high)
+
+
+def _describe(name: str, config: Any, arguments: tuple[torch.Tensor, ...]) -> SequenceLossOutput | None:
+    low, high = _clips(config)
+    if name == "gspo":
+        settings = resolve_settings({"loss_mode": "seq_gspo", "clip_low": low, "clip_high": high})
+        assert settings is not None
+        with torch.no_grad():
+            return sequence_policy_loss(*arguments, settings)
+    if name in _NOT_A_TOKEN_CLIP:
+        return None
+    return token_level_output(*arguments, low, high)
+
+
+def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(loss)
+    def policy_loss(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        *rest: Any,
+        config: Any = None,
+        **others: Any,
+    ) -> Any:
+        output = _describe(name, config, (log_prob.detach(), old_log_prob, advantages, response_mask))
+        if output is not None:
+            RECORDER.add(output)
+        return loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)
+
+    return policy_loss
+
+
+@cache
+def observe_verl_losses() -> tuple[str, ...]:
+    """Wrap verl's own losses in this process; returns their names."""
+    names = tuple(name for name in POLICY_LOSS_REGISTRY if name not in ALGORITHMS)
+    for name in names:
+        POLICY_LOSS_REGISTRY[name] = _observed(name, POLICY_LOSS_REGISTRY[name])
+    return names
+
+
+register_losses()

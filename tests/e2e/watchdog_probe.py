@@ -1,0 +1,59 @@
+"""A program: two Ray nodes on this machine, a worker on the second; that, and then the node, is killed.
+
+``watchdog_probe.py worker|node`` prints the sentence of the death that the launching process is told of.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from recipe.fspo.faults.phase import Phase
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE
+from recipe.fspo.faults.watchdog import Death, OtherNodes
+
+MARK = "node-watch-probe"
+
+
+@ray.remote(num_cpus=0)
+class WorkerDict:
+    """Named as verl's FSDP workers are."""
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def main(victim: str) -> None:
+    options = {"num_cpus": 2, "object_store_memory": 200_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    second = cluster.add_node(**options)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, runtime_env={"env_vars": {RUN_ID_VARIABLE: MARK}}, log_to_driver=False)
+    there = NodeAffinitySchedulingStrategy(second.node_id, soft=False)
+    worker = WorkerDict.options(scheduling_strategy=there).remote()
+    pid = ray.get(worker.pid.remote())
+    told: queue.Queue[Death] = queue.Queue()
+    nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), told.put, threading.Event())
+    nodes.start()
+    while not nodes._watchers:
+        threading.Event().wait(0.1)
+    while not any("first_death" in " ".join(process.cmdline()) for process in psutil.process_iter()):
+        threading.Event().wait(0.1)
+    threading.Event().wait(2)  # the watcher's first look
+    if victim == "worker":
+        psutil.Process(pid).kill()
+    else:
+        psutil.Process(second.all_processes["raylet"][0].process.pid).kill()
+    print(f"killed {pid}: {told.get(timeout=60).sentence()}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    os._exit(0)  # Cluster's own clean-up at exit waits for processes that are gone

@@ -1,0 +1,153 @@
+"""Bad input is named, with key, value and remedy, before anything expensive starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from composing import composed
+
+from fspo.losses import ALGORITHMS
+from recipe.fspo.config import complete_loss
+from recipe.fspo.config import problems as problems_of_settings
+from recipe.fspo.launch import checks
+from recipe.fspo.launch.start import check, local_path, prepare
+from recipe.fspo.main import JOB
+
+Problems = Callable[..., list[str]]
+#: As many problems as one step needs, so that they are written quickly.
+SMALL_TASK = ["fspo.offline_task.n_train=32", "fspo.offline_task.n_test=8"]
+#: Micro-batches by number of sequences, as on machines without remove-padding; the demo packs them by tokens.
+BY_SEQUENCES = ["actor_rollout_ref.actor.use_dynamic_bsz=false"]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Problems:
+    """Runs every check on the demo with some overrides, and returns what they said."""
+
+    def find(*overrides: str) -> list[str]:
+        config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *overrides)
+        prepare(config)
+        try:
+            checks.check(config, problems_of_settings)
+        except checks.PreflightError as error:
+            return error.problems
+        return []
+
+    return find
+
+
+def options(group: str) -> list[str]:
+    return sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> None:
+    assert problems(f"algo={algo}") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["actor_rollout_ref.model.path=/no/such/model"], r"model\.path='/no/such/model' is not a folder"),
+        (["fspo.offline_task=null", "data.train_files=/no/such.parquet"], r"/no/such\.parquet does not exist"),
+        (["data.train_batch_size=30"], r"train_batch_size=30 is not a multiple of .*ppo_mini_batch_size=8"),
+        (["trainer.n_gpus_per_node=3"], r"rollout\.n=64 is not a multiple of .*n_gpus_per_node=3"),
+        ([*BY_SEQUENCES, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"], r"=64 is not a multiple of .*=48"),
+        ([*BY_SEQUENCES], r"ppo_micro_batch_size_per_gpu is not set"),
+        (["data.max_response_length=600"], r"= 616 exceeds the model's max_position_embeddings = 512"),
+        (["actor_rollout_ref.rollout.max_model_len=128"], r"exceeds .*max_model_len = 128"),
+        (["fspo.offline_task.n_train=16"], r"16 rows, but at least 32 are needed"),
+        (["actor_rollout_ref.actor.checkpoint.async_save=true"], r"async_save=true never writes"),
+        (["fspo.attributes=[length]"], r"fspo\.attributes=\['length'\] must be a list, .* of difficulty, "),
+        (["fspo.attributes=truncated"], r"fspo\.attributes=truncated must be a list"),
+        (["trainer.max_actor_ckpt_to_keep=1"], r"max_actor_ckpt_to_keep=1 deletes"),
+        (["algo=rloo", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: set it to 2 or more"),
+        (["actor_rollout_ref.rollout.top_p=0.9"], r"top_p=0\.9 cuts the sampling distribution.*set it to 1"),
+        (["actor_rollout_ref.rollout.top_k=50"], r"top_k=50 cuts"),
+        (["actor_rollout_ref.rollout.temperature=0"], r"temperature=0 must be above 0"),
+        (["actor_rollout_ref.actor.clip_ratio_high=0.28"], r"clip_ratio_high=0\.28 is ignored by loss_mode=fspo"),
+        (["actor_rollout_ref.actor.clip_ratio_c=5"], r"clip_ratio_c=5 is ignored by loss_mode=fspo"),
+        (["algo=gspo_verl", "actor_rollout_ref.actor.clip_ratio_c=5"], r"clip_ratio_c=5 is ignored by verl's gspo"),
+        (["algo=gspo_verl", "actor_rollout_ref.actor.clip_ratio_low=0.2"], r"leaves verl's gspo unclipped"),
+        (["actor_rollout_ref.actor.policy_loss.clip_low=3e-4"], r"clip_low=0\.0003 is per sqrt\(token\)"),
+        (["algo=gspo", "actor_rollout_ref.actor.policy_loss.clip_high=0.03"], r"clip_high=0\.03 is per token"),
+        (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),
+        (["+actor_rollout_ref.actor.policy_loss.clip=1"], r"has no key clip; the keys are"),
+        (["actor_rollout_ref.actor.policy_loss.drift=ema"], r"policy_loss\.drift='ema'"),
+        (
+            [
+                *BY_SEQUENCES,
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+                "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
+            ],
+            r"=64 differs from .*=32",
+        ),
+        (["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024"], r"=2048 differs from .*=1024"),
+        (["algorithm.rollout_correction.bypass_mode=true"], r"bypass_mode=true replaces the policy loss"),
+        (["algorithm.rollout_correction.rollout_is=token"], r"rollout_is='token' gives one weight per token"),
+        (["grad_scale=matched", "fspo.reference_length=null"], r"reference_length=None: grad_scale=matched needs"),
+    ],
+)
+def test_bad_input_is_named_with_its_remedy(problems: Problems, overrides: list[str], says: str) -> None:
+    found = problems(*overrides)
+    assert any(re.search(says, problem) for problem in found), found
+
+
+def test_all_problems_are_told_at_once(problems: Problems) -> None:
+    found = problems("data.train_batch_size=30", "actor_rollout_ref.rollout.top_p=0.9")
+    assert len(found) == 2
+
+
+def test_empty_and_broken_data_files(problems: Problems, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"not parquet")
+    assert any("not a readable parquet" in p for p in problems("fspo.offline_task=null", f"data.train_files={broken}"))
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    foreign = tmp_path / "foreign.parquet"
+    pq.write_table(pa.table({"question": ["1+1"]}), foreign)
+    found = problems("fspo.offline_task=null", f"data.train_files={foreign}", f"data.val_files={foreign}")
+    assert any("has no column data_source, prompt, reward_model" in problem for problem in found)
+
+
+def test_model_folder_without_weights(problems: Problems, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert any("no config.json" in p for p in problems(f"actor_rollout_ref.model.path={tmp_path}/model"))
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert any("no weights" in p for p in problems(f"actor_rollout_ref.model.path={tmp_path}/model"))
+
+
+def test_what_only_verl_refuses_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+    refused = [*BY_SEQUENCES, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"]
+    refused.append("actor_rollout_ref.rollout.log_prob_micro_batch_size=4")
+    config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *refused)
+    prepare(config)
+    says = r"error: verl refuses the configuration: .*log_prob_micro_batch_size"
+    with pytest.raises(checks.PreflightError, match=says):
+        check(config, JOB)
+
+
+def test_package_paths_become_folders() -> None:
+    assert Path(local_path("pkg://fspo.data/assets")).is_dir()
+    assert local_path("/a/b") == "/a/b"
+
+
+@pytest.mark.parametrize(("algo", "multiplier"), [("fspo", 1 / 60), ("rloo", 1 / 60), ("gspo", 1), ("grpo", None)])
+def test_matched_gradient_scale_divides_the_token_sums(algo: str, multiplier: float | None) -> None:
+    config = composed(f"algo={algo}", "grad_scale=matched", "fspo.run_dir=/nowhere")
+    complete_loss(config)
+    found = config.actor_rollout_ref.actor.policy_loss.get("grad_multiplier")
+    assert found == (None if multiplier is None else pytest.approx(multiplier))
+
+
+def test_a_run_names_every_setting_of_its_loss() -> None:
+    config = composed("algo=rloo", "fspo.run_dir=/nowhere", "actor_rollout_ref.actor.policy_loss.clip_high=0.3")
+    complete_loss(config)
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    named = {field.name: policy_loss[field.name] for field in dataclasses.fields(ALGORITHMS["seq_rloo"])}
+    assert named == dataclasses.asdict(ALGORITHMS["seq_rloo"]) | {"clip_high": 0.3}

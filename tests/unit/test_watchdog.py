@@ -1,0 +1,198 @@
+"""A run's processes: where it stands, which of them died first, what is said then, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recipe.fspo.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
+from recipe.fspo.faults.watchdog import Death, Watchdog
+
+Begin = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    run_id = uuid.uuid4().hex
+    yield run_id
+    kill(processes_of(run_id))
+
+
+@pytest.fixture
+def begin(run_id: str, tmp_path: Path) -> Iterator[Begin]:
+    """Starts a process with a title like one of Ray's or vLLM's and with this run's run_id."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(title: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, RUN_ID_VARIABLE: run_id}
+        with (tmp_path / "log.err").open("wb") as log:
+            begun.append(subprocess.Popen([title, "60"], executable="/bin/sleep", env=environment, stderr=log))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.wait(10)
+
+
+def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def test_the_phase_is_read_as_written(tmp_path: Path) -> None:
+    assert read_phase(tmp_path) is None
+    write_phase(tmp_path, 1, "weight sync", ending=True)
+    phase = read_phase(tmp_path)
+    assert phase is not None and (phase.step, phase.ending) == (1, True)
+    assert phase.words() == "during the weight sync of step 1"
+    assert abs(phase.since - time.time()) < 10
+    assert [path.name for path in tmp_path.iterdir()] == [PHASE_FILE]
+    (tmp_path / PHASE_FILE).write_text("{")
+    assert read_phase(tmp_path) is None
+
+
+def test_processes_are_found_by_mark_and_named_by_title(run_id: str, begin: Begin, tmp_path: Path) -> None:
+    worker, idle = begin("ray::WorkerDict.actor_rollout_update_actor"), begin("ray::IDLE")
+    other = subprocess.Popen(["/bin/sleep", "60"])
+    foreign: set[int] = {0}
+    assert set(processes_of(run_id)) == set(processes_of(run_id, foreign)) == {worker.pid, idle.pid}
+    assert os.getppid() in foreign and not foreign & {0, worker.pid, idle.pid}
+    assert set(processes_of(run_id, foreign)) == {worker.pid, idle.pid}
+    wait_until(lambda: role_of(worker.pid) == "FSDP worker")  # the title is there once the program has begun
+    assert role_of(idle.pid) is None
+    assert log_of(worker.pid) == str(tmp_path / "log.err")
+    worker.kill()
+    wait_until(lambda: not is_alive(worker.pid))  # a zombie, which nobody has waited for yet
+    assert processes_of(run_id) == [idle.pid]
+    other.kill()
+    other.wait(10)
+
+
+class Told:
+    """Notes what a watch calls, and when."""
+
+    def __init__(self, run_id: str, phase: Phase | None) -> None:
+        self.called: dict[str, float] = {}
+        self.deaths: list[Death] = []
+        self.watch = Watchdog(
+            run_id, lambda: phase, self.deaths.append, lambda: self._note("stop"), lambda: self._note("leave")
+        )
+
+    def _note(self, name: str) -> None:
+        self.called[name] = time.monotonic()
+
+
+def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
+    run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("recipe.fspo.faults.watchdog.GRACE_S", 0.3)
+    monkeypatch.setattr("recipe.fspo.faults.watchdog.LEAVE_S", 0.3)
+    told = Told(run_id, Phase(3, "update", 0.0))
+    processes = [begin(title) for title in ("ray::IDLE", "VLLM::EngineCore", "ray::WorkerDict")]
+    told.watch.start()
+    wait_until(lambda: len(told.watch._known) == 2)
+    processes[0].kill()  # not one that a run needs
+    time.sleep(0.5)
+    assert told.deaths == []
+    processes[1].kill()
+    processes[2].kill()
+    wait_until(lambda: "leave" in told.called)
+    (death,) = told.deaths
+    assert death.pid in (processes[1].pid, processes[2].pid)
+    assert 0.2 < told.called["leave"] - told.called["stop"] < 2
+    sentence = Death("vLLM engine", 12, str(tmp_path), Phase(3, "update", 0.0)).sentence()
+    assert sentence == f"the vLLM engine (process 12) died during the update of step 3; its log: {tmp_path}"
+
+
+def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipe.fspo.faults.watchdog.GRACE_S", 0.3)
+    told = Told(run_id, Phase(3, "update", 0.0, ending=True))
+    storage, worker = begin("ray::SimpleStorageUnit"), begin("ray::WorkerDict")
+    told.watch.start()
+    wait_until(lambda: len(told.watch._known) == 2)
+    storage.kill()  # the trainer closes it at its end
+    time.sleep(0.5)
+    assert told.deaths == []
+    told.watch.stop()
+    worker.kill()
+    time.sleep(0.8)
+    assert told.deaths == [] and told.called == {}
+
+
+LAUNCHER = """
+import os, sys, time
+from recipe.fspo.faults.reaper import Reaper
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE
+os.environ[RUN_ID_VARIABLE] = sys.argv[1]
+reaper = Reaper(sys.argv[1], sys.argv[2])
+if sys.argv[3] != "-":
+    reaper.tell(sys.argv[3])
+    if sys.argv[3] == "done":
+        reaper.bye()
+import subprocess
+subprocess.Popen(["/bin/sleep", "60"], start_new_session=True)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ("-", "error: the launching process (process "),
+        ("the FSDP worker died", "error: the FSDP worker died"),
+        ("done", ""),
+    ],
+)
+def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, says: str
+) -> None:
+    write_phase(tmp_path, 2, "save")
+    command = [sys.executable, "-c", LAUNCHER, run_id, str(tmp_path), told]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None and launcher.stderr is not None
+        assert launcher.stdout.readline() == "ready\n"
+        assert len(processes_of(run_id)) == 1  # the launcher set its run_id after it had begun, the reaper has none
+        launcher.send_signal(signal.SIGKILL)
+        wait_until(lambda: processes_of(run_id) == [], 15)
+        heard = launcher.stderr.read()  # ends with the reaper
+    assert heard.startswith(says) and bool(heard) == bool(says)
+    if told == "-":
+        assert f"died during the save of step 2; its log: {tmp_path}/driver.log" in heard
+
+
+def test_a_program_that_a_worker_is_about_to_call_is_no_worker(run_id: str, tmp_path: Path) -> None:
+    code = "import os, time; pid = os.fork(); pid and print(pid, flush=True); time.sleep(60)"
+    worker = subprocess.Popen(
+        ["ray::WorkerDict", "-c", code], executable=sys.executable, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, RUN_ID_VARIABLE: run_id},
+    )  # fmt: skip
+    with worker:
+        assert worker.stdout is not None
+        child = int(worker.stdout.readline())
+        assert role_of(worker.pid) == "FSDP worker"
+        assert role_of(child) is None
+        kill([child, worker.pid])
+
+
+def test_a_reaper_leaves_a_launcher_alone_that_goes_on(
+    run_id: str, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_run = begin("ray::WorkerDict")
+    code = "from recipe.fspo.faults import reaper; reaper._PATIENCE_S = 0.5; reaper.main(*__import__('sys').argv[1:])"
+    command = [sys.executable, "-c", code, run_id, str(tmp_path), str(os.getpid())]
+    ended = subprocess.run(command, input="bye\n", capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert is_alive(next_run.pid)
