@@ -35,7 +35,7 @@ from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
 from fspo.records import from_record
-from fspo.report.arms import Arm, group_arms, standard_measures
+from fspo.report.groups import RunGroup, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import Table, final_numbers, grid_table, paired_differences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
@@ -193,14 +193,17 @@ def _rows(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> st
     return markdown(Table(list(heads[1:]), [(head, "", list(cells)) for head, cells in rows]), heads[0])
 
 
-def own_tables(arms: Sequence[Arm], starts: np.ndarray) -> str:
+def own_tables(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
     """Each algorithm's own runs: LRE in the three views, and FSPO's differences to the others."""
     rows = [
-        (f"{arm.algo} (n = {len(arm.runs)})", [lre_cell([own_counts(r, v) for r in arm.runs], starts) for v in VIEWS])
-        for arm in arms
+        (
+            f"{group.algo} (n = {len(group.runs)})",
+            [lre_cell([own_counts(r, v) for r in group.runs], starts) for v in VIEWS],
+        )
+        for group in groups
     ]
     text = _rows(["LRE, debiased", *VIEWS], rows)
-    by_algo = {arm.algo: arm.by_seed() for arm in arms}
+    by_algo = {group.algo: group.by_seed() for group in groups}
     first, pairs = by_algo.get("fspo", {}), []
     for algo, runs in by_algo.items():
         if algo != "fspo" and (seeds := sorted(first.keys() & runs.keys())):
@@ -214,9 +217,9 @@ def own_tables(arms: Sequence[Arm], starts: np.ndarray) -> str:
     return text + ("\n\n" + _rows(["Difference", *VIEWS], pairs) if pairs else "")
 
 
-def common_tables(arm: Arm, starts: np.ndarray) -> str:
-    """All bands on the sequences of one arm's runs, with default and with matched clip values."""
-    records = {seed: found for seed, run in arm.by_seed().items() if (found := read_sequences(run.path)) is not None}
+def common_tables(group: RunGroup, starts: np.ndarray) -> str:
+    """All bands on the sequences of one group's runs, with default and with matched clip values."""
+    records = {seed: found for seed, run in group.by_seed().items() if (found := read_sequences(run.path)) is not None}
     if not records:
         return ""
     seeds = sorted(records)
@@ -248,9 +251,9 @@ def common_tables(arm: Arm, starts: np.ndarray) -> str:
     return "\n\n".join(blocks)
 
 
-def quantile_table(arms: Sequence[Arm], starts: np.ndarray) -> str:
-    """The quantile band, calibrated on the steps before, on the runs of all arms: per target and window."""
-    found = [(run.path, r) for arm in arms for run in arm.runs if (r := read_sequences(run.path)) is not None]
+def quantile_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
+    """The quantile band, calibrated on the steps before, on the runs of all groups: per target and window."""
+    found = [(run.path, r) for group in groups for run in group.runs if (r := read_sequences(run.path)) is not None]
     rows = []
     for target in (0.85, 0.9):
         for window in (2, 4, 8):
@@ -283,24 +286,26 @@ def tables(grid: Path) -> str:
     loaded = [load_run(folder) for folder in folders]
     # A run in progress has no place in a comparison; the table of runs says how far it is.
     runs = [run for run in loaded if run.status == "finished" and len(run.lengths.step_M)]
-    parts = ["### Runs", markdown(grid_table(planned, loaded), "arm")]
+    parts = ["### Runs", markdown(grid_table(planned, loaded), "group")]
     if not runs:
         return "\n\n".join(parts)
-    arms = group_arms(runs)
+    groups = group_runs(runs)
     total_K = sum(run.lengths.sums_MKF[..., 0].sum(0) for run in runs)
     starts = equal_mass_starts(total_K, BINS)
     edges = [*FINE_LENGTH_EDGES.numpy()[starts], "..."]
     parts.append("Length bins begin at " + ", ".join(str(edge) for edge in edges[:-1]) + " tokens.")
     measures = standard_measures(runs, starts)
     for comparison, title in (("default", "Default clip values"), ("matched", "Matched clip values")):
-        chosen = [arm for arm in arms if arm.comparison == comparison]
+        chosen = [group for group in groups if group.comparison == comparison]
         if not chosen:
             continue
         parts += [f"### {title}: own runs", own_tables(chosen, starts)]
         if comparison == "default":
             parts.append("### Common records")
             parts += [
-                f"On the runs of {arm.algo}:\n\n{found}" for arm in chosen if (found := common_tables(arm, starts))
+                f"On the runs of {group.algo}:\n\n{found}"
+                for group in chosen
+                if (found := common_tables(group, starts))
             ]
         if comparison == "default":
             parts += ["### The quantile band on common records", quantile_table(chosen, starts)]

@@ -88,8 +88,8 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
             values = {
                 "loss": loss,
                 "gradient": norm,
-                "S_mean": output.statistic_B.mean(),
-                "S_std": output.statistic_B.std(),
+                "S_mean": output.log_ratio_B.mean(),
+                "S_std": output.log_ratio_B.std(),
                 "accepted": output.accepted_B.sum(),
                 "high": output.clipped_high_B.sum(),
                 "low": output.clipped_low_B.sum(),

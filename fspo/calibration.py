@@ -37,7 +37,7 @@ _PRIOR_COUNT: Final = 20.0
 """The pooled quantile enters a local one with the weight of this many sequences."""
 
 
-def drift_per_token(statistic_sum: float, length_sum: float) -> float:
+def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
     r"""Estimate of kl, the drift per token with its sign changed: ``max(0, -sum S / sum L)``.
 
     Since S is the log ratio under samples of pi_old, ``-sum S / sum L`` estimates KL(pi_old || pi) per token without
@@ -47,13 +47,13 @@ def drift_per_token(statistic_sum: float, length_sum: float) -> float:
     deviation moves the centre by only about 1/sqrt(n) of a band half-width.
 
     Args:
-        statistic_sum: Sum of S over the sequences.
+        log_ratio_sum: Sum of S over the sequences.
         length_sum: Sum of L over the same sequences.
 
     Returns:
         kl in nats per token, 0 if there are no tokens.
     """
-    return max(0.0, -statistic_sum / length_sum) if length_sum > 0 else 0.0
+    return max(0.0, -log_ratio_sum / length_sum) if length_sum > 0 else 0.0
 
 
 def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: float) -> tuple[float, ...]:

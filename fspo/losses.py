@@ -159,12 +159,12 @@ def sequence_policy_loss(
     mask_BT = response_mask_BT.to(torch.bool)
     live_statistic_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT)
     with torch.no_grad():
-        statistic_B = live_statistic_B.detach()
-        dtype = statistic_B.dtype
+        log_ratio_B = live_statistic_B.detach()
+        dtype = log_ratio_B.dtype
         length_B = mask_BT.sum(dim=-1, dtype=torch.int32).to(torch.int64)
         valid_B = length_B > 0
         advantage_B, bad_B = _value_of_row(advantages_BT, mask_BT, valid_B, dtype)
-        bad_B |= ~torch.isfinite(statistic_B)
+        bad_B |= ~torch.isfinite(log_ratio_B)
         rollout_weight_B = None
         if rollout_is_weights_BT is not None:
             rollout_weight_B, bad_weight_B = _value_of_row(rollout_is_weights_BT, mask_BT, valid_B, dtype)
@@ -181,21 +181,21 @@ def sequence_policy_loss(
 
         positive_length_B = length_B.clamp(min=1)
         centre_B, lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype)
-        above_B, below_B = statistic_B > upper_B, statistic_B < lower_B
+        above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
         gain_B, penalty_B = advantage_B > 0, advantage_B < 0
         clipped_high_B, clipped_low_B = above_B & gain_B, below_B & penalty_B
         # The pessimistic maximum clamps S on one side only: from above for A > 0, from below for A < 0.
-        ceiling_B = torch.full_like(statistic_B, torch.inf)
+        ceiling_B = torch.full_like(log_ratio_B, torch.inf)
         if settings.dual_clip is not None:
             ceiling_B = centre_B + settings.dual_clip * (upper_B - centre_B)
-        dual_clipped_B = penalty_B & (statistic_B > ceiling_B)
-        surrogate_B = torch.where(clipped_high_B, upper_B, statistic_B)
+        dual_clipped_B = penalty_B & (log_ratio_B > ceiling_B)
+        surrogate_B = torch.where(clipped_high_B, upper_B, log_ratio_B)
         surrogate_B = torch.where(clipped_low_B, lower_B, surrogate_B)
         surrogate_B = torch.where(dual_clipped_B, ceiling_B, surrogate_B)
 
         length = positive_length_B.to(dtype)
         per_weight = length if settings.weight == "length_normalised" else torch.ones_like(length)
-        log_weight_B = statistic_B / per_weight
+        log_weight_B = log_ratio_B / per_weight
         weight_B = log_weight_B.clamp(max=settings.s_max).exp()
         slope_B = -settings.grad_multiplier * advantage_B * (surrogate_B / per_weight).clamp(max=settings.s_max).exp()
         if settings.grad_scale == "1/L":
@@ -205,8 +205,8 @@ def sequence_policy_loss(
         value_B = slope_B * per_weight
         slope_B = slope_B.masked_fill(clipped_high_B | clipped_low_B | dual_clipped_B, 0.0)
     return SequenceLossOutput(
-        loss_B=value_B + slope_B * (live_statistic_B - statistic_B),
-        statistic_B=statistic_B,
+        loss_B=value_B + slope_B * (live_statistic_B - log_ratio_B),
+        log_ratio_B=log_ratio_B,
         length_B=length_B,
         lower_B=lower_B,
         upper_B=upper_B,

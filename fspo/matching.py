@@ -30,22 +30,22 @@ _LARGEST_RATIO_CLIP: Final = 1 - 1e-9
 class Sequences:
     """Recorded sequences: statistic S (nats), length L (tokens), and how many sequences each entry stands for."""
 
-    statistic_B: Array
+    log_ratio_B: Array
     length_B: Array
     count_B: Array
 
     def __post_init__(self) -> None:
-        if not (self.statistic_B.shape == self.length_B.shape == self.count_B.shape) or self.statistic_B.ndim != 1:
-            raise ValueError("statistic_B, length_B and count_B must be one-dimensional and of one length")
+        if not (self.log_ratio_B.shape == self.length_B.shape == self.count_B.shape) or self.log_ratio_B.ndim != 1:
+            raise ValueError("log_ratio_B, length_B and count_B must be one-dimensional and of one length")
         if self.count_B.sum() <= 0:
             raise ValueError("no sequences to calibrate on; record at least one mini-batch other than the first")
-        if not np.isfinite(self.statistic_B).all() or (self.length_B < 1).any():
+        if not np.isfinite(self.log_ratio_B).all() or (self.length_B < 1).any():
             raise ValueError("every statistic must be finite and every length at least 1")
 
     @classmethod
-    def from_pairs(cls, statistic_B: npt.ArrayLike, length_B: npt.ArrayLike) -> Sequences:
+    def from_pairs(cls, log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike) -> Sequences:
         """From one S and one L per sequence."""
-        s = np.asarray(statistic_B, dtype=np.float64)
+        s = np.asarray(log_ratio_B, dtype=np.float64)
         return cls(s, np.asarray(length_B, dtype=np.float64), np.ones_like(s))
 
     @classmethod
@@ -111,7 +111,7 @@ def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_pe
             f"clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r} must be above 0 to be scaled"
         )
     length = sequences.length_B
-    x = sequences.statistic_B + (length * drift_per_token if settings.drift == "kl" else 0.0)
+    x = sequences.log_ratio_B + (length * drift_per_token if settings.drift == "kl" else 0.0)
     clip = np.where(x > 0, settings.clip_high, settings.clip_low)
     if settings.band == "sqrt":
         return np.asarray(np.abs(x) / (clip * np.sqrt(length)))

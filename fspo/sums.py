@@ -150,15 +150,15 @@ def sequence_values(
             package refuse that themselves).
     """
     if truncated_B is None:
-        truncated_B = torch.zeros_like(output.statistic_B)
-    elif truncated_B.shape != output.statistic_B.shape:
+        truncated_B = torch.zeros_like(output.log_ratio_B)
+    elif truncated_B.shape != output.log_ratio_B.shape:
         raise ValueError(
-            f"truncated_B has shape {tuple(truncated_B.shape)}, expected {tuple(output.statistic_B.shape)}: "
+            f"truncated_B has shape {tuple(truncated_B.shape)}, expected {tuple(output.log_ratio_B.shape)}: "
             "one entry per sequence"
         )
     columns = (
         output.valid_B,
-        output.statistic_B,
+        output.log_ratio_B,
         output.length_B,
         output.upper_B,
         output.weight_B,
@@ -171,13 +171,13 @@ def sequence_values(
         truncated_B,
     )
     # One stacked copy: a device-to-host transfer per column would cost twelve synchronisations per micro-batch.
-    device = output.statistic_B.device
+    device = output.log_ratio_B.device
     stacked = torch.stack([c.detach().to(device=device, dtype=torch.float64) for c in columns]).cpu()
     _, s, length, upper, weight, advantage, accepted, high, low, overflow, dual, truncated = stacked[
         :, stacked[0] > 0
     ].unbind(0)
     if not bool(torch.isfinite(s).all()):
-        raise ValueError(f"statistic_B of {int((~torch.isfinite(s)).sum())} sequences is nan or infinite")
+        raise ValueError(f"log_ratio_B of {int((~torch.isfinite(s)).sum())} sequences is nan or infinite")
     weight = weight.clamp(max=math.exp(RATIO_LOG_CAP))
     ratio = s.clamp(max=RATIO_LOG_CAP).exp()
     root = length.sqrt()

@@ -49,12 +49,12 @@ def token_level_output(
         def share(tokens_BT: torch.Tensor) -> torch.Tensor:
             return (tokens_BT & mask_BT).sum(-1) / n_B
 
-        statistic_B = difference_BT.sum(-1)
-        infinite_B = torch.full_like(statistic_B, torch.inf)
+        log_ratio_B = difference_BT.sum(-1)
+        infinite_B = torch.full_like(log_ratio_B, torch.inf)
         never_B = torch.zeros_like(mask_BT[:, 0])
         return SequenceLossOutput(
-            loss_B=torch.zeros_like(statistic_B),
-            statistic_B=statistic_B,
+            loss_B=torch.zeros_like(log_ratio_B),
+            log_ratio_B=log_ratio_B,
             length_B=length_B,
             lower_B=-infinite_B,
             upper_B=infinite_B,

@@ -184,7 +184,7 @@ class SequenceLossOutput:
     Attributes:
         loss_B: Loss of each sequence. The average over the mini-batch is the caller's: ``loss_B.sum()`` divided by the
             *global* number of sequences does not depend on how the mini-batch was split.
-        statistic_B: S, the sequence log importance ratio, in nats.
+        log_ratio_B: S, the sequence log importance ratio, in nats.
         length_B: L, number of response tokens, int64.
         lower_B: Lower edge of the acceptance band on S.
         upper_B: Upper edge of the acceptance band on S.
@@ -199,7 +199,7 @@ class SequenceLossOutput:
     """
 
     loss_B: torch.Tensor
-    statistic_B: torch.Tensor
+    log_ratio_B: torch.Tensor
     length_B: torch.Tensor
     lower_B: torch.Tensor
     upper_B: torch.Tensor

@@ -8,35 +8,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from fspo.fairness import length_reweighting_error
-from fspo.report.arms import Arm
+from fspo.report.groups import RunGroup
 from fspo.report.runs import Array
-from fspo.report.tables import Table, arm_heads, show_lre
+from fspo.report.tables import Table, group_heads, show_lre
 
 _COUNT = re.compile(r"fspo/by_(?P<attribute>\w+)/count/(?P<label>.+)")
 
 
-def attribute_table(arms: Sequence[Arm]) -> Table | None:
-    """Debiased LRE over each attribute's bins, and the acceptance in each bin, by arm.
+def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
+    """Debiased LRE over each attribute's bins, and the acceptance in each bin, by group.
 
-    The runs of an arm are pooled; the interval of an LRE resamples steps, because a step is what the metrics are of.
+    The runs of an group are pooled; the interval of an LRE resamples steps, because a step is what the metrics are of.
 
     Returns:
         The table; None where no run logged an attribute (``fspo.attributes``).
     """
-    labels = _labels(arms)
+    labels = _labels(groups)
     rows: list[tuple[str, str, list[str]]] = []
     for attribute, names in labels.items():
-        counts = [_counts(arm, attribute, names) for arm in arms]
+        counts = [_counts(group, attribute, names) for group in groups]
         rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", [_error(*pair) for pair in counts]))
         for index, name in enumerate(names):
             rows.append((name, attribute, [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]))
-    return Table(arm_heads(arms), rows) if rows else None
+    return Table(group_heads(groups), rows) if rows else None
 
 
-def _labels(arms: Sequence[Arm]) -> dict[str, list[str]]:
+def _labels(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
     """Bins of each attribute in the order in which they are logged (which is that of the attribute's edges)."""
     found: dict[str, list[str]] = {}
-    metrics = [values for arm in arms for run in arm.runs for values in run.steps.values()]
+    metrics = [values for group in groups for run in group.runs for values in run.steps.values()]
     for values in sorted(metrics, key=len, reverse=True):  # a step in which no bin is empty has them all in order
         for name in values:
             if match := _COUNT.fullmatch(name):
@@ -46,10 +46,10 @@ def _labels(arms: Sequence[Arm]) -> dict[str, list[str]]:
     return found
 
 
-def _counts(arm: Arm, attribute: str, labels: Sequence[str]) -> tuple[Array, Array]:
+def _counts(group: RunGroup, attribute: str, labels: Sequence[str]) -> tuple[Array, Array]:
     """Accepted and all sequences, [steps of all runs, bins]: exact, since an acceptance is a ratio of counts."""
     accepted, total = [], []
-    for run in arm.runs:
+    for run in group.runs:
         for values in run.steps.values():
             count = [values.get(f"fspo/by_{attribute}/count/{label}", 0.0) for label in labels]
             rate = [values.get(f"fspo/by_{attribute}/accept/{label}", 0.0) for label in labels]

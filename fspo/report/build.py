@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from fspo.acceptance import VIEWS
 from fspo.files import atomic_path
-from fspo.report.arms import Arm, Measure, group_arms, standard_measures
 from fspo.report.attributes import attribute_table
 from fspo.report.common import MATCHED_CLIP_RATE, common_records, run_settings
 from fspo.report.figures import comparison_figures
+from fspo.report.groups import Measure, RunGroup, group_runs, standard_measures
 from fspo.report.lengths import shared_starts
 from fspo.report.page import Page, png_bytes
 from fspo.report.runs import Run, expand_paths, load_run
@@ -49,7 +49,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
         paths: Run folders, or folders with grid.json (docs/run-folder.md). Unreadable parts are named, not fatal.
         out: Folder for the files; made if needed. Each file is replaced whole.
         title: Title of the page.
-        bins: Length bins of equal mass, formed over all runs of the report, so that arms are compared on the same.
+        bins: Length bins of equal mass, formed over all runs of the report, so that groups are compared on the same.
 
     Returns:
         Where the page is, and what was wrong.
@@ -68,12 +68,12 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     )
     page.table(grid_table(planned, loaded), "runs")
     summary: dict[str, Any] = {"title": title, "problems": problems, "comparisons": {}}
-    arms = group_arms(runs)
+    groups = group_runs(runs)
     starts = shared_starts(runs, bins) if runs else np.zeros(1, np.int64)
     # One pass over the runs: a measure is looked up several times per table.
     measures = [_cached(measure) for measure in standard_measures(runs, starts)]
-    for comparison in dict.fromkeys(arm.comparison for arm in arms):
-        chosen = [arm for arm in arms if arm.comparison == comparison]
+    for comparison in dict.fromkeys(group.comparison for group in groups):
+        chosen = [group for group in groups if group.comparison == comparison]
         summary["comparisons"][comparison] = _add_comparison(page, comparison, chosen, measures, starts, out)
     page.heading("What the words mean")
     page.paragraph(
@@ -94,7 +94,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
 
 
 def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
-    """Two runs of one arm with one seed are not two samples: the one given last counts, and the other is named."""
+    """Two runs of one group with one seed are not two samples: the one given last counts, and the other is named."""
     kept: dict[object, Run] = {}
     for run in runs:
         key = (run.comparison, run.algo, run.path if run.seed is None else run.seed)
@@ -109,26 +109,26 @@ def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
 def _add_comparison(
     page: Page,
     comparison: str,
-    arms: Sequence[Arm],
+    groups: Sequence[RunGroup],
     measures: Sequence[Measure],
     starts: npt.NDArray[np.int64],
     out: Path,
 ) -> dict[str, Any]:
     page.heading(f"Comparison: {comparison}")
     page.paragraph(_COMPARISONS.get(comparison, "A comparison named in run.json."))
-    numbers = final_numbers(arms, measures)
+    numbers = final_numbers(groups, measures)
     tables = {"final": numbers}
     page.heading("Final numbers", 3)
     page.table(numbers, "mean [95% interval over seeds]")
-    paired = paired_differences(arms, measures, starts)
+    paired = paired_differences(groups, measures, starts)
     if paired is not None:
         page.heading("Paired differences", 3)
         page.paragraph("Over the seeds that both have. Bold: the 95% interval excludes 0.")
         page.table(paired, "difference [95% interval]")
         tables["paired"] = paired
     page.heading("Figures", 3)
-    page.figures(_pictures(arms, starts, out / "figures", comparison))
-    common = common_record_table(common_records(arms, starts))
+    page.figures(_pictures(groups, starts, out / "figures", comparison))
+    common = common_record_table(common_records(groups, starts))
     if common is not None:
         page.heading("All bands on the same recorded sequences", 3)
         page.paragraph(
@@ -138,7 +138,7 @@ def _add_comparison(
         )
         page.table(common, "band")
         tables["common_records"] = common
-    attributes = attribute_table(arms)
+    attributes = attribute_table(groups)
     if attributes is not None:
         page.heading("Acceptance by other attributes than length", 3)
         page.paragraph(
@@ -151,13 +151,13 @@ def _add_comparison(
 
 
 def _pictures(
-    arms: Sequence[Arm], starts: npt.NDArray[np.int64], folder: Path, comparison: str
+    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], folder: Path, comparison: str
 ) -> list[tuple[str, bytes, bytes]]:
     drawn: dict[str, dict[str, bytes]] = {}
     texts: dict[str, str] = {}
     for theme in THEMES:
         with themed(theme):
-            for figure in comparison_figures(arms, starts, theme):
+            for figure in comparison_figures(groups, starts, theme):
                 drawn.setdefault(figure.name, {})[theme.name] = png_bytes(figure.figure)
                 texts[figure.name] = figure.alternative
     for name, pictures in drawn.items():

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.losses import resolve_settings
 from fspo.matching import Sequences, match_clip, needed_factor
-from fspo.report.arms import Arm
+from fspo.report.groups import RunGroup
 from fspo.report.runs import Array, Run
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES
 from fspo.types import SequenceLossSettings
@@ -27,7 +27,7 @@ MATCHED_CLIP_RATE: Final = 0.15
 
 @dataclass(frozen=True, slots=True)
 class CommonRecord:
-    """LRE of one band on one arm's records."""
+    """LRE of one band on one group's records."""
 
     band: str
     settings: SequenceLossSettings
@@ -46,24 +46,24 @@ def run_settings(run: Run) -> SequenceLossSettings | None:
 
 
 def common_records(
-    arms: Sequence[Arm], starts: npt.NDArray[np.int64], clip_rate: float = MATCHED_CLIP_RATE
+    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], clip_rate: float = MATCHED_CLIP_RATE
 ) -> list[CommonRecord]:
-    """Each arm's band on each arm's records, with its own clip values and with clip values matched on those records.
+    """Each group's band on each group's records, with its own clip values and with clip values matched on those records.
 
     Bands that calibrate themselves during training are left out: they have no fixed edges to evaluate.
     """
     bands: dict[str, SequenceLossSettings] = {}
-    for arm in arms:
-        settings = next((s for run in arm.runs if (s := run_settings(run)) is not None), None)
+    for group in groups:
+        settings = next((s for run in group.runs if (s := run_settings(run)) is not None), None)
         if settings is not None and not settings.needs_state:
-            bands[arm.algo] = settings
+            bands[group.algo] = settings
     found: list[CommonRecord] = []
-    for arm in arms:
-        parts = [part for run in arm.runs for part in _minibatches(run)]
+    for group in groups:
+        parts = [part for run in group.runs for part in _minibatches(run)]
         if not parts:
             continue
         pooled = Sequences(
-            *(np.concatenate([getattr(part, f) for part, _ in parts]) for f in ("statistic_B", "length_B", "count_B"))
+            *(np.concatenate([getattr(part, f) for part, _ in parts]) for f in ("log_ratio_B", "length_B", "count_B"))
         )
         for band, settings in bands.items():
             try:
@@ -73,7 +73,7 @@ def common_records(
             for chosen in (settings, matched):
                 if chosen is not None:
                     error = _error(parts, chosen, starts)
-                    found.append(CommonRecord(band, chosen, chosen is matched, arm.algo, error))
+                    found.append(CommonRecord(band, chosen, chosen is matched, group.algo, error))
     return found
 
 

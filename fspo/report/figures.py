@@ -16,11 +16,11 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
 from fspo.matching import Sequences
-from fspo.report.arms import Arm
+from fspo.report.groups import RunGroup
 from fspo.report.lengths import LengthProfile, length_profile
 from fspo.report.panels import draw_length_profile, running_mean, whole_steps
 from fspo.report.runs import Array, Run
-from fspo.report.style import Look, Theme, arm_looks, new_figure, say_nothing_to_show
+from fspo.report.style import Look, Theme, group_looks, new_figure, say_nothing_to_show
 from fspo.sums import FIELDS, SequenceSums
 
 _SIZE: Final = (6.2, 3.7)
@@ -63,24 +63,26 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
     ]
 
 
-def comparison_figures(arms: Sequence[Arm], starts: npt.NDArray[np.int64], theme: Theme) -> Iterator[NamedFigure]:
+def comparison_figures(
+    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], theme: Theme
+) -> Iterator[NamedFigure]:
     """All figures of one comparison. Call inside :func:`fspo.report.style.themed` with the same theme."""
-    looks = arm_looks([arm.algo for arm in arms], theme)
-    runs = [run for arm in arms for run in arm.runs]
+    looks = group_looks([group.algo for group in groups], theme)
+    runs = [run for group in groups for run in group.runs]
     for curve in curves(runs):
         figure = new_figure(*_SIZE)
-        if _draw_curve(figure.subplots(), arms, curve, looks):
+        if _draw_curve(figure.subplots(), groups, curve, looks):
             yield NamedFigure(curve.name, f"{curve.title} over training steps, one line per algorithm", figure)
-    profiles = {arm.algo: length_profile(arm.runs, starts=starts) for arm in arms}
+    profiles = {group.algo: length_profile(group.runs, starts=starts) for group in groups}
     top = max((_highest(p) for p in profiles.values() if p is not None), default=0.0)
-    for arm in arms:
-        figure, axes = _panel(title := f"{arm.algo}: clip rate by length")
-        _draw_profile(axes, profiles[arm.algo], looks[arm.algo], theme, top)
-        yield NamedFigure(f"clip_by_length_{arm.algo}", title, figure)
-    for arm in arms:
-        figure, axes = _panel(title := f"{arm.algo}: S / sqrt(L) by length, against the Gaussian")
-        _draw_distribution(axes, arm, looks[arm.algo], theme)
-        yield NamedFigure(f"distribution_{arm.algo}", title, figure)
+    for group in groups:
+        figure, axes = _panel(title := f"{group.algo}: clip rate by length")
+        _draw_profile(axes, profiles[group.algo], looks[group.algo], theme, top)
+        yield NamedFigure(f"clip_by_length_{group.algo}", title, figure)
+    for group in groups:
+        figure, axes = _panel(title := f"{group.algo}: S / sqrt(L) by length, against the Gaussian")
+        _draw_distribution(axes, group, looks[group.algo], theme)
+        yield NamedFigure(f"distribution_{group.algo}", title, figure)
 
 
 def _panel(title: str) -> tuple[Figure, Axes]:
@@ -94,25 +96,25 @@ def _highest(profile: LengthProfile) -> float:
     return float(np.nanmax(1 - profile.error.rate_low_K, initial=0.0))
 
 
-def _draw_curve(axes: Axes, arms: Sequence[Arm], curve: Curve, looks: dict[str, Look]) -> bool:
-    """Mean over the arm's runs at each step, and the range of the runs as a band."""
+def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dict[str, Look]) -> bool:
+    """Mean over the group's runs at each step, and the range of the runs as a band."""
     axes.set_title(curve.title)
     drawn = False
-    for arm, line in zip(arms, _LINES * len(arms), strict=False):
-        steps, low, mean, high = _over_runs([run.first_series(*curve.metrics) for run in arm.runs], curve.points)
+    for group, line in zip(groups, _LINES * len(groups), strict=False):
+        steps, low, mean, high = _over_runs([run.first_series(*curve.metrics) for run in group.runs], curve.points)
         if not len(steps):
             continue
-        look = looks[arm.algo]
+        look = looks[group.algo]
         drawn = True
         if curve.points:
             spread = np.stack([mean - low, high - mean])
             axes.errorbar(
                 steps, mean, yerr=spread, color=look.colour, marker=look.marker, ms=5, capsize=2, ls=line,
-                elinewidth=1, label=arm.algo,
+                elinewidth=1, label=group.algo,
             )  # fmt: skip
         else:
             axes.fill_between(steps, low, high, color=look.colour, alpha=0.15, lw=0)
-            axes.plot(steps, mean, color=look.colour, ls=line, label=arm.algo)
+            axes.plot(steps, mean, color=look.colour, ls=line, label=group.algo)
     if drawn:
         whole_steps(axes)
         if curve.percent:
@@ -148,10 +150,10 @@ def _draw_profile(axes: Axes, profile: LengthProfile | None, look: Look, theme: 
     axes.set_ylim(0, min(1.15, max(0.05, top * 1.2)))
 
 
-def _draw_distribution(axes: Axes, arm: Arm, look: Look, theme: Theme) -> None:
+def _draw_distribution(axes: Axes, group: RunGroup, look: Look, theme: Theme) -> None:
     """Density of (S / sqrt(L)) / sigma_hat of the short, middle and long third of the sequences, and the Gaussian's."""
-    hist_KH = sum((run.lengths.hist_KH() for run in arm.runs), np.zeros((1, 1), np.int64))
-    sums_KF = sum((run.lengths.sums_MKF.sum(0) for run in arm.runs), np.zeros((1, len(FIELDS))))
+    hist_KH = sum((run.lengths.hist_KH() for run in group.runs), np.zeros((1, 1), np.int64))
+    sums_KF = sum((run.lengths.sums_MKF.sum(0) for run in group.runs), np.zeros((1, len(FIELDS))))
     if hist_KH.sum() == 0:
         say_nothing_to_show(axes, theme, "no length statistics")
         return
@@ -169,7 +171,7 @@ def _draw_distribution(axes: Axes, arm: Arm, look: Look, theme: Theme) -> None:
         part = SequenceSums.zeros()
         part.sums_KF[first:end], part.hist_KH[first:end] = sums.sums_KF[first:end], sums.hist_KH[first:end]
         found = Sequences.from_sums(part)
-        z = found.statistic_B / np.sqrt(found.length_B) / sigma
+        z = found.log_ratio_B / np.sqrt(found.length_B) / sigma
         density = np.histogram(z, edges, weights=found.count_B)[0] / found.count_B.sum() / np.diff(edges)
         mean_length = part.total("length") / part.total("count")
         shade = 0.45 + 0.55 * index / max(1, len(starts) - 2)

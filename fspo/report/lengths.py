@@ -33,10 +33,10 @@ def length_profile(
     """Pool the mini-batches of runs and compute acceptance by length.
 
     Args:
-        runs: Runs of one arm.
+        runs: Runs of one group.
         view: Which acceptance (:data:`fspo.acceptance.VIEWS`).
         bins: Length bins of equal mass wanted.
-        starts: Bins to use instead, as fine bin indices, so that arms can share theirs.
+        starts: Bins to use instead, as fine bin indices, so that groups can share theirs.
         resamples: Bootstrap resamples over mini-batches.
 
     Returns:

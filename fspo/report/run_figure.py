@@ -14,7 +14,7 @@ from fspo.fairness import wilson_interval
 from fspo.report.lengths import length_profile
 from fspo.report.panels import draw_length_profile, draw_smoothed, whole_steps
 from fspo.report.runs import Run, load_run
-from fspo.report.style import LIGHT, Look, Theme, arm_looks, new_figure, save_png, say_nothing_to_show, themed
+from fspo.report.style import LIGHT, Look, Theme, group_looks, new_figure, save_png, say_nothing_to_show, themed
 
 
 def plot_run(run_dir: str | os.PathLike[str], out_png: str | os.PathLike[str]) -> Path:
@@ -37,7 +37,7 @@ def plot_run(run_dir: str | os.PathLike[str], out_png: str | os.PathLike[str]) -
     with themed(LIGHT):
         figure = new_figure(10.5, 6.8)
         axes = figure.subplots(2, 2)
-        look = arm_looks([run.algo], LIGHT)[run.algo]
+        look = group_looks([run.algo], LIGHT)[run.algo]
         _draw_outcome(axes[0, 0], run, look, LIGHT)
         _draw_response_length(axes[0, 1], run, look, LIGHT)
         _draw_clip_rate(axes[1, 0], run, look, LIGHT)

@@ -19,14 +19,14 @@ from fspo.files import atomic_path
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours of a background; ``arms`` are those of Okabe and Ito, lightened on dark."""
+    """Colours of a background; ``groups`` are those of Okabe and Ito, lightened on dark."""
 
     name: str
     page: str
     text: str
     muted: str
     grid: str
-    arms: dict[str, str]
+    groups: dict[str, str]
     others: tuple[str, ...]
 
 
@@ -69,13 +69,13 @@ _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Colour and marker of one arm: each tells arms apart on its own."""
+    """Colour and marker of one group: each tells groups apart on its own."""
 
     colour: str
     marker: str
 
 
-def arm_looks(algos: Sequence[str], theme: Theme) -> dict[str, Look]:
+def group_looks(algos: Sequence[str], theme: Theme) -> dict[str, Look]:
     """A look for each algorithm: its own where it has one, the next free colour otherwise."""
     looks: dict[str, Look] = {}
     spare = 0
@@ -83,7 +83,7 @@ def arm_looks(algos: Sequence[str], theme: Theme) -> dict[str, Look]:
         if algo in looks:
             continue
         # A seq_ prefix names the loss behind the algorithm's config key.
-        colour = theme.arms.get(algo.removeprefix("seq_"))
+        colour = theme.groups.get(algo.removeprefix("seq_"))
         if colour is None:
             colour = theme.others[spare % len(theme.others)]
             spare += 1

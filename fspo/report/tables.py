@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.fairness import Interval, LengthReweightingError
-from fspo.report.arms import Arm, Measure, arm_interval, paired_interval, paired_lre_interval
 from fspo.report.common import CommonRecord
+from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_lre_interval
 from fspo.report.runs import PlannedRun, Run
 
 NOT_RUN = "not run"
@@ -25,21 +25,23 @@ class Table:
     rows: list[tuple[str, str, list[str]]]
 
 
-def final_numbers(arms: Sequence[Arm], measures: Sequence[Measure]) -> Table:
-    """Mean over the runs of each arm with a bootstrap interval over seeds."""
+def final_numbers(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table:
+    """Mean over the runs of each group with a bootstrap interval over seeds."""
     rows = []
     for measure in measures:
-        cells = [show_interval(arm_interval(arm, measure), measure.form) for arm in arms]
+        cells = [show_interval(group_interval(group, measure), measure.form) for group in groups]
         if any(cells):
             rows.append((measure.label, measure.meaning, cells))
-    return Table(arm_heads(arms), rows)
+    return Table(group_heads(groups), rows)
 
 
-def paired_differences(arms: Sequence[Arm], measures: Sequence[Measure], starts: npt.NDArray[np.int64]) -> Table | None:
-    """First arm minus each other one over the seeds both have; None where no two arms share a seed."""
-    if len(arms) < 2:
+def paired_differences(
+    groups: Sequence[RunGroup], measures: Sequence[Measure], starts: npt.NDArray[np.int64]
+) -> Table | None:
+    """First group minus each other one over the seeds both have; None where no two groups share a seed."""
+    if len(groups) < 2:
         return None
-    first, others = arms[0], list(arms[1:])
+    first, others = groups[0], list(groups[1:])
     shared = [len(first.by_seed().keys() & other.by_seed().keys()) for other in others]
     if not any(shared):
         return None
@@ -60,7 +62,7 @@ def paired_differences(arms: Sequence[Arm], measures: Sequence[Measure], starts:
 
 
 def common_record_table(records: Sequence[CommonRecord]) -> Table | None:
-    """Debiased LRE of each band (rows) on the records of each arm (columns)."""
+    """Debiased LRE of each band (rows) on the records of each group (columns)."""
     sources = list(dict.fromkeys(record.records for record in records))
     rows = []
     for matched in (False, True):
@@ -74,7 +76,7 @@ def common_record_table(records: Sequence[CommonRecord]) -> Table | None:
 
 
 def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:
-    """Status of every planned run, and of given runs that no grid planned: rows are arms, columns seeds."""
+    """Status of every planned run, and of given runs that no grid planned: rows are groups, columns seeds."""
     status: dict[tuple[str, str], dict[int | None, str]] = {}
     for plan in planned:
         status.setdefault((plan.comparison, plan.algo), {})[plan.seed] = NOT_RUN
@@ -106,9 +108,9 @@ def show_interval(interval: Interval | None, form: str, bold: bool = False) -> s
     return f"*{text}" if bold and interval.excludes_zero else text
 
 
-def arm_heads(arms: Sequence[Arm]) -> list[str]:
-    """Column heads: each arm's algorithm and number of runs."""
-    return [f"{arm.algo} (n = {len(arm.runs)})" for arm in arms]
+def group_heads(groups: Sequence[RunGroup]) -> list[str]:
+    """Column heads: each group's algorithm and number of runs."""
+    return [f"{group.algo} (n = {len(group.runs)})" for group in groups]
 
 
 def show_lre(error: LengthReweightingError, beside: str) -> str:

@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 
 from recipe.fspo.faults.preemption import PREEMPTED, watch_for_warning
 from recipe.fspo.faults.processes import own_run_id
-from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, Job, launch_or_exit
+from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, launch_or_exit
 from recipe.fspo.launch.compose import CONF_DIR, ROOT_CONFIG, choices, compose, first_of_each_sweep, without_flags
+from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform, forked_workers
 from recipe.fspo.launch.run_settings import NotARunError, with_settings_of_run
 

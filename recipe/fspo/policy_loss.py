@@ -63,7 +63,7 @@ def _metrics(output: SequenceLossOutput) -> dict[str, float]:
         [
             clipped.sum() / count,
             output.dual_clipped_B.sum() / count,
-            -output.statistic_B.sum() / length,
+            -output.log_ratio_B.sum() / length,
             (~output.accepted_B & output.valid_B).sum() / count,
         ]
     ).tolist()

@@ -79,7 +79,7 @@ class Recorder:
 
     def add(self, output: SequenceLossOutput) -> None:
         """Add one micro-batch to the mini-batch in progress."""
-        if not torch.isfinite(output.statistic_B[output.valid_B]).all():
+        if not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
             return  # its gradient is not finite either: recipe.fspo.faults.nonfinite stops the run and keeps the batch
         if self._mini_batches:
             truncated_B: torch.Tensor = output.length_B >= self.max_response_length
@@ -89,7 +89,7 @@ class Recorder:
                 for sums, bin_B in zip(self._attribute_sums[-1], self.attribute_bin_BA.unbind(1), strict=True):
                     sums.add_(output, bin_B, truncated_B)
         if self._sequences:
-            columns = (output.statistic_B, output.length_B, output.advantage_B, output.weight_B)
+            columns = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
             self._sequences[-1].append(rows.cpu().numpy())
 

@@ -115,7 +115,7 @@ def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) ->
     clip = compose(
         [*FAIR, "algo=fspo", *found["algos"]["fspo"]["overrides"]]
     ).actor_rollout_ref.actor.policy_loss.clip_high
-    inside = np.abs(sequences.statistic_B) <= clip * np.sqrt(sequences.length_B)
+    inside = np.abs(sequences.log_ratio_B) <= clip * np.sqrt(sequences.length_B)
     assert inside.mean() == pytest.approx(0.8, abs=1 / 400)
     assert found["algos"]["fspo_quantile"]["overrides"] == ["actor_rollout_ref.actor.policy_loss.target_acceptance=0.8"]
 

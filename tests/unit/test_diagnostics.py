@@ -56,7 +56,7 @@ def test_step_metrics_equal_one_pass_over_the_sequences() -> None:
     for output, cut in zip(outputs, truncated, strict=True):
         total.add_(output, cut)
     metrics = step_metrics(total)
-    s = torch.cat([o.statistic_B for o in outputs]).numpy()
+    s = torch.cat([o.log_ratio_B for o in outputs]).numpy()
     length = torch.cat([o.length_B for o in outputs]).numpy()
     accepted = torch.cat([o.accepted_B for o in outputs]).numpy()
     weight = torch.cat([o.weight_B for o in outputs]).numpy()
@@ -180,7 +180,7 @@ def test_outcome_by_length() -> None:
 
 def test_dispersion_from_sums_with_a_given_drift() -> None:
     output = sequences(5)
-    s, length = output.statistic_B.numpy(), output.length_B.numpy()
+    s, length = output.log_ratio_B.numpy(), output.length_B.numpy()
     sums = SequenceSums.zeros().add_(output)
     assert dispersion(sums, -0.01) == pytest.approx(((s + 0.01 * length) / np.sqrt(length)).std())
     assert np.isnan(dispersion(SequenceSums.zeros()))

@@ -105,7 +105,7 @@ def test_diagnostics_follow_their_definitions() -> None:
     log_prob, old, advantages, mask = inputs = batch()
     out = sequence_policy_loss(*inputs, loss)
     S = torch.where(mask, log_prob - old, 0.0).sum(-1).detach()
-    torch.testing.assert_close(out.statistic_B, S)
+    torch.testing.assert_close(out.log_ratio_B, S)
     assert out.length_B.tolist() == mask.sum(-1).tolist() and out.length_B.dtype == torch.int64
     valid, A = mask.any(-1), advantages.sum(-1) / mask.sum(-1).clamp(min=1)
     torch.testing.assert_close(out.advantage_B, A)
@@ -176,7 +176,7 @@ def test_gradcheck(name: str) -> None:
     # Far from every kink: the derivative does not exist at the edges of the band.
     log_prob, old, advantages, mask = batch(seed=3, sequences=12, width=9)
     output = sequence_policy_loss(log_prob, old, advantages, mask, ALGORITHMS[name], STATE)
-    distance = torch.minimum((output.statistic_B - output.lower_B).abs(), (output.statistic_B - output.upper_B).abs())
+    distance = torch.minimum((output.log_ratio_B - output.lower_B).abs(), (output.log_ratio_B - output.upper_B).abs())
     assert float(distance.min()) > 1e-5
 
     def loss_B(x: torch.Tensor) -> torch.Tensor:

@@ -156,7 +156,7 @@ def test_extreme_statistics_give_finite_losses_and_gradients(
     inputs = (old + S / length, old, torch.full_like(old, A), torch.ones(1, length, dtype=torch.bool))
     output, gradient = run(inputs, loss)
     assert bool(torch.isfinite(output.loss_B.detach()).all()) and bool(torch.isfinite(gradient).all())
-    assert float(output.statistic_B) == pytest.approx(S, rel=0.02)
+    assert float(output.log_ratio_B) == pytest.approx(S, rel=0.02)
 
 
 @given(batches(), losses, st.floats(0.1, 3))

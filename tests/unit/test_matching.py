@@ -30,7 +30,7 @@ def run(algo: SequenceLossSettings, seed: int = 0, batch: int = 2000, drift: flo
 
 
 def pairs(output: SequenceLossOutput) -> Sequences:
-    return Sequences.from_pairs(output.statistic_B.numpy(), output.length_B.numpy())
+    return Sequences.from_pairs(output.log_ratio_B.numpy(), output.length_B.numpy())
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -17,14 +17,14 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.records import to_record
 from fspo.report.__main__ import main
-from fspo.report.arms import group_arms, paired_lre_interval
 from fspo.report.attributes import attribute_table
 from fspo.report.build import build_report
 from fspo.report.common import common_records, run_settings
+from fspo.report.groups import group_runs, paired_lre_interval
 from fspo.report.lengths import length_profile, shared_starts
 from fspo.report.run_figure import plot_run
 from fspo.report.runs import Run, load_run
-from fspo.report.style import DARK, LIGHT, arm_looks
+from fspo.report.style import DARK, LIGHT, group_looks
 from fspo.sums import SequenceSums
 
 STEPS = 4
@@ -228,10 +228,10 @@ def test_loading_joins_lines_and_leaves_out_the_first_minibatch(tmp_path: Path) 
 
 def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None:
     runs = [load_run(write_run(tmp_path / a, a, 0)) for a in ("fspo", "seq_rloo", "seq_gspo")]
-    arms = group_arms(runs)
-    assert [arm.algo for arm in arms] == ["fspo", "rloo", "gspo"]
+    groups = group_runs(runs)
+    assert [group.algo for group in groups] == ["fspo", "rloo", "gspo"]
     starts = shared_starts(runs)
-    records = common_records(arms, starts, clip_rate=0.15)
+    records = common_records(groups, starts, clip_rate=0.15)
     assert len(records) == 3 * 3 * 2
     by_key = {(r.band, r.matched, r.records): r.error for r in records}
     own = length_profile([runs[0]], starts=starts)
@@ -240,19 +240,19 @@ def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None
     for source in ("fspo", "rloo", "gspo"):
         assert by_key["fspo", True, source].rate == pytest.approx(0.85, abs=0.005)
         assert by_key["fspo", True, source].lre_debiased < by_key["rloo", True, source].lre_debiased
-    difference = paired_lre_interval(arms[0], arms[1], "symmetric", starts)
+    difference = paired_lre_interval(groups[0], groups[1], "symmetric", starts)
     assert difference is not None and difference.high < 0
 
 
 def test_arms_look_different_on_both_backgrounds() -> None:
     algos = ["fspo", "rloo", "gspo", "fspo_quantile", "new", "newer"]
     for theme in (LIGHT, DARK):
-        looks = arm_looks(algos, theme)
+        looks = group_looks(algos, theme)
         assert len({look.colour for look in looks.values()}) == len(algos)
         assert len({look.marker for look in looks.values()}) == len(algos)
         for look in looks.values():
             assert _contrast(look.colour, theme.page) >= 2.4, "visible against the page"
-    assert dataclasses.asdict(LIGHT)["arms"].keys() == dataclasses.asdict(DARK)["arms"].keys()
+    assert dataclasses.asdict(LIGHT)["groups"].keys() == dataclasses.asdict(DARK)["groups"].keys()
 
 
 def _contrast(first: str, second: str) -> float:
@@ -277,7 +277,7 @@ def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None
         Run(tmp_path / "b", {"algo": "fspo", "seed": 1}, {1: logged((8, 3), (10, 6)), 2: {"other": 1.0}}),
         Run(tmp_path / "c", {"algo": "gspo", "seed": 0}, {1: {"other": 1.0}}),
     ]
-    table = attribute_table(group_arms(runs))
+    table = attribute_table(group_runs(runs))
     assert table is not None
     rows = {(head, why): cells for head, why, cells in table.rows}
     assert rows["ended", "truncated"] == ["80.0% of 20", ""]  # (3 + 5 + 8) / 20
@@ -285,4 +285,4 @@ def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None
     # Shares 2/3 and 1/3, acceptance 0.8 and 0.4 against 2/3 overall: plug-in LRE 0.267, less what noise explains.
     value = float(rows["truncated: LRE", "debiased, symmetric acceptance"][0].split()[0])
     assert 0 < value < 0.267
-    assert attribute_table(group_arms(runs[2:])) is None
+    assert attribute_table(group_runs(runs[2:])) is None

@@ -116,7 +116,7 @@ def test_sums_equal_plain_numpy_over_the_batch(algo: str) -> None:
     output = loss_output(200, algo=algo)
     sums = SequenceSums.zeros().add_(output)
     v = output.valid_B.numpy()
-    s, length, a = output.statistic_B.numpy()[v], output.length_B.numpy()[v], output.advantage_B.numpy()[v]
+    s, length, a = output.log_ratio_B.numpy()[v], output.length_B.numpy()[v], output.advantage_B.numpy()[v]
     low, high, w = output.lower_B.numpy()[v], output.upper_B.numpy()[v], output.weight_B.numpy()[v]
     inside = (s >= low) & (s <= high)
     z = s / np.sqrt(length)
@@ -150,7 +150,7 @@ def test_padding_rows_leave_no_trace() -> None:
 def test_a_runaway_sequence_keeps_the_sums_finite() -> None:
     output = loss_output(4, scale=0.0)
     output = dataclasses.replace(
-        output, statistic_B=torch.full((4,), 500.0), weight_B=torch.full((4,), math.inf), valid_B=torch.ones(4).bool(),
+        output, log_ratio_B=torch.full((4,), 500.0), weight_B=torch.full((4,), math.inf), valid_B=torch.ones(4).bool(),
         length_B=torch.ones(4).long(),
     )  # fmt: skip
     sums = SequenceSums.zeros().add_(output)
@@ -162,8 +162,8 @@ def test_bad_input_is_refused_by_name() -> None:
     output = loss_output(4)
     with pytest.raises(ValueError, match="truncated_B has shape"):
         SequenceSums.zeros().add_(output, torch.zeros(3, dtype=torch.bool))
-    bad = dataclasses.replace(output, statistic_B=torch.full((4,), math.nan), valid_B=torch.ones(4).bool())
-    with pytest.raises(ValueError, match="statistic_B of 4 sequences"):
+    bad = dataclasses.replace(output, log_ratio_B=torch.full((4,), math.nan), valid_B=torch.ones(4).bool())
+    with pytest.raises(ValueError, match="log_ratio_B of 4 sequences"):
         sequence_values(bad)
     with pytest.raises(KeyError, match="no field 'cuont'"):
         SequenceSums.zeros().column("cuont")

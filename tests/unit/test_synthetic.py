@@ -94,7 +94,7 @@ def test_sums_of_bare_statistics_are_those_of_the_loss() -> None:
     log_prob, old, mask = KINDS.log_probs(np.array([3, 40, 17, 40]), 40, np.random.default_rng(3))
     output = sequence_policy_loss(log_prob, old, torch.ones_like(old), mask, ALGORITHMS["fspo"])
     full = SequenceSums.zeros().add_(output)
-    bare = sums_of_statistics(output.statistic_B.numpy(), output.length_B.numpy())
+    bare = sums_of_statistics(output.log_ratio_B.numpy(), output.length_B.numpy())
     for field in ("count", "S", "z_squared", "length", "length_sqrt"):
         torch.testing.assert_close(bare.column(field), full.column(field))
     assert torch.equal(bare.hist_KH, full.hist_KH)

@@ -22,7 +22,7 @@ def test_shares_of_tokens_by_hand() -> None:
     torch.testing.assert_close(output.clipped_high_B[:2], torch.tensor([1 / 3, 0.0]))
     torch.testing.assert_close(output.clipped_low_B[:2], torch.tensor([0.0, 1 / 4]))
     torch.testing.assert_close(output.advantage_B, torch.tensor([1.0, -2.0, 0.0]))
-    torch.testing.assert_close(output.statistic_B[0], ratio[0, :3].log().sum())
+    torch.testing.assert_close(output.log_ratio_B[0], ratio[0, :3].log().sum())
     assert output.valid_B.tolist() == [True, True, False]
     assert output.length_B.tolist() == [3, 4, 0]
     sums = SequenceSums.zeros().add_(output)

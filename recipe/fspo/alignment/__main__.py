@@ -24,13 +24,13 @@ from recipe.fspo.faults.preemption import watch_for_warning
 from recipe.fspo.launch.commands import (
     BAD_INPUT,
     BadInput,
-    Job,
     as_list,
     check_share,
     launch_or_exit,
     split_arguments,
 )
 from recipe.fspo.launch.compose import CONF_DIR, choices
+from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform
 
 FOLDER: Final = "alignment"

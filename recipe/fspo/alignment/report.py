@@ -40,7 +40,7 @@ class Round:
     fold_B: np.ndarray
     bin_B: np.ndarray
     length_B: np.ndarray
-    statistic_B: np.ndarray
+    log_ratio_B: np.ndarray
     advantage_B: np.ndarray
     accepted_OVB: np.ndarray
     held_out_sequences: int
@@ -137,7 +137,7 @@ def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
                 "held_out_sequences": each.held_out_sequences,
                 "repeated_prompts": each.repeated_prompts,
                 "zero_advantage": int((each.advantage_B == 0).sum()),
-                "std_S_over_sqrt_L": float(np.std(each.statistic_B / np.sqrt(each.length_B))),
+                "std_S_over_sqrt_L": float(np.std(each.log_ratio_B / np.sqrt(each.length_B))),
                 "bins": [
                     {
                         "shortest": int(each.length_B[each.bin_B == k].min()),

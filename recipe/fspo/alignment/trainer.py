@@ -138,11 +138,11 @@ class AlignmentTrainer(FSPOTrainer):
         fold_B = self._prompt_of(batch) % self._request.folds
         _, plain = gradient_coefficients(*tensors.values(), _PLAIN)
         valid_B = plain.valid_B.numpy()
-        statistic_B, length_B = plain.statistic_B.numpy(), plain.length_B.numpy()
+        log_ratio_B, length_B = plain.log_ratio_B.numpy(), plain.length_B.numpy()
         bin_B = np.zeros(len(batch), dtype=np.int64)
         bin_B[valid_B] = assign_bins(length_B[valid_B], self._request.bins)
 
-        objectives = self._objectives(Sequences.from_pairs(statistic_B[valid_B], length_B[valid_B]))
+        objectives = self._objectives(Sequences.from_pairs(log_ratio_B[valid_B], length_B[valid_B]))
         unclipped = list(dict.fromkeys(without_clip(objective["settings"]) for objective in objectives))
         plan = GradientPlan(
             folds=self._request.folds,
@@ -175,7 +175,7 @@ class AlignmentTrainer(FSPOTrainer):
             "fold_B": fold_B[valid_B],
             "bin_B": bin_B[valid_B],
             "length_B": length_B[valid_B],
-            "statistic_B": statistic_B[valid_B],
+            "log_ratio_B": log_ratio_B[valid_B],
             "advantage_B": plain.advantage_B.numpy()[valid_B],
             "accepted_OVB": np.stack(accepted_OVB)[..., valid_B].reshape(len(objectives), len(VIEWS), -1),
         }, plan

@@ -76,7 +76,7 @@ def calibrate(
     missing = [algo for algo in algos if algo not in found["algos"]]
     if missing:
         sequences = recorded_sequences(out / found["pilot"])
-        drift = max(0.0, -float(sequences.statistic_B.sum() / sequences.length_B.sum()))
+        drift = max(0.0, -float(sequences.log_ratio_B.sum() / sequences.length_B.sum()))
         for algo in missing:
             matched = match_clip(sequences, _settings(algo, overrides), target_clip_rate, drift)
             found["algos"][algo] = {"overrides": _overrides(matched), "clip_rate_on_pilot": matched.clip_rate}

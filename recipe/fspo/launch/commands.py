@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
 from omegaconf import DictConfig
 
 from recipe.fspo.faults.preemption import PREEMPTED, Preempted
+from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import forked_workers
 
 #: Exit status of a run that failed.
@@ -69,26 +69,6 @@ def check_share(own: Mapping[str, Any], key: str) -> None:
     """Raise BadInput unless the setting lies strictly between 0 and 1."""
     if type(own[key]) not in (int, float) or not 0 < own[key] < 1:
         raise BadInput(f"{key}={own[key]!r} must lie strictly between 0 and 1, such as 0.15")
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a command asks of the launcher, which knows nothing of losses.
-
-    Attributes:
-        modules: Imported by the process that trains, so that they register the trainer that the configuration names;
-            on CPUs the workers are forked with them.
-        problems: Further problems of a configuration, each a sentence.
-        complete: Fills in what follows from other settings, in place, once there are no problems.
-        conclude: Called with the configuration of a run that has finished.
-        resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
-    """
-
-    modules: tuple[str, ...]
-    problems: Callable[[DictConfig], Iterator[str]]
-    complete: Callable[[DictConfig], None]
-    conclude: Callable[[DictConfig], None]
-    resumes: bool = True
 
 
 def launch_or_exit(config: DictConfig, job: Job, kept: str) -> None:

@@ -27,7 +27,7 @@ from recipe.fspo.faults.processes import RUN_ID_VARIABLE, own_run_id
 from recipe.fspo.faults.reaper import Reaper
 from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
 from recipe.fspo.launch import checks, run_folder, run_settings
-from recipe.fspo.launch.commands import Job
+from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import pass_to_ray_workers
 from recipe.fspo.launch.progress import PROGRESS
 

@@ -1,4 +1,4 @@
-"""Runs grouped into arms, and the final numbers of each run."""
+"""Runs grouped into groups, and the final numbers of each run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAST_SHARE: Final = 0.1
 
 
 @dataclass(slots=True)
-class Arm:
+class RunGroup:
     """The runs of one algorithm within one comparison, by seed."""
 
     algo: str
@@ -40,15 +40,15 @@ class Arm:
         return {run.seed: run for run in self.runs if run.seed is not None}
 
 
-def group_arms(runs: Sequence[Run]) -> list[Arm]:
-    """Arms in a fixed order: default before matched, FSPO before the baselines before anything else."""
-    arms: dict[tuple[str, str], Arm] = {}
+def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
+    """Groups in a fixed order: default before matched, FSPO before the baselines before anything else."""
+    groups: dict[tuple[str, str], RunGroup] = {}
     for run in runs:
-        arms.setdefault((run.comparison, run.algo), Arm(run.algo, run.comparison)).runs.append(run)
+        groups.setdefault((run.comparison, run.algo), RunGroup(run.algo, run.comparison)).runs.append(run)
     rank = {algo: index for index, algo in enumerate(_ALGO_ORDER)}
-    for arm in arms.values():
-        arm.runs.sort(key=lambda run: (run.seed is None, run.seed or 0, str(run.path)))
-    return sorted(arms.values(), key=lambda arm: (arm.comparison, rank.get(arm.algo, len(rank)), arm.algo))
+    for group in groups.values():
+        group.runs.sort(key=lambda run: (run.seed is None, run.seed or 0, str(run.path)))
+    return sorted(groups.values(), key=lambda group: (group.comparison, rank.get(group.algo, len(rank)), group.algo))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
 
     Args:
         runs: All runs of the report (their held-out metrics decide on the rows).
-        starts: Length bins shared by all arms, for the LREs.
+        starts: Length bins shared by all groups, for the LREs.
     """
     held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
     measures = [
@@ -118,13 +118,13 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
     ]
 
 
-def arm_interval(arm: Arm, measure: Measure) -> Interval | None:
-    """Mean of a measure over the arm's runs with a bootstrap interval; None if no run has it."""
-    values = [value for run in arm.runs if (value := measure.of(run)) is not None]
+def group_interval(group: RunGroup, measure: Measure) -> Interval | None:
+    """Mean of a measure over the group's runs with a bootstrap interval; None if no run has it."""
+    values = [value for run in group.runs if (value := measure.of(run)) is not None]
     return mean_interval(values) if values else None
 
 
-def paired_interval(first: Arm, second: Arm, measure: Measure) -> Interval | None:
+def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Interval | None:
     """Mean of first - second over the seeds that both have; None if there is no such seed."""
     a, b = first.by_seed(), second.by_seed()
     pairs = [(measure.of(a[seed]), measure.of(b[seed])) for seed in sorted(a.keys() & b.keys())]
@@ -132,7 +132,7 @@ def paired_interval(first: Arm, second: Arm, measure: Measure) -> Interval | Non
     return paired_difference([x for x, _ in known], [y for _, y in known]) if known else None
 
 
-def paired_lre_interval(first: Arm, second: Arm, view: str, starts: npt.NDArray[np.int64]) -> Interval | None:
+def paired_lre_interval(first: RunGroup, second: RunGroup, view: str, starts: npt.NDArray[np.int64]) -> Interval | None:
     """LRE (plug-in) of first - second, resampling seeds and mini-batches; None without length statistics."""
     a, b = first.by_seed(), second.by_seed()
     seeds = [s for s in sorted(a.keys() & b.keys()) if len(a[s].lengths.step_M) and len(b[s].lengths.step_M)]
