@@ -2,4 +2,5 @@
 
 import sys
 
-sys.exit("error: recipe.fspo.audit is now called recipe.fspo.alignment: python -m recipe.fspo.alignment RUN")
+print("error: this command is now called python -m recipe.fspo.alignment", file=sys.stderr)
+sys.exit(2)

@@ -22,7 +22,7 @@ from recipe.fspo.recorder import ATTRIBUTE_BINS
 
 
 def prompt_of(key: str) -> str:
-    """The prompt's identifier in a response's key in TransferQueue, which verl writes as prompt, ``_``, number."""
+    """The prompt's identifier in a response's key in TransferQueue: ``{prompt}_{session}_{index}``."""
     return key.split("_")[0]
 
 

@@ -43,7 +43,7 @@ _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 
 
 def sum_over_ranks(per_rank: list[list[SumArrays]]) -> list[SequenceSums]:
-    """Join what the ranks recorded: entry i of the result holds mini-batch i of the round, on all ranks.
+    """Join what the ranks recorded: entry i of the result holds mini-batch i of the rollout batch, over all ranks.
 
     Raises:
         ValueError: if the ranks recorded different numbers of mini-batches.
@@ -154,7 +154,7 @@ class FSPOTrainer(PPOTrainerSync):
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
-        # verl returns the groups of a round in the order of a set of random identifiers. In the data loader's order,
+        # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
         # runs with one seed form their mini-batches from the same prompts.
         prompt = [self._position.get(prompt_of(key), len(self._position)) for key in batch.keys]
         batch.reorder(sorted(range(len(batch)), key=prompt.__getitem__))

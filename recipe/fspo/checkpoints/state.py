@@ -36,7 +36,7 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
     """Restore what :func:`save_state` wrote, in place.
 
     Raises:
-        ValueError: if the file is damaged, or a part is in the checkpoint and not in the run, or the other way round.
+        ValueError: if the file is damaged, or only one of checkpoint and run has a part.
     """
     path = folder / STATE_FILE
     if not path.exists():

@@ -4,7 +4,7 @@ For a pack of T tokens transformers' ``sdpa`` builds a mask [1, 1, T, T] and com
 them to throw them away; flash-attn, which does not, needs a GPU. Here each sequence is one call: the sum of the squared
 lengths in place of the square of their sum. Importing this module puts it in the place of ``sdpa``, through
 transformers' own registry and in this process only: under a name of its own a checkpoint's ``config.json`` would ask
-for it wherever the model is loaded. Padded batches go the way they went.
+for it wherever the model is loaded. Padded batches are unchanged.
 """
 
 from __future__ import annotations

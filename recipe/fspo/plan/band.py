@@ -70,15 +70,15 @@ def _notes(settings: SequenceLossSettings, length: int, upper: float) -> list[st
     notes = []
     if settings.calibrated:
         notes.append(
-            f"band={settings.band} is measured during training; before the first round it is this sqrt(L) band, and "
-            f"then aims at an acceptance of {settings.target_acceptance:g}"
+            f"band={settings.band} is measured during training; before the first rollout batch it is this sqrt(L) "
+            f"band, and then aims at an acceptance of {settings.target_acceptance:g}"
         )
     if settings.drift == "kl":
         notes.append("the band is centred at the measured drift; the edges above are about it")
     per_length = settings.weight == "length_normalised"
     log_weight = upper / length if per_length else upper
     if log_weight > settings.s_max:
-        notes.append(f"the guard s_max={settings.s_max:g} acts inside the band, at a log-weight of {log_weight:.1f}")
+        notes.append(f"the clamp s_max={settings.s_max:g} acts inside the band, at a log-weight of {log_weight:.1f}")
     if settings.dual_clip is not None:
         notes.append(
             f"dual clip: for A < 0 beyond S = {settings.dual_clip * upper:.2f} ({settings.dual_clip:g} half-widths)"

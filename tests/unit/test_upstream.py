@@ -1,0 +1,329 @@
+"""Everything of verl, Ray, vLLM and others that this project relies on and that is private or undocumented.
+
+This is the list to go through before an upgrade. Each entry says where the name stands upstream, what it has to look
+like, which of our files uses it, and why no public way serves. Installed sources are read as text, nothing is imported,
+so the test also says what moved when the new version cannot be imported here. Public hooks (the loss registry, the
+platform, engine and trainer registries, Hydra's compose, worker extensions) are listed too, marked ``PUBLIC``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLIC = "public hook"
+#: Packages whose names have to be listed when the recipe imports them.
+WATCHED = ("verl", "vllm", "transfer_queue", "transformers", "hydra", "ray")
+
+_BASE = "verl.trainer.ppo.v1.trainer_base"
+_WORKERS = "verl.workers.engine_workers"
+_HYDRA = "public, but Hydra keeps it out of its manual"
+
+
+@dataclass(frozen=True)
+class Name:
+    """A class, function, method (``Class.method``) or attribute assigned in a module.
+
+    Attributes:
+        module: Where it is defined.
+        name: Its name in the module.
+        used_in: Our file, from the repository's root.
+        why: What it is used for, and why nothing public serves; or :data:`PUBLIC`.
+        takes: Parameters that must be among those of the function; None: any.
+    """
+
+    module: str
+    name: str
+    used_in: str
+    why: str
+    takes: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text of a source file upstream that our code looks for, or a value that it repeats."""
+
+    module: str
+    text: str
+    used_in: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.module}: {self.text[:40]}"
+
+
+_TRAINER = "recipe/fspo/trainer.py"
+_ALIGNMENT = "recipe/fspo/alignment/trainer.py"
+_WORKER = "recipe/fspo/worker.py"
+_LIMITS = "fspo/rewards/limits.py"
+
+NAMES = (
+    # ---- the trainer: verl is about to change it and its queue; its asynchronous modes override some of these too
+    Name("verl.trainer.main_ppo", "run_ppo", "recipe/fspo/launch/start.py", PUBLIC, ("config", "task_runner_class")),
+    Name("verl.trainer.main_ppo", "TaskRunnerV1.run", "recipe/fspo/launch/start.py", "its actor class is subclassed"),
+    Name("verl.utils.config", "validate_config", "recipe/fspo/launch/start.py", "verl's own checks before Ray starts"),
+    Name("verl.trainer.ppo.utils", "need_critic", "recipe/fspo/launch/start.py", "an argument of validate_config"),
+    Name("verl.trainer.ppo.utils", "need_reference_policy", "recipe/fspo/launch/start.py", "the same"),
+    Name(_BASE, "register_trainer", _TRAINER, PUBLIC),
+    Name("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync", _TRAINER, "subclassed; trainer_mode 'sync' is set"),
+    Name(_BASE, "PPOTrainer.init", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer.fit", _TRAINER, PUBLIC, ("agent_loop_manager",)),
+    Name(_BASE, "PPOTrainer.on_init_end", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer.on_train_begin", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer.on_step_begin", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer.on_step_end", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer.on_sample_end", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer.on_validate_begin", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer.on_validate_end", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer._build_replay_buffer", _TRAINER, "the poll interval has no setting"),
+    Name("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.poll_interval", _TRAINER, "set after construction"),
+    Name(_BASE, "PPOTrainer._init_resource_pool_mgr", _TRAINER, "our worker class, and a bounded wait for resources"),
+    Name(_BASE, "PPOTrainer._fetch_one_gen_batch", _TRAINER, "the data loader's order of prompts"),
+    Name(_BASE, "PPOTrainer._balance_batch", _TRAINER, "verl orders groups by random ids", ("batch", "metrics")),
+    Name(_BASE, "PPOTrainer._update_actor", _TRAINER, "no hook before and after the update", ("batch", "metrics")),
+    Name(_BASE, "PPOTrainer._save_checkpoint", _TRAINER, "our state must be complete before verl names it"),
+    Name(_BASE, "PPOTrainer._load_checkpoint", _TRAINER, "our state is restored with the weights"),
+    Name(_BASE, "PPOTrainer._shutdown_dump_executor", _ALIGNMENT, "fit() is replaced there"),
+    Name(_BASE, "PPOTrainer.step", _ALIGNMENT, "rollouts and advantages as in training", ("metrics", "timing_raw")),
+    Name("verl.utils.skip.skip_manager", "SkipManager", _ALIGNMENT, "fit() initialises it, and is replaced there"),
+    Name("verl.trainer.ppo.utils", "Role", _TRAINER, "the roles whose worker class is ours"),
+    Name("verl.utils.config", "omega_conf_to_dataclass", _TRAINER, "the typed loss settings, as verl makes them"),
+    Name("verl.workers.rollout.llm_server", "LLMServerManager.get_replicas", _TRAINER, "reseeds vLLM on CPUs"),
+    Name("verl.utils.tracking", "Tracking.logger", _TRAINER, "the run folder is added to verl's loggers"),
+    Name("transfer_queue.metadata", "KVBatchMeta", _TRAINER, "keys, tags and reorder of a batch in TransferQueue"),
+    Name("transfer_queue.metadata", "KVBatchMeta.reorder", _TRAINER, "the same"),
+    Name("transfer_queue.metadata", "KVBatchMeta.select_keys", _ALIGNMENT, "the same"),
+    # ---- workers and losses
+    Name("verl.trainer.ppo.core_algos", "register_policy_loss", "recipe/fspo/policy_loss.py", PUBLIC, ("name",)),
+    Name("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY", "recipe/fspo/policy_loss.py", "verl's own are wrapped"),
+    Name("verl.workers.config.actor", "PolicyLossConfig", "recipe/fspo/config.py", "subclassed for typed settings"),
+    Name("verl.workers.config.actor", "FSDPActorConfig", "recipe/fspo/config.py", "its defaults, to see what was set"),
+    Name(_WORKERS, "ActorRolloutRefWorker", _WORKER, "subclassed"),
+    Name(_WORKERS, "ActorRolloutRefWorker.actor_worker_cls", _WORKER, "class attribute made for it"),
+    Name(_WORKERS, "TrainingWorker", _WORKER, "subclassed"),
+    Name(_WORKERS, "TrainingWorker.train_batch", _WORKER, "where a mini-batch begins and ends", ("data",)),
+    Name(_WORKERS, "TrainingWorker.set_loss_fn", _WORKER, "columns that verl does not hand to a loss", ("loss_fn",)),
+    Name("verl.single_controller.base.decorator", "register", _WORKER, PUBLIC),
+    Name("verl.single_controller.base.decorator", "Dispatch", _WORKER, PUBLIC),
+    Name(
+        "verl.single_controller.base.decorator",
+        "dispatch_lazy_compute_data_proto",
+        "recipe/fspo/alignment/worker.py",
+        "as verl dispatches a mini-batch",
+    ),
+    Name("verl.utils", "tensordict_utils", _WORKER, "reads the metrics of a mini-batch"),
+    Name("verl.workers.utils.padding", "no_padding_2_padding", "recipe/fspo/alignment/worker.py", "as in verl's loss"),
+    Name("verl.workers.utils.padding", "response_from_nested", _ALIGNMENT, "as in verl's trainer"),
+    Name(
+        "verl.workers.engine.base",
+        "BaseEngine.forward_backward_batch",
+        "recipe/fspo/alignment/worker.py",
+        "a gradient without the optimizer's step",
+        ("data", "loss_function", "forward_only"),
+    ),
+    Name(
+        "verl.experimental.reward_loop.reward_manager.naive",
+        "NaiveRewardManager.run_single",
+        "recipe/fspo/reward_manager.py",
+        "verl keeps the response's length in tokens to itself",
+        ("data",),
+    ),
+    Name("verl.protocol", "DataProto", "recipe/fspo/reward_manager.py", PUBLIC),
+    Name(
+        "verl.model_merger.base_model_merger", "ModelMergerConfig", "recipe/fspo/export.py", "the merger as a library"
+    ),
+    Name("verl.model_merger.fsdp_model_merger", "FSDPModelMerger", "recipe/fspo/export.py", "the same"),
+    # ---- CPUs
+    Name("verl.plugin.platform.platform_base", "PlatformBase", "recipe/fspo/cpu/platform.py", PUBLIC),
+    Name("verl.plugin.platform.platform_manager", "PlatformRegistry", "recipe/fspo/cpu/platform.py", PUBLIC),
+    Name("verl.workers.engine.base", "EngineRegistry", "recipe/fspo/cpu/engine.py", PUBLIC),
+    Name(
+        "verl.workers.engine.fsdp.transformer_impl",
+        "FSDPEngineWithLMHead",
+        "recipe/fspo/cpu/engine.py",
+        "registered for one more device",
+    ),
+    Name(
+        "verl.workers.rollout.vllm_rollout.utils",
+        "vLLMColocateWorkerExtension._update_weights",
+        "recipe/fspo/cpu/vllm_worker.py",
+        "tensors are copied out of shared memory; recipe/fspo/cpu/patches.py has the other departures",
+        ("weights",),
+    ),
+    Name(
+        "vllm.model_executor.layers.utils",
+        "dispatch_cpu_unquantized_gemm",
+        "recipe/fspo/cpu/patches.py",
+        "packs weights that verl has to update",
+        ("layer", "remove_weight"),
+    ),
+    Name("transformers.modeling_utils", "AttentionInterface", "recipe/fspo/cpu/attention.py", PUBLIC),
+    Name("transformers.masking_utils", "AttentionMaskInterface", "recipe/fspo/cpu/attention.py", PUBLIC),
+    Name("transformers.masking_utils", "sdpa_mask", "recipe/fspo/cpu/attention.py", "called for padded batches"),
+    Name(
+        "transformers.integrations.sdpa_attention",
+        "sdpa_attention_forward",
+        "recipe/fspo/cpu/attention.py",
+        "called for each sequence of a pack",
+    ),
+    Name("ray._private.workers.default_worker", "parser", "recipe/fspo/cpu/fork_server.py", "imported before a fork"),
+    # ---- Hydra
+    Name("hydra.compose", "compose", "recipe/fspo/launch/compose.py", PUBLIC),
+    Name("hydra.initialize", "initialize_config_dir", "recipe/fspo/launch/compose.py", PUBLIC),
+    Name("hydra.core.global_hydra", "GlobalHydra", "recipe/fspo/launch/compose.py", "composing inside a Hydra job"),
+    Name("hydra.core.hydra_config", "HydraConfig", "recipe/fspo/launch/run_settings.py", PUBLIC),
+    Name("hydra.core.override_parser.overrides_parser", "OverridesParser", "recipe/fspo/launch/compose.py", _HYDRA),
+    Name("hydra.core.override_parser.types", "Override", "recipe/fspo/launch/run_settings.py", _HYDRA),
+    Name("hydra.errors", "HydraException", "recipe/fspo/main.py", PUBLIC),
+    # ---- math-verify and SymPy: arithmetic without bounds is given limits
+    Name("math_verify.parser", "normalize_latex", _LIMITS, "a response's text, before it is parsed"),
+    Name("math_verify.parser", "latex2sympy", _LIMITS, "imported there; the same"),
+    Name("math_verify.parser", "parse_expr", _LIMITS, "imported there; the same"),
+    Name("sympy.core.numbers", "Integer._eval_power", _LIMITS, "powers"),
+    Name("sympy.core.numbers", "Rational._eval_power", _LIMITS, "powers"),
+    Name("sympy.core.evalf", "mpf_pow", _LIMITS, "imported there; powers of floats"),
+    Name("sympy.core.evalf", "mpf_pow_int", _LIMITS, "the same"),
+    Name("sympy.functions.combinatorial.factorials", "factorial.eval", _LIMITS, "large arguments"),
+    Name("sympy.functions.combinatorial.factorials", "factorial2.eval", _LIMITS, "large arguments"),
+    Name("sympy.functions.combinatorial.factorials", "binomial.eval", _LIMITS, "large arguments"),
+    Name("sympy.functions.combinatorial.numbers", "harmonic.eval", _LIMITS, "large arguments"),
+    Name("sympy.concrete.summations", "eval_sum_direct", _LIMITS, "long sums"),
+    Name("sympy.concrete.products", "Product._eval_product_direct", _LIMITS, "long products"),
+    # ---- Ray
+    Name("ray.util.scheduling_strategies", "NodeAffinitySchedulingStrategy", "recipe/fspo/faults/watchdog.py", PUBLIC),
+)
+
+TEXTS = (
+    # ---- layouts that we read
+    Text(
+        "verl.trainer.ppo.v1.agent_loop_tq", '{uid}_{session_id}_{i}"', "recipe/fspo/outcomes.py", "keys of responses"
+    ),
+    Text("verl.trainer.ppo.v1.agent_loop_tq", "reward_extra_info", "recipe/fspo/outcomes.py", "what a reward returned"),
+    Text(
+        "verl.utils.checkpoint.fsdp_checkpoint_manager",
+        'f"extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"',
+        "recipe/fspo/checkpoints/integrity.py",
+        "names of a checkpoint's files",
+    ),
+    Text(_BASE, "latest_checkpointed_iteration.txt", "recipe/fspo/checkpoints/integrity.py", "the tracker"),
+    Text(_BASE, "async_save", "recipe/fspo/launch/checks.py", "with it the tracker is not written"),
+    # ---- constants that we repeat, because verl waits without a limit
+    Text("verl.single_controller.ray.base", "max_colocate_count=3", "recipe/fspo/faults/resources.py", "CPUs per rank"),
+    # ---- words of errors, from which a death is named
+    Text("ray.exceptions", '\\tclass_name: {cause.class_name}"', "recipe/fspo/faults/errors.py", "which actor died"),
+    Text("ray.exceptions", '\\tpid: {cause.pid}"', "recipe/fspo/faults/errors.py", "its process"),
+    Text("vllm.v1.engine.utils", "Engine core initialization failed", "recipe/fspo/faults/errors.py", "start-up"),
+    # ---- titles of processes, by which they are named
+    Text("ray._private.worker", "ray._raylet.setproctitle", "recipe/fspo/faults/processes.py", "ray::CLASS"),
+    Text(
+        "vllm.v1.engine.core", "set_process_title(process_title)", "recipe/fspo/faults/processes.py", "VLLM::EngineCore"
+    ),
+    Text(
+        "verl.workers.engine.fsdp.transformer_impl",
+        "CPUOffloadPolicy(pin_memory=True)",
+        "recipe/fspo/cpu/patches.py",
+        "pinning needs an accelerator",
+    ),
+    Text("verl.utils.distributed", "cpu:gloo", "recipe/fspo/cpu/patches.py", "names the device twice on a CPU"),
+)
+
+
+@functools.cache
+def source_of(module: str) -> Path:
+    """The file of an installed module; only its top package may be imported to find it."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    assert spec is not None, f"{top} is not installed"
+    assert spec.submodule_search_locations, f"{top} is not a package"
+    path = Path(spec.submodule_search_locations[0]).joinpath(*rest)
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    raise AssertionError(f"the module {module} is gone")
+
+
+@functools.cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(source_of(module).read_text(encoding="utf-8"))
+
+
+def attributes_of(body: list[ast.stmt]) -> dict[str, ast.AST]:
+    """What a module or class defines: functions, classes, assignments, and ``self.name = ...`` in ``__init__``."""
+    found: dict[str, ast.AST] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found[node.name] = node
+            if node.name == "__init__":
+                for target in ast.walk(node):
+                    if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store):
+                        found.setdefault(target.attr, target)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name):
+                    found[target.id] = node
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: node for alias in node.names}
+        elif isinstance(node, ast.If | ast.Try):
+            found |= attributes_of(node.body)
+    return found
+
+
+def definition(entry: Name) -> ast.AST:
+    body = tree_of(entry.module).body
+    node: ast.AST | None = None
+    for part in entry.name.split("."):
+        node = attributes_of(body).get(part)
+        if node is None and not (source_of(entry.module).parent / f"{part}.py").is_file():
+            raise AssertionError(
+                f"{entry.module} no longer defines {entry.name}, which {entry.used_in} uses: {entry.why}"
+            )
+        body = node.body if isinstance(node, ast.ClassDef) else []
+    return node or ast.Module()
+
+
+@pytest.mark.parametrize("entry", NAMES, ids=str)
+def test_the_name_is_still_there(entry: Name) -> None:
+    node = definition(entry)
+    if entry.takes is not None:
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        taken = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+        assert set(entry.takes) <= taken, f"{entry} takes {sorted(taken)} now; {entry.used_in}: {entry.why}"
+    own = (ROOT / entry.used_in).read_text(encoding="utf-8")
+    assert entry.name.rpartition(".")[2] in own or entry.module in own, f"{entry.used_in} no longer uses {entry}"
+
+
+@pytest.mark.parametrize("entry", TEXTS, ids=str)
+def test_the_text_is_still_there(entry: Text) -> None:
+    assert entry.text in source_of(entry.module).read_text(encoding="utf-8"), f"{entry.used_in}: {entry.why}"
+    assert (ROOT / entry.used_in).is_file()
+
+
+def test_whatever_the_recipe_imports_is_listed() -> None:
+    listed = {part for entry in NAMES for part in entry.name.split(".")} | {entry.module for entry in NAMES}
+    missing = []
+    for path in sorted((ROOT / "recipe").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in WATCHED:
+                missing += [
+                    f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+                    for alias in node.names
+                    if alias.name not in listed
+                ]
+    assert missing == [], "add what is private or undocumented to NAMES, with the reason"
+
+
+def test_a_name_that_moves_is_named() -> None:
+    gone = Name(_BASE, "PPOTrainer._no_such_method", _TRAINER, "a test")
+    with pytest.raises(AssertionError, match=r"trainer_base no longer defines PPOTrainer\._no_such_method"):
+        definition(gone)
+    with pytest.raises(AssertionError, match=r"the module verl\.trainer\.nowhere is gone"):
+        source_of("verl.trainer.nowhere")
