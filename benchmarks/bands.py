@@ -15,19 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.pages import markdown
-from fspo.calibration import BandController, drift_per_token
-from fspo.fairness.bins import equal_mass_starts, merge_bins
-from fspo.fairness.lre import length_reweighting_error
-from fspo.losses import ALGORITHMS
-from fspo.sums import SequenceSums
-from fspo.synthetic import (
+from benchmarks.synthetic import (
     TokenKinds,
     gaussian_acceptance,
     gaussian_log_ratios,
     measured_acceptance,
-    sums_of_statistics,
-    uneven_round,
+    sums_of_log_ratios,
+    uneven_rollout_batch,
 )
+from fspo.calibration import BandController, drift_per_token
+from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.losses import ALGORITHMS
+from fspo.sums import SequenceSums
 from fspo.types import Band, BandState, SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
@@ -96,14 +95,14 @@ def drift_table(batch: int = 128, repeats: int = 2000, seed: int = 0) -> str:
 def calibration_table(seed: int = 0, burn_in: int = 8) -> str:
     """LRE at equal acceptance: constant clip values chosen in hindsight against bands calibrated causally."""
     rows: list[Sequence[str]] = [
-        ("sequences a round", "target", "band", "acceptance", "LRE", "LRE debiased", "acceptance by bin, short to long")
+        ("sequences a batch", "target", "band", "acceptance", "LRE", "LRE debiased", "acceptance by bin, short to long")
     ]
     for batch, rounds in ((64, 200), (512, 25)):
         rng = np.random.default_rng(seed)
-        run = [uneven_round(rng, batch) for _ in range(burn_in + rounds)]
+        run = [uneven_rollout_batch(rng, batch) for _ in range(burn_in + rounds)]
         counted = [part for parts in run[burn_in:] for part in parts[1:]]
         S_B, L_B = (np.concatenate(column) for column in zip(*counted, strict=True))
-        all_sums = sums_of_statistics(S_B, L_B)
+        all_sums = sums_of_log_ratios(S_B, L_B)
         starts = equal_mass_starts(all_sums.column("count").numpy(), 8)
         total = merge_bins(all_sums.column("count").numpy(), starts)
         for target in (0.85, 0.9):
@@ -123,7 +122,7 @@ def calibration_table(seed: int = 0, burn_in: int = 8) -> str:
                         name,
                         f"{accepted.sum() / total.sum():.3f}",
                         f"{error.lre:.4f}",
-                        f"{error.lre_debiased:.4f}",
+                        f"{error.debiased.value:.4f}",
                         " ".join(f"{rate:.2f}".lstrip("0") for rate in accepted / total),
                     )
                 )
@@ -147,8 +146,8 @@ def _accepted(run: list[Round], burn_in: int, settings: SequenceLossSettings) ->
         for index, (S_B, L_B) in enumerate(parts):
             if number >= burn_in and index > 0:
                 inside = measured_acceptance(S_B, L_B, settings, controller.state.at_mini_batch(index))
-                result += sums_of_statistics(S_B[inside], L_B[inside])
-        controller.update([sums_of_statistics(*part) for part in parts])
+                result += sums_of_log_ratios(S_B[inside], L_B[inside])
+        controller.update([sums_of_log_ratios(*part) for part in parts])
     return result
 
 

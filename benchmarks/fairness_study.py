@@ -24,13 +24,9 @@ from benchmarks.pages import replace_section
 from fspo.acceptance import acceptance_counts
 from fspo.calibration import BandController
 from fspo.clipping import acceptance_band
-from fspo.fairness import (
-    equal_mass_starts,
-    length_reweighting_error,
-    merge_bins,
-    pooled_difference,
-)
-from fspo.fairness.lre import Array, plain_lre
+from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bins, plain_lre
+from fspo.fairness.bootstrap import pooled_difference
+from fspo.fairness.interval import Array
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
@@ -158,7 +154,7 @@ def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
         effective = merge_bins(np.concatenate([part[2] for part in parts]), starts)
     error = length_reweighting_error(np.minimum(accepted, total), total, effective=effective)
     return (
-        f"{error.lre_debiased:.3f} [{error.ci_low:.3f}, {error.ci_high:.3f}] "
+        f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}] "
         f"(floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
     )
 

@@ -15,6 +15,7 @@ TransferQueue.
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import pickle
 import statistics
@@ -26,6 +27,7 @@ from typing import Any
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -33,6 +35,7 @@ from benchmarks.loss import Batch, verl_losses
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.records import to_record
 from fspo.rewards import status_rates
 from fspo.sums import SequenceSums
 from recipe.fspo.launch.compose import compose
@@ -131,7 +134,7 @@ def _worker_parts(sequences_per_rank: int) -> list[Part]:
 
 def _driver_parts(sequences: int, folder: str) -> list[Part]:
     from recipe.fspo.launch.run_folder import RunLog
-    from recipe.fspo.trainer import sum_over_ranks
+    from recipe.fspo.recorder import MiniBatch, join_ranks
 
     batch = Batch.random(sequences // RANKS // MINI_BATCHES, WIDTH, "cpu")
     output = sequence_policy_loss(
@@ -139,8 +142,8 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
     )
     sums = SequenceSums.zeros().add_(output)
     # Copies, since pickle writes an object that it meets again as a reference.
-    ranks = [[tuple(a.copy() for a in sums.to_numpy()) for _ in range(MINI_BATCHES)] for _ in range(RANKS)]
-    joined = sum_over_ranks(ranks)
+    ranks = [[MiniBatch(copy.deepcopy(sums), [], np.empty((4, 0))) for _ in range(MINI_BATCHES)] for _ in range(RANKS)]
+    joined = [mini_batch.sums for mini_batch in join_ranks(ranks)]
     diagnostics = LengthDiagnostics(bins=8, window=WINDOW_STEPS)
     for _ in range(WINDOW_STEPS):
         diagnostics.update(joined)
@@ -162,7 +165,7 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
         Part(
             "sums of 8 ranks: pickled, unpickled, added",
             "driver",
-            lambda: sum_over_ranks([pickle.loads(pickle.dumps(rank, protocol=5)) for rank in ranks]),
+            lambda: join_ranks([pickle.loads(pickle.dumps(rank, protocol=5)) for rank in ranks]),
             1,
         ),
         Part(
@@ -175,7 +178,7 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
 
 
 def _write(log: Any, joined: list[SequenceSums], metrics: dict[str, float]) -> None:
-    log.record_mini_batches(1, joined)
+    log.append("length_stats.jsonl", [to_record(sums, step=1, minibatch=i) for i, sums in enumerate(joined)])
     log.log(metrics, 1)
 
 

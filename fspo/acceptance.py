@@ -1,6 +1,6 @@
-"""Which acceptance: the definitions ("views") under which a sequence counts as accepted. Defined here.
+"""The definitions ("views") of when a sequence counts as accepted. Defined here.
 
-No claim about fairness should rest on one of them; diagnostics and reports give all.
+No claim about fairness should rest on one view alone; diagnostics and reports give all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VIEWS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Accepted and all, [mini-batch, bin]; ``effective`` is the number of sequences that masses are worth."""
+    """Accepted and all, [mini-batch, bin]; ``effective`` is the effective number of sequences of importance masses."""
 
     accepted: Array
     total: Array

@@ -1,7 +1,7 @@
 """Fairness by other attributes than length: the same sums and errors over the bins of any attribute of a sequence.
 
-The paper names this as an outlook; the attributes, their bins and the metrics are defined here. A run logs those that
-``fspo.attributes`` names (:data:`NAMES`); any other one works for an analysis of one's own.
+The paper names this as future work; the attributes, their bins and the metrics are defined here. A run logs those of
+:data:`NAMES` that its setting ``fspo.attributes`` lists. Your own analysis may define any other :class:`Attribute`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Attribute:
 
     Attributes:
         name: As it appears in the names of metrics.
-        edges: For a number: the inner edges e_1 < ... < e_n of the n + 1 bins; a value equal to an edge lies above it.
-        categories: For a name: the names, one bin each. Exactly one of ``edges`` and ``categories`` is given.
+        edges: Of an attribute that is a number: the inner edges e_1 < ... < e_n of the n + 1 bins. A value equal to an
+            edge belongs to the bin above it.
+        categories: Of an attribute that is a name: the names, one bin each. Exactly one of the two must be given.
 
     Raises:
         ValueError: If not exactly one of the two is given, edges do not increase, or categories repeat.
@@ -116,7 +117,7 @@ def bin_batch(
 
     Args:
         names: Of :data:`NAMES`.
-        reward_B: Reward of each sequence, in [0, 1] for the bins of ``difficulty`` and ``reward_dispersion`` to fit.
+        reward_B: Reward of each sequence; the bins of ``difficulty`` and ``reward_dispersion`` are made for [0, 1].
         group_B: Any integer that names the group (prompt) of each sequence; groups must be whole.
         truncated_B: bool, true where the response was cut at the maximum length.
         data_source_B: Name of the data set that each prompt comes from.
@@ -157,7 +158,7 @@ class AttributeSums:
     def add_(
         self, output: SequenceLossOutput, bin_B: torch.Tensor, truncated_B: torch.Tensor | None = None
     ) -> AttributeSums:
-        """Add one micro-batch in place, with the bin of each row (:meth:`Attribute.bin_of`); padding is left out.
+        """Add one micro-batch in place, except its padding; ``bin_B`` holds the bin of each row.
 
         Raises:
             ValueError: If ``bin_B`` does not have one entry per row, or as in :func:`fspo.sums.sequence_values`.
@@ -180,7 +181,7 @@ def attribute_metrics(parts: Sequence[AttributeSums], resamples: int = 200) -> d
     """Acceptance by the attribute's bins and its error, under the names of :data:`fspo.diagnostics.METRICS`.
 
     Args:
-        parts: Sums of each mini-batch but the first of its round, all of one attribute.
+        parts: Sums by one attribute, of each mini-batch but the first of its rollout batch.
         resamples: Of the bootstrap.
 
     Returns:
@@ -198,7 +199,7 @@ def attribute_metrics(parts: Sequence[AttributeSums], resamples: int = 200) -> d
     total_G: npt.NDArray[np.float64] = counts.total.sum(0)
     metrics = {
         f"{head}/lre": error.lre,
-        f"{head}/lre_debiased": error.lre_debiased,
+        f"{head}/lre_debiased": error.debiased.value,
         f"{head}/noise_floor": error.noise_floor,
     }
     for label, rate, count in zip(attribute.labels, error.rate_K, total_G, strict=True):

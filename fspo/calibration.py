@@ -1,11 +1,12 @@
-"""Measuring, round by round, where the acceptance bands should lie: drift, dispersion and quantile widths.
+"""Measuring where the acceptance bands should lie: drift, dispersion and quantile widths.
 
-The bands with ``drift="kl"``, ``band="adaptive"`` or ``band="quantile"`` depend on statistics of whole mini-batches
-over all ranks. A worker sees one micro-batch, so these statistics are *causal*: the driver estimates them from the sums
-(:class:`fspo.sums.SequenceSums`) of past rounds and sends a :class:`~fspo.types.BandState` before the next update.
+The bands with ``drift="kl"``, ``band="adaptive"`` or ``band="quantile"`` depend on whole mini-batches over all ranks,
+and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
+(:class:`fspo.sums.SequenceSums`) of past rollout batches and sends a :class:`~fspo.types.BandState` before the next
+update.
 
-Everything here is defined here, not taken from the paper (arXiv 2509.09177), of which only the abstract, the
-introduction and summaries were at hand. ``docs/algorithms.md`` gives the measurements behind the choices.
+All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the abstract, the
+introduction and summaries were available. ``docs/algorithms.md`` gives the measurements behind the choices.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ _MAGNITUDE: Final[Array] = _Z[ZERO_CELL + 1 :]
 _CELLS: Final = _MAGNITUDE.size - 1
 _POINTS_PER_CELL: Final = 8
 _REACH: Final = 8
-"""A local quantile borrows from at most this many fine bins (one octave of length) on either side."""
+"""A local quantile takes in at most this many fine bins (one octave of length) on either side."""
 _PRIOR_COUNT: Final = 20.0
-"""The pooled quantile enters a local one with the weight of this many sequences."""
+"""The pooled quantile counts as much as this many sequences in a local quantile."""
 
 
 def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
     r"""Estimate of kl, the drift per token with its sign changed: ``max(0, -sum S / sum L)``.
 
-    Since S is the log ratio under samples of pi_old, ``-sum S / sum L`` estimates KL(pi_old || pi) per token without
-    bias and without assuming a distribution, and it is what centring needs: the mean of S itself. The alternatives fail
-    where centring matters, at long lengths: half the second moment (k2) has a relative bias of about kl * L / 2, and
-    exp(S) - 1 - S (k3) an exponential variance. The estimate is noisy in units of kl, but an error of one standard
-    deviation moves the centre by only about 1/sqrt(n) of a band half-width.
+    S is measured on samples of pi_old, so ``-sum S / sum L`` estimates KL(pi_old || pi) per token without bias and
+    without assuming a distribution. It is also what the centre of the band needs, the mean of S itself. The
+    alternatives fail for long sequences, where the centre matters: half the second moment (k2) has a relative bias of
+    about kl * L / 2, and the variance of exp(S) - 1 - S (k3) grows exponentially. The estimate is noisy relative to kl,
+    but an error of one standard deviation moves the centre by only about 1/sqrt(n) of a band half-width.
 
     Args:
         log_ratio_sum: Sum of S over the sequences.
@@ -59,14 +60,14 @@ def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
 def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: float) -> tuple[float, ...]:
     """Half-width of the band for S / sqrt(L) in every fine length bin, from a histogram of ``|S - drift| / sqrt(L)``.
 
-    For each fine bin, sequences of the nearest bins are pooled until there are ``min_count`` of them, reaching at most
-    one octave of length to either side; the target quantile of those n is then shrunk to the pooled quantile over all
-    lengths (the plain sqrt(L) band) as ``(n * local + 20 * pooled) / (n + 20)``.
+    For each fine bin, the nearest bins are pooled until they hold ``min_count`` sequences, up to one octave of length
+    on either side. The target quantile of those n sequences is then shrunk towards the pooled quantile over all lengths
+    (which alone is the sqrt(L) band): ``(n * local + 20 * pooled) / (n + 20)``.
 
     Args:
         folded_KC: Counts by fine length bin and cell of ``|z|``, see ``_MAGNITUDE``; may be fractional.
         target_acceptance: The quantile, between 0 and 1.
-        min_count: How many sequences a local quantile should rest on.
+        min_count: Sequences wanted for a local quantile.
 
     Returns:
         One half-width per fine bin; empty if there is no data or no dispersion.
@@ -107,7 +108,7 @@ def _fold(sums: SequenceSums, kl: float) -> Array:
         folded: Array = hist[:, ZERO_CELL + 1 :] + hist[:, ZERO_CELL - 1 :: -1]
         folded[:, 0] += hist[:, ZERO_CELL]
         return folded
-    # Each cell becomes a few points spread over it, so that a shift by less than a cell's width is not lost.
+    # Each cell becomes a few points, so that a shift by less than the width of a cell has an effect.
     position = (np.arange(_POINTS_PER_CELL) + 0.5) / _POINTS_PER_CELL
     edges = _Z.copy()
     edges[0], edges[-1] = edges[1], edges[-2]
@@ -122,35 +123,37 @@ def _fold(sums: SequenceSums, kl: float) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
-    """What is kept of one round: totals_M4 = (count, S, z_squared, length) by mini-batch, and the folded histogram."""
+class _Batch:
+    """What is kept of a rollout batch: (count, S, z_squared, length) by mini-batch, and the folded histogram."""
 
     totals_M4: Array
     folded_KC: Array
 
 
 class BandController:
-    """Turns the sums of each finished round into the :class:`~fspo.types.BandState` of the next; lives on the driver.
+    """Turns the sums of a finished rollout batch into the :class:`~fspo.types.BandState` of the next. On the driver.
 
-    Estimates, over the last ``window`` rounds:
+    It estimates, over the last ``window`` rollout batches:
 
-    * drift: :func:`drift_per_token` of each mini-batch position in the round (the first one is 0 by itself, since the
-      policy has not moved), and pooled over the off-policy ones. The centre follows the position: a drift pooled over
-      the round would put the on-policy point S = 0 of the first mini-batch outside the band at long lengths.
-    * dispersion: root mean square of ``(S + L * kl) / sqrt(L)`` over the off-policy mini-batches, about each one's own
-      drift (about 0 with ``drift="none"``, because that is where the band is centred).
-    * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)``, each mini-batch about its own drift (not the
-      one that was in force: a single wild round would then widen the bands for two windows instead of one).
+    * drift: :func:`drift_per_token` by position of the mini-batch in its rollout batch (0 at the first position, where
+      the policy has not moved), and pooled over the off-policy mini-batches. The centre of the band follows the
+      position: with a pooled drift, the on-policy point S = 0 of the first mini-batch would lie outside the band of
+      long sequences.
+    * dispersion: root mean square of ``(S + L * kl) / sqrt(L)`` over the off-policy mini-batches, each about its own
+      drift (about 0 with ``drift="none"``, where the band is centred).
+    * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)``, each mini-batch about its own drift. The
+      drift that was in force at the time would not do: one extreme rollout batch would then widen the bands for two
+      windows instead of one.
 
-    Widths are pooled over the round and do not follow the position: a band that widens with every step within a round
-    would not limit how far the policy moves.
+    Widths are pooled over the rollout batch and do not follow the position. A band that widens with every optimizer
+    step would not limit how far the policy moves.
 
     Args:
         settings: The loss whose bands are calibrated.
-        window: Number of rounds to remember.
-        min_count: Sequences a local quantile should rest on, see :func:`local_half_widths`.
-        on_policy_mini_batches: How many mini-batches at the start of a round have S = 0 and are left out of the widths;
-            0 if even the first one is off-policy.
+        window: Number of rollout batches to remember.
+        min_count: Sequences wanted for a local quantile, see :func:`local_half_widths`.
+        on_policy_mini_batches: How many mini-batches at the start of a rollout batch have S = 0; they are left out of
+            the widths. 0 if even the first one is off-policy.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -174,50 +177,49 @@ class BandController:
         self._settings = settings
         self._min_count = min_count
         self._skip = on_policy_mini_batches
-        self._rounds: deque[_Round] = deque(maxlen=window)
+        self._batches: deque[_Batch] = deque(maxlen=window)
         self._state = BandState()
 
     @property
     def state(self) -> BandState:
-        """The state for the next round; the default before any data."""
+        """The state for the next rollout batch; the default before any data."""
         return self._state
 
     def update(self, mini_batches: Sequence[SequenceSums]) -> BandState:
-        """Take in a finished round and return the state for the next one.
+        """Add a finished rollout batch and return the state for the next one.
 
         Args:
-            mini_batches: The sums of each mini-batch of the round, over all ranks, in the order in which they were used
-                and including the first.
+            mini_batches: The sums over all ranks of each mini-batch, in the order of their use, including the first.
 
         Raises:
-            ValueError: If the round is empty.
+            ValueError: If there is no mini-batch.
         """
         if not mini_batches:
-            raise ValueError("mini_batches is empty: pass the sums of every mini-batch of the round, in order")
+            raise ValueError("mini_batches is empty: pass the sums of every mini-batch of the rollout batch, in order")
         totals_M4 = np.array([[m.total(f) for f in ("count", "S", "z_squared", "length")] for m in mini_batches])
         drifts = self._drifts([totals_M4])
         folded_KC = np.zeros((_K, _CELLS))
         for index, sums in enumerate(mini_batches[self._skip :], self._skip):
             folded_KC += _fold(sums, drifts[index])
-        self._rounds.append(_Round(totals_M4, folded_KC))
+        self._batches.append(_Batch(totals_M4, folded_KC))
         self._state = self._estimate()
         return self._state
 
-    def _drifts(self, rounds: Sequence[Array]) -> tuple[float, ...]:
-        """Drift by position of the mini-batch, zero throughout if the loss has no drift."""
-        positions = max(len(totals) for totals in rounds)
+    def _drifts(self, batches: Sequence[Array]) -> tuple[float, ...]:
+        """Drift by position of the mini-batch; 0 at every position if the loss has no drift."""
+        positions = max(len(totals) for totals in batches)
         if self._settings.drift == "none":
             return (0.0,) * positions
         by_position = np.zeros((positions, 4))
-        for totals in rounds:
+        for totals in batches:
             by_position[: len(totals)] += totals
         return tuple(drift_per_token(row[1], row[3]) for row in by_position)
 
     def _estimate(self) -> BandState:
-        rounds = [r.totals_M4 for r in self._rounds]
-        drifts = self._drifts(rounds)
-        off_policy = np.concatenate([totals[self._skip :] for totals in rounds])
-        kl = np.concatenate([np.array(drifts[self._skip : len(totals)]) for totals in rounds])
+        batches = [batch.totals_M4 for batch in self._batches]
+        drifts = self._drifts(batches)
+        off_policy = np.concatenate([totals[self._skip :] for totals in batches])
+        kl = np.concatenate([np.array(drifts[self._skip : len(totals)]) for totals in batches])
         count, s, z_squared, length = off_policy.T
         squares = float((z_squared + 2 * kl * s + kl**2 * length).sum())
         pooled = drift_per_token(float(s.sum()), float(length.sum())) if self._settings.drift == "kl" else 0.0
@@ -227,7 +229,7 @@ class BandController:
             drift_by_mini_batch=drifts,
             dispersion=(squares / float(count.sum())) ** 0.5 if squares > 0 else None,
             half_width_K=(
-                local_half_widths(np.sum([r.folded_KC for r in self._rounds], axis=0), target, self._min_count)
+                local_half_widths(np.sum([b.folded_KC for b in self._batches], axis=0), target, self._min_count)
                 if self._settings.band == "quantile" and target is not None
                 else ()
             ),
@@ -235,13 +237,14 @@ class BandController:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit after a restart: numbers and numpy arrays only."""
+        # Checkpoints hold the key "rounds", so it keeps its name.
         return {
             "drift": self._settings.drift,
-            "rounds": [{"totals_M4": r.totals_M4.copy(), "folded_KC": r.folded_KC.copy()} for r in self._rounds],
+            "rounds": [{"totals_M4": b.totals_M4.copy(), "folded_KC": b.folded_KC.copy()} for b in self._batches],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` saved; a shorter window keeps the latest rounds.
+        """Restore what :meth:`state_dict` saved; a shorter window keeps the latest rollout batches.
 
         Raises:
             ValueError: If it was saved with another drift setting or another layout of bins.
@@ -251,13 +254,13 @@ class BandController:
                 f"the saved band state was measured with drift={state.get('drift')!r}, this run has "
                 f"drift={self._settings.drift!r}; resume with the same setting, or start from the weights alone"
             )
-        rounds = [_Round(np.array(r["totals_M4"]), np.array(r["folded_KC"])) for r in state["rounds"]]
-        for r in rounds:
-            if r.folded_KC.shape != (_K, _CELLS) or r.totals_M4.ndim != 2 or r.totals_M4.shape[1] != 4:
+        batches = [_Batch(np.array(b["totals_M4"]), np.array(b["folded_KC"])) for b in state["rounds"]]
+        for b in batches:
+            if b.folded_KC.shape != (_K, _CELLS) or b.totals_M4.ndim != 2 or b.totals_M4.shape[1] != 4:
                 raise ValueError(
-                    f"the saved band state has arrays of shape {r.totals_M4.shape} and {r.folded_KC.shape}, expected "
+                    f"the saved band state has arrays of shape {b.totals_M4.shape} and {b.folded_KC.shape}, expected "
                     f"(mini-batches, 4) and {(_K, _CELLS)}; it was written by another version of fspo"
                 )
-        self._rounds.clear()
-        self._rounds.extend(rounds)
-        self._state = self._estimate() if self._rounds else BandState()
+        self._batches.clear()
+        self._batches.extend(batches)
+        self._state = self._estimate() if self._batches else BandState()

@@ -1,7 +1,7 @@
-"""Acceptance bands on the sequence log importance ratio S, as functions of the length L.
+"""Acceptance bands on the sequence log-ratio S, as functions of the length L.
 
-A band is ``[centre - half_low(L), centre + half_high(L)]``. What tells the algorithms apart is how the half-widths
-grow: not at all (sequence-level RLOO), like sqrt(L) (FSPO, arXiv 2509.09177) or like L (GSPO, arXiv 2507.18071).
+A band is ``[centre - half_low(L), centre + half_high(L)]``. The algorithms differ in how the half-widths grow: not at
+all (sequence-level RLOO), like sqrt(L) (FSPO, arXiv 2509.09177) or like L (GSPO, arXiv 2507.18071).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def acceptance_band(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The acceptance band on S for sequences of the given lengths.
 
-    With centre ``mu = -L * kl`` (``drift="kl"``; 0 otherwise), eps and c the clip values:
+    With the centre ``mu = -L * kl`` (``drift="kl"``; otherwise 0), and eps and c the clip values:
 
     ============ ============================================== =====================================
     band         [lower, upper] - mu                            source
@@ -47,15 +47,15 @@ def acceptance_band(
     ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
     ============ ============================================== =====================================
 
-    The half-widths of ``quantile`` are looked up, not interpolated: the fine bins grow by a factor of 2**(1/8), and
-    their values are already smoothed over neighbouring bins (:mod:`fspo.calibration`), so an interpolation would add
-    nothing but a second definition of the band between the bins in which acceptance is counted.
+    The half-widths of ``quantile`` are looked up, not interpolated. The fine bins are narrow (a factor of 2**(1/8)),
+    their values are already smoothed over neighbouring bins (:mod:`fspo.calibration`), and acceptance is counted in the
+    same bins.
 
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift and widths. None, or a state before any data, means no drift and the ``sqrt`` band in
-            place of a calibrated one.
+        state: Measured drift and widths. Before any data (or None) there is no drift, and ``adaptive`` and
+            ``quantile`` are the ``sqrt`` band.
         dtype: Floating type of the result.
 
     Returns:

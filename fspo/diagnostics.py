@@ -1,8 +1,8 @@
 """One training step's diagnostics: a flat dict of metrics from the sums of its mini-batches.
 
-METRICS is the one place that says what each metric means. Everything is computed on the driver from exact sums, so it
-depends on neither the micro-batch split nor the number of ranks. Mini-batch 0 of a round, where S = 0 because the
-policy has not moved, is left out of every statistic but those named ``first_minibatch``.
+METRICS says what each metric means. Everything is computed on the driver from exact sums, so it depends on neither the
+micro-batch split nor the number of ranks. In mini-batch 0 of a rollout batch the policy has not moved and S = 0, so it
+is left out of all metrics but those named ``first_minibatch``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METRICS: Final[dict[str, str]] = {
     "fspo/clip_active_frac": "share whose gradient the clip removed (clip_high_frac + clip_low_frac)",
     "fspo/clip_high_frac": "share with S above the band and A > 0",
     "fspo/clip_low_frac": "share with S below the band and A < 0",
-    "fspo/overflow_frac": "share with S above the loss's guard S_max",
+    "fspo/overflow_frac": "share with a log-weight above the log-ratio clamp s_max",
     "fspo/dual_clip_frac": "share whose gradient the dual clip removed",
     "fspo/truncated_frac": "share cut at the maximum response length",
     "fspo/advantage_zero_frac": "share with A = 0 (groups without dispersion)",
@@ -104,11 +104,11 @@ class LengthDiagnostics:
         """Metrics of one step.
 
         Args:
-            minibatches: Sums of each mini-batch of the round in order, over all ranks; the first has S = 0.
+            minibatches: Sums over all ranks of each mini-batch of the rollout batch, in order; the first has S = 0.
 
         Returns:
-            Metrics by name (see METRICS). A statistic that is undefined (a mean of nothing, the LRE where nothing was
-            accepted) is absent rather than nan. A round of a single mini-batch has no acceptance statistics.
+            Metrics by name (see METRICS). An undefined metric (a mean of nothing, the LRE where nothing was accepted)
+            is absent rather than nan. A rollout batch of a single mini-batch has no acceptance statistics.
 
         Raises:
             ValueError: If there is no mini-batch.
@@ -135,7 +135,7 @@ class LengthDiagnostics:
         """Mean of a per-sequence outcome, such as reward or accuracy, by the window's length bins.
 
         Args:
-            name: Of the outcome, as it shall appear in the metric's name.
+            name: Of the outcome, as it appears in the name of the metric.
             value_B: One value per sequence of the step's batch.
             length_B: Response lengths; sequences of length 0 are left out.
         """
@@ -168,12 +168,12 @@ class LengthDiagnostics:
             )
             metrics[f"fspo/lre{suffix}"] = error.lre
             if view in ("symmetric", "active", "mass"):
-                metrics[f"fspo/lre{suffix}_debiased"] = error.lre_debiased
+                metrics[f"fspo/lre{suffix}_debiased"] = error.debiased.value
             if view == "symmetric":
                 metrics |= {
                     "fspo/lre_max": error.lre_max,
-                    "fspo/lre_ci_low": error.ci_low,
-                    "fspo/lre_ci_high": error.ci_high,
+                    "fspo/lre_ci_low": error.debiased.low,
+                    "fspo/lre_ci_high": error.debiased.high,
                     "fspo/lre_noise_floor": error.noise_floor,
                 }
                 for j in range(len(starts)):
@@ -187,7 +187,7 @@ class LengthDiagnostics:
         return {"window": [[part.state_dict() for part in step] for step in self._window]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the window (its newest steps, if it was longer than this one's).
+        """Restore the window; of a longer one, its newest steps.
 
         Raises:
             ValueError: If the sums were saved with another layout.
@@ -241,13 +241,13 @@ def step_metrics(sums: SequenceSums) -> dict[str, float]:
 
 
 def dispersion(sums: SequenceSums, drift_per_token: float | None = None) -> float:
-    """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, mu the drift per token. Defined here.
+    """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, with mu the drift per token. Defined here.
 
-    Computed from sums alone, since (S - mu L)^2 / L = z^2 - 2 mu S + mu^2 L.
+    The sums are enough to compute it, since (S - mu L)^2 / L = z^2 - 2 mu S + mu^2 L.
 
     Args:
         sums: Of any set of sequences.
-        drift_per_token: mu (nats per token); None takes sum(S) / sum(L).
+        drift_per_token: mu (nats per token); None means sum(S) / sum(L).
 
     Returns:
         sigma_hat in nats per sqrt(token); nan for no sequence.
@@ -286,7 +286,7 @@ def _bin_metrics(sums: SequenceSums, starts: npt.NDArray[np.int64]) -> dict[str,
 
 
 def _cell_values() -> Array:
-    """A value of z to stand for each histogram cell: the geometric middle; the inner edge of the overflow cells."""
+    """One value of z for each histogram cell: its geometric middle, or the inner edge of the overflow cells."""
     edges = Z_EDGES.numpy()
     low, high = edges[:-1], edges[1:]
     with np.errstate(invalid="ignore"):

@@ -1,7 +1,7 @@
 """Accuracy of a policy from scored generations: avg@k, pass@k and bootstrap intervals, per data set and by length.
 
-Input are records, one per generated response; how they were generated does not matter. All intervals resample problems
-(with all their responses), the unit that is drawn at random: responses to one problem are not independent.
+The input is one record per generated response. Responses to one problem are not independent, so all intervals resample
+whole problems.
 
 `python -m fspo.evaluation RECORDS.jsonl [...] [--json FILE]` prints the tables.
 """
@@ -15,21 +15,16 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
+from fspo.fairness.bootstrap import ratio_interval
 from fspo.files import write_json
 
 __all__ = [
-    "Estimate",
     "Record",
     "avg_at_k",
-    "bootstrap",
     "conclude_evaluation",
     "evaluate",
     "format_table",
@@ -56,20 +51,11 @@ class Record:
             raise ValueError(f"response_length={self.response_length} of {self.problem_id} is negative")
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A value with its confidence interval; the interval is NaN where a single problem leaves nothing to resample."""
-
-    value: float
-    low: float
-    high: float
-
-
 def read_records(path: Path) -> list[Record]:
     """Records of a JSONL file with the keys data_source, problem_id, response_length and score.
 
-    A key `acc` is preferred to `score`, which may hold a shaped reward; so verl's dumps of validation generations can
-    be read as they are if the reward function reports these keys. Other keys are ignored.
+    A key `acc` is preferred to `score`, which may hold a shaped reward. So verl's dumps of validation generations can
+    be read directly if the reward function reports these keys. Other keys are ignored.
 
     Raises ValueError naming file, line and key for a line that is not such a record, and for a file without records.
     """
@@ -116,55 +102,6 @@ def avg_at_k(scores: Sequence[float]) -> float:
     return math.fsum(scores) / len(scores)
 
 
-def bootstrap(
-    sums: npt.ArrayLike, counts: npt.ArrayLike, n_resamples: int = 10_000, confidence: float = 0.95, seed: int = 0
-) -> Estimate:
-    """Ratio of sums over problems, `sum_p sums[p] / sum_p counts[p]`, with a bootstrap interval.
-
-    With counts of 1 this is a mean over problems. Whole problems are resampled; resamples in which no count is left
-    do not enter the interval. It is the expanded percentile interval of Hesterberg 2015 (The American Statistician
-    69:4, section 3.6), which widens the tails by `sqrt(n/(n-1)) t_{n-1} / z`: the plain one covers too little for 30
-    problems. Where all problems have one value the interval has no width; it says nothing then.
-
-    Args:
-        sums, counts: (n_problems,), counts not negative.
-
-    Raises:
-        ValueError: no problem, or counts that sum to 0.
-    """
-    sums_p, counts_p = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-    if sums_p.shape != counts_p.shape or sums_p.ndim != 1 or counts_p.sum() <= 0:
-        raise ValueError(
-            f"need one sum and count per problem, some count positive; got {sums_p.shape}, {counts_p.shape}"
-        )
-    value = float(sums_p.sum() / counts_p.sum())
-    n = len(sums_p)
-    if n < 2:
-        return Estimate(value, math.nan, math.nan)
-    rng = np.random.default_rng(seed)
-    ratios: list[npt.NDArray[np.float64]] = []
-    chunk = max(1, 4_000_000 // n)
-    for start in range(0, n_resamples, chunk):
-        index = rng.integers(n, size=(min(chunk, n_resamples - start), n))
-        denominators = counts_p[index].sum(axis=1)
-        kept = denominators > 0
-        ratios.append(sums_p[index].sum(axis=1)[kept] / denominators[kept])
-    tail = NormalDist().cdf(math.sqrt(n / (n - 1)) * _t_quantile((1.0 - confidence) / 2.0, n - 1))
-    low, high = np.quantile(np.concatenate(ratios), [tail, 1.0 - tail])
-    return Estimate(value, float(low), float(high))
-
-
-def _t_quantile(p: float, degrees: int) -> float:
-    """Student's t by its expansion in 1/degrees (Abramowitz and Stegun 26.7.5); within 2% from 5 degrees on."""
-    z = NormalDist().inv_cdf(p)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + math.fsum(term / degrees**power for power, term in enumerate(terms, start=1))
-
-
 def evaluate(
     records: Iterable[Record],
     ks: Sequence[int] | None = None,
@@ -174,13 +111,17 @@ def evaluate(
 ) -> dict[str, Any]:
     """Accuracy per data set and by response length, as a JSON-ready dictionary.
 
-    For every data set: number of problems and responses; `avg` (the mean over problems of the mean score of their
-    responses, avg@k for k responses each); `pass@k` for the `ks` (default: powers of two up to the smallest number of
-    responses to a problem); `by_length`, the share of correct responses per bin `[low, high)` of the response length
-    in tokens (a ratio of sums over problems, so a problem weighs by its responses in the bin), with the number of
-    responses. Bins without responses are left out. Every value is {value, low, high} with a 95% interval.
+    For every data set:
 
-    A response counts as correct for pass@k if its score is 1.
+    - the numbers of problems and responses;
+    - `avg`: the mean over problems of the mean score of their responses (avg@k for k responses each);
+    - `pass`: pass@k for the `ks` (default: powers of two up to the smallest number of responses to a problem). A
+      response counts as correct if its score is 1;
+    - `by_length`: the share of correct responses in each bin `[low, high)` of the response length in tokens, and their
+      number. It is a ratio of sums over problems: a problem weighs by its responses in the bin. Bins without responses
+      are left out.
+
+    Every value is {value, low, high} with a 95% interval.
 
     Raises:
         ValueError: no records, a k above a problem's number of responses, edges that do not increase from 0.
@@ -208,8 +149,7 @@ def _evaluate_source(
     n_resamples: int,
 ) -> dict[str, Any]:
     def estimate(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | None]:
-        found = asdict(bootstrap(sums, counts, n_resamples=n_resamples, seed=seed))
-        return {key: None if math.isnan(value) else value for key, value in found.items()}
+        return ratio_interval(sums, counts, resamples=n_resamples, seed=seed).to_json()
 
     fewest = min(len(records) for records in problems)
     most = max(len(records) for records in problems)

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written under a temporary name beside their place, then renamed."""
+"""Files that are either complete or absent: written under a temporary name in the same folder, then renamed."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """One sequence-level policy-gradient surrogate; FSPO, sequence-level RLOO, GSPO and LUSPO are settings of it.
 
-For a sequence with statistic ``S = sum_t (log pi(y_t) - log pi_old(y_t))``, length L, advantage A, acceptance band
+For a sequence with log-ratio ``S = sum_t (log pi(y_t) - log pi_old(y_t))``, length L, advantage A, acceptance band
 ``[lower, upper]`` (:mod:`fspo.clipping`) and weight ``w(S) = exp(S)`` or ``exp(S / L)``::
 
     loss     = max(-A * w(S), -A * w(clip(S, lower, upper))) * scale(L)
     gradient = -A * w(S) * h(L) * sum_t grad log pi(y_t), and 0 where the clip is active
 
-The gradient with respect to ``log_prob_BT`` is therefore the mask times *one coefficient per sequence*. The code says
-so directly: one differentiable function of the token tensors (:func:`sequence_log_ratio`, a subtraction and a masked
-sum forward, one broadcast backward, nothing but the mask saved), and per-sequence arithmetic that states the
-coefficient instead of leaving it to autograd.
+The gradient with respect to ``log_prob_BT`` is therefore the mask times *one coefficient per sequence*. The code is
+built on that. Only :func:`sequence_log_ratio` is differentiated: a subtraction and a masked sum forward, one broadcast
+backward, and nothing saved but the mask. All else is arithmetic per sequence, which computes the coefficient itself
+instead of leaving it to autograd.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ __all__ = ["ALGORITHMS", "UnusableRowsError", "resolve_settings", "sequence_log_
 
 ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
     {
+        # c = 0.03 is a third party's figure: the paper's exact values are not known here.
         "fspo": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03),
         "fspo_v1": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03, drift="kl"),
+        # Defined here; c = 0.03 holds for the first rollout batch only.
         "fspo_adaptive": SequenceLossSettings(band="adaptive", target_acceptance=0.85),
         "fspo_quantile": SequenceLossSettings(band="quantile", target_acceptance=0.85),
+        # eps = 0.2 is the default of TRL's RLOOTrainer.
         "seq_rloo": SequenceLossSettings(band="constant", clip_low=0.2, clip_high=0.2),
+        # eps = 3e-4 / 4e-4 is the GSPO authors' recommendation (verl#2775); LUSPO takes the same.
         "seq_gspo": SequenceLossSettings(
             band="linear", clip_low=3e-4, clip_high=4e-4, weight="length_normalised", grad_scale="1/L"
         ),
@@ -42,15 +46,15 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
         ),
     }
 )
-"""The named members of the family with their default clip values; ``docs/algorithms.md`` says where each comes from."""
+"""The named members of the family, with the default clip values of a run."""
 
 
 def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
-    """The settings that a configuration stands for: those of its ``loss_mode``, overridden by what else it says.
+    """The settings that a configuration asks for: those of its ``loss_mode``, overridden by its other keys.
 
     Args:
-        loss: ``loss_mode`` and any fields of :class:`~fspo.types.SequenceLossSettings`; None stands for the default of
-            the named loss, and other keys are ignored.
+        loss: ``loss_mode`` and any fields of :class:`~fspo.types.SequenceLossSettings`. A value of None means the
+            default of the named loss. Other keys are ignored.
 
     Returns:
         The settings; None if ``loss_mode`` is not one of :data:`ALGORITHMS`.
@@ -66,11 +70,11 @@ def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
 
 
 class UnusableRowsError(ValueError):
-    """Rows of a micro-batch from which no sequence-level loss can be formed; the message names the first of them."""
+    """Rows of a micro-batch that have no sequence-level loss; the message names the first of them."""
 
 
 class _SequenceLogRatio(torch.autograd.Function):
-    """Masked row sum of a difference that saves only the mask; see :func:`sequence_log_ratio`."""
+    """Row sum of a masked difference; only the mask is saved for backward. See :func:`sequence_log_ratio`."""
 
     @staticmethod
     def forward(
@@ -88,7 +92,7 @@ class _SequenceLogRatio(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (mask_BT,) = ctx.saved_tensors
         grad_B = grad_outputs[0].to(ctx.grad_dtype)
-        # where, not a product: padding gets an exact 0 whatever stands there, and no float copy of the mask is made.
+        # Unlike a product, torch.where gives padding an exact 0 whatever its value and needs no float copy of the mask.
         return torch.where(mask_BT, grad_B.unsqueeze(-1), 0.0), None, None
 
 
@@ -97,12 +101,12 @@ def sequence_log_ratio(
 ) -> torch.Tensor:
     """``S_i = sum_t mask_it * (log pi(y_it) - log pi_old(y_it))``, differentiable in ``log_prob_BT`` only.
 
-    Values outside the mask, NaN and infinities included, affect neither the result nor the gradient. The sum is taken
-    in float32 for half-precision inputs, otherwise in the wider of the input types. ``old_log_prob_BT`` is a constant.
+    Values outside the mask affect neither the result nor the gradient, even if they are NaN or infinite. The sum is
+    taken in float32 for half-precision inputs, otherwise in the wider of the input types.
 
     Args:
         log_prob_BT: Log-probabilities of the response tokens under the current policy, in nats.
-        old_log_prob_BT: The same under the policy at the start of the round.
+        old_log_prob_BT: The same under the policy that sampled the rollout batch; a constant.
         response_mask_BT: Non-zero for response tokens.
 
     Returns:
@@ -123,43 +127,43 @@ def sequence_policy_loss(
 ) -> SequenceLossOutput:
     r"""Per-sequence clipped surrogate loss, with everything that diagnostics need.
 
-    With n = 1 for ``weight="sequence"`` and n = L for ``"length_normalised"``, ``w(x) = exp(min(x / n, s_max))``,
-    h = ``grad_multiplier`` * (1 or 1/L), v the rollout correction and ``[lower, upper]`` the band of
-    :func:`fspo.clipping.acceptance_band`:
+    Let n = 1 for ``weight="sequence"`` and n = L for ``"length_normalised"``, ``w(x) = exp(min(x / n, s_max))``,
+    h = ``grad_multiplier`` * (1 or 1/L), v the rollout correction, and ``[lower, upper]`` the band of
+    :func:`fspo.clipping.acceptance_band`. Then:
 
     .. math::
         \text{loss} &= v\,h\,n\,\max\{-A\,w(S),\; -A\,w(\mathrm{clip}(S, lower, upper))\} \\
         \partial\,\text{loss} / \partial \log\pi(y_t) &= -v\,h\,A\,w(S) \quad\text{(0 where clipped)}
 
-    *Clipped* means S strictly above ``upper`` with A > 0, or strictly below ``lower`` with A < 0; the band is closed,
-    so S = 0 on a band of width 0 keeps its gradient (as ``torch.clamp`` has it). With a dual clip d, sequences with
-    A < 0 and S above ``ceiling = centre + d * (upper - centre)`` have the constant loss of ``S = ceiling``. Above
-    ``s_max`` the weight is constant in value, but the gradient is kept, with weight exp(s_max).
+    *Clipped* means S strictly above ``upper`` with A > 0, or strictly below ``lower`` with A < 0. The band is closed:
+    S = 0 on a band of width 0 keeps its gradient, as with ``torch.clamp``. With a dual clip d, sequences with A < 0 and
+    S above ``ceiling = centre + d * (upper - centre)`` have the constant loss of ``S = ceiling``. Above the log-ratio
+    clamp ``s_max`` the weight has the constant value exp(s_max), and the gradient is kept with that weight.
 
     Args:
         log_prob_BT: Log-probabilities under the current policy, in nats; the only input that gets a gradient.
-        old_log_prob_BT: Log-probabilities under the policy at the start of the round.
+        old_log_prob_BT: Log-probabilities under the policy that sampled the rollout batch.
         advantages_BT: Advantages; constant over the response tokens of a sequence.
-        response_mask_BT: Non-zero for response tokens; other positions are never looked at.
+        response_mask_BT: Non-zero for response tokens; other positions have no effect.
         settings: Which loss.
         band_state: Measured drift and band widths for this mini-batch; None before any data.
         rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
-            tokens: it multiplies loss and gradient of the sequence, and nothing else.
+            tokens. It multiplies loss and gradient of the sequence, and nothing else.
 
     Returns:
-        Loss and diagnostics by sequence. Averaging is the caller's.
+        Loss and diagnostics by sequence. The caller takes the average.
 
     Raises:
         ValueError: If shapes differ.
-        UnusableRowsError: Naming the row: if a log-probability of a response token is NaN or infinite, or if advantages
-            or rollout weights are not finite or not constant over a sequence. All of these are tested by one reduction
-            over the rows, which on an accelerator is one synchronisation per call.
+        UnusableRowsError: If a log-probability of a response token is NaN or infinite, or if advantages or rollout
+            weights are not finite or not constant over a sequence. The message names the row. One reduction over the
+            rows tests all of this, so that there is one device synchronisation per call.
     """
     _check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
     mask_BT = response_mask_BT.to(torch.bool)
-    live_statistic_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT)
+    live_log_ratio_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT)
     with torch.no_grad():
-        log_ratio_B = live_statistic_B.detach()
+        log_ratio_B = live_log_ratio_B.detach()
         dtype = log_ratio_B.dtype
         length_B = mask_BT.sum(dim=-1, dtype=torch.int32).to(torch.int64)
         valid_B = length_B > 0
@@ -184,7 +188,7 @@ def sequence_policy_loss(
         above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
         gain_B, penalty_B = advantage_B > 0, advantage_B < 0
         clipped_high_B, clipped_low_B = above_B & gain_B, below_B & penalty_B
-        # The pessimistic maximum clamps S on one side only: from above for A > 0, from below for A < 0.
+        # The maximum in the loss clamps S on one side only: from above for A > 0, from below for A < 0.
         ceiling_B = torch.full_like(log_ratio_B, torch.inf)
         if settings.dual_clip is not None:
             ceiling_B = centre_B + settings.dual_clip * (upper_B - centre_B)
@@ -205,7 +209,7 @@ def sequence_policy_loss(
         value_B = slope_B * per_weight
         slope_B = slope_B.masked_fill(clipped_high_B | clipped_low_B | dual_clipped_B, 0.0)
     return SequenceLossOutput(
-        loss_B=value_B + slope_B * (live_statistic_B - log_ratio_B),
+        loss_B=value_B + slope_B * (live_log_ratio_B - log_ratio_B),
         log_ratio_B=log_ratio_B,
         length_B=length_B,
         lower_B=lower_B,
@@ -224,13 +228,13 @@ def sequence_policy_loss(
 def _value_of_row(
     values_BT: torch.Tensor, mask_BT: torch.Tensor, valid_B: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The value at the first response token of each row (0 for empty rows), and which rows are not that constant."""
+    """The value at the first response token of each row (0 for empty rows), and the rows that are not constant."""
     if mask_BT.shape[-1] == 0:
         return torch.zeros(valid_B.shape, dtype=dtype, device=valid_B.device), torch.zeros_like(valid_B)
     first_B1 = mask_BT.view(torch.uint8).argmax(dim=-1, keepdim=True)
     value_B1 = values_BT.gather(-1, first_B1)
-    # NaN differs from itself, so a NaN advantage shows as a row that is not constant.
-    # Counting is what any() does, several times faster on a CPU.
+    # NaN differs from itself, so a row with a NaN counts as not constant.
+    # The sum tells the same as any() and is several times faster on a CPU.
     bad_B = ((values_BT != value_B1) & mask_BT).sum(dim=-1, dtype=torch.int32) > 0
     value_B = torch.where(valid_B, value_B1.squeeze(-1).to(dtype), 0.0)
     return value_B, bad_B | ~torch.isfinite(value_B)
@@ -254,7 +258,7 @@ def _describe_bad_rows(
     log_probs: Mapping[str, torch.Tensor],
     constants: Mapping[str, torch.Tensor | None],
 ) -> str:
-    """One sentence per problem of the first bad row; only ever called when there is one."""
+    """What is wrong with the first bad row: one clause per problem."""
     row = rows[0]
     problems = []
     for name, tensor in log_probs.items():

@@ -1,15 +1,13 @@
-"""Acceptance-matched comparison: clip values at which bands of different shape clip the same share of the same
-sequences.
+"""Matched clip values: those at which bands of different shape clip the same share of the same sequences.
 
-The question it serves (raised by the paper's reviewers): does a band grow with length in a better way, or is it merely
-wider? Each algorithm keeps the shape of its band and the ratio of its two clip values; one factor on both is chosen so
-that the overall clip rate on given sequences is the target. Defined here.
+They answer a question of the paper's reviewers: does a band grow with length in a better way, or is it only wider? Each
+algorithm keeps the shape of its band and the ratio of its two clip values. Both clip values are scaled by one factor,
+so that the overall clip rate on given sequences is the target. Defined here.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,7 +26,7 @@ _LARGEST_RATIO_CLIP: Final = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Recorded sequences: statistic S (nats), length L (tokens), and how many sequences each entry stands for."""
+    """Recorded sequences: log-ratio S (nats), length L (tokens), and the number of sequences of each entry."""
 
     log_ratio_B: Array
     length_B: Array
@@ -40,7 +38,7 @@ class Sequences:
         if self.count_B.sum() <= 0:
             raise ValueError("no sequences to calibrate on; record at least one mini-batch other than the first")
         if not np.isfinite(self.log_ratio_B).all() or (self.length_B < 1).any():
-            raise ValueError("every statistic must be finite and every length at least 1")
+            raise ValueError("every log-ratio must be finite and every length at least 1")
 
     @classmethod
     def from_pairs(cls, log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike) -> Sequences:
@@ -50,9 +48,9 @@ class Sequences:
 
     @classmethod
     def from_sums(cls, sums: SequenceSums) -> Sequences:
-        """From the histograms of z = S / sqrt(L), each cell's sequences spread evenly over log |z| between its edges.
+        """From the histograms of z = S / sqrt(L): the sequences of a cell are spread evenly over log |z|.
 
-        L is the mean length of the fine bin. Clip values calibrated this way are within a few per cent of those from
+        L is the mean length of the fine bin. Clip values matched this way are within a few per cent of those from
         pairs.
         """
         cells = sums.hist_KH.nonzero()
@@ -62,7 +60,7 @@ class Sequences:
 
     @classmethod
     def from_cells(cls, cells: npt.NDArray[np.int64], length_K: Array) -> tuple[Sequences, npt.NDArray[np.int64]]:
-        """From filled histogram cells (fine length bin, cell of Z_EDGES, sequences) and the mean length of each bin.
+        """From a histogram's filled cells (fine length bin, cell of Z_EDGES, sequences) and each bin's mean length.
 
         Returns:
             The sequences, and the fine length bin of each entry.
@@ -71,7 +69,7 @@ class Sequences:
         edges = Z_EDGES.numpy()
         low, high = np.clip(edges[h], edges[1], edges[-2]), np.clip(edges[h + 1], edges[1], edges[-2])
         part = (np.arange(_POINTS_PER_CELL) + 0.5) / _POINTS_PER_CELL
-        # A cell with an edge at 0 holds |z| < 1e-6 or z == 0: its middle will do.
+        # A cell with an edge at 0 holds |z| < 1e-6 or z == 0: its middle is exact enough.
         near_zero = (low == 0) | (high == 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = np.sign(low + high)[:, None] * np.abs(low)[:, None] ** (1 - part) * np.abs(high)[:, None] ** part
@@ -83,7 +81,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class MatchedClip:
-    """Settings with matched clip values, the factor on the clip values, and the clip rate on the calibration data."""
+    """Settings with matched clip values, the factor on the clip values, and the clip rate on the given sequences."""
 
     settings: SequenceLossSettings
     factor: float
@@ -93,13 +91,13 @@ class MatchedClip:
 def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_per_token: float = 0.0) -> Array:
     """The smallest factor on both clip values at which each sequence is accepted, [B].
 
-    With x = S - centre: |x| / (c * sqrt(L)) for the ``sqrt`` band, |exp(x) - 1| / eps for ``constant`` and
-    |exp(x / L) - 1| / eps for ``linear``, with c or eps the clip value of the side x lies on.
+    With x = S - centre it is |x| / (c * sqrt(L)) for the ``sqrt`` band, |exp(x) - 1| / eps for ``constant`` and
+    |exp(x / L) - 1| / eps for ``linear``, where c or eps is the clip value on the side of x.
 
     Args:
         sequences: Recorded sequences.
         settings: Band and clip values.
-        drift_per_token: kl >= 0 (nats per token), used where the settings centre the band at -L * kl.
+        drift_per_token: kl >= 0 (nats per token), used if the settings centre the band at -L * kl.
 
     Raises:
         ValueError: If the band has no clip values to scale (``adaptive``, ``quantile``) or one of them is 0.
@@ -108,14 +106,15 @@ def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_pe
         raise ValueError(f"band={settings.band!r} has no clip values to scale; it is matched by target_acceptance")
     if min(settings.clip_low, settings.clip_high) <= 0:
         raise ValueError(
-            f"clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r} must be above 0 to be scaled"
+            f"clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r} must be above 0 to be scaled; for "
+            f"band={settings.band!r} each is {settings.clip_unit}"
         )
     length = sequences.length_B
     x = sequences.log_ratio_B + (length * drift_per_token if settings.drift == "kl" else 0.0)
     clip = np.where(x > 0, settings.clip_high, settings.clip_low)
     if settings.band == "sqrt":
         return np.asarray(np.abs(x) / (clip * np.sqrt(length)))
-    # exp(x) beyond 1e30 is outside any band worth having; the cap only avoids an overflow.
+    # A ratio of 1e30 is outside any useful band; the cap avoids an overflow.
     ratio = np.expm1(np.minimum(x / length if settings.band == "linear" else x, 69.0))
     return np.asarray(np.abs(ratio) / clip)
 
@@ -126,19 +125,20 @@ def match_clip(
     """Scale the clip values so that a given share of the sequences lies outside the band.
 
     Args:
-        sequences: The sequences to calibrate on; the same for all algorithms of a comparison.
+        sequences: Recorded sequences; the same ones for all algorithms of a comparison.
         settings: The algorithm; its ratio of clip_low to clip_high is kept.
         target_clip_rate: Share of sequences outside the band (whatever the sign of A), in (0, 1).
         drift_per_token: As in :func:`needed_factor`.
 
     Returns:
-        New settings. Bands that calibrate themselves get ``target_acceptance = 1 - target_clip_rate`` and report that
-        rate. Ties can make an exact match impossible: then the clip rate is the largest one not above the target.
-        clip_low is cut just below 1 where it bounds a ratio by 1 - clip_low, which accepts every S below the centre.
+        New settings. Where equal sequences make an exact match impossible, the clip rate is the largest one not above
+        the target. For ``constant`` and ``linear`` clip_low stays just below 1, where every S below the centre is
+        accepted. The ``adaptive`` and ``quantile`` bands get ``target_acceptance = 1 - target_clip_rate``, and the
+        target as their clip rate.
 
     Raises:
-        ValueError: If ``target_clip_rate`` is not in (0, 1), or as in :func:`needed_factor`; also if at least
-            1 - target_clip_rate of the sequences have S = centre, so that any clip value would do.
+        ValueError: If ``target_clip_rate`` is not in (0, 1), if at least 1 - target_clip_rate of the sequences have
+            S = centre (then any clip value would do), or as in :func:`needed_factor`.
     """
     if not 0 < target_clip_rate < 1:
         raise ValueError(f"target_clip_rate={target_clip_rate!r} must lie strictly between 0 and 1")
@@ -165,16 +165,3 @@ def match_clip(
         low = min(low, _LARGEST_RATIO_CLIP)
     clip_rate = float(sequences.count_B[needed > factor].sum() / whole)
     return MatchedClip(dataclasses.replace(settings, clip_low=low, clip_high=high), factor, clip_rate)
-
-
-def match_clips(
-    sequences: Sequences,
-    algorithms: Mapping[str, SequenceLossSettings],
-    target_clip_rate: float,
-    drift_per_token: float = 0.0,
-) -> dict[str, MatchedClip]:
-    """:func:`match_clip` for each algorithm, on the same sequences."""
-    return {
-        name: match_clip(sequences, settings, target_clip_rate, drift_per_token)
-        for name, settings in algorithms.items()
-    }

@@ -21,8 +21,8 @@ def to_record(sums: SequenceSums, *, step: int, minibatch: int) -> dict[str, Any
         minibatch: Position of the mini-batch in the step, from 0; mini-batch 0 has S = 0.
 
     Returns:
-        ``{"layout", "step", "minibatch", "rows", "hist"}``: each row is [fine bin, value of each of FIELDS], each
-        entry of hist is [fine bin, cell of Z_EDGES, count]. Values carry nine significant digits; counts are exact.
+        ``{"layout", "step", "minibatch", "rows", "hist"}``. Each row is [fine bin, value of each of FIELDS]; each entry
+        of hist is [fine bin, cell of Z_EDGES, count]. Values have nine significant digits; counts are exact.
     """
     filled = (sums.sums_KF != 0).any(dim=1).nonzero().flatten().tolist()
     cells = sums.hist_KH.nonzero()

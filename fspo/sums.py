@@ -1,12 +1,12 @@
 """Exact, addable sums of per-sequence quantities over fixed fine length bins.
 
-Workers see one micro-batch of one rank at a time. What they can report without depending on that split is a *sum*:
-every diagnostic of :mod:`fspo.diagnostics`, the length-fairness statistics of :mod:`fspo.fairness` and the calibration
-of the bands are computed on the driver from the sums of this module. Counts are exact integers (kept in float64, exact
-up to 2**53); sums of real numbers are float64 and agree between splits up to rounding.
+Workers see one micro-batch of one rank at a time. A *sum* is what they can report without depending on that split. From
+the sums of this module the driver computes the metrics of :mod:`fspo.diagnostics`, the length fairness of
+:mod:`fspo.fairness` and the calibration of the bands. Counts are exact integers (in float64, exact up to 2**53). Sums
+of real numbers are float64 and agree between splits up to rounding.
 
-The bins are fixed and much finer than anything shown to a person, so that coarser bins (of equal mass, say) can be
-formed afterwards over any window of steps. The layout is defined here; the paper does not describe one.
+The bins are fixed and much finer than those shown to a person. Coarser bins, of equal mass for example, can be formed
+afterwards over any window of steps. The layout is defined here; the paper does not describe one.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 LAYOUT_VERSION: Final = 1
-"""Changes whenever FIELDS, FINE_LENGTH_EDGES or Z_EDGES change; stored with every record: old ones are refused."""
+"""Stored with every record. It changes with FIELDS, FINE_LENGTH_EDGES and Z_EDGES; other layouts are refused."""
 
 RATIO_LOG_CAP: Final = 20.0
-"""exp(S) and the weight enter the sums as at most exp(20), so that one runaway sequence cannot turn a sum into inf."""
+"""exp(S) and the weight enter the sums as at most exp(20), so that one sequence cannot make a sum infinite."""
 
 _BINS_PER_OCTAVE: Final = 8
 _CELLS_PER_DECADE: Final = 16
@@ -74,16 +74,17 @@ Z_EDGES: Final = torch.cat(
     ]
 )
 """H + 1 edges of the signed histogram of z = S / sqrt(L), symmetric about 0: cell h lies between Z_EDGES[h] and
-Z_EDGES[h + 1]. Sixteen cells per decade of |z| from 1e-6 to 1e2, two overflow cells at the ends, two cells for
-0 < |z| < 1e-6, and the exact-zero cell ZERO_CELL in the middle. A |z| equal to an edge lies in the cell farther out."""
+Z_EDGES[h + 1]. There are sixteen cells per decade of |z| from 1e-6 to 1e2, two overflow cells at the ends, two cells
+for 0 < |z| < 1e-6, and ZERO_CELL for z == 0 in the middle. A |z| equal to an edge lies in the cell further out."""
 
+# "above" and "advantage_positive" have no reader. They stay because recorded runs have these columns (LAYOUT_VERSION).
 FIELDS: Final[tuple[str, ...]] = (
     "count",  # sequences with at least one response token
     "accepted",  # S inside the band, whatever the sign of A
     "above",  # S above the band, whatever the sign of A
     "clipped_high",  # S above the band and A > 0: gradient removed
     "clipped_low",  # S below the band and A < 0: gradient removed
-    "overflow",  # S above the loss's guard S_max
+    "overflow",  # log-weight above the log-ratio clamp s_max
     "dual_clipped",  # gradient removed by the dual clip
     "truncated",  # response cut at the maximum length
     "truncated_accepted",
@@ -139,15 +140,15 @@ def sequence_values(
 
     Args:
         output: What the policy loss returned; rows with ``valid_B`` false (padding) are left out.
-        truncated_B: bool, true where the response was cut at the maximum length; None counts none as truncated.
+        truncated_B: bool, true where the response was cut at the maximum length; None means that none was.
 
     Returns:
         ``(length_B, z_B, values_BF)`` on the CPU, for the valid rows only: lengths (int64), z = S / sqrt(L) and the
         value of each of FIELDS (float64).
 
     Raises:
-        ValueError: If ``truncated_B`` does not have one entry per sequence, or S is nan or infinite (the losses of this
-            package refuse that themselves).
+        ValueError: If ``truncated_B`` does not have one entry per sequence, or S is nan or infinite (which the losses
+            of this package refuse already).
     """
     if truncated_B is None:
         truncated_B = torch.zeros_like(output.log_ratio_B)
@@ -170,7 +171,7 @@ def sequence_values(
         output.dual_clipped_B,
         truncated_B,
     )
-    # One stacked copy: a device-to-host transfer per column would cost twelve synchronisations per micro-batch.
+    # One stacked copy, because one transfer per column would cost twelve device synchronisations per micro-batch.
     device = output.log_ratio_B.device
     stacked = torch.stack([c.detach().to(device=device, dtype=torch.float64) for c in columns]).cpu()
     _, s, length, upper, weight, advantage, accepted, high, low, overflow, dual, truncated = stacked[
@@ -248,7 +249,7 @@ class SequenceSums:
         Args:
             output: What the policy loss returned for the micro-batch; rows with ``valid_B`` false (padding) are
                 left out.
-            truncated_B: bool, true where the response was cut at the maximum length; None counts none as truncated.
+            truncated_B: bool, true where the response was cut at the maximum length; None means that none was.
 
         Returns:
             This object.
@@ -280,12 +281,12 @@ class SequenceSums:
         return float(self.column(name).sum())
 
     def to_numpy(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """The two arrays (sums_KF, hist_KH), for transport between processes; they share memory with this object."""
+        """The arrays (sums_KF, hist_KH), to send to another process; they share memory with this object."""
         return self.sums_KF.numpy(), self.hist_KH.numpy()
 
     @classmethod
     def from_numpy(cls, sums_KF: npt.NDArray[np.float64], hist_KH: npt.NDArray[np.int64]) -> SequenceSums:
-        """Inverse of :meth:`to_numpy`; copies, since arrays that come out of an object store are read-only.
+        """Inverse of :meth:`to_numpy`. It copies, because arrays from an object store are read-only.
 
         Raises:
             ValueError: If shape or type are not those of this layout.
@@ -311,6 +312,6 @@ class SequenceSums:
         ):
             raise ValueError(
                 f"saved sums have layout {state.get('layout')!r}, this version of fspo reads {LAYOUT_VERSION}; "
-                "start the window of statistics afresh by deleting them from the checkpoint"
+                "delete them from the checkpoint to start the window of statistics again"
             )
         return cls(sums_KF.clone(), hist_KH.clone())

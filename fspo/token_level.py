@@ -1,8 +1,8 @@
 """What a token-level clip does to whole sequences, in the terms of the sequence-level losses. Defined here.
 
 Token-level losses (PPO's, GRPO, DAPO) clip single tokens, so a sequence is not accepted or rejected as a whole. Its
-*accepted share* is the share of its tokens whose ratio lies inside the clip range; sums over sequences of that share
-take the place of counts, and LRE, clip rates and drift by length can be compared with those of the other algorithms.
+*accepted share* is the share of its tokens whose ratio lies inside the clip range. Sums of that share replace counts of
+sequences, so that LRE, clip rates and drift by length can be compared with those of the other algorithms.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def token_level_output(
         log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T].
         advantages_BT: Advantage of each token, constant over the tokens of a sequence, [B, T].
         response_mask_BT: Nonzero on response tokens, [B, T]; rows without any are padding.
-        clip_low, clip_high: Clip range of the token ratio, below and above 1.
+        clip_low, clip_high: eps, the bounds of the token ratio below and above 1.
 
     Raises:
         ValueError: if a clip value is negative.

@@ -11,11 +11,15 @@ suffix meaning
 ``_K``  one entry per fine length bin (:data:`fspo.sums.FINE_LENGTH_EDGES`)
 ====== =====================================================================================
 
-Vocabulary: the *statistic* is ``S = sum_t (log pi(y_t) - log pi_old(y_t))`` over the response tokens; the acceptance
-*band* is the interval ``[lower, upper]`` for it, which may depend on the length ``L``; a sequence is *accepted* if its
-statistic lies inside the (closed) band, and *clipped* if the band removes its gradient; the *weight* is ``exp(S)`` or
-``exp(S / L)``; the *drift* is the mean of ``S`` at length ``L``; the *dispersion* is the standard deviation of
-``S / sqrt(L)`` about its drift.
+Vocabulary:
+
+* *sequence log-ratio*: ``S = sum_t (log pi(y_t) - log pi_old(y_t))`` over the response tokens;
+* acceptance *band*: an interval ``[lower, upper]`` for S, which may depend on the length ``L``;
+* *accepted*: S lies inside the (closed) band; *clipped*: the band removes the gradient of the sequence;
+* *weight*: ``exp(S)`` or ``exp(S / L)``;
+* *drift*: the mean of S at length L; *dispersion*: the standard deviation of ``S / sqrt(L)`` about its drift;
+* *rollout batch*: the sequences sampled by one policy, pi_old; they are used in several mini-batches, with an optimizer
+  step after each.
 """
 
 from __future__ import annotations
@@ -50,31 +54,41 @@ _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
 class SequenceLossSettings:
     """One member of the family of sequence-level losses; see ``docs/algorithms.md`` for the formulas.
 
+    The clip values have two units, which depend on the band (:attr:`clip_unit` says it in words):
+
+    ========================== ==== ================================ ======================================
+    band                       name unit                             meaning
+    ========================== ==== ================================ ======================================
+    ``constant``, ``linear``   eps  none; clip_low is below 1        bounds of the ratio: 1 - eps, 1 + eps
+    ``sqrt``                   c    nats per square root of a token  half-width of the band over sqrt(L)
+    ``adaptive``, ``quantile`` c    nats per square root of a token  the same, for the first rollout batch
+    ========================== ==== ================================ ======================================
+
     Attributes:
-        band: How the half-width of the acceptance band on the statistic S grows with the length L.
-            ``constant`` -- ``[log(1 - clip_low), log(1 + clip_high)]`` (sequence-level RLOO);
-            ``sqrt`` -- ``[-clip_low * sqrt(L), clip_high * sqrt(L)]`` (FSPO, arXiv 2509.09177);
-            ``linear`` -- ``[L * log(1 - clip_low), L * log(1 + clip_high)]`` (GSPO, arXiv 2507.18071);
+        band: How the half-width of the acceptance band on S grows with the length L.
+            ``constant`` -- ``[log(1 - eps_low), log(1 + eps_high)]`` (sequence-level RLOO);
+            ``sqrt`` -- ``[-c_low * sqrt(L), c_high * sqrt(L)]`` (FSPO, arXiv 2509.09177);
+            ``linear`` -- ``[L * log(1 - eps_low), L * log(1 + eps_high)]`` (GSPO, arXiv 2507.18071);
             ``adaptive`` -- ``+-c * sqrt(L)``, ``c = q * dispersion``, q the Gaussian quantile of ``target_acceptance``
-            (defined here); ``quantile`` -- ``+-c(L) * sqrt(L)``, c(L) the measured quantile of
-            ``|S - drift| / sqrt(L)`` near L (defined here). Until there is data, the last two are the ``sqrt`` band.
-        clip_low: Lower clip value: a ratio eps (no unit, below 1) for ``constant`` and ``linear``, otherwise the
-            coefficient c in nats per square root of a token.
-        clip_high: Upper clip value, in the same unit.
-        drift: ``none`` centres the band at 0 (FSPO v3 and the others), ``kl`` at ``-L * drift_per_token`` (FSPO v1; the
-            estimator is defined here, see :class:`BandState`).
+            (defined here);
+            ``quantile`` -- ``+-c(L) * sqrt(L)``, c(L) the measured quantile of ``|S - drift| / sqrt(L)`` near L
+            (defined here).
+        clip_low: Lower clip value, eps_low or c_low.
+        clip_high: Upper clip value, eps_high or c_high.
+        drift: Where the band is centred. ``none``: at 0 (FSPO v3 and the others). ``kl``: at ``-L * drift_per_token``
+            (FSPO v1; the estimator is defined here, see :class:`BandState`).
         weight: ``sequence``: exp(S); ``length_normalised``: exp(S / L), the geometric mean over tokens.
         grad_scale: h(L) in the gradient ``A * w * h(L) * sum_t grad log pi(y_t)``: ``"1"`` or ``"1/L"``. It scales loss
-            and gradient together, whatever the weight: GSPO is ``length_normalised`` with ``1/L``, LUSPO (arXiv
-            2602.05261) the same with ``1``.
+            and gradient together, whatever the weight. GSPO is ``length_normalised`` with ``1/L``; LUSPO (arXiv
+            2602.05261) is the same with ``1``.
         grad_multiplier: A constant factor on loss and gradient, for comparisons at matched gradient scale.
-        dual_clip: None (off), or d > 1: for A < 0 the statistic is capped at ``centre + d * (upper - centre)``, d upper
-            half-widths from the centre of the band; beyond it the gradient is removed (defined here; it scales with the
-            band, unlike the constant ratio bound of arXiv 1912.09729).
-        s_max: Guard on the log-weight (S, or S / L when length-normalised): beyond it the weight is the constant
-            exp(s_max), the gradient is kept with that weight, and the event is counted. 10 is the value at which verl's
-            gspo clamps.
-        target_acceptance: Acceptance rate aimed at by the ``adaptive`` and ``quantile`` bands; None for the others.
+        dual_clip: None (off), or d > 1: for A < 0, S is capped at ``centre + d * (upper - centre)``, d upper
+            half-widths from the centre of the band. Beyond it the gradient is removed. Defined here: the cap scales
+            with the band, unlike the constant bound on the ratio of arXiv 1912.09729.
+        s_max: Log-ratio clamp: the largest log-weight (S, or S / L when length-normalised). Beyond it the weight is the
+            constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
+            at 10 too.
+        target_acceptance: Acceptance rate that the ``adaptive`` and ``quantile`` bands aim at; None for the others.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
@@ -101,11 +115,12 @@ class SequenceLossSettings:
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
-                    f"{key}={value!r} must be a finite number >= 0: it is the distance from the band's centre"
+                    f"{key}={value!r} must be a finite number >= 0: for band={self.band!r} it is {self.clip_unit}"
                 )
         if self.band in ("constant", "linear") and self.clip_low >= 1:
             raise ValueError(
-                f"clip_low={self.clip_low!r} must be below 1 for band={self.band!r}: it bounds a ratio by 1 - clip_low"
+                f"clip_low={self.clip_low!r} must be below 1 for band={self.band!r}: it is {self.clip_unit}, and the "
+                "smallest ratio accepted is 1 - clip_low"
             )
         if not (math.isfinite(self.grad_multiplier) and self.grad_multiplier > 0):
             raise ValueError(
@@ -137,6 +152,13 @@ class SequenceLossSettings:
         return self.band in _CALIBRATED
 
     @property
+    def clip_unit(self) -> str:
+        """What ``clip_low`` and ``clip_high`` are, with their unit."""
+        if self.band in ("constant", "linear"):
+            return "eps, a bound on the ratio without unit"
+        return "c, in nats per square root of a token"
+
+    @property
     def needs_state(self) -> bool:
         """Whether the band depends on a :class:`BandState` measured during training."""
         return self.calibrated or self.drift != "none"
@@ -144,15 +166,16 @@ class SequenceLossSettings:
 
 @dataclass(frozen=True, slots=True)
 class BandState:
-    """What the driver has measured and every worker needs, to place the bands of the next round. Plain values.
+    """What the driver has measured, and what every worker needs to place the bands of the next rollout batch.
 
-    Made by :class:`fspo.calibration.BandController`; the default is the state before any data. It is causal: nothing in
-    it comes from the sequences it is applied to, so that results depend neither on the micro-batch split nor on ranks.
+    Made by :class:`fspo.calibration.BandController`; the default is the state before any data. All fields are plain
+    values. The state is causal: nothing in it comes from the sequences it is applied to. Results therefore depend
+    neither on the micro-batch split nor on the ranks.
 
     Attributes:
         drift_per_token: kl >= 0 in nats per token; the drift of S at length L is ``-L * kl``.
-        drift_by_mini_batch: The same by position of the mini-batch in the round (the policy moves away from pi_old
-            with every optimizer step, so the drift grows within a round and is 0 in the first mini-batch).
+        drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
+            pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
         dispersion: sigma_hat > 0, the root mean square of ``(S - drift) / sqrt(L)``; None before any data.
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
     """
@@ -163,12 +186,12 @@ class BandState:
     half_width_K: tuple[float, ...] = field(default=(), repr=False)
 
     def at_mini_batch(self, index: int) -> BandState:
-        """The state for the mini-batch at a position of the round, counted from 0: the same, with that drift.
+        """The state with the drift of one mini-batch, given by its position in the rollout batch, from 0.
 
-        Positions that were never measured take the last one known.
+        Positions that were never measured take the drift of the last one that was.
         """
         if index < 0:
-            raise ValueError(f"index={index} must be at least 0: the position of the mini-batch in its round")
+            raise ValueError(f"index={index} must be at least 0: the position of the mini-batch in its rollout batch")
         if not self.drift_by_mini_batch:
             return self
         drift = self.drift_by_mini_batch[min(index, len(self.drift_by_mini_batch) - 1)]
@@ -182,9 +205,9 @@ class SequenceLossOutput:
     Rows without a response token (padding) have loss 0, gradient 0, length 0 and ``valid_B`` false.
 
     Attributes:
-        loss_B: Loss of each sequence. The average over the mini-batch is the caller's: ``loss_B.sum()`` divided by the
-            *global* number of sequences does not depend on how the mini-batch was split.
-        log_ratio_B: S, the sequence log importance ratio, in nats.
+        loss_B: Loss of each sequence. The caller averages over the mini-batch: ``loss_B.sum()`` divided by the *global*
+            number of sequences does not depend on how the mini-batch was split.
+        log_ratio_B: S, the sequence log-ratio, in nats.
         length_B: L, number of response tokens, int64.
         lower_B: Lower edge of the acceptance band on S.
         upper_B: Upper edge of the acceptance band on S.
@@ -193,7 +216,7 @@ class SequenceLossOutput:
         accepted_B: S inside the closed band, whatever the sign of A.
         clipped_high_B: S above the band and A > 0: the gradient is removed.
         clipped_low_B: S below the band and A < 0: the gradient is removed.
-        overflow_B: Log-weight above the guard ``s_max``.
+        overflow_B: Log-weight above the log-ratio clamp ``s_max``.
         dual_clipped_B: A < 0 and S above the dual clip: the gradient is removed.
         valid_B: The row has at least one response token.
     """

@@ -38,7 +38,9 @@ if [[ -n ${FSPO_CONTAINER:-} ]]; then
             container_command+=("$FSPO_CONTAINER")
             ;;
         pyxis)
-            container_srun=(--container-image="$FSPO_CONTAINER" --container-mounts="$mounts"
+            # Every step has a container of its own with a private /tmp, and all of them need Ray's sockets.
+            ray_tmp="${FSPO_RAY_TMP:-/tmp}"
+            container_srun=(--container-image="$FSPO_CONTAINER" --container-mounts="$mounts,$ray_tmp:$ray_tmp"
                 --container-workdir="$FSPO_ROOT")
             ;;
         *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer or pyxis" ;;

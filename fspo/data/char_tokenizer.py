@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 
-# The assistant's cue is "=": a chat of the single user message "3+14" is the text "3+14=".
+# The generation prompt is "=": a chat with the single user message "3+14" is the text "3+14=".
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ message['content'] }}"

@@ -12,7 +12,7 @@ from fspo.data.sources import SOURCES, TEST_SETS
 
 
 def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of all commands; those of the offline task are left out where `argv` asks for another one."""
+    """The parser of all commands. Those of the offline models are imported only if `argv` may ask for them."""
     parser = argparse.ArgumentParser(prog="python -m fspo.data", description="Data sets for training and evaluation.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser(
@@ -71,7 +71,7 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0 on success, 2 with a message on a user's error (argparse's code for the same)."""
+    """Run a command. Exit status: 0, or 2 with a message after a user's error, as argparse has it."""
     argv = sys.argv[1:] if argv is None else argv
     args = build_parser(argv).parse_args(argv)
     try:

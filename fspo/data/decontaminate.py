@@ -1,4 +1,4 @@
-"""Duplicates within a data set, and training problems that a test set also holds."""
+"""Removes duplicates within a data set, and training problems that are also in a test set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fspo.data.sources import Problem
 
 NGRAM = 13
 BOILERPLATE = 10
-"""N-grams of more than this many training problems are phrases of the trade, not signs of a copy."""
+"""N-grams found in more than this many training problems are common phrases, not signs of a copy."""
 
 # LaTeX that only changes how a formula looks.
 _FORMATTING = re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad|[dt]frac|[,;:! ])|[${}~]")
@@ -34,8 +34,8 @@ def tokens(text: str) -> list[str]:
 class Distinct:
     """Problems without repetitions, and what was left out.
 
-    `duplicates` repeat an earlier problem with the same answer; `conflicting` are all the rows of problems that
-    appear with different answers, none of which can be trusted.
+    `duplicates` counts rows that repeat an earlier problem with the same answer. `conflicting` counts all rows of
+    problems that appear with different answers: none of these can be trusted.
     """
 
     problems: list[Problem]
@@ -47,7 +47,7 @@ class Distinct:
 def distinct(problems: Iterable[Problem]) -> Distinct:
     """Keep the first of problems that are equal up to Unicode form and white space; drop those with several answers.
 
-    Holds one copy of each distinct problem: DAPO-Math-17k is published with every prompt about a hundred times over.
+    Only one copy of each problem is kept in memory: DAPO-Math-17k has every prompt about a hundred times.
     """
     kept: dict[str, Problem] = {}
     rows: Counter[str] = Counter()
@@ -64,7 +64,7 @@ def distinct(problems: Iterable[Problem]) -> Distinct:
 
 @dataclass(frozen=True)
 class Overlap:
-    """Training problems dropped because of one test set, by the first sign found."""
+    """Training problems dropped because of one test set, by reason; the same text comes before a shared n-gram."""
 
     same_text: int
     shared_ngram: int
@@ -75,9 +75,9 @@ def without_overlap(
 ) -> tuple[list[Problem], dict[str, Overlap]]:
     """Training problems that share neither their normalised text nor an n-gram of NGRAM tokens with a test problem.
 
-    N-grams found in more than BOILERPLATE training problems ("where m and n are relatively prime positive integers,
-    find m + n") do not count (rule defined here; without it a third of a competition set falls to its phrasing). A
-    problem that overlaps with several test sets is counted for each.
+    N-grams found in more than BOILERPLATE training problems do not count, such as "where m and n are relatively prime
+    positive integers, find m + n". This rule is defined here: without it a third of a competition set would be dropped
+    for its common phrases. A problem that overlaps with several test sets is counted for each.
     """
     train_tokens = [tokens(problem.text) for problem in train]
     frequency = Counter(ngram for words in train_tokens for ngram in _ngrams(words))

@@ -1,12 +1,13 @@
 """The small supervised model that the demo starts from, and the seeded recipe that makes it.
 
-A Qwen3 with a character tokenizer, trained from random weights on the embedded task's training split: response tokens
-only in the loss, length-bucketed batches, AdamW with warm-up and cosine, fp32, in two stages:
+It is a Qwen3 with a character tokenizer, trained from random weights on the training split of the embedded task. Only
+response tokens count in the loss; batches are bucketed by length; the optimizer is AdamW with warm-up and cosine decay,
+in fp32. There are two stages:
 
 1. *skill*: the full working of every problem, until most are solved;
 2. *habits*: a few steps on demonstrations of mixed quality, most of which forget to borrow once. Like a language model
    before reinforcement learning, the result *can* solve the problems, short and long, but is often careless. A slip
-   leaves the length of the working as it is, so lengths vary from the first round on as much as the task's do.
+   hardly changes the length of the working, so lengths vary as much as the task's from the first step of the run on.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ CHECKSUMS = "SHA256SUMS"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the weights, beside the versions of torch and transformers."""
+    """Everything that determines the weights, apart from the versions of torch and transformers."""
 
     skill_steps: int = 1600
     habit_steps: int = 150
     batch_size: int = 32
-    pool: int = 1024  # problems drawn at once and sorted by length, so that a batch holds like lengths
+    pool: int = 1024  # problems drawn at once and sorted by length, so that a batch has similar lengths
     skill_lr: float = 3e-3
     habit_lr: float = 3e-4
-    careful_share: float = 0.2  # of the habit stage: demonstrations with no slip put in
+    careful_share: float = 0.2  # share of the demonstrations without a slip, in the habit stage
     warmup_steps: int = 50
     final_lr_share: float = 0.1
     betas: tuple[float, float] = (0.9, 0.98)
@@ -72,12 +73,12 @@ class Recipe:
 
 
 def shipped_model() -> Path:
-    """The folder of the model that the package carries, made by ``train(Recipe())``."""
+    """The folder of the model in the package, made by ``train(Recipe())``."""
     return Path(str(files("fspo.data"))) / "assets" / "demo_model"
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A Qwen3 in fp32 with random weights; its embedding and output matrices are one."""
+    """A Qwen3 in fp32 with random weights and tied embeddings."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(recipe.seed)
@@ -101,7 +102,7 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
 
 
 def demonstrate(problem: Problem, recipe: Recipe, rng: np.random.Generator) -> str:
-    """A demonstration of the second stage: the right working, or one with a slip where the problem has a borrow."""
+    """A demonstration of the second stage: the right working, or one with a slip if the problem has a borrow."""
     borrows = problem.borrows
     if not borrows or rng.random() < recipe.careful_share:
         return problem.working
@@ -174,7 +175,7 @@ def run_stage(
     peak_lr: float,
     mixed: bool,
 ) -> float:
-    """Train ``model`` in place for one stage with an optimizer of its own; the mean loss of the last 50 steps."""
+    """Train ``model`` in place for one stage with a new optimizer; returns the mean loss of the last 50 steps."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=recipe.betas, weight_decay=recipe.weight_decay)
     losses = []
     for step, (tokens, labels) in enumerate(islice(batches(recipe, tokenizer, mixed), steps)):
@@ -190,13 +191,13 @@ def run_stage(
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a model folder but the list of checksums itself."""
+    """SHA-256 of every file of a model folder, except the list of checksums itself."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS)
     return {path.name: sha256_of(path) for path in paths}
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write model, tokenizer and checksums to a new folder, which exists only once it is complete.
+    """Write model, tokenizer and checksums to a new folder; it appears only when it is complete.
 
     Raises:
         FileExistsError: if ``out`` exists.
@@ -216,7 +217,7 @@ def accuracy(
     temperature: float,
     seed: int = 0,
 ) -> float:
-    """Share of the problems that one response each solves; ``temperature`` 0 is greedy."""
+    """Share of the problems solved, with one response each; ``temperature`` 0 is greedy."""
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
     solved = 0.0

@@ -1,17 +1,17 @@
-"""The embedded offline task: remainders by repeated subtraction, whose working varies a hundredfold in length.
+"""The embedded offline task: remainders by repeated subtraction. The length of the working varies a hundredfold.
 
-A problem asks for the remainder of a division (task defined here). Its working takes the divisor away again and again
-and writes down what is left each time; the last number is the answer::
+A problem asks for the remainder of a division (task defined here). Its working subtracts the divisor again and again
+and writes down each rest; the last number is the answer::
 
     150%44=  ->  106-44=062-44=018
 
-so a quotient of q takes 7 q - 4 characters: 3 for a single subtraction, 227 for the largest. The quotient is drawn with
-probability proportional to 1 / (q + 1), which spreads the length of the working roughly evenly on a log scale. A long
-chain has a small divisor (the dividend stays below 1,000): it is long and not merely harder.
+A quotient of q therefore takes 7 q - 4 characters: 3 for a single subtraction, 227 for the largest. The quotient is
+drawn with probability proportional to 1 / (q + 1), which spreads the length of the working roughly evenly on a log
+scale. A long chain has a small divisor, because the dividend stays below 1,000.
 
-Train and test can never meet, whatever the seeds: a hash of the pair (divisor, remainder) decides which split a problem
-belongs to. Chains with the same pair end alike (``106%44`` is the tail of ``150%44``), so no working of one split holds
-a single subtraction that the other split shows.
+Train and test have no problem in common, whatever the seeds: a hash of the pair (divisor, remainder) decides the split
+of a problem. Chains with the same pair have the same ending (``106%44`` is the end of ``150%44``), so no subtraction of
+one split appears in the other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """What the user asks, without the ``=`` that the chat template adds: ``150%44``. Numbers have a fixed width."""
+        """The question, without the ``=`` that the chat template adds: ``150%44``. Numbers have a fixed width."""
         return f"{self.dividend:03d}%{self.divisor:02d}"
 
     @property
@@ -71,9 +71,9 @@ class Problem:
         return [step for step, value in enumerate(values) if value % 10 < self.divisor % 10]
 
     def slip(self, step: int) -> str:
-        """The working that forgets the borrow of one subtraction and goes on from there: ``116-44=072-44=028``.
+        """The working that forgets the borrow of one subtraction and continues from there: ``116-44=072-44=028``.
 
-        That result is 10 too large, and so the answer is wrong unless the divisor is 5; the length hardly changes.
+        That result is 10 too large, so the answer is wrong unless the divisor is 5. The length hardly changes.
 
         Raises:
             ValueError: subtraction ``step`` does not borrow.
@@ -101,7 +101,7 @@ class Problem:
 
 
 def sample_problems(rng: np.random.Generator, split: Split) -> Iterator[Problem]:
-    """Endless independent draws (with repeats) of problems that belong to ``split``."""
+    """Endless independent draws of problems of ``split``; they repeat."""
     quotients = np.arange(1, MAX_QUOTIENT + 1)
     weights = 1.0 / (quotients + 1)
     cumulative = np.cumsum(weights)
@@ -136,7 +136,7 @@ def score_answer(text: str, ground_truth: str) -> float:
     Surrounding white space and leading zeros do not matter; anything that is not a row of ASCII digits scores 0.0.
 
     Raises:
-        ValueError: ``ground_truth`` is not a non-negative integer: the data set is broken, which no score may hide.
+        ValueError: ``ground_truth`` is not a non-negative integer: a defect of the data set.
     """
     truth = ground_truth.strip()
     if not _INTEGER.fullmatch(truth):
@@ -171,7 +171,7 @@ def write_dataset(
         The path of each split.
 
     Raises:
-        FileExistsError: a file of that name is there that this package has not written.
+        FileExistsError: there is a file of that name that this package has not written.
     """
     import pyarrow.parquet as pq
 
@@ -179,7 +179,7 @@ def write_dataset(
     paths = {split: out_dir / f"{split}.parquet" for split in splits}
     for split, path in paths.items():
         rows = to_rows(problems[split], split)
-        with contextlib.suppress(Exception):  # unreadable: for write_rows to judge
+        with contextlib.suppress(Exception):  # write_rows decides about a file that cannot be read
             if pq.read_table(path).to_pylist() == rows:
                 continue
         write_rows(rows, path)

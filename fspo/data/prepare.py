@@ -1,4 +1,4 @@
-"""From a published data set to a Parquet file in verl's schema and a manifest that says what is in it."""
+"""Writes a published data set as a Parquet file in verl's schema, with a manifest of its content."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
         {"name": str(path.relative_to(folder)), "bytes": path.stat().st_size, "sha256": sha256_of(path)}
         for path in local_files(source, folder)
     ]
-    # A local copy carries no proof of its revision; its checksums identify it.
+    # The revision of a local copy is not known; its checksums identify it.
     return origin | {"revision": None, "expected_revision": source.revision, "files": files}
 
 
@@ -165,7 +165,7 @@ def _token_lengths(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, An
 def _write(out: Path, name: str, rows: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, Any]:
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
     check_replaceable(data)
-    # A manifest always describes the file beside it: no manifest is better than that of an older file.
+    # Removed first: after a failure, no manifest is better than the manifest of an older file.
     description.unlink(missing_ok=True)
     write_rows(rows, data)
     manifest = manifest | {"file": data.name, "bytes": data.stat().st_size, "sha256": sha256_of(data)}

@@ -1,7 +1,7 @@
 """A pretrained language model and a task for it, both from PyPI packages: SmolLM2-135M-Instruct, reasoning-gym's sums.
 
-The demo's model is tiny and made for its task. This one is a real pretrained model with a chat template, too slow on a
-CPU for a learning curve but enough for a few steps. Needs the packages of ``requirements/smollm2.txt``.
+The demo's model is tiny and made for its task. This one is a real pretrained model with a chat template. On a CPU it is
+too slow for a learning curve, but fast enough for a few steps. It needs the packages of ``requirements/smollm2.txt``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fspo.files import atomic_folder, write_rows
 
 DATA_SOURCE = "reasoning_gym/chain_sum"
 _REMEDY = "install requirements/smollm2.txt with --no-deps (`make smollm2` does)"
-#: What SmolLM2-Instruct's own tokenizer configuration says and the GGUF file does not.
+#: From SmolLM2-Instruct's own tokenizer configuration; the GGUF file does not have them.
 _EOS, _PAD = "<|im_end|>", "<|endoftext|>"
 
 
@@ -33,7 +33,7 @@ def _gguf_file() -> Path:
 
 
 def write_model(out: Path) -> None:
-    """Convert the packaged GGUF model to a Hugging Face folder in bf16; ``out`` exists only once it is complete.
+    """Convert the packaged GGUF model to a Hugging Face folder in bf16; ``out`` appears only when it is complete.
 
     Raises:
         FileExistsError: if ``out`` exists.

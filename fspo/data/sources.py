@@ -1,7 +1,7 @@
 """The published data sets of the paper's setting: where they are, what their rows look like, and how to read them.
 
-Schemas and revisions were taken from the data sets' pages. Every row is checked: a changed schema stops the reading
-with the file, the row and the column, instead of producing prompts made of something else.
+Schemas and revisions were taken from the data sets' pages. Every row is checked. If the schema has changed, reading
+stops and names the file, the row and the column, instead of making prompts of wrong data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Source:
         role: whether it trains or tests.
         hub_id, config, split, revision: where it is on the Hugging Face hub, pinned to a commit.
         columns: the columns that are read; all must exist.
-        read: a row's problem; raises `_ColumnError` for a value that is not as published.
+        read: makes a problem of a row; raises `_ColumnError` for a value that is not as published.
     """
 
     name: str
@@ -216,7 +216,7 @@ def read_problems(source: Source, rows: Iterator[Row], place: str) -> Iterator[P
 def local_files(source: Source, folder: Path) -> list[Path]:
     """Data files of a source under `folder`: `NAME.*`, or else all in `NAME/`; of several, those named after the split.
 
-    A folder NAME may be a copy of the hub repository. Raises SourceError if there is none.
+    A folder NAME may be a copy of the hub repository. Raises SourceError if there is no file.
     """
     suffixes = (".parquet", ".jsonl", ".json")
     files = [folder / f"{source.name}{suffix}" for suffix in suffixes]

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from fspo.fairness.bins import equal_mass_starts, merge_bins
-from fspo.fairness.bootstrap import (
-    Interval,
-    mean_interval,
-    paired_cluster_difference,
-    paired_difference,
-    pooled_difference,
-)
 from fspo.fairness.cosine import cosine, cosine_bound, dispersion_of_gradients, interaction_error, mean_cosine_bound
-from fspo.fairness.lre import LengthReweightingError, length_reweighting_error, plain_lre, wilson_interval
+from fspo.fairness.interval import Interval, wilson_interval
+from fspo.fairness.lre import LengthReweightingError, length_reweighting_error, plain_lre
 
 __all__ = [
     "Interval",
@@ -23,11 +17,7 @@ __all__ = [
     "interaction_error",
     "length_reweighting_error",
     "mean_cosine_bound",
-    "mean_interval",
     "merge_bins",
-    "paired_cluster_difference",
-    "paired_difference",
     "plain_lre",
-    "pooled_difference",
     "wilson_interval",
 ]

@@ -1,16 +1,16 @@
-"""What clipping does to the direction of the policy gradient, from the inner products of measured gradients.
+"""Gradient alignment: what clipping does to the direction of the policy gradient.
 
-A gradient has as many entries as the model has parameters, and only its inner products with the other gradients matter
+A gradient has as many entries as the model has parameters, but only its inner products with the other gradients matter
 here. The policy gradient of a sequence-level loss is a weighted sum ``sum_i c_i grad log pi(y_i)`` with one coefficient
-``c_i`` per sequence (:mod:`fspo.losses`), so what has to be measured are weighted sums over *cells* of sequences:
+``c_i`` per sequence (:mod:`fspo.losses`). Measured are V such sums, each over a part of the sequences:
 
 * for each unclipped objective (weight and length scale), fold j and length bin k: ``u_jk``,
 * for each clipped objective and fold: ``c_j``,
 * for each fold of the held-out sequences: ``h_j``, the plain policy gradient (S = 0, weight 1).
 
 A *fold* holds whole prompts; leaving out one fold at a time gives standard errors (delete-one-fold jackknife). The Gram
-matrix of these V vectors determines every cosine, kappa and eta of :mod:`fspo.fairness.cosine`. All of it is defined
-here; the bound is this project's (the paper proves a statement of its kind).
+matrix of the V vectors determines every cosine, kappa and eta of :mod:`fspo.fairness.cosine`. A *round* is one
+repetition of the whole measurement. All of this is defined here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ import numpy.typing as npt
 import torch
 
 from fspo.fairness.bins import equal_mass_starts
-from fspo.fairness.bootstrap import Interval, student_quantile
+from fspo.fairness.bootstrap import student_quantile
 from fspo.fairness.cosine import cosine, cosine_bound, dispersion_of_gradients, interaction_error, mean_cosine_bound
-from fspo.fairness.lre import Array, plain_lre
+from fspo.fairness.interval import Array, Interval
+from fspo.fairness.lre import plain_lre
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 
@@ -37,7 +38,7 @@ Indices = npt.NDArray[np.int64]
 VIEWS: Final = ("symmetric", "active")
 """Definitions of acceptance for which the bound is computed (:data:`fspo.acceptance.VIEWS`)."""
 WITHOUT_INTERVAL: Final = ("lre", "lre_max", "r", "bound", "mean_bound")
-"""Figures with a maximum or an absolute value in them, for which a jackknife says nothing."""
+"""Figures with a maximum or an absolute value in them: a jackknife is not valid for these."""
 _WIDE: Final = 1e9
 
 
@@ -45,7 +46,7 @@ _WIDE: Final = 1e9
 
 
 def without_clip(settings: SequenceLossSettings) -> SequenceLossSettings:
-    """The same weight and length scale with a band that holds everything, no dual clip and no constant factor."""
+    """The same weight and length scale, with a band that accepts everything, no dual clip and no constant factor."""
     return dataclasses.replace(
         settings,
         band="sqrt",
@@ -65,20 +66,20 @@ def gradient_coefficients(
     response_mask_BT: torch.Tensor,
     settings: SequenceLossSettings,
 ) -> tuple[Array, SequenceLossOutput]:
-    """``c_i = d loss_i / d log pi(y_i)`` of the training loss itself, by automatic differentiation, and its output.
+    """``c_i = d loss_i / d log pi(y_i)`` of the training loss itself, by automatic differentiation.
 
     Returns:
-        c [B], 0 where the clip is active and for rows without response tokens; and what the loss says of each row.
+        c [B], 0 where the clip is active and for rows without response tokens; and the output of the loss.
     """
     live_BT = log_prob_BT.detach().to(torch.float64).requires_grad_()
     output = sequence_policy_loss(live_BT, old_log_prob_BT.to(torch.float64), advantages_BT, response_mask_BT, settings)
     (gradient_BT,) = torch.autograd.grad(output.loss_B.sum(), live_BT)
-    # Constant over the tokens of a row and 0 elsewhere: the mean over the tokens is the value.
+    # The gradient is constant over the tokens of a row and 0 elsewhere, so its mean over the tokens is c.
     return (gradient_BT.sum(-1) / output.length_B.clamp(min=1)).numpy(), output
 
 
 def assign_bins(length_B: npt.ArrayLike, n_bins: int) -> Indices:
-    """Bin of each sequence: at most ``n_bins`` length bins of nearly equal mass, equal lengths always together."""
+    """Bin of each sequence: at most ``n_bins`` length bins of nearly equal mass; equal lengths stay together."""
     length = np.asarray(length_B, dtype=np.int64)
     starts = equal_mass_starts(np.bincount(length), n_bins)
     return np.asarray(np.searchsorted(starts, length, side="right") - 1, dtype=np.int64)
@@ -86,7 +87,7 @@ def assign_bins(length_B: npt.ArrayLike, n_bins: int) -> Indices:
 
 @dataclass(frozen=True, slots=True)
 class GradientPlan:
-    """Which weighted sums are measured, and where each stands among the V vectors.
+    """Which weighted sums are measured, and their order among the V vectors.
 
     Attributes:
         folds: J, folds of the measured sequences.
@@ -107,12 +108,12 @@ class GradientPlan:
 
     @property
     def measured(self) -> int:
-        """Vectors of the measured sequences: unclipped by family, fold and bin, then clipped by objective and fold."""
+        """Vectors of the measured sequences: unclipped by family, fold and bin; then clipped by objective and fold."""
         return self.families * self.folds * self.bins + len(self.family_O) * self.folds
 
     @property
     def vectors(self) -> int:
-        """V, with those of the held-out folds, which come last."""
+        """V: the measured vectors, then those of the held-out folds."""
         return self.measured + self.held_out_folds
 
     def weights(self, unclipped_FB: Array, clipped_OB: Array, fold_B: Indices, bin_B: Indices) -> Array:
@@ -145,7 +146,7 @@ class GradientPlan:
 
 
 def embed(gram_VV: npt.ArrayLike) -> Array:
-    """V vectors of V entries whose inner products are ``gram_VV``; all that can be known of the gradients is in them.
+    """V vectors of V entries whose inner products are ``gram_VV``. They stand for the gradients in all that follows.
 
     Raises:
         ValueError: If the matrix is not a Gram matrix: not square, finite and symmetric, or clearly indefinite.
@@ -167,7 +168,7 @@ def embed(gram_VV: npt.ArrayLike) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ClippedObjective:
-    """The measured sums of one clipped objective, its unclipped one and the held-out gradient, and its acceptance.
+    """The measured sums of a clipped objective, of its unclipped objective and of the held-out gradient.
 
     Attributes:
         unclipped_JKD, clipped_JD, held_out_HD: Vectors of one space.
@@ -184,12 +185,13 @@ class ClippedObjective:
     def figures(self, keep_J: Array, keep_H: Array) -> dict[str, float]:
         """Everything that is reported of the objective, with folds weighted by ``keep_J`` and ``keep_H``.
 
-        * ``cosine``: between clipped and own unclipped gradient; ``norm_ratio``: |clipped| / |unclipped|;
+        * ``cosine``: between the clipped and its own unclipped gradient; ``norm_ratio``: |clipped| / |unclipped|;
         * ``held_out``: cosine between the clipped and the held-out gradient; ``held_out_unclipped``: the same for the
-          unclipped one; ``held_out_change``: the first minus the second;
-        * ``kappa``, and for each view of acceptance (``symmetric/...``, ``active/...``): ``acceptance``, ``lre``,
-          ``lre_max``, ``eta``, ``r`` = kappa * lre_max + eta, ``bound`` = sqrt(1 - r**2) and ``mean_bound``, the
-          sharper one with the gradient-weighted mean in place of the maximum; -1 where a bound says nothing.
+          unclipped gradient; ``held_out_change``: the first minus the second;
+        * ``kappa``;
+        * for each view of acceptance (``symmetric/...``, ``active/...``): ``acceptance``, ``lre``, ``lre_max``,
+          ``eta``, ``r`` = kappa * lre_max + eta, ``bound`` = sqrt(1 - r**2), and ``mean_bound``, the sharper bound with
+          the gradient-weighted mean in place of the maximum. A bound of -1 says nothing.
         """
         total_K = keep_J @ self.total_JK
         filled = total_K > 0
@@ -207,7 +209,7 @@ class ClippedObjective:
             "kappa": kappa,
         }
         found["held_out_change"] = found["held_out"] - found["held_out_unclipped"]
-        # Only the mean over the bins of the clipped gradients enters eta, and it is clipped_D whatever the bins.
+        # Of the clipped gradients only their mean over the bins enters eta, so each bin may be given that mean.
         clipped_KD = np.broadcast_to(clipped_D, bins_KD.shape)
         for view, accepted_JK in zip(VIEWS, self.accepted_VJK, strict=True):
             accepted_K = (keep_J @ accepted_JK)[filled]
@@ -228,7 +230,7 @@ class ClippedObjective:
 
 @dataclass(frozen=True, slots=True)
 class Jackknife:
-    """Figures with every fold, and with one fold left out: of the measured ones (J), of the held-out ones (H)."""
+    """Figures with all folds, and with each fold left out in turn: of the measured (J) and of the held-out ones (H)."""
 
     whole: Mapping[str, float]
     without_J: Sequence[Mapping[str, float]]
@@ -245,7 +247,7 @@ class Jackknife:
         )
 
     def variance(self, name: str) -> float:
-        """Squared standard error, the two kinds of folds being independent; nan where a figure is undefined."""
+        """Squared standard error, taking the two kinds of folds as independent; nan where a figure is undefined."""
         total = 0.0
         for replicates in (self.without_J, self.without_H):
             values = np.array([replicate[name] for replicate in replicates])
@@ -255,7 +257,7 @@ class Jackknife:
 
     @property
     def freedom(self) -> int:
-        """Degrees of freedom, of the smaller number of folds to be on the safe side."""
+        """Degrees of freedom: those of the smaller number of folds, which gives the wider interval."""
         counts = [len(replicates) for replicates in (self.without_J, self.without_H) if replicates]
         return min(counts) - 1 if counts else 0
 
@@ -263,8 +265,8 @@ class Jackknife:
 def mean_over_rounds(rounds: Sequence[Jackknife], name: str, level: float = 0.95) -> Interval:
     """Mean of one figure over independent rounds, with the jackknife's interval (Student's t); ``n`` counts folds.
 
-    The interval speaks of other prompts and responses at the same policy. It is nan for :data:`WITHOUT_INTERVAL` and
-    with fewer than two folds. Ends beyond -1 or 1 are cut where the figure is a cosine.
+    The interval is for other prompts and responses at the same policy. It is nan for :data:`WITHOUT_INTERVAL` and with
+    fewer than two folds. The ends of a cosine's interval are cut to -1 and 1.
 
     Raises:
         ValueError: If there is no round.
@@ -289,7 +291,7 @@ def mean_over_rounds(rounds: Sequence[Jackknife], name: str, level: float = 0.95
 def split_half_cosine(vectors_JD: Array, splits: int = 200, seed: int = 0) -> float:
     """Mean cosine between the sums over two random halves of the folds; nan with fewer than two folds.
 
-    Two estimates of the *same* gradient, each from half of the data, agree only this well: the noise floor.
+    Two estimates of the *same* gradient, each from half of the data, agree no better than this: it is the noise floor.
     """
     folds = len(vectors_JD)
     if folds < 2:
@@ -306,11 +308,12 @@ def split_half_cosine(vectors_JD: Array, splits: int = 200, seed: int = 0) -> fl
 def whole_from_half(half: float) -> float:
     """Reliability of the whole sum from the cosine of two halves, ``2 h / (1 + h)`` (Spearman and Brown); 0 for h <= 0.
 
-    The expected cosine between two independent wholes; its square root that between a whole and the noiseless gradient.
+    It is the expected cosine between two independent wholes. Its square root is that between a whole and the gradient
+    without noise.
     """
     return 2 * half / (1 + half) if half > 0 else (0.0 if half <= 0 else math.nan)
 
 
 def noise_ceiling(first_half: float, second_half: float) -> float:
-    """Cosine left between two noisy estimates of one direction: the root of the product of their reliabilities."""
+    """Expected cosine between two noisy estimates of one direction: the root of the product of their reliabilities."""
     return math.sqrt(whole_from_half(first_half) * whole_from_half(second_half))

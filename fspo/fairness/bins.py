@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from fspo.fairness.interval import Array
 
 
 def equal_mass_starts(total_K: npt.ArrayLike, n_bins: int = 8) -> npt.NDArray[np.int64]:
     """Where each of at most ``n_bins`` merged bins of nearly equal mass starts. Defined here.
 
     Fine bins are never split. Merged bin j ends at the fine-bin border whose cumulative mass is nearest to j / n_bins
-    of the whole. Tied lengths therefore stay together: a fine bin heavier than 1 / n_bins swallows the borders that
-    would fall inside it, and fewer than ``n_bins`` bins come back, of unequal mass.
+    of the whole. Equal lengths therefore stay together. Where one fine bin holds more than 1 / n_bins of the mass, the
+    result has fewer than ``n_bins`` bins, of unequal mass.
 
     Args:
         total_K: Sequences per fine bin, in order of length; zeros allowed.
@@ -21,7 +21,7 @@ def equal_mass_starts(total_K: npt.ArrayLike, n_bins: int = 8) -> npt.NDArray[np
 
     Returns:
         int64 [J], 1 <= J <= n_bins: index of the first fine bin of each merged bin, starting with 0. Every merged bin
-        holds at least one sequence unless there is none at all, in which case one bin comes back.
+        holds at least one sequence. Without any sequence there is one bin.
 
     Raises:
         ValueError: If ``n_bins`` < 1 or a total is negative or not finite.

@@ -1,17 +1,17 @@
 """From unequal acceptance to the direction of the gradient: a bound on the cosine, and its measured pieces.
 
-The derivation is ours; the paper proves a statement of this kind. Notation: p_b share of bin b, a_b its acceptance
-rate, abar = sum_b p_b a_b, g_b gradient of the unclipped objective over the bin's sequences (their mean), g = sum_b
-p_b g_b, and gc_b, gc = sum_b p_b gc_b the same for the clipped objective.
+The derivation is this project's; the paper proves a statement of this kind. Notation: p_b is the share of bin b, a_b
+its acceptance rate, abar = sum_b p_b a_b; g_b is the mean gradient of the unclipped objective over the bin's sequences,
+g = sum_b p_b g_b; gc_b and gc = sum_b p_b gc_b are the same for the clipped objective.
 
 With kappa = sum_b p_b |g_b| / |g| and eta = |sum_b p_b (gc_b - a_b g_b)| / (abar |g|),
 
     r = kappa * LRE_max + eta < 1    implies    cos(gc, g) >= sqrt(1 - r**2),
 
-because |gc / abar - g| <= sum_b p_b |a_b / abar - 1| |g_b| + eta |g| <= r |g|, and a vector within r |g| of g makes an
-angle of at most arcsin(r) with it. The first step shows that LRE_max may be replaced by the mean of |a_b / abar - 1|
-with weights q_b proportional to p_b |g_b|, which is at most LRE_max. The plain, p-weighted LRE may *not* be used: see
-docs/fairness.md for a counter-example.
+because |gc / abar - g| <= sum_b p_b |a_b / abar - 1| |g_b| + eta |g| <= r |g|, and the angle between g and a vector
+within r |g| of it is at most arcsin(r). The first step shows that LRE_max may be replaced by the mean of
+|a_b / abar - 1| with weights proportional to p_b |g_b|, which is at most LRE_max. The LRE itself, with weights p_b, may
+*not* be used: docs/fairness.md has a counter-example.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness.lre import Array
+from fspo.fairness.interval import Array
 
 
 def cosine(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
@@ -37,7 +37,7 @@ def dispersion_of_gradients(share_B: npt.ArrayLike, gradient_BD: npt.ArrayLike) 
         gradient_BD: [B, D] mean unclipped gradient of each bin.
 
     Returns:
-        kappa; inf where the gradients cancel wholly.
+        kappa; inf where the gradients cancel completely.
 
     Raises:
         ValueError: If shapes do not agree or the shares do not sum to 1.
@@ -50,8 +50,9 @@ def dispersion_of_gradients(share_B: npt.ArrayLike, gradient_BD: npt.ArrayLike) 
 def interaction_error(
     share_B: npt.ArrayLike, rate_B: npt.ArrayLike, gradient_BD: npt.ArrayLike, clipped_gradient_BD: npt.ArrayLike
 ) -> float:
-    """eta = |sum_b p_b (gc_b - a_b g_b)| / (abar |g|): clipping depends on advantage and weight within a bin. Defined
-    here.
+    """eta = |sum_b p_b (gc_b - a_b g_b)| / (abar |g|). Defined here.
+
+    It is above 0 where clipping within a bin depends on advantage and weight.
 
     Args:
         share_B, rate_B: [B] shares p_b and acceptance rates a_b.
@@ -71,7 +72,7 @@ def interaction_error(
 
 
 def cosine_bound(kappa: float, lre_max: float, eta: float = 0.0) -> float:
-    """Lower bound sqrt(1 - r**2) on the cosine, r = kappa * LRE_max + eta; -1 (says nothing) where r >= 1."""
+    """Lower bound sqrt(1 - r**2) on the cosine, r = kappa * LRE_max + eta; -1, which says nothing, where r >= 1."""
     r = kappa * lre_max + eta
     return float(np.sqrt(1.0 - r * r)) if r < 1 else -1.0
 
@@ -79,9 +80,9 @@ def cosine_bound(kappa: float, lre_max: float, eta: float = 0.0) -> float:
 def mean_cosine_bound(
     share_B: npt.ArrayLike, rate_B: npt.ArrayLike, gradient_BD: npt.ArrayLike, eta: float = 0.0
 ) -> float:
-    """The sharper bound with the gradient-weighted mean deviation in place of LRE_max. Defined here.
+    """The sharper bound, with the gradient-weighted mean deviation in place of LRE_max. Defined here.
 
-    r = sum_b p_b |g_b| |a_b / abar - 1| / |g| + eta, bound sqrt(1 - r**2), -1 where r >= 1.
+    It is sqrt(1 - r**2) with r = sum_b p_b |g_b| |a_b / abar - 1| / |g| + eta, and -1 where r >= 1.
 
     Args:
         share_B, rate_B, gradient_BD: As in :func:`interaction_error`.

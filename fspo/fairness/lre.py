@@ -1,28 +1,27 @@
 """Length Reweighting Error with its sampling noise taken into account.
 
-Definitions of this module are ours (method notes in docs/fairness.md): the paper reports a Length Reweighting Error,
-but its exact formula was not available. With p_b the share of bin b and abar = sum_b p_b a_b the overall acceptance
-rate:
+The paper reports a Length Reweighting Error, but its exact formula was not available. The definitions of this module
+are this project's; docs/fairness.md explains them. With p_b the share of bin b, a_b its acceptance rate and
+abar = sum_b p_b a_b the overall acceptance rate:
 
     LRE = sum_b p_b |a_b / abar - 1|        LRE_max = max_b |a_b / abar - 1|
 
-Sampling noise biases LRE upward, since it averages absolute values: eight bins of 600 sequences with a flat rate of
-0.85 give a mean LRE of 0.013. So every estimate comes with a noise floor, a debiased value and an interval.
+LRE averages absolute values, so sampling noise biases it upward: eight bins of 600 sequences with a flat rate of 0.85
+give a mean LRE of 0.013. Every estimate therefore comes with a noise floor, a debiased value and an interval.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from fspo.fairness.interval import Array, Interval, wilson_interval
 
 MIN_CLUSTERS: Final = 8
-"""Below this number of mini-batches the spread between them is too uncertain; binomial noise is used instead."""
+"""With fewer mini-batches the spread between them is too uncertain, and binomial noise is used instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +30,19 @@ class LengthReweightingError:
 
     Attributes:
         lre: Plug-in LRE, biased upward by noise.
-        lre_max: Largest |a_b / abar - 1| over the bins that hold sequences.
-        lre_debiased: lre * sqrt(max(0, 1 - noise variance / observed variance)), see the function.
-        ci_low, ci_high: Interval of ``level`` for the LRE without noise, around ``lre_debiased``.
-        lre_max_low, lre_max_high: Percentile interval of LRE_max (biased upward, as LRE_max is).
-        noise_floor: Mean LRE that flat rates would give with these counts.
-        noise_floor_p95: Its 95th percentile.
+        lre_max: Largest |a_b / abar - 1| over the bins that hold sequences; biased upward too.
+        debiased: LRE with the share that noise explains taken out, and its interval; ``n`` is the number of
+            mini-batches from which the noise was estimated, 0 where binomial noise was assumed.
+        noise_floor, noise_floor_p95: Mean and 95th percentile of the LRE that flat rates would give with these counts.
         rate: Overall acceptance abar.
         rate_K, share_K: Acceptance and share by bin (nan and 0 in empty bins).
-        rate_low_K, rate_high_K: Interval of the acceptance by bin: Wilson's, widened to the cluster bootstrap's where
-            that is wider (a bin that was always accepted still gets an interval).
-        level: Confidence level.
-        clusters: Number of mini-batches the noise was estimated from; 0 where binomial noise was assumed.
+        rate_low_K, rate_high_K: Interval of the acceptance by bin: Wilson's, or the cluster bootstrap's ends where they
+            lie further out. A bin in which all were accepted still gets an interval.
     """
 
     lre: float
     lre_max: float
-    lre_debiased: float
-    ci_low: float
-    ci_high: float
-    lre_max_low: float
-    lre_max_high: float
+    debiased: Interval
     noise_floor: float
     noise_floor_p95: float
     rate: float
@@ -59,15 +50,13 @@ class LengthReweightingError:
     share_K: Array
     rate_low_K: Array
     rate_high_K: Array
-    level: float
-    clusters: int
 
 
 def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Array]:
     """LRE and LRE_max without any correction, along the last axis. Defined here.
 
     Args:
-        accepted, total: [..., K] accepted and all sequences (or importance mass) per bin. Empty bins have no share.
+        accepted, total: Accepted and all sequences (or importance mass) by bin, [..., K]. Empty bins do not count.
 
     Returns:
         (lre, lre_max), each [...]; nan where nothing was accepted or there is no sequence.
@@ -91,32 +80,32 @@ def length_reweighting_error(
 ) -> LengthReweightingError:
     """LRE of acceptance counts by bin, its noise floor, a debiased value and a confidence interval. Defined here.
 
-    Noise comes from resampling whole mini-batches (cluster bootstrap) when counts per mini-batch are given and there
-    are at least MIN_CLUSTERS of them, since the sequences of one mini-batch share the policy's shift. Otherwise it is
-    the binomial noise of independent sequences, which is usually too small.
+    The sequences of one mini-batch share the policy's shift. So the noise is estimated by resampling whole mini-batches
+    (cluster bootstrap) where there are counts of at least MIN_CLUSTERS of them. Otherwise it is the binomial noise of
+    independent sequences, which is usually too small.
 
     * ``noise_floor``: mean LRE over simulated data sets with the flat rate abar and the same counts.
-    * ``lre_debiased``: with d_b = a_b / abar - 1 and s_b the standard error of d_b,
-      ``lre * sqrt(max(0, 1 - sum_b p_b s_b**2 / sum_b p_b d_b**2))``: the share of the squared deviation that noise
-      explains is taken out. Never negative; where rates are exactly flat about a quarter of the noise floor remains.
-    * interval: percentiles of the debiased value over resamples drawn around deviations shrunk by the same factor, so
-      that the data's own noise is not counted twice.
+    * ``debiased``: with d_b = a_b / abar - 1 and s_b the standard error of d_b,
+      ``lre * sqrt(max(0, 1 - sum_b p_b s_b**2 / sum_b p_b d_b**2))``. It is never negative. Where rates are exactly
+      flat, about a quarter of the noise floor remains.
+    * its interval: percentiles of the debiased value over resamples, which are drawn around deviations shrunk by the
+      same factor. Otherwise the noise of the data would count twice.
 
     Args:
-        accepted: [K] or per mini-batch [M, K]: accepted sequences by bin; or importance mass sum(w * accepted).
-        total: Same shape: all sequences by bin; or sum(w).
-        effective: Same shape or None: number of sequences that masses are worth, sum(w)**2 / sum(w**2). Needed for the
-            noise floor of masses; None means that ``total`` counts sequences.
+        accepted: Accepted sequences by bin, [K] or by mini-batch [M, K]; or importance mass, sum(w * accepted).
+        total: All sequences by bin, same shape; or sum(w).
+        effective: Same shape or None. For importance masses the number of sequences that they are worth,
+            sum(w)**2 / sum(w**2), which the noise floor needs. None means that ``total`` counts sequences.
         level: Confidence level in (0, 1).
         resamples: Number of bootstrap resamples and simulated data sets.
-        seed: Of the random numbers; the result is a function of the arguments.
+        seed: Of the random numbers; equal arguments give equal results.
 
     Returns:
-        The estimate. Where nothing was accepted, or there is no sequence, LRE is undefined and reads nan.
+        The estimate. Where nothing was accepted, or there is no sequence, LRE is undefined and nan.
 
     Raises:
-        ValueError: If shapes differ, a value is negative or not finite, accepted exceeds total, or or
-            level is not in (0, 1).
+        ValueError: If shapes differ, a value is negative or not finite, accepted exceeds total, or level is not in
+            (0, 1).
     """
     acc_MK, tot_MK = _validated(accepted, total, level)
     rng = np.random.default_rng(seed)
@@ -126,16 +115,14 @@ def length_reweighting_error(
     n_K = tot_K if effective is None else np.asarray(effective, dtype=np.float64).reshape(acc_MK.shape).sum(0)
     whole = tot_K.sum()
     if whole == 0 or acc_K.sum() == 0:
-        nan_K = np.full_like(tot_K, np.nan)
+        nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
         share_K = tot_K / whole if whole else np.zeros_like(tot_K)
-        rate = 0.0 if whole else np.nan
-        nan = float("nan")
-        return LengthReweightingError(
-            nan, nan, nan, nan, nan, nan, nan, nan, nan, rate, rate_K, share_K, nan_K, nan_K, level, 0
-        )
+        rate = 0.0 if whole else nan
+        undefined = Interval(nan, nan, nan, 0)
+        return LengthReweightingError(nan, nan, undefined, nan, nan, rate, rate_K, share_K, nan_K, nan_K)
     rate, share_K = acc_K.sum() / whole, tot_K / whole
     lre, lre_max = (float(x) for x in plain_lre(acc_K, tot_K))
-    # Masses: simulate and resample in units of effective sequences, then weigh bins by their share of the mass.
+    # Masses are simulated and resampled in effective sequences; bins weigh by their share of the mass.
     size_K = np.maximum(np.round(n_K), filled)
     flat_lre = _lre_of_rates(rng.binomial(size_K.astype(np.int64), rate, (resamples, len(tot_K))), size_K, share_K)
     clusters = int((tot_MK.sum(1) > 0).sum())
@@ -155,21 +142,16 @@ def length_reweighting_error(
     noise_RK = np.where(filled, (boot_d - boot_d.mean(0)) * stretch, 0.0)
     noise_var = float(share_K @ np.var(noise_RK, axis=0))
     shrink = _shrink(d_K[None], share_K, noise_var)[0]
-    debiased = lre * shrink
+    debiased = float(lre * shrink)
     world_RK = d_K * shrink + noise_RK
     world = (np.abs(world_RK) @ share_K) * _shrink(world_RK, share_K, noise_var)
     tail = 50 * (1 - level)
-    ci_low, ci_high = np.percentile(world, [tail, 100 - tail])
+    low, high = (float(end) for end in np.percentile(world, [tail, 100 - tail]))
     rate_low_K, rate_high_K = _rate_interval(rate_K, n_K, boot_acc, boot_tot, level)
-    max_low, max_high = np.percentile(plain_lre(boot_acc, boot_tot)[1], [tail, 100 - tail])
     return LengthReweightingError(
         lre=lre,
         lre_max=lre_max,
-        lre_debiased=float(debiased),
-        ci_low=min(float(ci_low), float(debiased)),
-        ci_high=max(float(ci_high), float(debiased)),
-        lre_max_low=float(max_low),
-        lre_max_high=float(max_high),
+        debiased=Interval(debiased, min(low, debiased), max(high, debiased), clusters),
         noise_floor=float(np.mean(flat_lre)),
         noise_floor_p95=float(np.percentile(flat_lre, 95)),
         rate=float(rate),
@@ -177,8 +159,6 @@ def length_reweighting_error(
         share_K=share_K,
         rate_low_K=rate_low_K,
         rate_high_K=rate_high_K,
-        level=level,
-        clusters=clusters,
     )
 
 
@@ -219,20 +199,6 @@ def _shrink(deviation_RK: Array, share_K: Array, noise_var: float) -> Array:
     explained_R = np.divide(noise_var, observed_R, out=np.ones_like(observed_R), where=observed_R > noise_var)
     shrink_R: Array = np.sqrt(1.0 - explained_R)
     return shrink_R
-
-
-def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike, level: float = 0.95) -> tuple[Array, Array]:
-    """Wilson score interval of a binomial rate observed on ``n`` independent trials (n need not be whole); nan at n =
-    0.
-
-    Source: E. B. Wilson, JASA 22 (1927).
-    """
-    z = NormalDist().inv_cdf(0.5 + level / 2)
-    p, trials = np.asarray(rate, dtype=np.float64), np.asarray(n, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-        half = z / (1 + z * z / trials) * np.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2))
-    return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
 
 
 def _rate_interval(rate_K: Array, n_K: Array, acc_RK: Array, tot_RK: Array, level: float) -> tuple[Array, Array]:

@@ -16,11 +16,18 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
 from fspo.matching import Sequences
-from fspo.report.groups import RunGroup
-from fspo.report.lengths import LengthProfile, length_profile
-from fspo.report.panels import draw_length_profile, running_mean, whole_steps
+from fspo.report.groups import LengthProfile, RunGroup, length_profile
 from fspo.report.runs import Array, Run
-from fspo.report.style import Look, Theme, group_looks, new_figure, say_nothing_to_show
+from fspo.report.style import (
+    Look,
+    Theme,
+    draw_length_profile,
+    group_looks,
+    new_figure,
+    running_mean,
+    say_nothing_to_show,
+    whole_steps,
+)
 from fspo.sums import FIELDS, SequenceSums
 
 _SIZE: Final = (6.2, 3.7)
@@ -29,7 +36,7 @@ _LINES: Final = ("-", "--", "-.", ":")
 
 @dataclass(frozen=True, slots=True)
 class NamedFigure:
-    """A figure with the name of its file and the text that stands for it where it cannot be seen."""
+    """A figure with the name of its file and its alternative text."""
 
     name: str
     alternative: str
@@ -38,7 +45,7 @@ class NamedFigure:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric drawn over steps: file name, title, metrics to look for in order, and whether it is a share."""
+    """A metric drawn over steps: file name, title, metrics (the first one logged is drawn), whether it is a share."""
 
     name: str
     title: str
@@ -48,7 +55,7 @@ class Curve:
 
 
 def curves(runs: Sequence[Run]) -> list[Curve]:
-    """The curves that a report shows, given the held-out metrics its runs have."""
+    """The curves of a report; its runs decide which held-out metrics there are."""
     held_out = list(dict.fromkeys(name for run in runs for name in run.validation_metrics()))
     return [
         Curve("reward", "Reward in training", ("critic/rewards/mean", "critic/score/mean")),

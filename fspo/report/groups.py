@@ -1,4 +1,4 @@
-"""Runs grouped into groups, and the final numbers of each run."""
+"""Runs in groups: their acceptance by length, and the final numbers of each run with intervals over seeds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 from fspo.acceptance import acceptance_counts
 from fspo.fairness import (
     Interval,
-    mean_interval,
+    LengthReweightingError,
+    equal_mass_starts,
+    length_reweighting_error,
     merge_bins,
-    paired_cluster_difference,
-    paired_difference,
     plain_lre,
 )
-from fspo.report.lengths import length_profile
+from fspo.fairness.bootstrap import mean_interval, paired_cluster_difference
 from fspo.report.runs import Array, Run
 from fspo.sums import FIELDS
 
@@ -41,7 +41,7 @@ class RunGroup:
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-    """Groups in a fixed order: default before matched, FSPO before the baselines before anything else."""
+    """Groups in a fixed order: default before matched clip values; FSPO, then the baselines, then the rest."""
     groups: dict[tuple[str, str], RunGroup] = {}
     for run in runs:
         groups.setdefault((run.comparison, run.algo), RunGroup(run.algo, run.comparison)).runs.append(run)
@@ -52,8 +52,61 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthProfile:
+    """Acceptance by length bin: ``length_K`` mean length of each bin, ``error`` rates, LRE and intervals."""
+
+    length_K: Array
+    error: LengthReweightingError
+    sequences: int
+
+
+def length_profile(
+    runs: Sequence[Run],
+    view: str = "symmetric",
+    bins: int = 8,
+    starts: npt.NDArray[np.int64] | None = None,
+    resamples: int = 1000,
+) -> LengthProfile | None:
+    """Pool the mini-batches of runs and compute acceptance by length.
+
+    Args:
+        runs: Runs of one group.
+        view: Which acceptance (:data:`fspo.acceptance.VIEWS`).
+        bins: Number of length bins of equal mass.
+        starts: Bins to use instead, as indices of fine bins, so that groups can share theirs.
+        resamples: Bootstrap resamples over mini-batches.
+
+    Returns:
+        The profile; None where there are no sequences.
+    """
+    sums_MKF = np.concatenate([run.lengths.sums_MKF for run in runs]) if runs else np.zeros((0, 1, len(FIELDS)))
+    count_K = sums_MKF[..., FIELDS.index("count")].sum(0)
+    if count_K.sum() == 0:
+        return None
+    if starts is None:
+        starts = equal_mass_starts(count_K, bins)
+    counts = acceptance_counts(sums_MKF, view)
+    error = length_reweighting_error(
+        merge_bins(counts.accepted, starts),
+        merge_bins(counts.total, starts),
+        effective=None if counts.effective is None else merge_bins(counts.effective, starts),
+        resamples=resamples,
+    )
+    count_J = merge_bins(count_K, starts)
+    length_J = merge_bins(sums_MKF[..., FIELDS.index("length")].sum(0), starts)
+    length_J = np.divide(length_J, count_J, out=np.full_like(length_J, np.nan), where=count_J > 0)
+    return LengthProfile(length_J, error, int(count_K.sum()))
+
+
+def shared_starts(runs: Sequence[Run], bins: int = 8) -> npt.NDArray[np.int64]:
+    """Bins of equal mass over all runs together, for comparisons on the same bins."""
+    counts = [run.lengths.sums_MKF[..., FIELDS.index("count")].sum(0) for run in runs]
+    return equal_mass_starts(np.sum(counts, axis=0), bins)
+
+
+@dataclass(frozen=True, slots=True)
 class Measure:
-    """One number per run: label, meaning, format, and the function that gets it (None where a run lacks it)."""
+    """One number per run: label, meaning, format, and the function that computes it (None where a run lacks it)."""
 
     label: str
     meaning: str
@@ -65,7 +118,7 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
     """The rows of the table of final numbers, for the metrics that these runs have.
 
     Args:
-        runs: All runs of the report (their held-out metrics decide on the rows).
+        runs: All runs of the report; each of their held-out metrics gets a row.
         starts: Length bins shared by all groups, for the LREs.
     """
     held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
@@ -81,7 +134,7 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
     def lre(view: str) -> Callable[[Run], float | None]:
         def debiased(run: Run) -> float | None:
             profile = length_profile([run], view, starts=starts, resamples=200)
-            return None if profile is None or np.isnan(profile.error.lre) else profile.error.lre_debiased
+            return None if profile is None or np.isnan(profile.error.lre) else profile.error.debiased.value
 
         return debiased
 
@@ -129,7 +182,7 @@ def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Inte
     a, b = first.by_seed(), second.by_seed()
     pairs = [(measure.of(a[seed]), measure.of(b[seed])) for seed in sorted(a.keys() & b.keys())]
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    return paired_difference([x for x, _ in known], [y for _, y in known]) if known else None
+    return mean_interval([x - y for x, y in known]) if known else None
 
 
 def paired_lre_interval(first: RunGroup, second: RunGroup, view: str, starts: npt.NDArray[np.int64]) -> Interval | None:

@@ -1,4 +1,4 @@
-"""Reading run folders (docs/run-folder.md). What is missing or broken is named by file and line; the rest is used."""
+"""Reading run folders (docs/run-folder.md). Missing and broken parts are named by file and line; the rest is used."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fspo.losses import resolve_settings
 from fspo.records import from_record
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, Z_EDGES
+from fspo.types import SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
 
@@ -54,7 +56,7 @@ class Run:
     Attributes:
         path: The folder.
         info: run.json, empty if missing or broken.
-        steps: Metrics by step, in order; of a step logged twice (after a resume) the later line counts.
+        steps: Metrics by step, in order. Where a step was logged twice (after a resume), the later line counts.
         lengths: Length statistics.
         problems: What could not be read, each with file and line.
     """
@@ -86,6 +88,15 @@ class Run:
         """``finished``, ``running``, ``failed``, or ``unknown``."""
         return str(self.info.get("status", "unknown"))
 
+    @property
+    def loss_settings(self) -> SequenceLossSettings | None:
+        """The loss as run.json records it; None if it is not one of this package's, or not recorded."""
+        loss = self.info.get("loss")
+        try:
+            return resolve_settings(loss) if isinstance(loss, dict) else None
+        except (TypeError, ValueError):
+            return None
+
     def series(self, name: str) -> tuple[npt.NDArray[np.int64], Array]:
         """Steps at which a metric was logged, and its values."""
         found = [(step, values[name]) for step, values in self.steps.items() if name in values]
@@ -100,12 +111,12 @@ class Run:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
 
     def validation_metrics(self) -> list[str]:
-        """Names of the held-out metrics, accuracies before other rewards, means of single samples first."""
+        """Names of the held-out metrics: accuracies before other rewards, and of these means over samples first."""
         names = {name for values in self.steps.values() for name in values if name.startswith("val-core/")}
         return sorted(names, key=lambda name: ("/acc" not in name, "/mean@" not in name, name))
 
     def validation_problems(self, metric: str) -> int | None:
-        """How many held-out problems are behind a metric, if run.json says so (a number, or one per data source)."""
+        """Number of held-out problems behind a metric; None if run.json has no number (in all, or by data source)."""
         count = self.info.get("validation_problems")
         if isinstance(count, dict):
             count = count.get("/".join(metric.split("/")[1:-2]))  # a source may hold slashes
@@ -146,7 +157,7 @@ def load_run(path: Path) -> Run:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One cell of a planned grid: which run is meant to be where."""
+    """One run of a planned grid, and the folder where it is expected."""
 
     path: Path
     algo: str
@@ -155,9 +166,9 @@ class PlannedRun:
 
 
 def expand_paths(paths: list[Path]) -> tuple[list[Path], list[PlannedRun], list[str]]:
-    """Folders of runs to read, cells of planned grids, and problems.
+    """Folders of runs to read, runs of planned grids, and problems.
 
-    A path that holds grid.json stands for the runs it plans; any other path stands for itself.
+    A folder with grid.json is replaced by the runs that are planned there; any other path is taken as a run.
     """
     folders: list[Path] = []
     planned: list[PlannedRun] = []
@@ -166,10 +177,10 @@ def expand_paths(paths: list[Path]) -> tuple[list[Path], list[PlannedRun], list[
         if not (path / GRID_FILE).is_file():
             folders.append(path)
             continue
-        for index, cell in enumerate(_read_object(path / GRID_FILE, problems).get("runs", [])):
+        for index, run in enumerate(_read_object(path / GRID_FILE, problems).get("runs", [])):
             try:
                 plan = PlannedRun(
-                    path / cell["path"], str(cell["algo"]), int(cell["seed"]), str(cell.get("comparison", "default"))
+                    path / run["path"], str(run["algo"]), int(run["seed"]), str(run.get("comparison", "default"))
                 )
             except (KeyError, TypeError, ValueError) as error:
                 problems.append(f"{path / GRID_FILE}: run {index}: needs 'path', 'algo' and 'seed' ({error!r})")

@@ -1,4 +1,4 @@
-"""One look for all figures: colour-blind safe, on light and dark backgrounds."""
+"""The look of all figures, colour-blind safe, on light and dark backgrounds; and the pieces that they share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import matplotlib
+import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from fspo.files import atomic_path
+from fspo.report.groups import LengthProfile
+from fspo.report.runs import Array
 
 
 @dataclass(frozen=True, slots=True)
 class Theme:
-    """Colours of a background; ``groups`` are those of Okabe and Ito, lightened on dark."""
+    """Colours for one background; ``groups`` has the palette of Okabe and Ito, lighter on the dark one."""
 
     name: str
     page: str
@@ -66,17 +71,20 @@ THEMES: Final = (LIGHT, DARK)
 
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 
+_SMOOTH_FROM: Final = 20
+"""Series with at least this many points are drawn as a running mean, over a pale line of the values themselves."""
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Colour and marker of one group: each tells groups apart on its own."""
+    """Colour and marker of one group; either one is enough to tell the groups apart."""
 
     colour: str
     marker: str
 
 
 def group_looks(algos: Sequence[str], theme: Theme) -> dict[str, Look]:
-    """A look for each algorithm: its own where it has one, the next free colour otherwise."""
+    """A look for each algorithm: its own colour where it has one, otherwise the next free one."""
     looks: dict[str, Look] = {}
     spare = 0
     for algo in algos:
@@ -132,7 +140,7 @@ def themed(theme: Theme) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure outside pyplot's global state (usable from any thread, nothing to close)."""
+    """A figure outside pyplot's global state: it can be made in any thread and need not be closed."""
     figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1))
     FigureCanvasAgg(figure)
     return figure
@@ -146,7 +154,65 @@ def save_png(figure: Figure, path: Path, dpi: int = 130) -> Path:
 
 
 def say_nothing_to_show(axes: Axes, theme: Theme, reason: str) -> None:
-    """Say in an empty panel why it is empty."""
+    """Write into an empty panel why it is empty."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.text(0.5, 0.5, reason, ha="center", va="center", color=theme.muted, transform=axes.transAxes, wrap=True)
+
+
+def draw_smoothed(
+    axes: Axes, steps: npt.NDArray[np.int64], values: Array, colour: str, label: str | None = None, **line: Any
+) -> bool:
+    """Draw a series over steps; returns False, and draws nothing, if it is empty."""
+    if len(steps) == 0:
+        return False
+    if len(steps) < _SMOOTH_FROM:
+        axes.plot(steps, values, color=colour, label=label, marker="o" if len(steps) == 1 else None, **line)
+        return True
+    axes.plot(steps, values, color=colour, alpha=0.25, lw=1)
+    axes.plot(steps, running_mean(values, max(3, len(values) // 12)), color=colour, label=label, **line)
+    return True
+
+
+def running_mean(values: Array, window: int) -> Array:
+    """Centred running mean; near the ends over the part of the window that exists."""
+    kernel = np.ones(window)
+    return np.asarray(np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same"))
+
+
+def whole_steps(axes: Axes) -> None:
+    """Label the x axis as training steps, in whole numbers."""
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def draw_length_profile(axes: Axes, profile: LengthProfile, look: Look, theme: Theme) -> None:
+    """Draw the clip rate against length with its confidence band, the overall rate and the LRE."""
+    error = profile.error
+    seen = ~np.isnan(error.rate_K) & ~np.isnan(profile.length_K)
+    x, clip = profile.length_K[seen], 1 - error.rate_K[seen]
+    low, high = 1 - error.rate_high_K[seen], 1 - error.rate_low_K[seen]
+    axes.axhline(1 - error.rate, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=1)
+    axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0)
+    axes.errorbar(
+        x, clip, yerr=np.abs(np.stack([clip - low, high - clip])), color=look.colour, marker=look.marker, ms=5,
+        elinewidth=1.1, lw=1.6,
+    )  # fmt: skip
+    axes.set_xscale("log")
+    length_axis(axes)
+    axes.set_ylim(0, max(0.05, float(np.nanmax(high)) * 1.25))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    note = "LRE undefined: nothing was accepted"
+    if np.isfinite(error.lre):
+        debiased = f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}]"
+        note = f"LRE {error.lre:.3f}, debiased {debiased}"
+    axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=9)
+
+
+def length_axis(axes: Axes) -> None:
+    """Label a logarithmic axis of lengths with plain numbers."""
+    axes.set_xlabel("response length (tokens)")
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else ""))

@@ -1,20 +1,32 @@
-"""What a finished run says at its end: held-out accuracy before and after with intervals, and where its files are."""
+"""What a finished run reports at its end: held-out accuracy before and after, one figure, and where the files are."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fspo.fairness import wilson_interval
-from fspo.report.run_figure import plot_run
-from fspo.report.runs import INFO_FILE, METRICS_FILE, load_run
-
-
-def _accuracy_line(label: str, step: int, share: float, problems: int | None) -> str:
-    if problems is None:
-        return f"  {label} (step {step}): {share:.3f}"
-    low, high = wilson_interval(share, problems)
-    return f"  {label} (step {step}): {share:.3f}  95% interval [{low:.3f}, {high:.3f}] over {problems} problems"
+from fspo.report.groups import length_profile
+from fspo.report.runs import INFO_FILE, METRICS_FILE, Run, load_run
+from fspo.report.style import (
+    LIGHT,
+    Look,
+    Theme,
+    draw_length_profile,
+    draw_smoothed,
+    group_looks,
+    new_figure,
+    save_png,
+    say_nothing_to_show,
+    themed,
+    whole_steps,
+)
 
 
 def summarise(folder: Path) -> str:
@@ -30,3 +42,102 @@ def summarise(folder: Path) -> str:
     figure = plot_run(folder, folder / "run.png")
     status = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))["status"]
     return "\n".join([*lines, f"status: {status}", f"metrics: {folder / METRICS_FILE}", f"figure: {figure}"])
+
+
+def _accuracy_line(label: str, step: int, share: float, problems: int | None) -> str:
+    if problems is None:
+        return f"  {label} (step {step}): {share:.3f}"
+    low, high = wilson_interval(share, problems)
+    return f"  {label} (step {step}): {share:.3f}  95% interval [{low:.3f}, {high:.3f}] over {problems} problems"
+
+
+def plot_run(run_dir: str | os.PathLike[str], out_png: str | os.PathLike[str]) -> Path:
+    """Draw one run folder as one PNG. Missing data leaves a panel that says so; the rest is drawn.
+
+    Args:
+        run_dir: The run's folder (docs/run-folder.md), finished or not.
+        out_png: Where the picture goes; its folder is made.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        FileNotFoundError: If ``run_dir`` is not a folder.
+    """
+    folder = Path(run_dir)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such run folder; give the folder that holds metrics.jsonl")
+    run = load_run(folder)
+    with themed(LIGHT):
+        figure = new_figure(10.5, 6.8)
+        axes = figure.subplots(2, 2)
+        look = group_looks([run.algo], LIGHT)[run.algo]
+        _draw_outcome(axes[0, 0], run, look, LIGHT)
+        _draw_response_length(axes[0, 1], run, look, LIGHT)
+        _draw_clip_rate(axes[1, 0], run, look, LIGHT)
+        _draw_clip_by_length(axes[1, 1], run, look, LIGHT)
+        seed = "" if run.seed is None else f", seed {run.seed}"
+        last = max(run.steps, default=0)
+        status = "" if run.status == "finished" else f" ({run.status})"
+        figure.suptitle(f"{run.algo}{seed}: {last} steps{status}", x=0.01, ha="left", fontsize=13, fontweight="bold")
+        return save_png(figure, Path(out_png))
+
+
+def _draw_outcome(axes: Axes, run: Run, look: Look, theme: Theme) -> None:
+    axes.set_title("Reward in training, held-out accuracy")
+    drawn = draw_smoothed(axes, *run.first_series("critic/rewards/mean", "critic/score/mean"), look.colour, "reward")
+    names = run.validation_metrics()
+    if names:
+        steps, values = run.series(names[0])
+        n = run.validation_problems(names[0])
+        label = "held-out accuracy" if "/acc" in names[0] else "held-out reward"
+        style: dict[str, Any] = {"color": theme.text, "marker": "o", "ms": 6, "lw": 1.2, "zorder": 4, "label": label}
+        if n is not None and bool(((values >= 0) & (values <= 1)).all()):
+            low, high = wilson_interval(values, n)
+            spread = np.abs(np.stack([values - low, high - values]))
+            axes.errorbar(steps, values, yerr=spread, capsize=3, elinewidth=1.2, **style)
+            axes.set_title(f"Reward in training, held-out accuracy (n = {n}, 95%)")
+        else:
+            axes.plot(steps, values, **style)
+        if len(steps) > 1:
+            text = f"{label}: {values[0]:.3f} before, {values[-1]:.3f} after"
+            axes.text(0.02, 0.97, text, transform=axes.transAxes, va="top", fontsize=9.5, fontweight="bold")
+            low_y, high_y = axes.get_ylim()
+            axes.set_ylim(low_y, high_y + 0.12 * (high_y - low_y))
+        drawn = True
+    if drawn:
+        whole_steps(axes)
+        axes.legend(loc="best")
+    else:
+        say_nothing_to_show(axes, theme, "no reward logged yet")
+
+
+def _draw_response_length(axes: Axes, run: Run, look: Look, theme: Theme) -> None:
+    axes.set_title("Mean response length (tokens)")
+    if draw_smoothed(axes, *run.series("response_length/mean"), look.colour):
+        whole_steps(axes)
+    else:
+        say_nothing_to_show(axes, theme, "no response length logged yet")
+
+
+def _draw_clip_rate(axes: Axes, run: Run, look: Look, theme: Theme) -> None:
+    axes.set_title("Clipped sequences by step")
+    outside = draw_smoothed(axes, *run.series("fspo/clip_frac"), look.colour, "outside the band")
+    active = draw_smoothed(axes, *run.series("fspo/clip_active_frac"), theme.muted, "gradient removed", linestyle="--")
+    if outside or active:
+        whole_steps(axes)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.legend(loc="best")
+    else:
+        say_nothing_to_show(axes, theme, "no clip rate logged yet\n(it needs two mini-batches a step)")
+
+
+def _draw_clip_by_length(axes: Axes, run: Run, look: Look, theme: Theme) -> None:
+    axes.set_title("Outside the band, by response length (95%)")
+    profile = length_profile([run])
+    if profile is None:
+        say_nothing_to_show(axes, theme, "no length statistics yet")
+        return
+    draw_length_profile(axes, profile, look, theme)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness import Interval, LengthReweightingError
-from fspo.report.common import CommonRecord
+from fspo.fairness import Interval, LengthReweightingError, length_reweighting_error
+from fspo.report.common_records import CommonRecord
 from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_lre_interval
-from fspo.report.runs import PlannedRun, Run
+from fspo.report.runs import Array, PlannedRun, Run
 
-NOT_RUN = "not run"
+NOT_RUN: Final = "not run"
+
+_COUNT: Final = re.compile(r"fspo/by_(?P<attribute>\w+)/count/(?P<label>.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Column heads; rows of a head, an explanation of it (may be empty) and cells. Bold cells start with ``*``."""
+    """Column heads, and rows: a head, its explanation (may be empty) and the cells. Bold cells start with ``*``."""
 
     heads: list[str]
     rows: list[tuple[str, str, list[str]]]
@@ -75,29 +79,97 @@ def common_record_table(records: Sequence[CommonRecord]) -> Table | None:
     return Table([f"on {source}'s records" for source in sources], rows) if rows else None
 
 
+def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
+    """Debiased LRE over each attribute's bins, and the acceptance in each bin, by group.
+
+    The runs of a group are pooled. The interval of an LRE resamples steps, because the metrics are logged by step.
+
+    Returns:
+        The table; None where no run logged an attribute (``fspo.attributes``).
+    """
+    labels = _labels(groups)
+    rows: list[tuple[str, str, list[str]]] = []
+    for attribute, names in labels.items():
+        counts = [_counts(group, attribute, names) for group in groups]
+        rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", [_error(*pair) for pair in counts]))
+        for index, name in enumerate(names):
+            rows.append((name, attribute, [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]))
+    return Table(group_heads(groups), rows) if rows else None
+
+
+def _labels(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    """Bins of each attribute in the order in which they are logged, which is that of the attribute's edges."""
+    found: dict[str, list[str]] = {}
+    metrics = [values for group in groups for run in group.runs for values in run.steps.values()]
+    for values in sorted(metrics, key=len, reverse=True):  # a step without empty bins has all of them in order
+        for name in values:
+            if match := _COUNT.fullmatch(name):
+                names = found.setdefault(match["attribute"], [])
+                if match["label"] not in names:
+                    names.append(match["label"])
+    return found
+
+
+def _counts(group: RunGroup, attribute: str, labels: Sequence[str]) -> tuple[Array, Array]:
+    """Accepted and all sequences, [steps of all runs, bins]; exact, since an acceptance is a ratio of counts."""
+    accepted, total = [], []
+    for run in group.runs:
+        for values in run.steps.values():
+            count = [values.get(f"fspo/by_{attribute}/count/{label}", 0.0) for label in labels]
+            rate = [values.get(f"fspo/by_{attribute}/accept/{label}", 0.0) for label in labels]
+            if any(count):
+                total.append(count)
+                accepted.append([round(n * share) for n, share in zip(count, rate, strict=True)])
+    shape = (-1, len(labels))
+    return np.array(accepted, dtype=np.float64).reshape(shape), np.array(total, dtype=np.float64).reshape(shape)
+
+
+def _error(accepted: Array, total: Array) -> str:
+    if not total.sum():
+        return ""
+    error = length_reweighting_error(accepted, total)
+    return show_lre(error, f", noise floor {error.noise_floor:.3f}")
+
+
+def _rate(accepted: Array, total: Array) -> str:
+    return f"{accepted.sum() / total.sum():.1%} of {total.sum():.0f}" if total.sum() else ""
+
+
 def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:
-    """Status of every planned run, and of given runs that no grid planned: rows are groups, columns seeds."""
+    """Status of every planned run, and of given runs that are in no plan: rows are groups, columns seeds."""
     status: dict[tuple[str, str], dict[int | None, str]] = {}
     for plan in planned:
         status.setdefault((plan.comparison, plan.algo), {})[plan.seed] = NOT_RUN
-    seen = {plan.path.resolve(): plan for plan in planned}
+    by_path = {plan.path.resolve(): plan for plan in planned}
     for run in runs:
-        cell = seen.get(run.path.resolve())
         # A planned run whose run.json is unreadable still has its place in the grid.
-        key = (cell.comparison, cell.algo) if cell else (run.comparison, run.algo)
+        place = by_path.get(run.path.resolve(), run)
         text = f"{run.status}, {max(run.steps)} steps" if run.steps else "no data"
-        status.setdefault(key, {})[cell.seed if cell else run.seed] = text
+        status.setdefault((place.comparison, place.algo), {})[place.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
-    rows = [
-        (f"{algo}", comparison, [row.get(seed, "") for seed in seeds]) for (comparison, algo), row in status.items()
-    ]
+    rows = [(algo, comparison, [row.get(seed, "") for seed in seeds]) for (comparison, algo), row in status.items()]
     return Table([f"seed {'?' if seed is None else seed}" for seed in seeds], rows)
+
+
+def provenance_table(runs: Sequence[Run]) -> Table:
+    """What was run: the band of each run with its clip values, the commit, the command and the versions."""
+    rows = []
+    for run in runs:
+        s = run.loss_settings
+        band = f"{s.band}, {s.clip_low:g} / {s.clip_high:g} ({s.clip_unit})" if s else ""
+        versions = run.info.get("versions")
+        shown = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else ""
+        command = run.info.get("command", "")
+        command = " ".join(map(str, command)) if isinstance(command, list) else str(command)
+        commit = f"{run.info.get('commit') or ''}{' + changes' if run.info.get('dirty') else ''}"
+        rows.append((f"{run.algo}, seed {run.seed}", run.comparison, [band, commit, command, shown]))
+    return Table(["band, clip low / high", "commit", "command", "versions"], rows)
 
 
 def show_interval(interval: Interval | None, form: str, bold: bool = False) -> str:
     """``value [low, high]``; the value alone for one or two seeds; empty for None. ``bold`` marks intervals without 0.
 
-    Two seeds do have an interval, but at 12.7 standard errors it tells a reader nothing.
+    The interval of two seeds is 12.7 standard errors wide to either side and tells a reader nothing, so it is left out.
     """
     if interval is None:
         return ""
@@ -117,7 +189,7 @@ def show_lre(error: LengthReweightingError, beside: str) -> str:
     """Debiased LRE with its interval, and ``beside`` after it."""
     if np.isnan(error.lre):
         return "undefined: nothing accepted"
-    return f"{error.lre_debiased:.3f} [{error.ci_low:.3f}, {error.ci_high:.3f}]{beside}"
+    return f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}]{beside}"
 
 
 def _record_cell(record: CommonRecord) -> str:

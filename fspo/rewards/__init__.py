@@ -1,4 +1,4 @@
-"""Math answers scored by math-verify, bounded in time and memory. math-verify itself is only loaded in workers."""
+"""Math answers scored by math-verify, within limits of time and memory. Only worker processes load math-verify."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-r"""Shortcuts in front of math-verify that give its verdict, and nothing else.
+r"""Two shortcuts that give the same verdict as math-verify in less time.
 
 The verdict of this package is by definition that of `math_verify.parse` and `math_verify.verify` on the whole response,
-with the targets in `judge`. Two shortcuts make that cheap:
+with the targets in `judge`. The shortcuts are:
 
-- `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence from their first "answer"
-  on. For them math-verify ends up at that part whatever stands before it, so the worker may parse the part instead of
-  the whole response. If nothing can be read from it, the whole response is parsed after all.
-- `decide_exactly` settles such a part and a ground truth without math-verify if they are the same text, two plain
+- `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence that begins with their
+  first "answer". math-verify extracts that part in any case, so the worker parses the part alone. The whole response is
+  parsed only if nothing can be read from the part.
+- `decide_exactly` compares such a part with the ground truth without math-verify. It needs the same text, two plain
   integers or fractions, or two points or intervals made of such numbers.
 
 tests/unit/test_rewards_verdicts.py compares both with direct math-verify.
@@ -21,12 +21,12 @@ MAX_RESPONSE_CHARS = 50_000
 """Longer responses are judged by their last MAX_RESPONSE_CHARS characters (about 12,000 tokens) and their last box."""
 
 MAX_BOXES = 64
-r"""At most this many `\boxed` from the end are looked at: math-verify's search is quadratic in their number."""
+r"""Only this many `\boxed`, counted from the end, are judged: math-verify's search is quadratic in their number."""
 
 _BOX = "\\boxed"
 _BOX_SURROUNDINGS = 2_000
-# What may follow the box without being able to change what math-verify extracts: closers and punctuation, no percent
-# sign, no letter, no digit.
+# What may follow the box without changing what math-verify extracts: closing signs and punctuation, but no percent
+# sign, letter or digit.
 _HARMLESS_TAIL = re.compile(r"(?:[\s.*$]|\\\)|\\\])*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 # Four digits keep the difference of two unequal fractions above 1e-8, far from math-verify's numerical tolerance.
@@ -53,7 +53,7 @@ def closing_brace(text: str, opening: int) -> int | None:
 
 
 def final_box(response: str) -> str | None:
-    r"""Content of the response's only `\boxed{...}`, if it ends the response in a way that decides the extraction."""
+    r"""Content of the response's only `\boxed{...}`, if it ends the response so that math-verify must extract it."""
     start = response.find(_BOX)
     if start < 0 or response.find(_BOX, start + 1) >= 0 or "\\fbox" in response or "I hope" in response:
         return None
@@ -70,9 +70,9 @@ def final_box(response: str) -> str | None:
 
 
 def final_sentence(response: str) -> str | None:
-    """End of a response without a box from its first "answer" (or "final answer") on, if short enough to decide.
+    """End of a response without a box, from its first "answer" or "final answer" on, if it is short enough.
 
-    math-verify reads what follows such a word within 50 characters on the same line before anything else.
+    math-verify first reads what follows such a word within 50 characters on the same line.
     """
     if _BOX in response or "\\fbox" in response:
         return None
@@ -84,14 +84,14 @@ def final_sentence(response: str) -> str | None:
 def decisive_part(response: str) -> str | None:
     r"""A short text with the same verdict as the whole response: its final `\boxed{...}` or final sentence.
 
-    None does not mean that there is no answer, only that math-verify has to see the whole response.
+    None means that math-verify must parse the whole response, not that there is no answer.
     """
     content = final_box(response)
     return final_sentence(response) if content is None else f"{_BOX}{{{content}}}"
 
 
 def decide_exactly(part: str, truth: str) -> bool | None:
-    """Whether a decisive part equals the ground truth, where text alone decides it; None where it does not."""
+    """Whether a decisive part equals the ground truth; None if that cannot be decided from the text alone."""
     if part.startswith(_BOX):
         content = part[len(_BOX) + 1 : -1]
     else:
@@ -136,7 +136,7 @@ def _point_or_interval(text: str) -> tuple[str, str, tuple[Fraction, ...]] | Non
 def bounded(response: str) -> str:
     """The part of a response that is judged: its end, within MAX_RESPONSE_CHARS and MAX_BOXES.
 
-    If the last box stands before that part, its surroundings are put in front.
+    If the last box is before that part, the text around the box is put in front.
     """
     text = response[-MAX_RESPONSE_CHARS:]
     last = response.rfind(_BOX)

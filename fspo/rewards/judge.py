@@ -1,4 +1,4 @@
-"""One verdict by math-verify, with the reasons that math-verify itself folds into `False`."""
+"""One verdict by math-verify, with the reason, where math-verify itself only returns `False`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fspo.rewards.verdict import Status
 
 
 def judge(part: str | None, response: str, truth: str) -> tuple[Status, bool]:
-    r"""The verdict on a response, and whether it depends on `part` and `truth` alone (and so may be remembered).
+    r"""The verdict on a response, and whether it depends on `part` and `truth` alone (so that it may be cached).
 
     Args:
         part: the decisive part of the response if `extraction.decisive_part` found one, else None.
         response: the whole response, used when there is no such part or nothing can be read from it.
         truth: the ground truth, LaTeX without a box.
 
-    The targets (LaTeX in a box for the truth; expressions and LaTeX for the response) and the rule that any pair of
-    extracted readings may match are those of verl 0.9.1's `math_verify` scorer. Exceptions become statuses; running
-    out of memory or recursion counts as a failed comparison, a limit of `limits` as REFUSED.
+    Two rules are those of verl 0.9.1's `math_verify` scorer: the targets (LaTeX in a box for the truth; expressions and
+    LaTeX for the response), and that a match of any pair of readings counts. Exceptions become statuses: running out of
+    memory or recursion is a failed comparison, and a limit of `limits` is REFUSED.
     """
     try:
         gold = _parse_truth(truth)

@@ -1,10 +1,10 @@
-"""Size limits inside a worker process: what would hang or fill memory is refused before it starts.
+"""Size limits inside a worker process: computations that would hang or fill the memory are refused before they start.
 
-The time and memory limits of a worker already bound the damage of any input. These limits exist because a killed
-worker costs its whole time limit: a batch with a few percent of hostile answers would spend its time on them. They
-act where the sizes are known exactly, by wrapping the functions that math-verify and SymPy call: the text of a single
-expression before ANTLR parses it, and the operands of a power, a factorial, a binomial, a sum or a product before they
-are evaluated. Nothing here is ever installed outside the worker processes of this package.
+The time and memory limits of a worker already bound the damage of any input. But a killed worker costs its whole time
+limit, so a batch with a few percent of hostile answers would spend most of its time on them. The limits here wrap the
+functions that math-verify and SymPy call, where the sizes are known: the text of an expression before ANTLR parses it,
+and the operands of a power, a factorial, a binomial, a sum or a product before they are evaluated. They are only
+installed in the worker processes of this package.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def check_expression(text: str) -> None:
 def install() -> None:
     """Wrap math-verify's parsers and SymPy's evaluation of large numbers, sums and products in this process.
 
-    Raises AttributeError if a wrapped function no longer exists: a new release of either library must be looked at
-    rather than silently run without limits.
+    Raises AttributeError if a wrapped function no longer exists: these limits must then be adapted to the new release.
     """
     from math_verify import parser
     from sympy.concrete import summations

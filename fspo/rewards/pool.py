@@ -1,4 +1,4 @@
-"""The parent's side of the worker processes: start them, hand out answers, replace what dies."""
+"""The parent's side of the worker processes: it starts them, sends them answers and replaces those that die."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Outcome = tuple[Status, bool]
 
 START_LIMIT_S = 120.0
 WALL_FACTOR = 10.0
-"""A worker that has not answered after this many time limits of wall-clock time is killed, whatever it used."""
+"""A worker is killed after this many time limits of wall-clock time, even if it has used little processor time."""
 
 ANSWERS_PER_WORKER = 5_000
 """A worker is replaced after this many answers: ANTLR's caches only grow."""
@@ -104,9 +104,9 @@ class _Worker:
 class WorkerPool:
     """Up to `n_workers` processes, started on first use. Safe to use from any number of threads.
 
-    A worker has one answer in progress. Its time limit counts the processor time of that answer, so neither waiting
-    in a queue nor other load on the machine is counted; see WALL_FACTOR for the backstop. `replaced` counts the
-    workers that had to be replaced because they were stuck or died.
+    A worker judges one answer at a time. The time limit is the processor time of that answer: time in a queue and other
+    load on the machine do not count. WALL_FACTOR limits the wall-clock time too. `replaced` is the number of workers
+    that were replaced because they were stuck or died.
     """
 
     def __init__(self, n_workers: int, time_limit_s: float, memory_limit_mb: int) -> None:
@@ -120,7 +120,7 @@ class WorkerPool:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._launcher: _Launcher | None = None
-        # Last in, first out: a lone caller keeps to one worker instead of waking all of them in turn.
+        # Last in, first out: a single caller then uses one worker instead of starting all of them in turn.
         self._slots: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(self.n_workers):
             self._slots.put(None)
@@ -152,7 +152,7 @@ class WorkerPool:
                     dead, worker = worker, None
                     status = self._bury(dead, isinstance(error, TimeoutError))
                     crashes += 1
-                    # One retry after a crash: the kernel may have taken an idle worker for reasons of its own.
+                    # One retry after a crash: the kernel may have killed the worker for another reason.
                     if status is Status.TIMEOUT or crashes > 1:
                         outcomes.append((status, True))
                         crashes = 0
@@ -160,7 +160,7 @@ class WorkerPool:
                 retired, worker = worker, None
                 self._collect(retired)
             return outcomes
-        except BaseException:  # interrupted half-way: pending results must not reach the next caller
+        except BaseException:  # interrupted: results still to come must not reach the next caller
             if worker is not None:
                 self._collect(worker)
                 worker = None

@@ -24,15 +24,14 @@ def _task(response: object, ground_truth: object) -> Task:
 
 
 class MathScorer:
-    r"""Scores responses against ground truths by math-verify, in worker processes that cannot take the caller down.
+    r"""Scores responses against ground truths by math-verify, in worker processes: their crashes cannot end the caller.
 
     The verdict on a response is math-verify's on its text: the last `\boxed{...}`, else the final answer or number.
-    Boxes that equal the ground truth textually, or as integers, are settled in the calling process (see
-    `extraction`); all else is judged by the pool, and a verdict that depends only on the part is remembered, since the
-    responses of a group often end alike.
+    Simple answers are decided in the calling process (see `extraction`); the pool judges all others. A verdict that
+    depends only on the part is cached, since the responses of a group often have the same ending.
 
-    Safe to use from any number of threads, from Ray actors and from daemonic processes. Processes start at the first
-    answer that needs them, and end with `close()`, with the interpreter, or when the calling process dies.
+    It can be used from any number of threads, from Ray actors and from daemonic processes. Worker processes start with
+    the first answer that needs one. They end with `close()`, with the interpreter, or when the calling process dies.
 
     Args:
         n_workers: number of worker processes; None takes half of the processors this process may use, at least 2 and
@@ -60,7 +59,7 @@ class MathScorer:
         self._counts: Counter[str] = Counter()
 
     def score(self, response: str, ground_truth: str) -> Verdict:
-        """Verdict on one response. Blocks until it is there; call it from several threads to use several workers.
+        """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
 
         Raises:
             TypeError: the response or the ground truth is not a string.
@@ -79,7 +78,7 @@ class MathScorer:
         return verdict
 
     def _judge_once(self, task: Task, key: tuple[str, str]) -> Verdict:
-        """Judge a decisive part; threads that ask for the same one meanwhile wait for its verdict to be cached."""
+        """Judge a decisive part; other threads that ask for the same part wait until its verdict is cached."""
         with self._lock:
             other = self._in_progress.get(key)
             if other is None:
@@ -107,8 +106,8 @@ class MathScorer:
         tasks = [_task(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
         verdicts: dict[int, Verdict] = {}
         pending = list(range(len(tasks)))
-        # Responses of a group often end alike. The first of them is judged; the verdict is then in the cache for the
-        # others, unless nothing could be read from the part: then each is judged by the whole of its own text.
+        # Responses of a group often have the same ending. The first of them is judged, and the others find its verdict
+        # in the cache. If nothing could be read from the part, each is judged by its own whole text.
         for _ in range(2):
             first: dict[tuple[str | None, str, str], int] = {}
             waiting: list[int] = []
@@ -160,7 +159,7 @@ class MathScorer:
         for (part, _, truth), (status, cacheable) in zip(tasks, outcomes, strict=True):
             verdict = Verdict.of(status)
             verdicts.append(verdict)
-            # A crash may have had an outside cause: judge the same answer anew next time.
+            # A crash may have had another cause, so the same answer is judged again next time.
             if part is not None and cacheable and status is not Status.CRASHED:
                 self._remember((part, truth), verdict)
         return verdicts
@@ -172,10 +171,10 @@ class MathScorer:
                 self._cache.popitem(last=False)
 
     def counts(self) -> dict[str, int]:
-        """Number of verdicts by status since the start, and how they came about.
+        """Number of verdicts since the start, by status.
 
-        Every status is present. Further keys: `decided_exactly` and `from_cache` (verdicts that needed no worker) and
-        `workers_replaced`.
+        Every status is present. Further keys are `decided_exactly` and `from_cache` (verdicts that needed no worker),
+        and `workers_replaced`.
         """
         with self._lock:
             counts = {key: self._counts[key] for key in [*Status, "decided_exactly", "from_cache"]}

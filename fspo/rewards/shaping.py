@@ -1,4 +1,4 @@
-"""Optional additions to the 0/1 score. Both are off unless a run asks for them."""
+"""Optional additions to the 0/1 score. Both are off by default."""
 
 from __future__ import annotations
 

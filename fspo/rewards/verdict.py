@@ -1,4 +1,4 @@
-"""What scoring one answer can end in."""
+"""The possible results of scoring one answer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from enum import StrEnum
 class Status(StrEnum):
     """Why an answer got its score. Only CORRECT scores 1.
 
-    Everything below WRONG means that no comparison was completed, so a rise in one of these counters is a fault
-    to look into, not a weaker policy.
+    All statuses after WRONG mean that no comparison was completed. More of them point to a fault, not to a weaker
+    policy.
     """
 
     CORRECT = "correct"
     WRONG = "wrong"
-    NO_ANSWER = "no_answer"  # nothing that looks like an answer in the text
+    NO_ANSWER = "no_answer"  # the text has nothing that looks like an answer
     PARSE_FAILED = "parse_failed"  # an answer was found but no expression could be read from it
-    COMPARE_FAILED = "compare_failed"  # both sides were read, comparing them raised (division by zero, recursion)
-    REFUSED = "refused"  # beyond the size limits (length, nesting, digits of a number): not evaluated
+    COMPARE_FAILED = "compare_failed"  # both sides were read, but their comparison raised (division by zero, recursion)
+    REFUSED = "refused"  # not evaluated: beyond the size limits (length, nesting, digits of a number)
     TIMEOUT = "timeout"  # used up its run time; the worker was replaced
     CRASHED = "crashed"  # the worker died for another reason; it was replaced
-    BAD_TRUTH = "bad_truth"  # the ground truth itself cannot be read: a defect of the data set
+    BAD_TRUTH = "bad_truth"  # the ground truth cannot be read: a defect of the data set
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Verdict:
 def status_rates(statuses: Iterable[str | None], prefix: str = "reward/status") -> dict[str, float]:
     """Share of every status among `statuses`, and their number: metrics for a logger.
 
-    Returns `{prefix/<status>: share, ..., prefix/n: count}` with every status present (0.0 where none occurred), so
-    that a curve never has holes. None entries (samples scored by another reward) are left out of the count; an
-    unknown status raises ValueError, because dropping it would hide it.
+    Returns `{prefix/<status>: share, ..., prefix/n: count}`. Every status is present (0.0 if it did not occur), so that
+    curves have no gaps. None entries (samples scored by another reward) do not count. An unknown status raises
+    ValueError.
     """
     counts = dict.fromkeys(Status, 0)
     for status in statuses:

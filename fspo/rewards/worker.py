@@ -1,14 +1,14 @@
 """The processes that run math-verify: one launcher, spawned, and the workers it forks.
 
-The launcher is a fresh interpreter (never a fork of the training process) that imports math-verify once, fills its
-caches and then forks a worker whenever asked: replacing a stuck worker takes milliseconds instead of a second of
-imports, and the workers share their memory. The launcher runs no untrusted text, so it cannot get stuck itself.
+The launcher is a new interpreter, never a fork of the training process. It imports math-verify once, fills its caches,
+and then forks a worker on each request. So replacing a stuck worker takes milliseconds instead of a second of imports,
+and the workers share memory. The launcher runs no untrusted text, so it cannot get stuck itself.
 
-Launcher protocol, over a Unix socket: requests `FORK` (with one file descriptor, the worker's end of a socket pair)
-and `REAP pid` (kill it if it still runs, and collect it), each answered with one integer: the new worker's pid, or its
-wait status. A worker is only collected on REAP, so its pid cannot be reused while the parent still refers to it.
-Worker protocol, over its own socket: a JSON list of [part, response, truth] in, one JSON [status, cacheable] out for
-each, in order.
+Launcher protocol, over a Unix socket: the requests are `FORK` (with one file descriptor, the worker's end of a socket
+pair) and `REAP pid` (kill the worker if it still runs, and collect it). The answer is one integer: the pid of the new
+worker, or its wait status. A worker is only collected on REAP, so its pid is not reused while the parent refers to it.
+Worker protocol, over its own socket: a JSON list of [part, response, truth] in; for each, in order, one JSON
+[status, cacheable] out.
 
 No process outlives its parent: the launcher ends when its socket closes, a worker when the launcher ends
 (PR_SET_PDEATHSIG; safe here because the launcher has a single thread) or when its own socket closes.
@@ -50,7 +50,7 @@ def main(control_fd: int, parent_pid: int, time_limit_s: float, memory_limit_mb:
     gc.freeze()
     with socket.socket(fileno=control_fd) as control:
         control.sendall(REPLY.pack(0))
-        # The timeout is a second line of defence: a process forked from the parent may hold the socket open.
+        # The timeout matters if a process forked from the parent holds the socket open.
         control.settimeout(_ORPHAN_CHECK_S)
         while os.getppid() == parent_pid:
             try:
@@ -93,7 +93,7 @@ def _serve(connection: Connection, time_limit_s: float) -> None:
         while True:
             for part, response, truth in json.loads(connection.recv_bytes()):
                 # The kernel ends this process once it has used that much processor time, even inside a C function.
-                # SIGPROF keeps its default action: there is nothing left to clean up in a worker.
+                # SIGPROF keeps its default action: a worker has nothing to clean up.
                 signal.setitimer(signal.ITIMER_PROF, time_limit_s)
                 verdict = judge.judge(part, response, truth)
                 signal.setitimer(signal.ITIMER_PROF, 0)

@@ -31,13 +31,14 @@ def _reward_info(extra_fields: Any) -> dict[str, Any]:
     return (fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {}
 
 
-def grad_norm_metrics(norm_M: list[float], clip: float) -> dict[str, float]:
+def grad_norm_metrics(norms: Sequence[float | None], clip: float) -> dict[str, float]:
     """Over the mini-batches of a step: the largest gradient norm, and the share in which the norm clip binds."""
-    if not norm_M:
+    known = [norm for norm in norms if norm is not None]
+    if not known:
         return {}
     return {
-        "fspo/grad_norm/max": max(norm_M),
-        "fspo/grad_norm/clipped_share": sum(not norm <= clip for norm in norm_M) / len(norm_M),
+        "fspo/grad_norm/max": max(known),
+        "fspo/grad_norm/clipped_share": sum(not norm <= clip for norm in known) / len(known),
     }
 
 

@@ -7,12 +7,11 @@ verl's logic for ``sync``: any other mode takes verl's asynchronous branches.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
-import torch
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
@@ -20,11 +19,11 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from fspo.attributes import Attribute, AttributeSums, attribute_metrics
+from fspo.attributes import Attribute, attribute_metrics
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.records import to_record
-from fspo.sums import SequenceSums
+from fspo.types import BandState
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old
 from recipe.fspo.checkpoints.state import Stateful, load_state, save_state
@@ -36,22 +35,10 @@ from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics, prompt_of, read_outcomes, send_attribute_bins
-from recipe.fspo.recorder import SumArrays, sequence_records
+from recipe.fspo.recorder import MiniBatch, join_ranks, sequence_record
 from recipe.fspo.worker import FSPOWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
-
-
-def sum_over_ranks(per_rank: list[list[SumArrays]]) -> list[SequenceSums]:
-    """Join what the ranks recorded: entry i of the result holds mini-batch i of the rollout batch, over all ranks.
-
-    Raises:
-        ValueError: if the ranks recorded different numbers of mini-batches.
-    """
-    return [
-        sum((SequenceSums.from_numpy(*arrays) for arrays in mini_batch), SequenceSums.zeros())
-        for mini_batch in zip(*per_rank, strict=True)
-    ]
 
 
 def _build_band_controller(config: DictConfig) -> BandController | None:
@@ -215,40 +202,34 @@ class FSPOTrainer(PPOTrainerSync):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("update")
-        if self._band_controller is not None:
-            self.actor_rollout_wg.set_band_state(self._band_controller.state)
         outcomes = read_outcomes(batch)
         attributes: tuple[Attribute, ...] = ()
         if names := self.config.fspo.attributes:
             batch, attributes = send_attribute_bins(batch, outcomes, names, self.config.data.max_response_length)
-            self.actor_rollout_wg.set_attributes(attributes)
+        self.actor_rollout_wg.begin_update(self._band_state(), attributes)
         batch = super()._update_actor(batch, metrics)
-        mini_batches = sum_over_ranks(self.actor_rollout_wg.pop_sequence_sums())
+        mini_batches = join_ranks(self.actor_rollout_wg.pop_mini_batches())
+        sums = [mini_batch.sums for mini_batch in mini_batches]
         if self._band_controller is not None:
-            self._band_controller.update(mini_batches)
-        metrics.update(self._diagnostics.update(mini_batches))
+            self._band_controller.update(sums)
+        metrics.update(self._diagnostics.update(sums))
         metrics.update(outcome_metrics(outcomes, self._diagnostics))
-        metrics.update(self._metrics_by(attributes))
-        metrics.update(grad_norm_metrics(self.actor_rollout_wg.pop_grad_norms()[0], self._grad_clip))
-        records = [to_record(sums, step=self.global_steps, minibatch=i) for i, sums in enumerate(mini_batches)]
-        self._run_log.append("length_stats.jsonl", records)
-        if self.config.fspo.record_sequences:
-            per_rank = self.actor_rollout_wg.pop_sequences()
-            joined = [np.concatenate(ranks, axis=1) for ranks in zip(*per_rank, strict=True)]
-            self._run_log.append("sequences.jsonl", sequence_records(self.global_steps, joined))
+        # In the first mini-batch S = 0: nothing has been updated yet.
+        for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[1:]), strict=True):
+            metrics.update(attribute_metrics(by_attribute))
+        metrics.update(grad_norm_metrics([each.grad_norm for each in mini_batches], self._grad_clip))
+        self._record(mini_batches)
         return batch
 
-    def _metrics_by(self, attributes: tuple[Attribute, ...]) -> dict[str, float]:
-        """Acceptance by other attributes than length, of this step's mini-batches but the first, where S = 0."""
-        if not attributes:
-            return {}
-        per_rank = self.actor_rollout_wg.pop_attribute_sums()
-        mini_batches = [[sum(parts) for parts in zip(*ranks, strict=True)] for ranks in zip(*per_rank, strict=True)]
-        metrics: dict[str, float] = {}
-        for attribute, *sums in zip(attributes, *mini_batches[1:], strict=True):
-            if sums:
-                metrics |= attribute_metrics([AttributeSums(attribute, torch.from_numpy(part)) for part in sums])
-        return metrics
+    def _band_state(self) -> BandState | None:
+        return None if self._band_controller is None else self._band_controller.state
+
+    def _record(self, mini_batches: Sequence[MiniBatch]) -> None:
+        """Append the step's exact sums, and its sequences if they are asked for, to the run folder."""
+        step, each = self.global_steps, list(enumerate(mini_batches))
+        self._run_log.append("length_stats.jsonl", [to_record(part.sums, step=step, minibatch=i) for i, part in each])
+        if self.config.fspo.record_sequences:
+            self._run_log.append("sequences.jsonl", [sequence_record(step, i, part) for i, part in each])
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
@@ -16,10 +15,11 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from fspo.attributes import Attribute
 from fspo.losses import UnusableRowsError
+from fspo.types import BandState
 from recipe.fspo.faults.nonfinite import guarded_update
 from recipe.fspo.plugin import require_plugin
 from recipe.fspo.policy_loss import observe_verl_losses
-from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, SequenceArrays, SumArrays
+from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, MiniBatch
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
     import recipe.fspo.cpu.attention
@@ -69,34 +69,14 @@ class FSPOWorker(ActorRolloutRefWorker):
         RECORDER.enable(self.config.rollout.response_length, sequences, Path(run_dir))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def pop_sequence_sums(self) -> list[SumArrays]:
-        """Sums of this rank's sequences for every mini-batch since the last call."""
+    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...]) -> None:
+        """Use ``band_state`` in the update that follows, and record by ``attributes``, whose bins its batch holds."""
+        RECORDER.begin_update(band_state, attributes)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def pop_mini_batches(self) -> list[MiniBatch]:
+        """What this rank recorded of every mini-batch since the last call."""
         return RECORDER.pop()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def pop_grad_norms(self) -> list[float]:
-        """Norm of the whole gradient, before clipping, for every mini-batch since the last call."""
-        return RECORDER.pop_grad_norms()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def pop_sequences(self) -> list[SequenceArrays]:
-        """S, L, A and weight of this rank's sequences, if they are recorded."""
-        return RECORDER.pop_sequences()
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_band_state(self, band_state: Any) -> None:
-        """Use ``band_state`` (a :class:`fspo.calibration.BandState`) in the updates that follow."""
-        RECORDER.band_state = band_state
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_attributes(self, attributes: tuple[Attribute, ...]) -> None:
-        """Record by these attributes, whose bins the batches of the updates that follow hold."""
-        RECORDER.attributes = attributes
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def pop_attribute_sums(self) -> list[list[np.ndarray]]:
-        """Sums of this rank's sequences by attribute, for every mini-batch since the last call."""
-        return RECORDER.pop_attribute_sums()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def parameter_norm(self) -> float:

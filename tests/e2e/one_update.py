@@ -46,8 +46,8 @@ from verl.single_controller.ray import (  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
-from fspo.sums import SequenceSums  # noqa: E402
 from recipe.fspo.launch.start import prepare  # noqa: E402
+from recipe.fspo.recorder import join_ranks  # noqa: E402
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48
@@ -184,10 +184,7 @@ def main() -> None:
     )
     metrics = workers.update_actor(data)["metrics"]
     gradients, after = workers.kept()[0]
-    sums = [
-        sum((SequenceSums.from_numpy(*arrays) for arrays in ranks), SequenceSums.zeros())
-        for ranks in zip(*workers.pop_sequence_sums(), strict=True)
-    ]
+    sums = [mini_batch.sums for mini_batch in join_ranks(workers.pop_mini_batches())]
     placed = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     np.savez(
         OUT,

@@ -1,32 +1,45 @@
-"""Configurations for tests that look at values: Hydra takes most of a second for each, so groups are composed once."""
+"""``composed()``: what ``compose()`` gives, faster: Hydra takes half a second to put the groups together."""
 
 from __future__ import annotations
 
-import copy
 import functools
+import pickle
+from collections.abc import Sequence
 
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 
-from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.compose import CONF_DIR, compose
 
-_GROUPS = ("advantage", "algo", "experiment", "grad_scale")
+#: The groups of a run, and what is chosen unless a command says otherwise.
+_DEFAULTS = {
+    group: option
+    for entry in yaml.safe_load((CONF_DIR / "fspo.yaml").read_text(encoding="utf-8"))["defaults"]
+    if isinstance(entry, dict)
+    for group, option in entry.items()
+    if " " not in group
+}
 
 
 @functools.cache
-def _composed(choices: tuple[str, ...]) -> DictConfig:
-    return compose(list(choices))
+def _pickled(choices: tuple[tuple[str, str], ...]) -> bytes:
+    return pickle.dumps(compose([f"{group}={option}" for group, option in choices]))
 
 
 def composed(*overrides: str) -> DictConfig:
-    """What ``compose(overrides)`` gives, as a copy of its own; values are set after the groups have been composed."""
-    choices = tuple(override for override in overrides if override.partition("=")[0] in _GROUPS)
-    config = copy.deepcopy(_composed(choices))
-    values = OverridesParser.create().parse_overrides([o for o in overrides if o not in choices])
-    for override in values:
-        key = override.key_or_group
-        if not override.is_add() and OmegaConf.select(config, key, default=OmegaConf) is OmegaConf:
-            raise KeyError(f"{key} is not in the configuration; +{key}=... adds it")
-        with open_dict(config):
-            OmegaConf.update(config, key, override.value())
+    """A configuration of one's own: groups are composed once per process, values are set afterwards, as Hydra does."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    if any(override.is_sweep_override() for override in parsed):
+        return compose(overrides)  # refuses it
+    chosen = {override.key_or_group: override.value() for override in parsed if override.key_or_group in _DEFAULTS}
+    config: DictConfig = pickle.loads(_pickled(tuple((_DEFAULTS | chosen).items())))
+    values = [override for override in parsed if override.key_or_group not in _DEFAULTS]
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
     return config
+
+
+def composed_from(overrides: Sequence[str] = ()) -> DictConfig:
+    """:func:`composed` in the form of ``compose``, to stand in for it in a module under test."""
+    return composed(*overrides)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from fspo.fairness.alignment import (
     without_clip,
 )
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from recipe.fspo.alignment.__main__ import USAGE, BadInput, configure, parse, settings_of
+from recipe.fspo.alignment.__main__ import USAGE, BadInput, configure, main, parse, settings_of
 
 FIXED = ("fspo", "seq_rloo", "seq_gspo", "luspo")
 
@@ -338,8 +337,13 @@ def test_help_names_every_key() -> None:
         assert f"\n  {key}=" in USAGE
 
 
-def test_bad_input_ends_with_status_2_and_one_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recipe.fspo.alignment", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+def test_bad_input_ends_with_status_2_and_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VERL_LOGGING_LEVEL", "WARN")  # main sets it for the whole process
+    monkeypatch.setattr(sys, "argv", ["alignment", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and len(said.splitlines()) == 1

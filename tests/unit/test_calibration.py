@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_log_ratios, uneven_rollout_batch
 from fspo.calibration import BandController, drift_per_token, local_half_widths
 from fspo.clipping import acceptance_band
 from fspo.fairness.bins import equal_mass_starts, merge_bins
 from fspo.fairness.lre import length_reweighting_error
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
-from fspo.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_statistics, uneven_round
 from fspo.types import BandState, SequenceLossSettings
 
 ADAPTIVE = SequenceLossSettings(band="adaptive", target_acceptance=0.85)
@@ -26,7 +26,7 @@ K = FINE_LENGTH_EDGES.numel() - 1
 def sums(sigma: float, seed: int, n: int = 2000, longest: int = 400) -> SequenceSums:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest + 1, n)
-    return sums_of_statistics(gaussian_log_ratios(lengths, sigma, rng), lengths)
+    return sums_of_log_ratios(gaussian_log_ratios(lengths, sigma, rng), lengths)
 
 
 def a_round(sigma: float, seed: int = 0, **options: int) -> list[SequenceSums]:
@@ -57,7 +57,7 @@ def test_dispersion_is_measured_about_the_centre_of_the_band(drift: str) -> None
     settings = SequenceLossSettings(band="adaptive", target_acceptance=0.85, drift=drift)
     rng, n = np.random.default_rng(0), 20_000
     lengths = np.full(n, 5000)
-    part = sums_of_statistics(gaussian_log_ratios(lengths, 0.03, rng), lengths)
+    part = sums_of_log_ratios(gaussian_log_ratios(lengths, 0.03, rng), lengths)
     state = BandController(settings).update([SequenceSums.zeros(), part])
     about_zero = (0.03**2 + (0.03**2 / 2) ** 2 * 5000) ** 0.5
     assert state.dispersion == pytest.approx(0.03 if drift == "kl" else about_zero, rel=0.02)
@@ -80,7 +80,7 @@ def test_local_widths_follow_the_dispersion_and_shrink_where_thin() -> None:
     rng = np.random.default_rng(0)
     lengths = np.concatenate([np.full(3000, 10), np.full(3000, 200), np.full(5, 5000)])
     sigma = np.concatenate([np.full(3000, 0.01), np.full(3000, 0.04), np.full(5, 1.0)])
-    part = sums_of_statistics(sigma * np.sqrt(lengths) * rng.normal(size=lengths.size), lengths)
+    part = sums_of_log_ratios(sigma * np.sqrt(lengths) * rng.normal(size=lengths.size), lengths)
     widths = BandController(QUANTILE).update([SequenceSums.zeros(), part]).half_width_K
     at = {L: widths[int(length_bin(torch.tensor([L])))] for L in (1, 10, 200, 5000, 100_000)}
     assert at[10] == pytest.approx(1.44 * 0.01, rel=0.05) and at[200] == pytest.approx(1.44 * 0.04, rel=0.05)
@@ -94,7 +94,7 @@ def test_thin_bins_borrow_from_their_neighbours_in_length() -> None:
     rng = np.random.default_rng(0)
     lengths = np.concatenate([np.full(3000, 10), np.full(10, 100), np.full(3000, 110)])
     sigma = np.where(lengths == 10, 0.01, 0.04)
-    part = sums_of_statistics(sigma * np.sqrt(lengths) * rng.normal(size=lengths.size), lengths)
+    part = sums_of_log_ratios(sigma * np.sqrt(lengths) * rng.normal(size=lengths.size), lengths)
     widths = BandController(QUANTILE).update([SequenceSums.zeros(), part]).half_width_K
     assert widths[int(length_bin(torch.tensor([100])))] == pytest.approx(1.44 * 0.04, rel=0.05)
 
@@ -103,7 +103,7 @@ def test_sequences_that_did_not_move_count_in_the_quantile() -> None:
     lengths = np.full(4000, 100)
     S = np.where(np.arange(4000) < 2000, 0.0, np.random.default_rng(0).normal(size=4000) * 0.3)
     settings = SequenceLossSettings(band="quantile", target_acceptance=0.75)
-    state = BandController(settings).update([SequenceSums.zeros(), sums_of_statistics(S, lengths)])
+    state = BandController(settings).update([SequenceSums.zeros(), sums_of_log_ratios(S, lengths)])
     assert measured_acceptance(S, lengths, settings, state).mean() == pytest.approx(0.75, abs=0.01)
 
 
@@ -111,7 +111,7 @@ def test_quantiles_of_the_histogram_are_those_of_the_data() -> None:
     folded = np.zeros((K, 130))
     rng = np.random.default_rng(0)
     z = np.abs(rng.normal(size=50_000)) * 0.03
-    part = sums_of_statistics(z * 10, np.full(z.size, 100))
+    part = sums_of_log_ratios(z * 10, np.full(z.size, 100))
     folded[:, :] = part.hist_KH.numpy()[:, 131:]
     for level in (0.1, 0.5, 0.9):
         width = local_half_widths(folded, level, 100)[int(length_bin(torch.tensor([100])))]
@@ -143,9 +143,9 @@ def test_state_is_causal_and_forgets_after_the_window() -> None:
 @pytest.mark.parametrize("settings", [ADAPTIVE, QUANTILE, V1, QUANTILE_V1])
 def test_state_does_not_depend_on_how_a_mini_batch_was_split(settings: SequenceLossSettings) -> None:
     rng = np.random.default_rng(0)
-    S, L = uneven_round(rng, 400)[2]
-    whole = sums_of_statistics(S, L)
-    parts = [sums_of_statistics(S[i : i + 150], L[i : i + 150]) for i in range(0, 400, 150)]
+    S, L = uneven_rollout_batch(rng, 400)[2]
+    whole = sums_of_log_ratios(S, L)
+    parts = [sums_of_log_ratios(S[i : i + 150], L[i : i + 150]) for i in range(0, 400, 150)]
     joined = sum(parts, SequenceSums.zeros())
     states = [BandController(settings).update([SequenceSums.zeros(), x]) for x in (whole, joined)]
     assert states[0].dispersion == pytest.approx(states[1].dispersion, rel=1e-12)
@@ -192,7 +192,7 @@ def test_drifted_centre_keeps_the_first_mini_batch_of_a_round() -> None:
 def test_quantile_band_is_fair_to_length_where_sqrt_is_not(target: float) -> None:
     """Debiased LRE at most 0.01 at equal acceptance, applied causally to a run whose dispersion is not sqrt(L)."""
     rng = np.random.default_rng(3)
-    run = [uneven_round(rng, 256) for _ in range(28)]
+    run = [uneven_rollout_batch(rng, 256) for _ in range(28)]
     errors, rates = {}, {}
     for band in ("adaptive", "quantile"):
         settings = SequenceLossSettings(band=band, target_acceptance=target)  # type: ignore[arg-type]
@@ -203,10 +203,10 @@ def test_quantile_band_is_fair_to_length_where_sqrt_is_not(target: float) -> Non
                 inside = measured_acceptance(S, L, settings, controller.state)
                 for row, chosen in enumerate((inside, np.full_like(inside, True))):
                     counts[row] += np.bincount(length_bin(torch.from_numpy(L[chosen])).numpy(), minlength=K)
-            controller.update([sums_of_statistics(*part) for part in parts])
+            controller.update([sums_of_log_ratios(*part) for part in parts])
         starts = equal_mass_starts(counts[1], 8)
         accepted, total = (merge_bins(row, starts) for row in counts)
-        errors[band] = length_reweighting_error(accepted, total).lre_debiased
+        errors[band] = length_reweighting_error(accepted, total).debiased.value
         rates[band] = accepted.sum() / total.sum()
     assert rates["quantile"] == pytest.approx(target, abs=0.02)
     assert errors["quantile"] <= 0.01 < 0.02 < errors["adaptive"]

@@ -1,13 +1,19 @@
-"""The checkpoint that a run is about to resume: whole, damaged, half-written, of another size."""
+"""Checkpoints: the one about to be resumed (whole, damaged, half-written, of another size), our state in it, export."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from fspo.calibration import BandController
+from fspo.diagnostics import LengthDiagnostics
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.sums import SequenceSums
 from recipe.fspo.checkpoints.integrity import (
     TRACKER_FILE,
     archive_damage,
@@ -17,6 +23,8 @@ from recipe.fspo.checkpoints.integrity import (
     repair_tracker,
     resume_problems,
 )
+from recipe.fspo.checkpoints.state import STATE_FILE, load_state, save_state
+from recipe.fspo.export import actor_folder
 
 KINDS = ("model", "optimizer", "extra")
 NAMES = ("model", "optim", "extra_state")
@@ -185,3 +193,61 @@ def test_old_checkpoints_of_earlier_starts_are_removed(tmp_path: Path) -> None:
     left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     assert left == {"global_step_10", "global_step_13", "global_step_40", "global_step_best"}
     assert remove_old(tmp_path, step=13, keep=2) == []
+
+
+# ---------------------------------------------------------------- our own state
+
+
+def sums(seed: int) -> SequenceSums:
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(4, 8, generator=generator)
+    new = old + 0.1 * torch.randn(4, 8, generator=generator)
+    mask = torch.arange(8) < torch.tensor([8, 5, 2, 0])[:, None]
+    return SequenceSums.zeros().add_(sequence_policy_loss(new, old, torch.ones(4, 8), mask, ALGORITHMS["fspo"]))
+
+
+def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
+    def parts() -> tuple[LengthDiagnostics, BandController]:
+        return LengthDiagnostics(bins=2, window=3), BandController(ALGORITHMS["fspo_quantile"], min_count=1)
+
+    diagnostics, controller = parts()
+    for step in range(3):
+        diagnostics.update([sums(step), sums(step + 10)])
+        controller.update([sums(step), sums(step + 10)])
+    save_state(tmp_path, {"diagnostics": diagnostics, "band_controller": controller})
+    drawn = (random.random(), np.random.rand(), torch.rand(1).item())
+    restored, restored_controller = parts()
+    load_state(tmp_path, {"diagnostics": restored, "band_controller": restored_controller})
+    assert restored_controller.state == controller.state
+    assert drawn == (random.random(), np.random.rand(), torch.rand(1).item())
+    following = [sums(5), sums(15)]
+    assert restored.update(following) == diagnostics.update(following)
+
+
+def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
+    fixed = {"diagnostics": LengthDiagnostics(), "band_controller": None}
+    load_state(tmp_path, fixed)  # a checkpoint of plain verl has no such file
+    save_state(tmp_path, fixed)
+    with pytest.raises(ValueError, match="saved without a band_controller, and this run is with one"):
+        load_state(tmp_path, fixed | {"band_controller": BandController(ALGORITHMS["fspo_adaptive"])})
+    (tmp_path / STATE_FILE).write_bytes((tmp_path / STATE_FILE).read_bytes()[:100])
+    with pytest.raises(ValueError, match=f"{STATE_FILE} is damaged"):
+        load_state(tmp_path, fixed)
+
+
+# ---------------------------------------------------------------- export
+
+
+def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
+    for step in (10, 20):
+        actor = tmp_path / "checkpoints" / f"global_step_{step}" / "actor"
+        actor.mkdir(parents=True)
+        (actor / "model_world_size_1_rank_0.pt").touch()
+    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
+    latest = tmp_path / "checkpoints" / "global_step_20" / "actor"
+    assert actor_folder(tmp_path) == latest
+    assert actor_folder(tmp_path / "checkpoints") == latest
+    earlier = tmp_path / "checkpoints" / "global_step_10"
+    assert actor_folder(earlier) == earlier / "actor"
+    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+        actor_folder(tmp_path / "checkpoints" / "global_step_10" / "actor")

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from composing import composed, composed_from
 
 from recipe.fspo.compare.__main__ import FAIR, parse
-from recipe.fspo.compare.grid import Request, plan, status
+from recipe.fspo.compare.grid import plan, status
 from recipe.fspo.compare.matched_clips import calibrate, recorded_sequences
 from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.launch.compose import compose
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("__main__", "matched_clips"):
+        monkeypatch.setattr(f"recipe.fspo.compare.{module}.compose", composed_from)
 
 
 def write_sequences(run: Path, rng: np.random.Generator, n: int = 400) -> None:
@@ -31,13 +37,9 @@ def write_sequences(run: Path, rng: np.random.Generator, n: int = 400) -> None:
     (run / "sequences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.fixture(scope="module")
-def request_() -> Request:
-    return parse(["experiment=demo", "algos=[fspo,gspo]", "seeds=[3,1]", "comparisons=[matched,default]"])
-
-
-def test_whole_seeds_first_and_default_clips_before_matched_ones(request_: Request) -> None:
-    assert [run.path for run in request_.runs()] == [
+def test_whole_seeds_first_and_default_clips_before_matched_ones() -> None:
+    request = parse(["experiment=demo", "algos=[fspo,gspo]", "seeds=[3,1]", "comparisons=[matched,default]"])
+    assert [run.path for run in request.runs()] == [
         "default/fspo/seed3",
         "default/gspo/seed3",
         "default/fspo/seed1",
@@ -47,18 +49,18 @@ def test_whole_seeds_first_and_default_clips_before_matched_ones(request_: Reque
         "matched/fspo/seed1",
         "matched/gspo/seed1",
     ]
-    assert request_.pilot().path == "default/fspo/seed3"
+    assert request.pilot().path == "default/fspo/seed3"
 
 
 def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
     for algo in ("fspo", "rloo", "gspo"):
-        config = compose([*FAIR, f"algo={algo}", "seed=7"])
+        config = composed(*FAIR, f"algo={algo}", "seed=7")
         assert config.algorithm.adv_estimator == "grpo", "one advantage estimator for all"
         assert config.actor_rollout_ref.actor.kl_loss_coef == 0
         assert config.fspo.grad_scale == "matched"
         assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
     native = parse(["advantage=native"])
-    assert compose([*native.overrides, "algo=rloo"]).algorithm.adv_estimator == "rloo"
+    assert composed(*native.overrides, "algo=rloo").algorithm.adv_estimator == "rloo"
 
 
 @pytest.mark.parametrize(
@@ -111,10 +113,8 @@ def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) ->
     assert sequences.length_B.size == 400, "the first mini-batch is left out"
     for algo in ("fspo", "rloo", "gspo"):
         assert found["algos"][algo]["clip_rate_on_pilot"] == pytest.approx(0.2, abs=1 / 400)
-        compose([*FAIR, f"algo={algo}", *found["algos"][algo]["overrides"]])
-    clip = compose(
-        [*FAIR, "algo=fspo", *found["algos"]["fspo"]["overrides"]]
-    ).actor_rollout_ref.actor.policy_loss.clip_high
+    config = composed(*FAIR, "algo=fspo", *found["algos"]["fspo"]["overrides"])
+    clip = config.actor_rollout_ref.actor.policy_loss.clip_high
     inside = np.abs(sequences.log_ratio_B) <= clip * np.sqrt(sequences.length_B)
     assert inside.mean() == pytest.approx(0.8, abs=1 / 400)
     assert found["algos"]["fspo_quantile"]["overrides"] == ["actor_rollout_ref.actor.policy_loss.target_acceptance=0.8"]

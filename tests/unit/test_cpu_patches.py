@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.release
+
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own: every patch is a matter of import order."""

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.evaluation import Record, bootstrap, evaluate, format_table, main, pass_at_k, read_records
+from fspo.evaluation import Record, evaluate, format_table, main, pass_at_k, read_records
+from fspo.fairness.bootstrap import ratio_interval
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -49,7 +50,7 @@ def coverage(n_problems: int, responses: int, trials: int, seed: int) -> float:
     hits = 0
     for trial in range(trials):
         means = rng.binomial(responses, rng.beta(0.6, 0.9, size=n_problems)) / responses
-        estimate = bootstrap(means, np.ones(n_problems), n_resamples=1_000, seed=trial)
+        estimate = ratio_interval(means, np.ones(n_problems), resamples=1_000, seed=trial)
         hits += estimate.low <= 0.4 <= estimate.high
     return hits / trials
 
@@ -65,14 +66,14 @@ def test_coverage_at_the_sizes_of_the_test_sets(n_problems: int, responses: int)
     assert 0.935 <= coverage(n_problems, responses, trials=2_000, seed=1) <= 0.97
 
 
-def test_bootstrap_of_a_ratio_weighs_problems_by_their_counts() -> None:
-    estimate = bootstrap([3.0, 0.0, 1.0], [3.0, 1.0, 0.0001])
+def test_interval_of_a_ratio_weighs_problems_by_their_counts() -> None:
+    estimate = ratio_interval([3.0, 0.0, 1.0], [3.0, 1.0, 0.0001])
     assert estimate.value == pytest.approx(4.0 / 4.0001)
     assert estimate.low <= estimate.value <= estimate.high
-    assert math.isnan(bootstrap([1.0], [1.0]).low)
+    assert math.isnan(ratio_interval([1.0], [1.0]).low)
     for sums, counts in (([], []), ([1.0], [0.0]), ([1.0, 2.0], [1.0])):
         with pytest.raises(ValueError, match="per problem"):
-            bootstrap(sums, counts)
+            ratio_interval(sums, counts)
 
 
 def records() -> list[Record]:

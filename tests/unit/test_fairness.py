@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fspo.fairness import (
+    Interval,
     cosine,
     cosine_bound,
     dispersion_of_gradients,
@@ -16,15 +20,12 @@ from fspo.fairness import (
     interaction_error,
     length_reweighting_error,
     mean_cosine_bound,
-    mean_interval,
     merge_bins,
-    paired_cluster_difference,
-    paired_difference,
     plain_lre,
-    pooled_difference,
     wilson_interval,
 )
-from fspo.fairness.lre import Array
+from fspo.fairness.bootstrap import mean_interval, paired_cluster_difference, pooled_difference
+from fspo.fairness.interval import Array
 
 FAST = settings(max_examples=40, deadline=None)
 
@@ -47,7 +48,7 @@ def test_flat_rates_give_zero(tens: list[int], accepted_of_ten: int) -> None:
     error = length_reweighting_error(np.array(tens) * accepted_of_ten, total, resamples=20)
     assert error.lre == pytest.approx(0, abs=1e-12)
     assert error.lre_max == pytest.approx(0, abs=1e-12)
-    assert error.lre_debiased == pytest.approx(0, abs=1e-12)
+    assert error.debiased.value == pytest.approx(0, abs=1e-12)
 
 
 @FAST
@@ -56,15 +57,15 @@ def test_estimate_is_bounded_and_consistent(total: np.ndarray, seed: int) -> Non
     accepted = np.random.default_rng(seed).binomial(total, 0.6)
     assume(accepted.sum() > 0)
     error = length_reweighting_error(accepted, total, resamples=50, seed=seed)
-    assert 0 <= error.lre_debiased <= error.lre <= error.lre_max + 1e-12
+    assert 0 <= error.debiased.value <= error.lre <= error.lre_max + 1e-12
     assert error.lre <= 2 * (1 - error.rate) + 1e-12, "the largest LRE at an acceptance rate"
-    assert error.ci_low <= error.lre_debiased <= error.ci_high
+    assert error.debiased.low <= error.debiased.value <= error.debiased.high
     seen = total > 0
     assert (error.rate_low_K[seen] <= error.rate_K[seen] + 1e-12).all()
     assert (error.rate_high_K[seen] >= error.rate_K[seen] - 1e-12).all()
     assert np.isnan(error.rate_K[~seen]).all() and (error.share_K[~seen] == 0).all()
     again = length_reweighting_error(accepted, total, resamples=50, seed=seed)
-    assert (again.ci_low, again.ci_high, again.noise_floor) == (error.ci_low, error.ci_high, error.noise_floor)
+    assert (again.debiased, again.noise_floor) == (error.debiased, error.noise_floor)
 
 
 def test_empty_bins_change_nothing() -> None:
@@ -75,7 +76,7 @@ def test_empty_bins_change_nothing() -> None:
 @pytest.mark.parametrize("counts", [([0, 0], [0, 0]), ([0, 0], [5, 5]), ([[0]] * 10, [[3]] * 10)])
 def test_undefined_reads_nan(counts: tuple[list[int], list[int]]) -> None:
     error = length_reweighting_error(*counts)
-    assert np.isnan([error.lre, error.lre_max, error.lre_debiased, error.ci_low, error.noise_floor]).all()
+    assert np.isnan([error.lre, error.lre_max, error.debiased.value, error.debiased.low, error.noise_floor]).all()
 
 
 def test_one_sequence() -> None:
@@ -94,11 +95,11 @@ def test_debiasing_takes_most_of_the_noise_out_and_keeps_a_real_effect() -> None
     flat = [length_reweighting_error(rng.binomial(600, np.full(8, 0.85)), np.full(8, 600), resamples=100)
             for _ in range(200)]  # fmt: skip
     assert np.mean([e.lre for e in flat]) == pytest.approx(0.0128, abs=0.001)
-    assert np.mean([e.lre_debiased for e in flat]) < 0.4 * 0.0128
+    assert np.mean([e.debiased.value for e in flat]) < 0.4 * 0.0128
     rates = 0.8 * (1 + 0.2 * np.linspace(-1, 1, 8))
     true = float(plain_lre(rates, np.ones(8))[0])
     real = [length_reweighting_error(rng.binomial(600, rates), np.full(8, 600), resamples=100) for _ in range(100)]
-    assert np.mean([e.lre_debiased for e in real]) == pytest.approx(true, abs=0.002)
+    assert np.mean([e.debiased.value for e in real]) == pytest.approx(true, abs=0.002)
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.1])
@@ -114,16 +115,16 @@ def test_interval_covers_under_clustering(spread: float) -> None:
         accepted = rng.binomial(total, rate_MK)
         error = length_reweighting_error(accepted, total, resamples=200, seed=i)
         pooled = length_reweighting_error(accepted.sum(0), total.sum(0), resamples=200, seed=i)
-        assert error.clusters == 24 and pooled.clusters == 0
-        covered += error.ci_low - 1e-12 <= true <= error.ci_high
-        naive += pooled.ci_low - 1e-12 <= true <= pooled.ci_high
+        assert error.debiased.n == 24 and pooled.debiased.n == 0
+        covered += error.debiased.low - 1e-12 <= true <= error.debiased.high
+        naive += pooled.debiased.low - 1e-12 <= true <= pooled.debiased.high
     assert covered / 120 >= 0.88
     if spread == 0.1:
         assert covered > naive
 
 
 def test_few_mini_batches_fall_back_to_binomial_noise() -> None:
-    assert length_reweighting_error(np.full((3, 4), 8), np.full((3, 4), 10)).clusters == 0
+    assert length_reweighting_error(np.full((3, 4), 8), np.full((3, 4), 10)).debiased.n == 0
 
 
 def test_masses_use_their_effective_size() -> None:
@@ -185,12 +186,22 @@ def test_paired_difference_removes_what_seeds_share() -> None:
     rng = np.random.default_rng(3)
     base = rng.normal(0, 1, 8)
     a, b = base + 0.1 + rng.normal(0, 0.01, 8), base + rng.normal(0, 0.01, 8)
-    paired = paired_difference(a.tolist(), b.tolist())
+    paired = mean_interval((a - b).tolist())
     assert paired.excludes_zero and paired.n == 8
     assert paired.high - paired.low < 0.1 * (mean_interval(a.tolist()).high - mean_interval(a.tolist()).low)
     assert np.isnan(mean_interval([1.0]).low)
-    with pytest.raises(ValueError, match="seed by seed"):
-        paired_difference([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="finite values"):
+        mean_interval([1.0, float("nan")])
+
+
+def test_training_does_not_load_scipy() -> None:
+    modules = "fspo.attributes, fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records, fspo.rewards"
+    code = f"import sys, {modules}; assert 'scipy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_json_has_none_where_there_is_no_number() -> None:
+    assert Interval(1.0, float("nan"), float("inf"), 1).to_json() == {"value": 1.0, "low": None, "high": None}
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
@@ -269,18 +280,20 @@ def test_bad_gradients_are_refused() -> None:
     assert dispersion_of_gradients([0.5, 0.5], [[1.0], [-1.0]]) == np.inf
 
 
-def _arm(rng: np.random.Generator, rates: list[float], seeds: int = 5, batches: int = 30) -> list[tuple[Array, Array]]:
+def _group(
+    rng: np.random.Generator, rates: list[float], seeds: int = 5, batches: int = 30
+) -> list[tuple[Array, Array]]:
     total = np.full((batches, len(rates)), 8.0)
     return [(rng.binomial(8, rates, (batches, len(rates))).astype(float), total) for _ in range(seeds)]
 
 
 def test_pooled_difference_is_that_of_the_pooled_counts() -> None:
     rng = np.random.default_rng(0)
-    flat, steep = _arm(rng, [0.85] * 4), _arm(rng, [0.95, 0.9, 0.8, 0.7])
+    flat, steep = _group(rng, [0.85] * 4), _group(rng, [0.95, 0.9, 0.8, 0.7])
     found = pooled_difference(flat, steep, lambda a, t: plain_lre(a, t)[0])
 
-    def pooled(arm: list[tuple[Array, Array]]) -> float:
-        return float(plain_lre(sum(a.sum(0) for a, _ in arm), sum(t.sum(0) for _, t in arm))[0])
+    def pooled(group: list[tuple[Array, Array]]) -> float:
+        return float(plain_lre(sum(a.sum(0) for a, _ in group), sum(t.sum(0) for _, t in group))[0])
 
     assert found.value == pytest.approx(pooled(flat) - pooled(steep))
     assert found.excludes_zero
@@ -291,28 +304,28 @@ def test_pooled_difference_is_that_of_the_pooled_counts() -> None:
 
 
 @pytest.mark.parametrize("over", ["mini_batches", "seeds"])
-def test_pooled_difference_covers_zero_between_equal_arms(over: str) -> None:
+def test_pooled_difference_covers_zero_between_equal_groups(over: str) -> None:
     rng, outside = np.random.default_rng(1), 0
     for trial in range(60):
-        a, b = _arm(rng, [0.9, 0.8, 0.7, 0.9]), _arm(rng, [0.9, 0.8, 0.7, 0.9])
+        a, b = _group(rng, [0.9, 0.8, 0.7, 0.9]), _group(rng, [0.9, 0.8, 0.7, 0.9])
         outside += pooled_difference(
             a, b, lambda acc, tot: plain_lre(acc, tot)[0], over=over, resamples=400, seed=trial
         ).excludes_zero
     assert outside <= 9  # 5% of 60 are 3; more than 9 has a probability below 0.001
 
 
-def test_pooled_difference_of_an_arm_with_itself_is_zero_without_spread() -> None:
-    arm = _arm(np.random.default_rng(2), [0.9, 0.7])
+def test_pooled_difference_of_a_group_with_itself_is_zero_without_spread() -> None:
+    group = _group(np.random.default_rng(2), [0.9, 0.7])
     for over in ("mini_batches", "seeds"):
-        found = pooled_difference(arm, arm, lambda a, t: plain_lre(a, t)[0], over=over)
+        found = pooled_difference(group, group, lambda a, t: plain_lre(a, t)[0], over=over)
         assert found.value == found.low == found.high == 0.0
 
 
 def test_pooled_difference_refuses_what_does_not_pair() -> None:
-    arm = _arm(np.random.default_rng(3), [0.9, 0.7], seeds=2)
+    group = _group(np.random.default_rng(3), [0.9, 0.7], seeds=2)
     with pytest.raises(ValueError, match="same seeds"):
-        pooled_difference(arm, arm[:1], lambda a, t: plain_lre(a, t)[0])
+        pooled_difference(group, group[:1], lambda a, t: plain_lre(a, t)[0])
     with pytest.raises(ValueError, match="over='runs'"):
-        pooled_difference(arm, arm, lambda a, t: plain_lre(a, t)[0], over="runs")
-    one = pooled_difference(arm[:1], arm[:1], lambda a, t: plain_lre(a, t)[0], over="seeds")
+        pooled_difference(group, group, lambda a, t: plain_lre(a, t)[0], over="runs")
+    one = pooled_difference(group[:1], group[:1], lambda a, t: plain_lre(a, t)[0], over="seeds")
     assert np.isnan(one.low)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from composing import composed
 from omegaconf import open_dict
 
 from recipe.fspo.cpu import fork_server
 from recipe.fspo.cpu.fork_server import MODULES, write_program
-from recipe.fspo.launch.compose import compose
 from recipe.fspo.launch.machine import pass_to_ray_workers
 
 _SERVER = """
@@ -177,7 +177,7 @@ def test_a_process_whose_files_cannot_get_their_numbers_is_not_forked(tmp_path: 
     assert not folder.exists()  # nothing is left of a server whose launcher has gone
 
 
-@pytest.mark.slow  # imports vLLM
+@pytest.mark.release  # imports vLLM
 def test_modules_imported_before_the_first_worker_do_not_import_ray() -> None:
     # Ray would have read its variables before they are known.
     code = f"import sys, importlib; [importlib.import_module(m) for m in {MODULES!r}]; assert 'ray' not in sys.modules"
@@ -196,14 +196,14 @@ def test_modules_imported_before_the_first_worker_do_not_import_ray() -> None:
 def test_only_workers_of_this_machine_are_forked(override: str, forks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     monkeypatch.setattr(fork_server, "_py_executable", "the client")
-    config = compose(["fspo.run_dir=RUN", override])
+    config = composed("fspo.run_dir=RUN", override)
     pass_to_ray_workers(config)
     assert (config.ray_kwargs.ray_init.runtime_env.py_executable == "the client") is forks
 
 
 def test_the_server_of_an_earlier_run_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    config = compose(["fspo.run_dir=RUN"])
+    config = composed("fspo.run_dir=RUN")
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env.py_executable = "a client of a server that is gone"
     pass_to_ray_workers(config)

@@ -1,9 +1,12 @@
-"""The house rules that a machine can check: who imports whom, how long a module may be, what versions files name."""
+"""The house rules that a machine can check: who imports whom, and what several files must say alike."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,30 +14,115 @@ import pytest
 from recipe.fspo import SUPPORTED_VERL
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = sorted(path for house in ("fspo", "recipe", "benchmarks") for path in (ROOT / house).rglob("*.py"))
-FOREIGN = {"verl", "ray", "vllm", "hydra", "recipe"}
+#: The generic packages of the recipe, lowest first, and those of them that each may import.
+GENERIC = {
+    "recipe.fspo.cpu": set(),
+    "recipe.fspo.faults": set(),
+    "recipe.fspo.checkpoints": {"recipe.fspo.cpu", "recipe.fspo.faults"},
+    "recipe.fspo.launch": {"recipe.fspo.cpu", "recipe.fspo.faults", "recipe.fspo.checkpoints"},
+}
+#: What they may import besides: helpers for files, the embedded task, and the version of verl.
+ANYONE_MAY = ("fspo.files", "fspo.data")
+Graph = dict[str, set[str]]
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level packages that a module imports anywhere, also inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found.add(node.module.split(".")[0])
-    return found
+@functools.cache
+def sources() -> dict[str, str]:
+    """Text of every module of the library, the recipe and the benchmarks, by its dotted name."""
+    paths = [path for house in ("fspo", "recipe", "benchmarks") for path in sorted((ROOT / house).rglob("*.py"))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    texts = [path.read_text(encoding="utf-8") for path in paths]
+    return {name.removesuffix(".__init__"): text for name, text in zip(names, texts, strict=True)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_modules_are_short_and_import_downwards(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 400
-    if path.is_relative_to(ROOT / "fspo"):
-        assert not imported(path) & FOREIGN
-    if path.is_relative_to(ROOT / "recipe"):
-        assert "benchmarks" not in imported(path)
-    if path.name == "__init__.py" and path.is_relative_to(ROOT / "recipe"):
-        assert not imported(path) & FOREIGN
+def imports(sources: dict[str, str]) -> Graph:
+    """What each module imports anywhere, also inside functions: our modules by full name, others as written."""
+    graph: Graph = {}
+    for module, text in sources.items():
+        graph[module] = set()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                graph[module] |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0 and node.module, f"{module}:{node.lineno}: imports are absolute"
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[module] |= {name if name in sources else node.module for name in full}
+    return graph
+
+
+def inside(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def breaches(graph: Graph) -> Iterator[str]:
+    """Every import against the rules: slurm -> recipe.fspo -> fspo, and generic packages know nothing of the method."""
+    for module, imported in graph.items():
+        for other in imported:
+            if inside(module, "fspo"):
+                allowed = not inside(other, "recipe", "benchmarks", "verl", "ray", "vllm", "hydra", "omegaconf")
+            else:
+                allowed = inside(module, "benchmarks") or not inside(other, "benchmarks")
+            for package, lower in GENERIC.items():
+                if inside(module, package) and inside(other, "fspo"):
+                    allowed &= inside(other, *ANYONE_MAY)
+                elif inside(module, package) and inside(other, "recipe"):
+                    allowed &= other == "recipe.fspo" or inside(other, package, *lower)
+            if not allowed:
+                yield f"{module} imports {other}"
+
+
+def cycle(graph: Graph) -> list[str]:
+    """Modules that import each other in a circle, in its order; none if there is no circle."""
+    done: set[str] = set()
+
+    def walk(path: list[str]) -> list[str]:
+        for other in sorted(graph[path[-1]] & graph.keys()):
+            if other in path:
+                return path[path.index(other) :]
+            if other not in done and (found := walk([*path, other])):
+                return found
+        done.add(path[-1])
+        return []
+
+    return next((found for module in graph if module not in done and (found := walk([module]))), [])
+
+
+def test_imports_go_downwards() -> None:
+    assert list(breaches(imports(sources()))) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert cycle(imports(sources())) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "says"),
+    [
+        ("fspo.sums", "import verl", "verl"),
+        ("fspo.sums", "def f():\n    from recipe.fspo import config", "recipe.fspo.config"),
+        ("recipe.fspo.worker", "import benchmarks.golden", "benchmarks.golden"),
+        ("recipe.fspo.faults.phase", "import fspo.losses", "fspo.losses"),
+        ("recipe.fspo.cpu.engine", "from recipe.fspo import worker", "recipe.fspo.worker"),
+        ("recipe.fspo.cpu.engine", "from recipe.fspo.faults.phase import Phase", "recipe.fspo.faults.phase"),
+        ("recipe.fspo.faults.phase", "from recipe.fspo.launch.job import Job", "recipe.fspo.launch.job"),
+        ("recipe.fspo.checkpoints.disk", "import recipe.fspo.launch.checks", "recipe.fspo.launch.checks"),
+    ],
+)
+def test_a_wrong_import_is_noticed(module: str, text: str, says: str) -> None:
+    assert module in sources()
+    assert list(breaches(imports(sources() | {module: text}))) == [f"{module} imports {says}"]
+
+
+def test_a_circle_is_noticed() -> None:
+    graph = {"a": {"b", "json"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}
+    assert cycle(graph) == ["b", "c"]
+    assert cycle(graph | {"c": set()}) == []
+
+
+def test_the_wheel_has_every_package() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent for house in ("fspo", "recipe") for path in (ROOT / house).rglob("__init__.py")}
+    assert sorted(listed) == sorted({".".join(path.relative_to(ROOT).parts) for path in folders} | {"recipe.fspo.conf"})
 
 
 def test_every_file_names_the_same_verl() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.synthetic import TokenKinds
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
-from fspo.synthetic import TokenKinds
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 F64 = torch.float64

@@ -17,14 +17,13 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.records import to_record
 from fspo.report.__main__ import main
-from fspo.report.attributes import attribute_table
 from fspo.report.build import build_report
-from fspo.report.common import common_records, run_settings
-from fspo.report.groups import group_runs, paired_lre_interval
-from fspo.report.lengths import length_profile, shared_starts
-from fspo.report.run_figure import plot_run
+from fspo.report.common_records import common_records
+from fspo.report.groups import group_runs, length_profile, paired_lre_interval, shared_starts
 from fspo.report.runs import Run, load_run
 from fspo.report.style import DARK, LIGHT, group_looks
+from fspo.report.summary import plot_run
+from fspo.report.tables import attribute_table
 from fspo.sums import SequenceSums
 
 STEPS = 4
@@ -122,6 +121,8 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "T<1>" in text and "<b>abc</b>" in text, "escaped"
     assert "not run" in text and "fspo - rloo (3 paired)" in text
     assert "Default clip values" in text and "on rloo's records" in text
+    assert "sqrt, 0.03 / 0.03 (c, in nats per square root of a token)" in text
+    assert "constant, 0.2 / 0.2 (eps, a bound on the ratio without unit)" in text
     assert "What could not be read" not in text
     assert page.addresses and all(a.startswith("data:image/png;base64,") for a in page.addresses), "self-contained"
     assert "script" not in page.tags
@@ -176,9 +177,9 @@ def test_a_seed_run_twice_counts_once(tmp_path: Path) -> None:
 def test_settings_come_from_the_loss_mode_and_what_overrides_it(tmp_path: Path) -> None:
     loss = {"loss_mode": "seq_gspo", "clip_low": 0.01, "drift": None, "other": 3}
     run = load_run(write_run(tmp_path / "a", "seq_gspo", 0, loss=loss))
-    assert run_settings(run) == dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01)
+    assert run.loss_settings == dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01)
     for unknown in ({"loss_mode": "vanilla"}, {"band": "round"}, [1], None):
-        assert run_settings(dataclasses.replace(run, info={"loss": unknown})) is None
+        assert dataclasses.replace(run, info={"loss": unknown}).loss_settings is None
 
 
 def test_validation_problems_of_a_data_source_with_a_slash(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_loading_joins_lines_and_leaves_out_the_first_minibatch(tmp_path: Path) 
     assert run.validation_problems("val-core/sums/acc/mean@1") == 200
     profile = length_profile([run])
     assert profile is not None and profile.sequences == 3 * STEPS * 64
-    assert profile.error.clusters == 3 * STEPS
+    assert profile.error.debiased.n == 3 * STEPS
 
 
 def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None:
@@ -239,12 +240,12 @@ def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None
     assert by_key["fspo", False, "fspo"].rate == pytest.approx(own.error.rate, abs=0.01), "recomputed from histograms"
     for source in ("fspo", "rloo", "gspo"):
         assert by_key["fspo", True, source].rate == pytest.approx(0.85, abs=0.005)
-        assert by_key["fspo", True, source].lre_debiased < by_key["rloo", True, source].lre_debiased
+        assert by_key["fspo", True, source].debiased.value < by_key["rloo", True, source].debiased.value
     difference = paired_lre_interval(groups[0], groups[1], "symmetric", starts)
     assert difference is not None and difference.high < 0
 
 
-def test_arms_look_different_on_both_backgrounds() -> None:
+def test_groups_look_different_on_both_backgrounds() -> None:
     algos = ["fspo", "rloo", "gspo", "fspo_quantile", "new", "newer"]
     for theme in (LIGHT, DARK):
         looks = group_looks(algos, theme)

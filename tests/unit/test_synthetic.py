@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from fspo.losses import ALGORITHMS, sequence_log_ratio
-from fspo.sums import SequenceSums
-from fspo.synthetic import (
+from benchmarks.synthetic import (
     TokenKinds,
     gaussian_acceptance,
     gaussian_log_ratios,
     measured_acceptance,
-    sums_of_statistics,
-    uneven_round,
+    sums_of_log_ratios,
+    uneven_rollout_batch,
 )
+from fspo.losses import ALGORITHMS, sequence_log_ratio
+from fspo.sums import SequenceSums
 from fspo.types import BandState
 
 KINDS = TokenKinds.random(0.03, np.random.default_rng(0))
@@ -88,19 +88,19 @@ def test_only_the_sqrt_band_is_flat_and_only_with_drift() -> None:
     assert rates == pytest.approx([0.68, 0.35], abs=0.005)
 
 
-def test_sums_of_bare_statistics_are_those_of_the_loss() -> None:
+def test_sums_of_bare_log_ratios_are_those_of_the_loss() -> None:
     from fspo.losses import sequence_policy_loss
 
     log_prob, old, mask = KINDS.log_probs(np.array([3, 40, 17, 40]), 40, np.random.default_rng(3))
     output = sequence_policy_loss(log_prob, old, torch.ones_like(old), mask, ALGORITHMS["fspo"])
     full = SequenceSums.zeros().add_(output)
-    bare = sums_of_statistics(output.log_ratio_B.numpy(), output.length_B.numpy())
+    bare = sums_of_log_ratios(output.log_ratio_B.numpy(), output.length_B.numpy())
     for field in ("count", "S", "z_squared", "length", "length_sqrt"):
         torch.testing.assert_close(bare.column(field), full.column(field))
     assert torch.equal(bare.hist_KH, full.hist_KH)
 
 
-def test_uneven_round_starts_on_policy() -> None:
-    parts = uneven_round(np.random.default_rng(0), 32)
+def test_uneven_rollout_batch_starts_on_policy() -> None:
+    parts = uneven_rollout_batch(np.random.default_rng(0), 32)
     assert len(parts) == 4 and not parts[0][0].any()
     assert all(S.shape == L.shape == (32,) and L.min() >= 1 for S, L in parts)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from verl.trainer.ppo import core_algos
+from verl.workers.config import FSDPActorConfig
 
 from fspo.sums import SequenceSums
 from fspo.token_level import token_level_output
+from recipe.fspo import policy_loss
+from recipe.fspo.recorder import Recorder
 
 
 def test_shares_of_tokens_by_hand() -> None:
@@ -50,58 +50,36 @@ def test_negative_clip_is_refused() -> None:
         token_level_output(one, one, one, one, -0.1, 0.2)
 
 
-#: In a process of its own: observing replaces entries of verl's registry.
-OBSERVED = """
-import torch
-from types import SimpleNamespace
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
-import recipe.fspo.policy_loss
-from recipe.fspo.policy_loss import observe_verl_losses
-from recipe.fspo.recorder import RECORDER
-from verl.workers.config import FSDPActorConfig
+def test_verls_losses_are_observed_and_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = dict(core_algos.POLICY_LOSS_REGISTRY)
+    monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry)
+    recorder = Recorder()
+    monkeypatch.setattr(policy_loss, "RECORDER", recorder)
+    clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **clips)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=4, loss_scale_factor=None)
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(4, 8, generator=generator) - 2
+    advantages = torch.randn(4, 1, generator=generator).expand(4, 8).contiguous()
+    mask = (torch.arange(8) < torch.tensor([[8], [5], [2], [7]])).float()
+    noise = 0.3 * torch.randn(4, 8, generator=generator)
 
-clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
-config = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **clips)
-config.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=4, loss_scale_factor=None)
-torch.manual_seed(0)
-old, advantages = torch.randn(4, 8) - 2, torch.randn(4, 1).expand(4, 8).contiguous()
-mask = (torch.arange(8) < torch.tensor([[8], [5], [2], [7]])).float()
-noise = 0.3 * torch.randn(4, 8)
+    def run(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        new = (old + noise).requires_grad_()
+        loss, _ = registry[name](old, new, advantages, mask, "seq-mean-token-mean", config=config)
+        loss.backward()
+        return loss.detach(), new.grad
 
-def run(name):
-    new = (old + noise).requires_grad_()
-    loss, _ = get_policy_loss_fn(name)(old, new, advantages, mask, "seq-mean-token-mean", config=config)
-    loss.backward()
-    return loss.detach(), new.grad
-
-before = {name: run(name) for name in ("vanilla", "gspo")}
-observe_verl_losses()
-RECORDER.enable(8)
-for name, (loss, grad) in before.items():
-    RECORDER.begin_mini_batch()
-    again = run(name)
-    assert torch.equal(again[0], loss) and torch.equal(again[1], grad), name
-vanilla, gspo = RECORDER.pop()
-from fspo.sums import FIELDS
-def share(arrays, name):
-    return float(arrays[0][:, FIELDS.index(name)].sum())
-assert share(vanilla, "count") == share(gspo, "count") == 4
-ratio = noise.exp()
-inside = (((ratio - 1).abs() <= 0.2) * mask).sum(-1) / mask.sum(-1)
-assert abs(share(vanilla, "accepted") - inside.sum()) < 1e-5
-mean = (noise * mask).sum(-1) / mask.sum(-1)
-assert share(gspo, "accepted") == int(((mean.exp() - 1).abs() <= 0.2).sum())
-print("observed")
-"""
-
-
-def test_verls_losses_are_observed_and_unchanged() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OBSERVED],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().endswith("observed")
+    before = {name: run(name) for name in ("vanilla", "gspo")}
+    policy_loss.observe_verl_losses.__wrapped__()
+    recorder.enable(8)
+    for name, (loss, gradient) in before.items():
+        recorder.begin_mini_batch()
+        again = run(name)
+        assert torch.equal(again[0], loss) and torch.equal(again[1], gradient), name
+    vanilla, gspo = (mini_batch.sums for mini_batch in recorder.pop())
+    assert vanilla.total("count") == gspo.total("count") == 4
+    inside = (((noise.exp() - 1).abs() <= 0.2) * mask).sum(-1) / mask.sum(-1)
+    assert vanilla.total("accepted") == pytest.approx(float(inside.sum()), abs=1e-5)
+    mean = (noise * mask).sum(-1) / mask.sum(-1)
+    assert gspo.total("accepted") == int(((mean.exp() - 1).abs() <= 0.2).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,6 @@ from fspo.fairness.alignment import (
     noise_ceiling,
     split_half_cosine,
 )
-from fspo.fairness.bootstrap import Interval
 from fspo.files import atomic_path, write_json
 
 #: Names of the weights in the order in which they appear.
@@ -108,7 +106,7 @@ def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
             Jackknife.of(each.clipped(index).figures, each.plan.folds, each.plan.held_out_folds) for each in rounds
         ]
         figures = {
-            name: _plain(mean_over_rounds(knives, name)) | {"rounds": [_finite(k.whole[name]) for k in knives]}
+            name: mean_over_rounds(knives, name).to_json() | {"rounds": [_finite(k.whole[name]) for k in knives]}
             for name in knives[0].whole
         }
         clips = {key: [each.objectives[index][key] for each in rounds] for key in ("clip_low", "clip_high")}
@@ -154,10 +152,6 @@ def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _plain(interval: Interval) -> dict[str, Any]:
-    return {key: _finite(value) for key, value in dataclasses.asdict(interval).items() if key != "n"}
 
 
 # ---------------------------------------------------------------- text

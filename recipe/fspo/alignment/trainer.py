@@ -119,11 +119,10 @@ class AlignmentTrainer(FSPOTrainer):
 
     def _train_on(self, batch: KVBatchMeta) -> None:
         """Updates with the run's own loss; the learning-rate schedule and everything else as in training."""
-        if self._band_controller is not None:
-            self.actor_rollout_wg.set_band_state(self._band_controller.state)
+        self.actor_rollout_wg.begin_update(self._band_state(), ())
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         PPOTrainerSync._update_actor(self, self._balance_batch(batch, {}), {})
-        self.actor_rollout_wg.pop_sequence_sums()
+        self.actor_rollout_wg.pop_mini_batches()
 
     def _add_measured(self, batch: KVBatchMeta) -> tuple[dict[str, Any], GradientPlan]:
         """Measure the gradients of the measured sequences; returns what the analysis needs besides inner products."""

@@ -36,7 +36,6 @@ MAY_CHANGE: Final = (
     "fspo.allow_changed",
     "fspo.fork_workers",
     "fspo.poll_interval_s",
-    "fspo.then",
     "fspo.wait_for_resources_s",
     "ray_kwargs",
     "reward.num_workers",

@@ -1,4 +1,4 @@
-"""What would break the side-by-side benchmark without a word: its log reading, process names, resuming and tables."""
+"""What would break a benchmark without a word: log reading, process names, resuming, the tables made of its rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import composed, composed_from
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import scaling
+from benchmarks.faults import PAGE, cells, read_rows, table, verdict
+from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import complete_lines, replace_section
 from benchmarks.versus_verl import tables
 from benchmarks.versus_verl.__main__ import current, expected_s, next_arm
 from benchmarks.versus_verl.arms import ARMS, SHARED, fingerprint
 from benchmarks.versus_verl.run import lines_written, step_times
 from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
-from recipe.fspo.launch.compose import compose
+from recipe.fspo.faults.phase import PHASES
+
+# ---------------------------------------------------------------- plain verl side by side, and scaling
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.versus_verl.arms.compose", composed_from)
 
 
 @cache
@@ -163,7 +173,7 @@ def test_scaling_resumes_and_fits_an_exponent() -> None:
 
 def test_every_point_of_scaling_composes_and_its_model_has_the_size_it_says(tmp_path: Path) -> None:
     for point in (scaling.BASE, *scaling.LARGEST, scaling.AXES["ranks"][-1]):
-        config = compose([*SHARED, *scaling.overrides(point, tmp_path), "algo=gspo", f"fspo.run_dir={tmp_path}"])
+        config = composed(*SHARED, *scaling.overrides(point, tmp_path), "algo=gspo", f"fspo.run_dir={tmp_path}")
         assert config.data.train_batch_size == 4 * config.actor_rollout_ref.actor.ppo_mini_batch_size
         assert config.trainer.total_training_steps == scaling.STEPS  # not that of the other benchmark
     scaling.write_model(scaling.BASE, tmp_path)
@@ -171,3 +181,58 @@ def test_every_point_of_scaling_composes_and_its_model_has_the_size_it_says(tmp_
     weights = sum(parameter.numel() for name, parameter in model.named_parameters() if "proj" in name)
     assert weights == scaling.BASE.parameters
     assert AutoTokenizer.from_pretrained(tmp_path)("12").input_ids
+
+
+# ---------------------------------------------------------------- the fault matrix
+
+GOOD: dict[str, Any] = {
+    "process": "vLLM engine",
+    "moment": "update",
+    "step": 4,
+    "end_s": 3.2,
+    "exit_code": 1,
+    "left": 0,
+    "message": "the vLLM engine (process 12) died during the update of step 4; its log: a.err",
+    "log_exists": True,
+    "steps_lost": 2,
+    "resume": "step 3",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "failed"),
+    [
+        ({}, ""),
+        ({"end_s": None, "exit_code": None}, "too late, exit code"),
+        ({"end_s": 61.0}, "too late"),
+        ({"exit_code": 0}, "exit code"),
+        ({"left": 1}, "processes left"),
+        ({"message": ""}, "message"),
+        ({"log_exists": False}, "message"),
+        ({"steps_lost": 3}, "lost more than since the last save"),
+        ({"resume": "WRONG: step 1"}, "resume"),
+        ({"process": "judge", "message": "the run goes on"}, ""),
+        ({"process": "judge"}, "did not survive"),
+    ],
+)
+def test_a_row_is_held_to_every_requirement(change: dict[str, Any], failed: str) -> None:
+    assert verdict(GOOD | change) == failed
+
+
+def test_the_table_has_every_cell_and_says_what_was_not_run() -> None:
+    lines = table([GOOD, GOOD | {"moment": "save", "left": 2}]).splitlines()
+    assert len(lines) == 2 + len(cells()) + 2
+    assert "| vLLM engine | update | 3.2 s | 1 | 0 | 2 | step 3 | vLLM engine |" in lines
+    assert "| vLLM engine | save | 3.2 s | 1 | 2 | 2 | step 3 | vLLM engine **processes left** |" in lines
+    assert sum("not run" in line for line in lines) == len(cells()) - 2
+    assert lines[-1].startswith(f"1 of the 2 rows that were run, of {len(cells())}, meet every requirement.")
+
+
+def test_every_process_is_killed_and_every_moment_is_a_phase() -> None:
+    assert {process for process, _ in cells()} == set(PROCESSES)
+    assert set(MOMENTS) <= set(PHASES)
+    assert {moment for _, moment in cells()} == set(MOMENTS)
+
+
+def test_the_committed_table_is_made_of_the_committed_rows() -> None:
+    assert table(read_rows()) in PAGE.read_text(encoding="utf-8")

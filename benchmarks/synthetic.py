@@ -1,8 +1,8 @@
-"""Synthetic log importance ratios that satisfy E_old[exp S] = 1, from one token to any length.
+"""Synthetic sequence log-ratios that satisfy E_old[exp S] = 1, from one token to any length.
 
-Real log-ratios obey one identity whatever the model: samples come from pi_old, so the mean of exp(S) is 1. It forces a
-drift: S cannot have dispersion without a negative mean. Short responses hide this, so bands are studied here on ratios
-that obey the identity *exactly*. Used by the tests and by ``python -m benchmarks.bands``. Defined here.
+Samples come from pi_old, so the mean of exp(S) is 1 whatever the model. This forces a drift: S cannot have dispersion
+without a negative mean. Short responses hide the drift, so bands are studied here on log-ratios for which the identity
+holds *exactly*. Used by the tests and by ``python -m benchmarks.bands``. Defined here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = [
     "gaussian_acceptance",
     "gaussian_log_ratios",
     "measured_acceptance",
-    "sums_of_statistics",
-    "uneven_round",
+    "sums_of_log_ratios",
+    "uneven_rollout_batch",
 ]
 
 Array = npt.NDArray[np.float64]
@@ -34,7 +34,7 @@ Lengths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TokenKinds:
-    """A world of two-way tokens: at a position of kind j, pi_old picks the first way with probability p_j, pi with q_j.
+    """Tokens with two outcomes: at a position of kind j, the first has probability p_j under pi_old and q_j under pi.
 
     A token's log-ratio is ``log(q/p)`` with probability p and ``log((1-q)/(1-p))`` otherwise, so its exponential has
     mean ``q + (1 - q) = 1`` exactly, and so has ``exp(S)`` at any length. The kind of each position is drawn uniformly.
@@ -114,14 +114,14 @@ def gaussian_acceptance(
 def measured_acceptance(
     S_B: Array, length_B: Lengths, settings: SequenceLossSettings, state: BandState
 ) -> npt.NDArray[np.bool_]:
-    """Whether each statistic lies inside its (closed) band."""
+    """Whether each log-ratio lies inside its (closed) band."""
     _, lower_B, upper_B = acceptance_band(torch.from_numpy(length_B), settings, state, torch.float64)
     result: npt.NDArray[np.bool_] = (lower_B.numpy() <= S_B) & (upper_B.numpy() >= S_B)
     return result
 
 
-def sums_of_statistics(S_B: Array, length_B: Lengths) -> SequenceSums:
-    """Those columns of :class:`SequenceSums` that calibration reads, from bare statistics; the others stay 0."""
+def sums_of_log_ratios(S_B: Array, length_B: Lengths) -> SequenceSums:
+    """Those columns of :class:`SequenceSums` that calibration reads, from S and L alone; the others stay 0."""
     sums = SequenceSums.zeros()
     S, L = torch.from_numpy(S_B), torch.from_numpy(length_B)
     root = L.double().sqrt()
@@ -133,14 +133,14 @@ def sums_of_statistics(S_B: Array, length_B: Lengths) -> SequenceSums:
     return sums
 
 
-def uneven_round(
+def uneven_rollout_batch(
     rng: np.random.Generator, batch: int, mini_batches: int = 4, dispersion: float = 0.033
 ) -> list[tuple[Array, Lengths]]:
-    """``(S_B, length_B)`` of each mini-batch of a round whose dispersion is *not* sqrt(L).
+    """``(S_B, length_B)`` of each mini-batch of a rollout batch whose dispersion is *not* sqrt(L).
 
-    Shaped after a small recorded run: lengths 1 to 220; dispersion low below 20 tokens and high from 20 to 60;
-    sequences of uneven scale (heavy tails); a common scale that varies by round and grows with the position of the
-    mini-batch in the round, from 0 in the first.
+    Like a small recorded run it has lengths from 1 to 220, a dispersion that is low below 20 tokens and high from 20 to
+    60, and sequences of uneven scale (heavy tails). A common scale varies by rollout batch and grows with the position
+    of the mini-batch, from 0 in the first.
     """
     level = dispersion * math.exp(rng.normal(0.0, 0.15))
     result = []

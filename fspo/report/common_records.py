@@ -1,8 +1,8 @@
 """Bands of different shape on the same recorded sequences ("common records"), with default and with matched clips.
 
-Own runs differ in more than the band: after the first step each algorithm trains another policy. On common records only
-the band differs. Acceptance is recomputed from the recorded histograms of z = S / sqrt(L), so it is the symmetric one;
-advantages are not part of the records.
+An algorithm's own runs differ from the others' in more than the band: after the first step each trains another policy.
+On common records only the band differs. Acceptance is recomputed from the recorded histograms of z = S / sqrt(L).
+Histograms hold no advantages, so it is the symmetric acceptance.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
-from fspo.losses import resolve_settings
 from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.report.groups import RunGroup
 from fspo.report.runs import Array, Run
@@ -30,31 +29,22 @@ class CommonRecord:
     """LRE of one band on one group's records."""
 
     band: str
-    settings: SequenceLossSettings
     matched: bool
     records: str
     error: LengthReweightingError
 
 
-def run_settings(run: Run) -> SequenceLossSettings | None:
-    """The loss of a run as run.json records it; None if it is not one of this package's, or not recorded."""
-    loss = run.info.get("loss")
-    try:
-        return resolve_settings(loss) if isinstance(loss, dict) else None
-    except (TypeError, ValueError):
-        return None
-
-
 def common_records(
     groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], clip_rate: float = MATCHED_CLIP_RATE
 ) -> list[CommonRecord]:
-    """Each group's band on each group's records, with its own clip values and with clip values matched on those records.
+    """The band of each group on the records of each group, with its own and with matched clip values.
 
-    Bands that calibrate themselves during training are left out: they have no fixed edges to evaluate.
+    Clip values are matched on the records of the group. Bands that depend on measurements during training have no fixed
+    edges to evaluate and are left out.
     """
     bands: dict[str, SequenceLossSettings] = {}
     for group in groups:
-        settings = next((s for run in group.runs if (s := run_settings(run)) is not None), None)
+        settings = next((s for run in group.runs if (s := run.loss_settings) is not None), None)
         if settings is not None and not settings.needs_state:
             bands[group.algo] = settings
     found: list[CommonRecord] = []
@@ -73,7 +63,7 @@ def common_records(
             for chosen in (settings, matched):
                 if chosen is not None:
                     error = _error(parts, chosen, starts)
-                    found.append(CommonRecord(band, chosen, chosen is matched, group.algo, error))
+                    found.append(CommonRecord(band, chosen is matched, group.algo, error))
     return found
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from composing import composed
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from recipe.fspo.launch.compose import compose
 from recipe.fspo.plan import fit
 from recipe.fspo.plan.memory import GIB, layer_activations, logits_bytes, predict
 from recipe.fspo.plan.model import BUILT_IN, ModelShape, UnknownModelError, find_model
@@ -23,13 +21,8 @@ DEMO = str(files("fspo.data").joinpath("assets/demo_model"))
 QWEN_8B = ModelShape.from_config(BUILT_IN["Qwen3-8B"], "Qwen3-8B")
 
 
-@cache
-def base() -> DictConfig:
-    return compose(["experiment=qwen3_8b"])
-
-
 def setup_of(*settings: str) -> Setup:
-    return read_setup(OmegaConf.merge(base(), OmegaConf.from_dotlist(list(settings))))
+    return read_setup(composed("experiment=qwen3_8b", *settings))
 
 
 def predicted(*settings: str) -> dict[str, dict[str, float]]:

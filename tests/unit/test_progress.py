@@ -1,0 +1,19 @@
+"""The lines that people read while a run goes on."""
+
+from __future__ import annotations
+
+from recipe.fspo.launch.progress import Progress, step_line, validation_line
+
+
+def test_progress_is_read_from_an_index() -> None:
+    progress = Progress()
+    progress.say("a")
+    progress.say("b")
+    assert [line.split("] ")[1] for line in progress.since(0)] == ["a", "b"]
+    assert len(progress.since(1)) == 1 and progress.since(2) == []
+
+
+def test_lines_leave_out_what_was_not_measured() -> None:
+    assert step_line(3, 20, {"critic/rewards/mean": 0.5, "fspo/lre_debiased": None}) == "step 3/20  reward 0.500"
+    assert validation_line(3, {"critic/rewards/mean": 0.5}) == ""
+    assert validation_line(3, {"val-core/a/b/acc/mean@1": 0.25}) == "held-out after step 3:  a/b/acc/mean@1 0.250"

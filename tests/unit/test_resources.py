@@ -1,0 +1,29 @@
+"""What a run needs of Ray, and what is said when Ray has less."""
+
+from __future__ import annotations
+
+import pytest
+from composing import composed
+
+from recipe.fspo.faults.resources import Needs, missing, needs_of
+
+
+def test_needs_follow_the_configuration() -> None:
+    assert needs_of(composed()) == Needs(nodes=1, gpus_per_node=1, cpus=9)
+    two = composed("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.agent.num_workers=4")
+    assert needs_of(two) == Needs(nodes=1, gpus_per_node=2, cpus=15)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ([], "2 node(s) with 8 GPU(s) each are needed"),
+        ([{"GPU": 8, "CPU": 64}], "the 1 node(s) in Ray have: 8"),
+        ([{"GPU": 8, "CPU": 64}, {"GPU": 4, "CPU": 64}], "have: 8, 4"),
+        ([{"GPU": 8, "CPU": 20}, {"GPU": 8, "CPU": 20}], "48 CPUs are needed, Ray has 40"),
+        ([{"GPU": 8, "CPU": 24}, {"GPU": 8, "CPU": 24}], None),
+    ],
+)
+def test_what_is_missing_is_said(nodes: list[dict[str, float]], says: str | None) -> None:
+    found = missing(Needs(nodes=2, gpus_per_node=8, cpus=48), nodes)
+    assert found is None if says is None else says in found
