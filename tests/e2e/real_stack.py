@@ -36,8 +36,8 @@ SMALL = (
 
 
 def user_environment() -> dict[str, str]:
-    """This process's environment without what the unit tests set: a start decides about its platform itself."""
-    return {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    """This process's environment without what the tests set: a start decides about platform and threads itself."""
+    return {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "OMP_NUM_THREADS")}
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

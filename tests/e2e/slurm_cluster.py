@@ -88,7 +88,7 @@ def _free_ports(count: int) -> int:
 
 
 #: Beginnings of environment variables that would reach into the cluster's jobs.
-_NOT_PASSED_ON = ("SLURM_", "RAY_", "FSPO_", "VERL_")
+_NOT_PASSED_ON = ("SLURM_", "RAY_", "FSPO_", "VERL_", "OMP_")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A comparison on the real stack: one start for two algorithms, the same conditions for both, and nothing run twice."""
+"""A comparison on the real stack: a start for each algorithm, the same conditions for both, and nothing run twice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def first_mini_batch(folder: Path) -> set[frozenset[str]]:
     return found
 
 
-def test_one_start_trains_every_cell_under_the_same_conditions(tmp_path: Path) -> None:
+def test_a_grid_trains_every_run_under_the_same_conditions(tmp_path: Path) -> None:
     arguments = (
         "algos=[fspo,gspo]",
         "seeds=[5]",
@@ -56,7 +56,7 @@ def test_one_start_trains_every_cell_under_the_same_conditions(tmp_path: Path) -
         "trainer.rollout_data_dir=${fspo.run_dir}/rollouts",
     )
     output = compare(tmp_path, *arguments)
-    assert output.count("starting Ray") == 1
+    assert output.count("starting Ray") == 2
     fspo, gspo = (tmp_path / "grid" / "default" / algo / "seed5" for algo in ("fspo", "gspo"))
     infos = [json.loads((folder / "run.json").read_text()) for folder in (fspo, gspo)]
     assert [info["status"] for info in infos] == ["finished", "finished"]
@@ -76,7 +76,7 @@ def test_one_start_trains_every_cell_under_the_same_conditions(tmp_path: Path) -
     assert (tmp_path / "grid" / "report" / "report.html").is_file()
 
     again = compare(tmp_path, *arguments)
-    assert "starting Ray" not in again, "finished cells are not run again"
+    assert "starting Ray" not in again, "finished runs are not started again"
     planned = compare(tmp_path, *arguments, "algos=[fspo,gspo,rloo]", "dry_run=true")
     assert "default/rloo/seed5: not run" in planned
     assert "not run" in (tmp_path / "grid" / "report" / "report.html").read_text()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from real_stack import SMALL, Starter
+from real_stack import SMALL
 from slurm_cluster import REPOSITORY, Cluster, tail, why_not
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
@@ -239,18 +238,3 @@ def test_an_array_compares_three_algorithms(
     grid = json.loads((tmp_path / "compare" / "grid.json").read_text())
     assert [cell["path"] for cell in grid["runs"]] == [f"default/{algo}/seed3" for algo in ("fspo", "rloo", "gspo")]
     assert cluster.left_behind() == []
-
-
-@pytest.mark.slow
-def test_a_warning_before_the_first_step_ends_the_run_at_once(tmp_path: Path) -> None:
-    start = Starter()
-    run = start(tmp_path, *SMALL)
-    try:
-        run.wait_for("starting the FSDP workers", 200)
-        run.process.send_signal(signal.SIGUSR1)
-        assert run.wait(60) == 75
-        assert "preempted before the first step: there was nothing to save" in run.output()
-        assert not (tmp_path / "checkpoints").exists()
-        assert run.left_behind() == []
-    finally:
-        run.stop()

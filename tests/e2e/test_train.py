@@ -1,10 +1,16 @@
-"""Two steps of the real stack, with one and two FSDP ranks; a resume; an export that transformers and vLLM load."""
+"""The real stack with one and two FSDP ranks; resume, evaluation, and an export that transformers and vLLM load.
+
+Two of these starts also show how a run ends: by the death of a worker, and by Ctrl-C.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +28,8 @@ def probe_environment(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(Path(__file__).parent), "FSPO_PROBE_FILE": str(folder / "probe.jsonl")}
 
 
-PROBE = "trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe"
+#: With a reference policy in every step, whose log-probs the probe compares.
+PROBE = ("trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe", "actor_rollout_ref.actor.use_kl_loss=true")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +37,7 @@ def trained(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Two steps with one rank, a checkpoint after each."""
     folder = tmp_path_factory.mktemp("one_rank")
     attributes = "fspo.attributes=[difficulty,reward_dispersion,truncated,data_source]"
-    run = start(folder, *SMALL, "trainer.save_freq=1", attributes, PROBE, **probe_environment(folder))
+    run = start(folder, *SMALL, "trainer.save_freq=1", attributes, *PROBE, **probe_environment(folder))
     assert run.wait(400) == 0, run.output()[-4000:]
     return run
 
@@ -44,8 +51,7 @@ def read_probe(run: Start) -> dict[int, dict[str, Any]]:
 
 def assert_finite_and_synchronised(run: Start) -> None:
     steps = run.steps()
-    assert sorted(steps) == [1, 2]
-    for metrics in steps.values():
+    for metrics in (steps[1], steps[2]):
         for name in ("actor/pg_loss", "actor/grad_norm", "actor/kl_loss", "actor/loss"):
             assert math.isfinite(metrics[name]), (name, metrics[name])
         assert metrics["training/rollout_probs_diff_mean"] < 1e-5
@@ -58,6 +64,7 @@ def assert_finite_and_synchronised(run: Start) -> None:
 
 
 def test_one_rank_trains_and_vllm_follows(trained: Start) -> None:
+    assert sorted(trained.steps()) == [1, 2]
     assert_finite_and_synchronised(trained)
 
 
@@ -156,22 +163,44 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
     assert torch.allclose(torch.tensor(log_probs), expected, atol=1e-4)
 
 
-def test_resume_continues_at_the_right_step(start: Starter, trained: Start) -> None:
-    assert sorted(trained.steps()) == [1, 2]
-    overrides = (*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=3", PROBE)
-    resumed = start(trained.run_dir, *overrides, **probe_environment(trained.run_dir))
-    assert resumed.wait(400) == 0, resumed.output()[-4000:]
-    assert sorted(resumed.steps()) == [1, 2, 3]
-    assert "resumed from" in resumed.output()
+@pytest.fixture(scope="module")
+def resumed(start: Starter, trained: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Start, int]:
+    """Resumed in a copy of the folder; the FSDP worker, whose process id is returned too, is killed after two steps."""
+    folder = tmp_path_factory.mktemp("resumed")
+    shutil.copytree(trained.run_dir, folder, dirs_exist_ok=True)
+    (folder / "stdout.log").unlink()
+    overrides = (*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=50", *PROBE)
+    run = start(folder, *overrides, **probe_environment(folder))
+    run.wait_for("step 4/50", 400)
+    worker = next(p for p in run.processes() if "WorkerDict" in " ".join(p.cmdline()))
+    worker.send_signal(signal.SIGKILL)
+    run.wait(60)
+    return run, worker.pid
+
+
+def test_resume_continues_at_the_right_step(resumed: tuple[Start, int]) -> None:
+    run, _ = resumed
+    rows = [json.loads(line)["step"] for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert rows == list(range(1, len(rows) + 1))  # one row a step, those of before among them
+    assert f"resumed from {run.run_dir}/checkpoints/global_step_2" in run.output()
     # Before its first update the resumed actor is not the start (the reference is), and vLLM has its weights.
-    probe = read_probe(resumed)[3]
+    probe = read_probe(run)[3]
     assert np.abs(probe["actor"] - probe["reference"]).max() > 1e-3
     assert np.abs(probe["actor"] - probe["rollout"]).max() < 1e-4
-    checkpoints = trained.run_dir / "checkpoints"
-    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "3"
-    assert (checkpoints / "global_step_3" / "fspo_state.pt").is_file()
-    # verl keeps the newest two (max_actor_ckpt_to_keep) of this process's own checkpoints.
-    assert (checkpoints / "global_step_2" / "actor").is_dir()
+    checkpoints = run.run_dir / "checkpoints"
+    newest = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert newest >= 3
+    assert (checkpoints / f"global_step_{newest}" / "fspo_state.pt").is_file()
+
+
+def test_a_killed_worker_ends_the_run(resumed: tuple[Start, int]) -> None:
+    run, worker = resumed
+    assert run.process.returncode == 1
+    (said,) = re.findall(
+        r"^error: the FSDP worker \(process (\d+)\) died during the .* its log: (.*)$", run.output(), re.M
+    )
+    assert int(said[0]) == worker and Path(said[1]).is_file()
+    assert run.left_behind() == []
 
 
 def test_evaluation_of_a_checkpoint(start: Starter, trained: Start) -> None:
@@ -188,16 +217,20 @@ def test_evaluation_of_a_checkpoint(start: Starter, trained: Start) -> None:
     assert (trained.run_dir / "metrics.jsonl").read_text() == before  # the training run's files stay as they are
 
 
-def test_two_ranks_train_and_vllm_follows(start: Starter, tmp_path: Path) -> None:
+def test_two_ranks_train_until_ctrl_c(start: Starter, tmp_path: Path) -> None:
     run = start(
         tmp_path,
         *SMALL,
         "algo=rloo",
         "trainer.n_gpus_per_node=2",
         "trainer.save_freq=1",
-        PROBE,
+        "trainer.total_training_steps=50",
+        *PROBE,
         **probe_environment(tmp_path),
     )
-    assert run.wait(600) == 0, run.output()[-4000:]
-    assert_finite_and_synchronised(run)
+    run.wait_for("step 3/50", 600)
+    assert len(run.processes()) > 5
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(60) != 0
     assert run.left_behind() == []
+    assert_finite_and_synchronised(run)

@@ -17,7 +17,7 @@ from fspo.data.cli import main
 from fspo.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
 from fspo.data.prepare import TEMPLATES, prepare
 from fspo.data.sources import DAPO_OPENING, SOURCES, TEST_SETS, Problem, SourceError
-from fspo.files import atomic_path, sha256_of, write_json
+from fspo.files import sha256_of
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))
@@ -291,18 +291,3 @@ def test_prepare_loads_neither_torch_nor_verl(copies: Path, tmp_path: Path) -> N
         command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True, timeout=120
     )
     assert run.stdout.splitlines()[-1] == "[]"
-
-
-def test_atomic_path_renames_on_success_only(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "file.txt"
-    with atomic_path(target) as temporary:
-        temporary.write_text("whole", encoding="utf-8")
-        assert not target.exists()
-    assert target.read_text(encoding="utf-8") == "whole"
-    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
-        temporary.write_text("half", encoding="utf-8")
-        raise RuntimeError
-    assert target.read_text(encoding="utf-8") == "whole"
-    with pytest.raises(ValueError, match="Out of range float"):
-        write_json(target, {"x": float("nan")})
-    assert [path.name for path in target.parent.iterdir()] == ["file.txt"]

@@ -24,6 +24,7 @@ from fspo.attributes import (
 from fspo.diagnostics import METRICS, LengthDiagnostics, dispersion, step_metrics
 from fspo.fairness import plain_lre
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.noise_floor import noise_floor
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput
 
@@ -112,6 +113,8 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     )
     sums = AttributeSums.zeros(TRUNCATED).add_(sequences(1), torch.zeros(96, dtype=torch.int64))
     metrics |= attribute_metrics([sums])
+    later = minibatches(1)[1:]
+    metrics |= noise_floor(later, diagnostics.bin_starts(), ALGORITHMS["fspo"]).metrics()
     assert [name for name in metrics if not documented(name)] == []
     for known in METRICS:
         pattern = re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(known))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -44,10 +45,8 @@ def test_a_save_without_room_is_refused_before_anything_is_written(
     with pytest.raises(DiskFull) as caught, room_for_save(tmp_path, 4, keep=2):
         pytest.fail("the save was begun")
     message = str(caught.value)
-    assert (
-        "no room for the checkpoint of step 4: 1.0 MiB are needed (the size of the last one) and 0.5 MiB are" in message
-    )
-    assert f"free in {tmp_path}; the last good checkpoint is {tmp_path}/global_step_2" in message
+    assert re.search(r"step 4: 1\.0 MiB .* 0\.5 MiB", message)  # needed and free
+    assert f"{tmp_path}/global_step_2" in message  # the last good one
     assert "\n" not in message
 
 
@@ -65,8 +64,7 @@ def test_room_is_made_as_the_save_would(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None) -> None:
     if before:
         save(tmp_path, before)
-    says = "the disk has no room for the checkpoint of step 4"
-    with pytest.raises(DiskFull, match=says), room_for_save(tmp_path, 4, keep=2):
+    with pytest.raises(DiskFull, match="step 4"), room_for_save(tmp_path, 4, keep=2):
         save(tmp_path, 4)
         (tmp_path / TRACKER_FILE).write_text("")  # opened, and then there was no room for a digit
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -97,11 +95,11 @@ def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Path) -> None:
     with room_for_save(small_disk, 1, keep=2):
         save(small_disk, 1)
     (small_disk / "other").write_bytes(bytes(MIB // 2))
-    says = r"1\.0 MiB are needed .* and 0\.\d MiB are free"
+    says = r"step 2: 1\.0 MiB .* 0\.\d MiB"
     with pytest.raises(DiskFull, match=says), room_for_save(small_disk, 2, keep=2):
         pytest.fail("the save was begun")
     (small_disk / "other").unlink()
-    with pytest.raises(DiskFull, match="of step 2"), room_for_save(small_disk, 2, keep=2):
+    with pytest.raises(DiskFull, match="step 2"), room_for_save(small_disk, 2, keep=2):
         save(small_disk, 2, mib=2.0)  # larger than the one before
     assert latest(small_disk) == small_disk / "global_step_1"
     assert not (small_disk / "global_step_2").exists() and size_of(small_disk) < 1.1 * MIB

@@ -35,15 +35,20 @@ def sources() -> dict[str, str]:
     return {name.removesuffix(".__init__"): text for name, text in zip(names, texts, strict=True)}
 
 
+@functools.cache
+def statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(sources: dict[str, str]) -> Graph:
     """What each module imports anywhere, also inside functions: our modules by full name, others as written."""
     graph: Graph = {}
     for module, text in sources.items():
         graph[module] = set()
-        for node in ast.walk(ast.parse(text)):
+        for node in statements(text):
             if isinstance(node, ast.Import):
                 graph[module] |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 assert node.level == 0 and node.module, f"{module}:{node.lineno}: imports are absolute"
                 full = {f"{node.module}.{alias.name}" for alias in node.names}
                 graph[module] |= {name if name in sources else node.module for name in full}

@@ -96,7 +96,6 @@ NAMES = (
     Name(_BASE, "PPOTrainer.step", _ALIGNMENT, "rollouts and advantages as in training", ("metrics", "timing_raw")),
     Name("verl.utils.skip.skip_manager", "SkipManager", _ALIGNMENT, "fit() initialises it, and is replaced there"),
     Name("verl.trainer.ppo.utils", "Role", _TRAINER, "the roles whose worker class is ours"),
-    Name("verl.utils.config", "omega_conf_to_dataclass", _TRAINER, "the typed loss settings, as verl makes them"),
     Name("verl.workers.rollout.llm_server", "LLMServerManager.get_replicas", _TRAINER, "reseeds vLLM on CPUs"),
     Name("verl.utils.tracking", "Tracking.logger", _TRAINER, "the run folder is added to verl's loggers"),
     Name("transfer_queue.metadata", "KVBatchMeta", _TRAINER, "keys, tags and reorder of a batch in TransferQueue"),

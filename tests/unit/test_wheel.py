@@ -20,7 +20,8 @@ Python = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     source = ROOT
     if files.returncode == 0:  # from a copy: building in place would leave build/ and egg-info behind
         source = tmp_path_factory.mktemp("source")
