@@ -47,6 +47,8 @@ METRICS: Final[dict[str, str]] = {
     "fspo/weight_mean": "mean of the algorithm's weight",
     "fspo/ess_frac": "sum(w)**2 / (n * sum(w**2)), effective share of the sequences",
     "fspo/first_minibatch_z_rms": "root mean square of z in mini-batch 0: 0 unless log-probs are not reproduced",
+    "fspo/noise_floor/S_rms/bin_{bin}": "root mean square of S before any weight has moved, by length bin (nats)",
+    "fspo/noise_floor/margin": "smallest half-width of the band over that noise, over the bins; absent if S is 0",
     "fspo/lre": "Length Reweighting Error over the window, symmetric acceptance, plug-in",
     "fspo/lre_max": "largest |a_b / abar - 1| over the window's bins",
     "fspo/lre_debiased": "LRE with the share explained by noise taken out",

@@ -95,6 +95,21 @@ def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     )
 
 
+def kl_to_start(batch: KVBatchMeta) -> float:
+    """Estimate of KL(policy || reference) in nats per token, from responses that the policy has just sampled.
+
+    Mean over responses of the mean over their tokens of exp(d) - d - 1, d = log pi_ref - log pi (k3 of J. Schulman,
+    "Approximating KL divergence", as in verl's ``low_var_kl``).
+    """
+    names = ["old_log_probs", "ref_log_prob", "response_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names).to_padded_tensor()
+    mask_BT = data["response_mask"].to(torch.bool)
+    d_BT = (data["ref_log_prob"] - data["old_log_probs"]).masked_fill(~mask_BT, 0.0).to(torch.float64)
+    length_B = mask_BT.sum(dim=1)
+    kept = length_B > 0  # verl pads a batch with empty rows
+    return float(((d_BT.exp() - d_BT - 1).sum(dim=1)[kept] / length_B[kept]).mean())
+
+
 def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[str, float]:
     """Metrics of one training batch.
 

@@ -8,7 +8,7 @@ exists per process, because verl's loss registry holds plain functions.
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,19 @@ class MiniBatch:
         attribute_sums: Sums by each of the attributes that are asked for.
         sequences: float64 [4, B]: sequence log-ratio S, length L, advantage A and weight; empty unless asked for.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
+        learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
     """
 
     sums: SequenceSums
     attribute_sums: list[AttributeSums]
     sequences: np.ndarray
     grad_norm: float | None = None
+    learning_rate: float | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether its optimizer step moves the weights."""
+        return self.learning_rate != 0 and (self.grad_norm is None or math.isfinite(self.grad_norm))
 
     def __add__(self, other: MiniBatch) -> MiniBatch:
         return MiniBatch(
@@ -51,6 +58,7 @@ class MiniBatch:
             [a + b for a, b in zip(self.attribute_sums, other.attribute_sums, strict=True)],
             np.concatenate([self.sequences, other.sequences], axis=1),
             self.grad_norm,
+            self.learning_rate,
         )
 
 
@@ -61,6 +69,12 @@ def join_ranks(per_rank: Sequence[Sequence[MiniBatch]]) -> list[MiniBatch]:
         ValueError: if the ranks recorded different numbers of mini-batches.
     """
     return [sum(ranks[1:], start=ranks[0]) for ranks in zip(*per_rank, strict=True)]
+
+
+def count_unmoved(mini_batches: Sequence[MiniBatch]) -> int:
+    """How many mini-batches came before any weight had moved: the first, and more where the learning rate is 0."""
+    moved = next((index for index, each in enumerate(mini_batches) if each.moves), len(mini_batches))
+    return min(moved + 1, len(mini_batches))
 
 
 def sequence_record(step: int, index: int, mini_batch: MiniBatch) -> dict[str, Any]:
@@ -124,10 +138,11 @@ class Recorder:
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
             mini_batch.sequences = np.concatenate([mini_batch.sequences, rows.cpu().numpy()], axis=1)
 
-    def end_mini_batch(self, grad_norm: float | None) -> None:
-        """Keep the gradient norm (before clipping) of the mini-batch in progress."""
+    def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
+        """Keep the gradient norm (before clipping) and the learning rate of the mini-batch in progress."""
         if self._mini_batches:
-            self._mini_batches[-1] = dataclasses.replace(self._mini_batches[-1], grad_norm=grad_norm)
+            self._mini_batches[-1].grad_norm = grad_norm
+            self._mini_batches[-1].learning_rate = learning_rate
 
     def pop(self) -> list[MiniBatch]:
         """Hand over the mini-batches recorded since the last call, in the order of their updates."""

@@ -12,7 +12,7 @@ DATA=${FSPO_DATA:-data} # python3 -m fspo.data prepare all --out data
 
 algorithm=(
     algo=fspo # policy_loss.loss_mode=fspo with clip_low=clip_high=0.03 (c, nats per sqrt(token)); adv_estimator=grpo
-    actor_rollout_ref.actor.use_kl_loss=True # with a coefficient of 0: the distance is logged, not penalised
+    actor_rollout_ref.actor.use_kl_loss=False # the distance to the start is measured at validations (fspo.kl_to_start)
     actor_rollout_ref.actor.kl_loss_coef=0.0
     actor_rollout_ref.actor.entropy_coeff=0.0
     actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean # for the KL metric; the loss is a mean over sequences
@@ -44,6 +44,8 @@ actor=(
     actor_rollout_ref.actor.ppo_mini_batch_size=128 # four optimizer steps per rollout batch
     actor_rollout_ref.actor.use_dynamic_bsz=True
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=20480 # rollout.log_prob_max_token_len_per_gpu follows it
+    actor_rollout_ref.actor.pad_to_length=True              # one shape for all packs: both passes round alike
+    actor_rollout_ref.actor.fsdp_config.pad_to_length_bucket=20480
     actor_rollout_ref.actor.optim.lr=1e-6
     actor_rollout_ref.actor.optim.weight_decay=0.1
     actor_rollout_ref.actor.optim.lr_warmup_steps=10
@@ -63,6 +65,7 @@ rollout=(
     actor_rollout_ref.rollout.tensor_model_parallel_size=2
     actor_rollout_ref.rollout.gpu_memory_utilization=0.7
     actor_rollout_ref.rollout.max_num_batched_tokens=10240
+    actor_rollout_ref.rollout.max_num_seqs=304
     actor_rollout_ref.rollout.max_model_len=10240
     actor_rollout_ref.rollout.val_kwargs.n=8
     actor_rollout_ref.rollout.val_kwargs.do_sample=True

@@ -6,6 +6,7 @@ verl's logic for ``sync``: any other mode takes verl's asynchronous branches.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,36 +18,37 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.config import omega_conf_to_dataclass
 
 from fspo.attributes import Attribute, attribute_metrics
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
+from fspo.fairness import equal_mass_starts
+from fspo.noise_floor import noise_floor
 from fspo.records import to_record
+from fspo.sums import SequenceSums
 from fspo.types import BandState
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old
 from recipe.fspo.checkpoints.state import Stateful, load_state, save_state
-from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.faults.phase import write_phase
 from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.faults.resources import wait_for_resources
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
-from recipe.fspo.outcomes import grad_norm_metrics, outcome_metrics, prompt_of, read_outcomes, send_attribute_bins
-from recipe.fspo.recorder import MiniBatch, join_ranks, sequence_record
+from recipe.fspo.outcomes import (
+    grad_norm_metrics,
+    kl_to_start,
+    outcome_metrics,
+    prompt_of,
+    read_outcomes,
+    send_attribute_bins,
+)
+from recipe.fspo.recorder import MiniBatch, count_unmoved, join_ranks, sequence_record
 from recipe.fspo.worker import FSPOWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
-
-
-def _build_band_controller(config: DictConfig) -> BandController | None:
-    """The controller of the loss's bands; None for a loss whose bands are fixed, or one of verl's own."""
-    policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
-    if not isinstance(policy_loss, SequencePolicyLossConfig) or not policy_loss.settings().needs_state:
-        return None
-    return BandController(policy_loss.settings(), window=config.fspo.calibration_rounds)
 
 
 @register_trainer("fspo")
@@ -59,7 +61,11 @@ class FSPOTrainer(PPOTrainerSync):
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"
         self._run_log: RunLog | None = None
-        self._band_controller = _build_band_controller(config)
+        self._loss_settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        self._band_controller: BandController | None = None
+        if self._loss_settings is not None and self._loss_settings.needs_state:
+            self._band_controller = BandController(self._loss_settings, window=config.fspo.calibration_rounds)
+        self._warned_margin = math.inf
         self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
         self._grad_clip = float(config.actor_rollout_ref.actor.grad_clip)
         self._lead_time = LeadTime.from_environment()
@@ -70,6 +76,9 @@ class FSPOTrainer(PPOTrainerSync):
         self._phase = "start-up"
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
         super().__init__(config)
+        #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
+        self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
+        self.use_reference_policy |= self._measures_kl
 
     # ---------------------------------------------------------------- what it is doing
 
@@ -101,7 +110,10 @@ class FSPOTrainer(PPOTrainerSync):
 
     def _init_resource_pool_mgr(self) -> None:
         wait_for_resources(self.config, PROGRESS.say)
+        actor = self.config.actor_rollout_ref.actor
+        penalised, actor.use_kl_loss = actor.use_kl_loss, self.use_reference_policy  # verl asks the configuration here
         super()._init_resource_pool_mgr()
+        actor.use_kl_loss = penalised
         for role in _ACTOR_ROLES:
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(self.worker_cls)
@@ -198,6 +210,17 @@ class FSPOTrainer(PPOTrainerSync):
             self._save_checkpoint()
         raise Preempted(f"preempted after step {self.global_steps}: start the same command again to continue")
 
+    # ---------------------------------------------------------------- distance to the start
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if not self._measures_kl:
+            return super()._compute_ref_log_prob(batch, metrics)  # a part of the loss or of the reward
+        every, step = self.config.trainer.test_freq, self.global_steps
+        if every > 0 and (step % every == 0 or step == self.total_training_steps):
+            batch = super()._compute_ref_log_prob(batch, metrics)
+            metrics["fspo/kl_to_start"] = kl_to_start(batch)
+        return batch
+
     # ---------------------------------------------------------------- update
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -209,24 +232,39 @@ class FSPOTrainer(PPOTrainerSync):
         self.actor_rollout_wg.begin_update(self._band_state(), attributes)
         batch = super()._update_actor(batch, metrics)
         mini_batches = join_ranks(self.actor_rollout_wg.pop_mini_batches())
+        unmoved = count_unmoved(mini_batches)  # there S is 0, but for rounding
         sums = [mini_batch.sums for mini_batch in mini_batches]
-        if self._band_controller is not None:
+        metrics.update(self._diagnostics.update(sums[:1] + sums[unmoved:]))
+        metrics.update(self._noise_floor_metrics(sums[:unmoved]))
+        if self._band_controller is not None and unmoved < len(sums):
             self._band_controller.update(sums)
-        metrics.update(self._diagnostics.update(sums))
         metrics.update(outcome_metrics(outcomes, self._diagnostics))
-        # In the first mini-batch S = 0: nothing has been updated yet.
-        for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[1:]), strict=True):
+        for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[unmoved:]), strict=True):
             metrics.update(attribute_metrics(by_attribute))
         metrics.update(grad_norm_metrics([each.grad_norm for each in mini_batches], self._grad_clip))
-        self._record(mini_batches)
+        self._record(mini_batches, unmoved)
         return batch
+
+    def _noise_floor_metrics(self, unmoved: Sequence[SequenceSums]) -> dict[str, float]:
+        """How much of S is rounding; a warning if the band is too close to it, again only when it has doubled."""
+        count_K = sum(unmoved, SequenceSums.zeros()).column("count").numpy()
+        starts = equal_mass_starts(count_K, self._diagnostics.bins)
+        floor = noise_floor(unmoved, starts, self._loss_settings, self._band_state())
+        if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
+            self._warned_margin = floor.margin
+            PROGRESS.say(warning)
+        return floor.metrics()
 
     def _band_state(self) -> BandState | None:
         return None if self._band_controller is None else self._band_controller.state
 
-    def _record(self, mini_batches: Sequence[MiniBatch]) -> None:
-        """Append the step's exact sums, and its sequences if they are asked for, to the run folder."""
-        step, each = self.global_steps, list(enumerate(mini_batches))
+    def _record(self, mini_batches: Sequence[MiniBatch], unmoved: int) -> None:
+        """Append the step's exact sums, and its sequences if they are asked for, to the run folder.
+
+        Mini-batch 0 is what readers leave out, so all that were computed before a weight had moved have this number.
+        """
+        step = self.global_steps
+        each = [(0 if index < unmoved else index, part) for index, part in enumerate(mini_batches)]
         self._run_log.append("length_stats.jsonl", [to_record(part.sums, step=step, minibatch=i) for i, part in each])
         if self.config.fspo.record_sequences:
             self._run_log.append("sequences.jsonl", [sequence_record(step, i, part) for i, part in each])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,10 @@ if os.environ.get("VERL_PLATFORM") == "cpu":
     import recipe.fspo.cpu.engine  # noqa: F401  (both register what they are named for)
 
 
+#: How many steps in a row a gradient scaler may skip: it halves its scale of 65,536 each time.
+_SKIPPED_STEPS = 20
+
+
 def _with_attribute_bins(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
     """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: the rows' bins."""
     bin_BA = data.get(ATTRIBUTE_BINS, None)
@@ -38,17 +43,24 @@ def _with_attribute_bins(loss_fn: Callable[..., Any], model_output: Any, data: A
 class RecordingTrainingWorker(TrainingWorker):
     """``TrainingWorker`` that tells the recorder where one mini-batch ends, and to which bins its sequences belong."""
 
+    _skipped = 0
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
         super().set_loss_fn(partial(_with_attribute_bins, loss_fn))
 
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
-        with guarded_update(data, RECORDER.run_dir, self.rank, UnusableRowsError) as metrics:
+        learning_rate = float(self.engine.optimizer.param_groups[0]["lr"])
+        # With fp16, verl's gradient scaler leaves out steps that overflow until it has found its scale.
+        may_skip = _SKIPPED_STEPS if getattr(self.engine, "scaler", None) is not None else 0
+        with guarded_update(data, RECORDER.run_dir, self.rank, UnusableRowsError, self._skipped < may_skip) as metrics:
             output = super().train_batch(data)
             if output is not None:
                 metrics |= tu.get(output, "metrics")
-        RECORDER.end_mini_batch(metrics.get("grad_norm"))
+        grad_norm = metrics.get("grad_norm")
+        self._skipped = 0 if grad_norm is None or math.isfinite(grad_norm) else self._skipped + 1
+        RECORDER.end_mini_batch(grad_norm, learning_rate)
         return output
 
 

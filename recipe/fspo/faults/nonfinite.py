@@ -28,7 +28,9 @@ class UpdateRefused(ExplainedError):
 
 
 @contextmanager
-def guarded_update(data: Any, folder: Path | None, rank: int, refused: type[Exception]) -> Iterator[dict[str, Any]]:
+def guarded_update(
+    data: Any, folder: Path | None, rank: int, refused: type[Exception], may_skip: bool = False
+) -> Iterator[dict[str, Any]]:
     """Around the processing of one mini-batch; the caller puts verl's metrics of it into the yielded dictionary.
 
     Args:
@@ -36,6 +38,7 @@ def guarded_update(data: Any, folder: Path | None, rank: int, refused: type[Exce
         folder: Where to save it if it is bad; None: it is not saved.
         rank: Of this process.
         refused: What a loss raises for rows that it cannot use.
+        may_skip: Whether a gradient that is not finite only skips the step, as a gradient scaler means it to.
 
     Raises:
         UpdateRefused: if the loss refuses the mini-batch (this package's losses look at what they are given), or if
@@ -48,7 +51,7 @@ def guarded_update(data: Any, folder: Path | None, rank: int, refused: type[Exce
         saved = _save(data, folder, rank)
         raise UpdateRefused(f"the loss refuses a mini-batch: {error}.{saved}{_GO_ON}") from error
     grad_norm = metrics.get("grad_norm")
-    if grad_norm is None or math.isfinite(grad_norm):
+    if grad_norm is None or math.isfinite(grad_norm) or may_skip:
         return
     suspects = sorted(key for key, value in data.items() if isinstance(value, torch.Tensor) and not _finite(value))
     why = (

@@ -40,6 +40,7 @@ STEP_COLUMNS = (
     ("clipped", "fspo/clip_frac", "{:.1%}"),
     ("LRE", "fspo/lre_debiased", "{:.3f}"),
     ("KL", "actor/kl_loss", "{:.4f}"),
+    ("KL to start", "fspo/kl_to_start", "{:.4f}"),
     ("s", "timing_s/step", "{:.1f}"),
     ("tokens/s", "perf/throughput", "{:.0f}"),
 )

@@ -28,7 +28,6 @@ _FILES: Final = (CONFIG_FILE, INFO_FILE, "metrics.jsonl", "length_stats.jsonl", 
 MAY_CHANGE: Final = (
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
     "actor_rollout_ref.actor.fsdp_config.param_offload",
-    "actor_rollout_ref.nccl_timeout",
     "actor_rollout_ref.ref.fsdp_config.param_offload",
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.gpu_memory_utilization",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -104,8 +105,17 @@ def plan(config: DictConfig, hardware: Hardware, model_config: str | None = None
         "concurrent_sequences_per_replica": time.concurrent,
         "mean_prompt": time.mean_prompt,
         "mean_response": time.mean_response,
+        "run": _run_length(config.trainer.total_training_steps, time.total_s, hardware.job_hours),
         "problems": problems,
     }
+
+
+def _run_length(steps: int | None, step_s: float, job_hours: float) -> dict[str, float] | None:
+    """Hours of the whole run, and how many jobs of ``job_hours`` it takes; None where the steps are not given."""
+    if not steps:
+        return None
+    hours = steps * step_s / 3600
+    return {"steps": steps, "hours": hours, "jobs": math.ceil(hours / job_hours)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,6 +56,7 @@ class Hardware:
     mean_prompt: float = 0.0
     mean_response: float = 0.0
     sigma: float = 0.03
+    job_hours: float = 24.0
 
     #: Meaning and source of each, for --help and for the printed assumptions.
     MEANING = {  # noqa: RUF012  (not a field: it has no annotation)
@@ -71,6 +72,7 @@ class Hardware:
         "mean_prompt": "tokens of a prompt on average; 0: an eighth of data.max_prompt_length",
         "mean_response": "tokens of a response on average; 0: fspo.reference_length, or half of the maximum",
         "sigma": "standard deviation of a token's log-ratio, for the acceptance at the longest response",
+        "job_hours": "time limit of one job in hours, for the number of jobs",
     }
 
     def __post_init__(self) -> None:
@@ -107,6 +109,7 @@ class Setup:
     entropy_in_update: bool
     entropy_chunk: int
     reference: bool
+    reference_share: float
     dynamic: bool
     micro_sequences: int
     update_tokens: int
@@ -202,7 +205,10 @@ def read_setup(config: DictConfig) -> Setup:
         fused_logits=bool(model.use_fused_kernels),
         entropy_in_update=bool(actor.calculate_entropy) or actor.entropy_coeff != 0,
         entropy_chunk=actor.entropy_from_logits_chunk_size if actor.entropy_from_logits_with_chunking else 0,
-        reference=bool(config.algorithm.use_kl_in_reward or actor.use_kl_loss),
+        reference=bool(config.algorithm.use_kl_in_reward or actor.use_kl_loss or config.fspo.kl_to_start),
+        reference_share=1.0
+        if config.algorithm.use_kl_in_reward or actor.use_kl_loss
+        else (config.fspo.kl_to_start and trainer.test_freq > 0) / max(1, trainer.test_freq),
         dynamic=dynamic,
         micro_sequences=actor.ppo_micro_batch_size_per_gpu or 1,
         update_tokens=actor.ppo_max_token_len_per_gpu,

@@ -39,7 +39,8 @@ def estimate(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memory
 
     With F the operations of one forward pass over the step's tokens (:meth:`ModelShape.forward_flops`), on N GPUs:
 
-    - log-probs: F for the old policy and F for the reference, over ``N * gpu_tflops * mfu``;
+    - log-probs: F for the old policy, and F for the reference at the share of steps that need it, over
+      ``N * gpu_tflops * mfu``;
     - update: 3 F (forward and twice that for backward), 4 F with gradient checkpointing, times the epochs;
     - generation, for each of N / TP replicas: see :func:`generation_seconds`;
     - offloading: every byte that moves once to the GPU and back, over ``host_gb_per_s``.
@@ -59,7 +60,7 @@ def estimate(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memory
     moved = 2 * shard * (3 * setup.param_offload + 2 * setup.optimizer_offload)
     return StepTime(
         generation_s=generation,
-        log_probs_s=forward * (2 if setup.reference else 1) / rate,
+        log_probs_s=forward * (1 + setup.reference_share) / rate,
         update_s=forward * (4 if setup.gradient_checkpointing else 3) * setup.epochs / rate,
         offload_s=moved / (hardware.host_gb_per_s * 1e9),
         mean_prompt=prompt,

@@ -94,3 +94,8 @@ def _rest(planned: dict[str, Any]) -> Iterator[str]:
         f"  mfu {hardware['mfu']:g} of {peak}, decoding at {hardware['decode_efficiency']:g} of {bandwidth}; "
         "rewards and validation not counted (--help)"
     )
+    if (run := planned["run"]) is not None:
+        yield (
+            f"the run: {run['steps']} steps take {run['hours']:.0f} h, {run['jobs']} job(s) of "
+            f"{hardware['job_hours']:g} h; with --requeue each continues from the last checkpoint"
+        )

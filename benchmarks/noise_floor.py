@@ -1,0 +1,139 @@
+"""What rounding does to the sequence log-ratio S, by length, against the bands: ``python -m benchmarks.noise_floor``.
+
+Sampled responses of a model (the demo's, or any folder given by ``--model``) are scored before and after optimizer
+steps in fp32. Three questions, each answered by length:
+
+1. *floor*: S between two passes over the same weights that only differ in their kernels (sdpa and eager attention).
+   It stands for a GPU on which batch shapes differ between the passes; on CPUs the floor of a run is exactly 0.
+2. *error after an update*: S with weights and arithmetic in bf16 or fp16, minus S in fp32. Both have the same updates,
+   made in fp32, as FSDP's mixed precision makes them.
+3. *margin*: half-width of a band over the floor. Below 5 it clips noise.
+
+Writes the tables into docs/noise-floor.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from benchmarks.pages import markdown, replace_section
+from fspo.clipping import acceptance_band
+from fspo.data.demo_model import shipped_model
+from fspo.data.offline_task import generate
+from fspo.losses import ALGORITHMS
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "noise-floor.md"
+BANDS = {"FSPO": "fspo", "RLOO": "seq_rloo", "GSPO": "seq_gspo"}
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+BINS = 5
+
+
+def load(path: Path, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention).eval()
+
+
+@torch.no_grad()
+def sample(model: PreTrainedModel, prompts: list[list[int]], max_new: int, end: int) -> list[tuple[int, list[int]]]:
+    """(length of the prompt, tokens) of one response per prompt, at temperature 1."""
+    found = []
+    for prompt in prompts:
+        tokens = model.generate(
+            torch.tensor([prompt]), do_sample=True, max_new_tokens=max_new, eos_token_id=end, pad_token_id=end
+        )
+        found.append((len(prompt), tokens[0].tolist()))
+    return found
+
+
+def log_likelihood(model: PreTrainedModel, sequence: tuple[int, list[int]]) -> torch.Tensor:
+    """Sum of the response tokens' log-probabilities; logits in the model's type, log-softmax in fp32, as in verl."""
+    start, tokens = sequence
+    logits = model(torch.tensor([tokens])).logits[0, start - 1 : -1].float()
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens[start:])[:, None]).sum(dtype=torch.float64)
+
+
+@torch.no_grad()
+def score(model: PreTrainedModel, sequences: list[tuple[int, list[int]]]) -> np.ndarray:
+    return np.array([float(log_likelihood(model, sequence)) for sequence in sequences])
+
+
+def train(model: PreTrainedModel, sequences: list[tuple[int, list[int]]], steps: int, lr: float) -> None:
+    """Policy-gradient steps with random advantages: only how far the policy moves matters here."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    generator = torch.Generator().manual_seed(0)
+    for part in torch.randperm(len(sequences), generator=generator).chunk(steps):
+        optimizer.zero_grad()
+        for index in part.tolist():
+            sign = 1.0 if torch.rand(1, generator=generator) < 0.5 else -1.0
+            (-sign * log_likelihood(model, sequences[index]) / len(part)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+def rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def measure(path: Path, problems: int, steps: int, lr: float) -> tuple[str, str]:
+    """The two tables: S and its errors by length, and the margins of the bands."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    questions = [problem.question for problem in generate(problems, 0, 0)[0]]
+    prompts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True)["input_ids"]
+        for q in questions
+    ]
+    torch.manual_seed(0)
+    start = load(path, torch.float32, "sdpa")
+    sequences = [s for s in sample(start, prompts, 256, tokenizer.eos_token_id) if len(s[1]) > s[0]]
+    trained = copy.deepcopy(start)
+    train(trained, sequences, steps, lr)
+    exact = score(trained, sequences) - score(start, sequences)
+    floor, error = {}, {}
+    for name, dtype in TYPES.items():
+        eager = load(path, dtype, "eager")
+        before = copy.deepcopy(start).to(dtype)
+        floor[name] = score(eager, sequences) - score(before, sequences)
+        after = copy.deepcopy(trained).to(dtype)
+        error[name] = score(after, sequences) - score(before, sequences) - exact
+    lengths = np.array([len(tokens) - begin for begin, tokens in sequences])
+    order = np.array_split(np.argsort(lengths, kind="stable"), BINS)
+    rows, margins = [], []
+    for part in order:
+        span = f"{lengths[part].min()} to {lengths[part].max()}"
+        values = [rms(exact[part])] + [rms(each[part]) for t in TYPES for each in (floor[t], error[t])]
+        rows.append([span, str(len(part)), *(f"{value:.2g}" for value in values)])
+        mean = torch.tensor([round(float(lengths[part].mean()))])
+        row = [span]
+        for algo in BANDS.values():
+            _, lower, upper = acceptance_band(mean, ALGORITHMS[algo], dtype=torch.float64)
+            width = min(float(-lower), float(upper))
+            row += [f"{width:.2g}", *(f"{width / rms(floor[t][part]):.1f}" for t in TYPES)]
+        margins.append(row)
+    head = ["length", "responses", "S, fp32"] + [f"{what}, {t}" for t in TYPES for what in ("floor", "error")]
+    margin_head = ["length"] + [
+        text for name in BANDS for text in (f"{name}: half-width", *(f"over the floor, {t}" for t in TYPES))
+    ]
+    return markdown(head, rows), markdown(margin_head, margins)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, default=shipped_model(), help="folder of a model (default: the demo's)")
+    parser.add_argument("--problems", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=3, help="optimizer steps before S is measured")
+    parser.add_argument("--lr", type=float, default=1e-4)
+    arguments = parser.parse_args()
+    table, margins = measure(arguments.model, arguments.problems, arguments.steps, arguments.lr)
+    print(table, margins, sep="\n\n")
+    if arguments.model == shipped_model():
+        page = replace_section(PAGE.read_text(encoding="utf-8"), "errors", table)
+        PAGE.write_text(replace_section(page, "margins", margins), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
