@@ -52,7 +52,7 @@ JOB = Job(("recipe.fspo.trainer", "recipe.fspo.worker"), _problems, _complete, _
 
 @hydra.main(config_path=str(CONF_DIR), config_name=ROOT_CONFIG, version_base=None)
 def _train(config: DictConfig) -> None:
-    launch_or_exit(config, JOB, kept=f"{config.fspo.run_dir} keeps what was done")
+    launch_or_exit(config, JOB)
 
 
 def usage() -> str:

@@ -208,7 +208,7 @@ class FSPOTrainer(PPOTrainerSync):
         self.global_steps -= 1
         if self.global_steps > 0 and self._saved_step != self.global_steps:
             self._save_checkpoint()
-        raise Preempted(f"preempted after step {self.global_steps}: start the same command again to continue")
+        raise Preempted(f"preempted after step {self.global_steps}; it is saved")
 
     # ---------------------------------------------------------------- distance to the start
 

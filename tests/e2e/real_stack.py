@@ -71,6 +71,8 @@ class Start:
                 cwd=self.run_dir,
                 env={**user_environment(), **self.environment, MARK: self.mark},
                 start_new_session=True,
+                # A shell that runs the tests in the background lets them ignore Ctrl-C, and their children inherit it.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def output(self) -> str:

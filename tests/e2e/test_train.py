@@ -206,7 +206,8 @@ def test_a_killed_worker_ends_the_run(resumed: tuple[Start, int]) -> None:
 def test_evaluation_of_a_checkpoint(start: Starter, trained: Start) -> None:
     before = (trained.run_dir / "metrics.jsonl").read_text()
     values = "actor_rollout_ref.rollout.val_kwargs"
-    run = start(trained.run_dir, *SMALL, "evaluate=true", f"{values}.n=2", f"{values}.do_sample=true")
+    overrides = ("evaluate=true", f"{values}.n=2", f"{values}.do_sample=true")  # the folder restores the others
+    run = start(trained.run_dir, *overrides, **probe_environment(trained.run_dir))
     assert run.wait(400) == 0, run.output()[-4000:]
     result = json.loads((trained.run_dir / "evaluation" / "evaluation.json").read_text())["fspo/remainder"]
     assert (result["problems"], result["responses"]) == (8, 16)

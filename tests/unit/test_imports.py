@@ -5,22 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from recipe.fspo import plugin
-
-
-def fresh(code: str, **environment: str) -> None:
-    """Run code in a process of its own, outside the checkout."""
-    inherited = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path.home(), env={**inherited, **environment}, timeout=200
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-
 
 #: In this order, because each part may import more than the one before. verl above all: it fixes its platform while it
 #: is imported, and a command decides about the platform first.
@@ -55,32 +45,58 @@ absent("verl", "ray", "vllm", "transformers")
 """
 
 
-def test_light_modules_import_nothing_heavy() -> None:
-    fresh(LIGHT)
+VERL_ON_CPUS = """
+import sys, verl
+from verl.plugin.platform import PlatformRegistry
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from fspo.losses import ALGORITHMS
+assert set(ALGORITHMS) <= set(POLICY_LOSS_REGISTRY), sorted(POLICY_LOSS_REGISTRY)
+assert "cpu" in PlatformRegistry.registered_names()
+assert "vllm" not in sys.modules, "the plugin must not make every process load vLLM"
+from recipe.fspo.plugin import require_plugin
+require_plugin()
+"""
+
+VERL_ON_GPUS = """
+import sys, verl, recipe.fspo.worker
+from verl.plugin.platform import PlatformRegistry
+assert "cpu" not in PlatformRegistry.registered_names()
+found = [name for name in sys.modules if name.startswith("recipe.fspo.cpu")]
+assert not found, found
+"""
+
+#: Code and environment by what is expected of it.
+FRESH = {
+    "light modules import nothing heavy": (LIGHT, {}),
+    "verl finds the losses and the platform": (VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}),
+    "a GPU run imports nothing of CPUs": (VERL_ON_GPUS, {}),
+}
 
 
-def test_verl_finds_the_losses_and_the_platform() -> None:
-    fresh(
-        "import sys, verl\n"
-        "from verl.plugin.platform import PlatformRegistry\n"
-        "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY\n"
-        "from fspo.losses import ALGORITHMS\n"
-        "assert set(ALGORITHMS) <= set(POLICY_LOSS_REGISTRY), sorted(POLICY_LOSS_REGISTRY)\n"
-        "assert 'cpu' in PlatformRegistry.registered_names()\n"
-        "assert 'vllm' not in sys.modules, 'the plugin must not make every process load vLLM'\n"
-        "from recipe.fspo.plugin import require_plugin; require_plugin()\n",
-        VERL_PLATFORM="cpu",
-    )
+@pytest.fixture(scope="module")
+def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """All of them at once, outside the checkout: each takes some seconds on one core."""
+    inherited = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", code],
+            cwd=Path.home(),
+            env={**inherited, **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, (code, environment) in FRESH.items()
+    }
+    yield started
+    for process in started.values():
+        process.kill()
 
 
-def test_a_gpu_run_imports_nothing_of_cpus() -> None:
-    fresh(
-        "import sys, verl, recipe.fspo.worker\n"
-        "from verl.plugin.platform import PlatformRegistry\n"
-        "assert 'cpu' not in PlatformRegistry.registered_names()\n"
-        "found = [name for name in sys.modules if name.startswith('recipe.fspo.cpu')]\n"
-        "assert not found, found\n"
-    )
+@pytest.mark.parametrize("expected", FRESH)
+def test_in_a_fresh_process(expected: str, processes: dict[str, subprocess.Popen[str]]) -> None:
+    process = processes[expected]
+    _, said = process.communicate(timeout=200)
+    assert process.returncode == 0, said[-2000:]
 
 
 def test_a_missing_plugin_is_said_loudly(monkeypatch: pytest.MonkeyPatch) -> None:

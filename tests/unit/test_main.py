@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from composing import composed
-from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 
 from recipe.fspo.launch.compose import choices
@@ -42,9 +42,10 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["main", "experiment=qwen3_8b", "--cfg", "job", "--package", "trainer"])
+    before = Singleton.get_state()
     try:
         main()
     finally:
-        GlobalHydra.instance().clear()
+        Singleton.set_state(before)  # Hydra's, which other code of this process reads
     assert "n_gpus_per_node: 8" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

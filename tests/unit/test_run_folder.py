@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.checks import PreflightError
-from recipe.fspo.launch.run_settings import NotARunError, changed_settings, with_settings_of_run
+from recipe.fspo.launch.run_settings import NotARunError, changed_settings, next_commands, with_settings_of_run
 from recipe.fspo.launch.start import launch, prepare
 from recipe.fspo.main import JOB
 
@@ -168,3 +168,24 @@ def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> Non
     (begun(tmp_path) / "config.yaml").unlink()
     with pytest.raises(NotARunError, match=r"config\.yaml cannot be read"):
         changed_settings(ready(tmp_path))
+
+
+def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> None:
+    config = ready(begun(tmp_path / "a b", step=0))
+    folder = f"'{tmp_path}/a b'"
+    assert next_commands(config, finished=False) == [
+        f"begin again (nothing was saved): python -m recipe.fspo.main resume={folder}"
+    ]
+    (tmp_path / "a b" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
+    (tmp_path / "a b" / "checkpoints" / "global_step_2").mkdir(parents=True)
+    (tmp_path / "a b" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    said = next_commands(config, finished=True)
+    assert [line.partition(":")[0] for line in said] == ["continue", "export", "report"]
+    assert said[0] == f"continue: python -m recipe.fspo.main resume={folder} trainer.total_training_steps=N"
+
+
+def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
+    before = contents(begun(tmp_path))
+    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match="is in use by another start"):
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK), JOB)
+    assert contents(tmp_path) == before

@@ -257,7 +257,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     watch_for_warning()
-    launch_or_exit(config, JOB, kept=f"{request.run / FOLDER} keeps the rounds that were measured")
+    launch_or_exit(config, JOB)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def _message(root: Path, step: int, needed: int | None, good: Path | None) -> st
     kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
     return (
         f"the disk has no room for the checkpoint of step {step}: {need}{_mib(shutil.disk_usage(root).free)} are free "
-        f"in {root}; {kept}. Make room, and start the same command again to go on from there"
+        f"in {root}; {kept}. Make room before you continue"
     )
 
 

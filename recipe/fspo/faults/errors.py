@@ -14,7 +14,6 @@ from recipe.fspo.faults.processes import ROLES
 from recipe.fspo.faults.watchdog import Death
 
 _LINES_OF_AN_ERROR = 12
-_GO_ON = "start the same command again to go on from the last checkpoint"
 #: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
 _ACTOR_GONE = re.compile(r"class_name: (?:\S*\.)?(?P<name>\w+)\n(?:\t\w+: .*\n)*?\tpid: (?P<pid>\d+)")
 #: vLLM's server, in whose log the engine writes, when its engine has failed or died before it was ready.
@@ -50,7 +49,7 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
     ray_logs = (Path(tempfile.gettempdir()) / "ray" / "session_latest").resolve() / "logs"
     death = death or death_in(str(error), phase, ray_logs)
     if death is not None:
-        return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}\n{_GO_ON}")
+        return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes
         all_logs = f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended"

@@ -18,8 +18,8 @@ from fspo.files import atomic_path
 from recipe.fspo.faults.errors import ExplainedError
 
 _GO_ON = (
-    " The weights have not been touched; look at the rewards and the learning rate, then start the same command again "
-    "to go on from the last checkpoint"
+    " The weights have not been touched; look at the rewards and the learning rate before you "
+    "continue from the last checkpoint"
 )
 
 

@@ -71,23 +71,26 @@ def check_share(own: Mapping[str, Any], key: str) -> None:
         raise BadInput(f"{key}={own[key]!r} must lie strictly between 0 and 1, such as 0.15")
 
 
-def launch_or_exit(config: DictConfig, job: Job, kept: str) -> None:
+def launch_or_exit(config: DictConfig, job: Job) -> None:
     """Run the stack with ``config``; unless it finishes, say why and leave the process.
 
     Args:
         config: Composed, with its platform exported.
         job: What to run.
-        kept: What an interrupted run leaves, for the sentence that says so.
     """
     with forked_workers(config, job.modules):
-        _launch_or_exit(config, job, kept)
+        _launch_or_exit(config, job)
 
 
-def _launch_or_exit(config: DictConfig, job: Job, kept: str) -> None:
+def _launch_or_exit(config: DictConfig, job: Job) -> None:
     # Imported here: both import verl, which must not happen before the platform is exported.
     from recipe.fspo.faults.errors import TrainingFailed
     from recipe.fspo.launch.checks import PreflightError
+    from recipe.fspo.launch.run_settings import next_commands
     from recipe.fspo.launch.start import launch
+
+    def commands(finished: bool = False) -> str:
+        return "".join(f"\n{line}" for line in next_commands(config, finished)) if job.resumes else ""
 
     try:
         launch(config, job)
@@ -95,11 +98,13 @@ def _launch_or_exit(config: DictConfig, job: Job, kept: str) -> None:
         print(error, file=sys.stderr)
         sys.exit(BAD_INPUT)
     except Preempted as ended:
-        print(ended, file=sys.stderr)
+        print(f"{ended}{commands()}", file=sys.stderr)
         sys.exit(PREEMPTED)
     except TrainingFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
+        print(f"error: {failed}{commands()}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt:
-        print(f"interrupted; {kept}", file=sys.stderr)
+        print(f"interrupted; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    if job.resumes and not config.evaluate:
+        print(commands(finished=True).lstrip(), flush=True)

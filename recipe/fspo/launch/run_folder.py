@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import math
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,34 @@ def _git(*arguments: str) -> str | None:
 def _write(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+class FolderInUseError(RuntimeError):
+    """Another start writes to the run folder."""
+
+    def __init__(self, run_dir: str) -> None:
+        super().__init__(f"fspo.run_dir={run_dir} is in use by another start: wait for its end, or give another folder")
+
+
+@contextlib.contextmanager
+def held(run_dir: str) -> Iterator[None]:
+    """Make the run folder, and keep other starts out of it meanwhile; the lock ends with this process, however it ends.
+
+    Raises:
+        FolderInUseError: if another start has it.
+    """
+    path = Path(run_dir) / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise FolderInUseError(run_dir) from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -94,7 +124,7 @@ def note(run_dir: str, **facts: Any) -> None:
 
 
 def end(run_dir: str, status: str) -> None:
-    """Record how the run ended: ``finished``, ``failed`` or ``preempted``."""
+    """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``."""
     note(run_dir, status=status, ended=_now())
 
 

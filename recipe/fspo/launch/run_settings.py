@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fspo.checkpoints.integrity import latest
 from recipe.fspo.launch.compose import without_flags
 
 CONFIG_FILE: Final = "config.yaml"
@@ -162,6 +164,21 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
             "it, or begin another run with another fspo.run_dir"
         ) from error
     return list(changes(old, OmegaConf.to_container(config, resolve=True)))
+
+
+def next_commands(config: DictConfig, finished: bool) -> list[str]:
+    """The commands that continue, export and report a run that has ended, as far as they would find something."""
+    folder = shlex.quote(str(config.fspo.run_dir))
+    resume = f"python -m recipe.fspo.main resume={folder}"
+    commands = {}
+    if latest(Path(config.trainer.default_local_dir)) is not None:
+        commands["continue"] = f"{resume} trainer.total_training_steps=N" if finished else resume
+        commands["export"] = f"python -m recipe.fspo.export {folder} --out DIR"
+    elif not finished:
+        commands["begin again (nothing was saved)"] = resume
+    if _has_results(Path(config.fspo.run_dir)):
+        commands["report"] = f"python -m fspo.report {folder} --out DIR"
+    return [f"{what}: {command}" for what, command in commands.items()]
 
 
 def _has_results(folder: Path) -> bool:

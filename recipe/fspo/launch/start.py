@@ -261,6 +261,16 @@ def launch(config: DictConfig, job: Job) -> None:
     notes = check(config, job)
     # An evaluation has settings of its own, and a folder inside the run's.
     changed = _changed_settings(config) if job.resumes and not config.evaluate else []
+    try:
+        with run_folder.held(config.fspo.run_dir):
+            _run(config, job, run_id, notes, changed)
+    except run_folder.FolderInUseError as error:
+        raise checks.PreflightError([str(error)]) from None
+    job.conclude(config)
+
+
+def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[dict[str, Any]]) -> None:
+    """The part of :func:`launch` that writes to the run folder."""
     write_offline_task(config)
     run_folder.begin(config, changed)
     write_phase(config.fspo.run_dir, 0, "start-up")
@@ -285,6 +295,9 @@ def launch(config: DictConfig, job: Job) -> None:
             raise failure(error, driver_log, watchdog.death, watchdog.phase()) from None
         status = "preempted"
         raise preempted from None
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
     finally:
         if watchdog.death is None:
             watchdog.stop()
@@ -295,4 +308,3 @@ def launch(config: DictConfig, job: Job) -> None:
         reaper.bye()
         with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
             run_folder.end(config.fspo.run_dir, status)
-    job.conclude(config)
