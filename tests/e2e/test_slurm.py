@@ -13,7 +13,7 @@ import pytest
 from real_stack import SMALL
 from slurm_cluster import REPOSITORY, Cluster, tail, why_not
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.release, pytest.mark.timeout(1200)]
 
 #: A job that runs one command on the launcher.
 BARE_JOB = """\

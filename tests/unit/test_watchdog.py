@@ -148,29 +148,36 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(
-    ("told", "says"),
-    [
-        ("-", "error: the launching process (process "),
-        ("the FSDP worker died", "error: the FSDP worker died"),
-        ("done", ""),
-    ],
-)
-def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(
-    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, says: str
-) -> None:
+def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path: Path) -> None:
     write_phase(tmp_path, 2, "save")
-    command = [sys.executable, "-c", LAUNCHER, run_id, str(tmp_path), told]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None and launcher.stderr is not None
-        assert launcher.stdout.readline() == "ready\n"
-        assert len(processes_of(run_id)) == 1  # the launcher set its run_id after it had begun, the reaper has none
-        launcher.send_signal(signal.SIGKILL)
-        wait_until(lambda: processes_of(run_id) == [], 15)
-        heard = launcher.stderr.read()  # ends with the reaper
-    assert heard.startswith(says) and bool(heard) == bool(says)
-    if told == "-":
-        assert f"died during the save of step 2; its log: {tmp_path}/driver.log" in heard
+    says = {
+        "-": "error: the launching process (process ",
+        "the FSDP worker died": "error: the FSDP worker died",
+        "done": "",
+    }
+    run_ids = {told: uuid.uuid4().hex for told in says}
+    launchers = {}
+    try:
+        for told, run_id in run_ids.items():  # all at once: a reaper is patient for six seconds
+            command = [sys.executable, "-c", LAUNCHER, run_id, str(tmp_path), told]
+            launchers[told] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for told, launcher in launchers.items():
+            assert launcher.stdout is not None and launcher.stdout.readline() == "ready\n"
+            # The launcher set its run_id after it had begun, and the reaper has none.
+            assert len(processes_of(run_ids[told])) == 1
+            launcher.send_signal(signal.SIGKILL)
+        for told, launcher in launchers.items():
+            wait_until(lambda run_id=run_ids[told]: processes_of(run_id) == [], 15)
+            assert launcher.stderr is not None
+            heard = launcher.stderr.read()  # ends with the reaper
+            assert heard.startswith(says[told]) and bool(heard) == bool(says[told])
+            if told == "-":
+                assert f"died during the save of step 2; its log: {tmp_path}/driver.log" in heard
+    finally:
+        for told, launcher in launchers.items():
+            launcher.kill()
+            launcher.communicate(timeout=10)
+            kill(processes_of(run_ids[told]))
 
 
 def test_a_program_that_a_worker_is_about_to_call_is_no_worker(run_id: str, tmp_path: Path) -> None:
