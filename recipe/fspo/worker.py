@@ -22,7 +22,7 @@ from recipe.fspo.plugin import require_plugin
 from recipe.fspo.policy_loss import observe_verl_losses
 from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, MiniBatch
 
-if os.environ.get("VERL_PLATFORM") == "cpu":
+if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     import recipe.fspo.cpu.attention
     import recipe.fspo.cpu.engine  # noqa: F401  (both register what they are named for)
 
