@@ -28,7 +28,7 @@ from fspo.records import to_record
 from fspo.sums import SequenceSums
 from fspo.types import BandState
 from recipe.fspo.checkpoints.disk import room_for_save
-from recipe.fspo.checkpoints.integrity import remove_old
+from recipe.fspo.checkpoints.integrity import remove_old, step_folder
 from recipe.fspo.checkpoints.state import Stateful, load_state, save_state
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.faults.phase import write_phase
@@ -279,7 +279,7 @@ class FSPOTrainer(PPOTrainerSync):
         # checkpoint callback runs after that.)
         self._enter("save")
         started = time.monotonic()
-        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
         keep = self.config.trainer.max_actor_ckpt_to_keep
         with room_for_save(folder.parent, self.global_steps, keep):
             save_state(folder, self._stateful_parts())
@@ -298,6 +298,6 @@ class FSPOTrainer(PPOTrainerSync):
             if self.config.trainer.resume_mode == "resume_path":
                 folder = Path(self.config.trainer.resume_from_path)
             else:
-                folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+                folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
             load_state(folder, self._stateful_parts())
             PROGRESS.say(f"resumed from {folder}")

@@ -18,7 +18,6 @@ from fspo.attributes import Attribute
 from fspo.losses import UnusableRowsError
 from fspo.types import BandState
 from recipe.fspo.faults.nonfinite import guarded_update
-from recipe.fspo.plugin import require_plugin
 from recipe.fspo.policy_loss import observe_verl_losses
 from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, MiniBatch
 
@@ -70,7 +69,6 @@ class FSPOWorker(ActorRolloutRefWorker):
     actor_worker_cls = RecordingTrainingWorker
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        require_plugin()
         observe_verl_losses()
         super().__init__(*args, **kwargs)
         RECORDER.enable(max_response_length=self.config.rollout.response_length)

@@ -73,6 +73,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("comparisons=[equal]", r"comparisons: 'equal' is not known; choose from default, matched"),
         ("target_clip_rate=1.5", r"target_clip_rate=1\.5 must lie strictly between 0 and 1"),
         ("starts=shared", r"starts=shared: every run has a start of its own"),
+        ("run=0 dry_run=true", r"leave run=N out"),
         ("run=9", r"run=9: the grid has 9 runs, numbered from 0 to 8"),
         ("algo=fspo", r"algo=fspo: the grid sets algo"),
         ("fspo.run_dir=x", r"the grid sets fspo\.run_dir"),
@@ -83,7 +84,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
 )
 def test_bad_input_is_named_with_its_remedy(argument: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        parse([argument])
+        parse(argument.split())
 
 
 def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo import plugin
-
 #: In this order, because each part may import more than the one before. verl above all: it fixes its platform while it
 #: is imported, and a command decides about the platform first.
 LIGHT = """
@@ -53,8 +51,6 @@ from fspo.losses import ALGORITHMS
 assert set(ALGORITHMS) <= set(POLICY_LOSS_REGISTRY), sorted(POLICY_LOSS_REGISTRY)
 assert "cpu" in PlatformRegistry.registered_names()
 assert "vllm" not in sys.modules, "the plugin must not make every process load vLLM"
-from recipe.fspo.plugin import require_plugin
-require_plugin()
 """
 
 VERL_ON_GPUS = """
@@ -97,10 +93,3 @@ def test_in_a_fresh_process(expected: str, processes: dict[str, subprocess.Popen
     process = processes[expected]
     _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said[-2000:]
-
-
-def test_a_missing_plugin_is_said_loudly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "_loaded", False)
-    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    with pytest.raises(RuntimeError, match="VERL_USE_EXTERNAL_PLUGINS='none'"):
-        plugin.require_plugin()

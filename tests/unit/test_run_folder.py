@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.checks import PreflightError
-from recipe.fspo.launch.run_settings import NotARunError, changed_settings, next_commands, with_settings_of_run
+from recipe.fspo.launch.run_settings import NotARunError, changed_settings, next_commands, refusal, with_settings_of_run
 from recipe.fspo.launch.start import launch, prepare
 from recipe.fspo.main import JOB
 
@@ -69,7 +69,7 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given
     generated = {"both": [], "train": ["test.parquet"], "val": ["train.parquet"]}[given]
     assert sorted(path.name for path in (tmp_path / "run").rglob("*.parquet")) == generated
     if given != "val":
-        assert config.data.train_files == f"{mine}/train.parquet"
+        assert config.data.train_files == [f"{mine}/train.parquet"]
 
 
 def test_a_data_file_of_the_user_in_the_run_folder_is_not_replaced(tmp_path: Path) -> None:
@@ -133,15 +133,15 @@ def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -
 def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) -> None:
     begun(tmp_path)
     free = ["trainer.total_training_steps=99", "trainer.logger=[console]", "trainer.nnodes=2", "trainer.save_freq=1"]
-    from recipe.fspo.launch.run_settings import settings_problems
-
-    assert list(settings_problems(ready(tmp_path, *free))) == []
+    resumed = ready(tmp_path, *free)
+    assert refusal(resumed, changed_settings(resumed)) is None
     lr = "actor_rollout_ref.actor.optim.lr"
-    (said,) = settings_problems(ready(tmp_path, *free, f"{lr}=1e-5"))
-    assert f"{lr} was 0.0001 and would be 1e-05" in said and "nnodes" not in said
+    resumed = ready(tmp_path, *free, f"{lr}=1e-5")
+    said = refusal(resumed, changed_settings(resumed))
+    assert said is not None and f"{lr} was 0.0001 and would be 1e-05" in said and "nnodes" not in said
     allowed = ready(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
-    assert list(settings_problems(allowed)) == []
-    assert (lr, 1e-4, 1e-5) in changed_settings(allowed)
+    changed = changed_settings(allowed)
+    assert (lr, 1e-4, 1e-5) in changed and refusal(allowed, changed) is None
 
 
 def test_changes_are_recorded_with_their_step(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recipe.fspo.checkpoints.integrity import latest, remove_old, restore_tracker
+from recipe.fspo.checkpoints.integrity import latest, remove_old, restore_tracker, step_folder
 from recipe.fspo.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
@@ -77,7 +77,7 @@ def room_for_save(root: Path, step: int, keep: int | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        folder = root / f"global_step_{step}"
+        folder = step_folder(root, step)
         if not any(sign in str(error) for sign in _SIGNS):
             raise
         message = _message(root, step, needed, good)  # how much was free when it failed

@@ -28,6 +28,16 @@ _PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 _FULL_CHECK_BYTES = 256 * 2**20
 
 
+def step_folder(root: Path, step: int) -> Path:
+    """Where verl saves a step."""
+    return root / f"global_step_{step}"
+
+
+def step_of(folder: Path) -> int:
+    """The step that a folder of :func:`step_folder` holds."""
+    return int(folder.name.removeprefix("global_step_"))
+
+
 def archive_damage(path: Path) -> str | None:
     """What is wrong with a file of ``torch.save`` (a zip archive); None if it looks whole."""
     if not path.is_file():
@@ -113,14 +123,14 @@ def _tracked_step(root: Path) -> int | None:
 def latest(root: Path) -> Path | None:
     """The checkpoint that the tracker names, if it is there."""
     step = _tracked_step(root)
-    folder = root / f"global_step_{step}"
-    return folder if step is not None and folder.is_dir() else None
+    folder = None if step is None else step_folder(root, step)
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def restore_tracker(root: Path, folder: Path) -> None:
     """Make the tracker name this checkpoint."""
     with atomic_path(root / TRACKER_FILE) as temporary:
-        temporary.write_text(folder.name.removeprefix("global_step_"), encoding="utf-8")
+        temporary.write_text(str(step_of(folder)), encoding="utf-8")
 
 
 def repair_tracker(config: DictConfig) -> str | None:
@@ -159,7 +169,7 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
                     "begin again with trainer.resume_mode=disable or another fspo.run_dir"
                 )
             return
-        folder = root / f"global_step_{step}"
+        folder = step_folder(root, step)
     elif mode == "resume_path":
         folder = Path(config.trainer.resume_from_path or "")
         if not _FOLDER.fullmatch(folder.name):

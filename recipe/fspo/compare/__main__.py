@@ -84,6 +84,8 @@ def parse(arguments: Sequence[str]) -> Request:
     if request.only is not None:
         if request.comparisons != ("default",):
             raise BadInput(f"run={own['run']!r} goes with comparisons=[default]: matched clip values need a pilot run")
+        if request.dry_run:
+            raise BadInput("dry_run=true lists the whole grid: leave run=N out")
         if type(request.only) is not int or not 0 <= request.only < len(request.runs()):
             raise BadInput(
                 f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "

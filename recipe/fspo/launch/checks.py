@@ -87,7 +87,9 @@ def _in_hub_cache(model: str) -> bool:
     return isinstance(try_to_load_from_cache(model, "config.json"), str)
 
 
-def _files(value: object) -> list[str]:
+def data_files(config: DictConfig, key: str) -> list[str]:
+    """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
+    value = config.data[key]
     return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
 
 
@@ -99,17 +101,18 @@ def generated_files(config: DictConfig) -> dict[str, Split]:
     task = config.fspo.get("offline_task")
     if not task:
         return {}
-    wanted = [*_files(config.data.train_files), *_files(config.data.val_files)]
+    wanted = [*data_files(config, "train_files"), *data_files(config, "val_files")]
     files = {str(Path(task.folder) / f"{split}.parquet"): split for split in SPLITS}
     return {path: split for path, split in files.items() if path in wanted}
 
 
 def _data_problems(config: DictConfig) -> Problems:
     generated = generated_files(config)
-    for key, needed in (("data.train_files", config.data.train_batch_size), ("data.val_files", 1)):
+    for name_of_key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
+        key = f"data.{name_of_key}"
         rows = 0
         complete = True
-        for name in _files(OmegaConf.select(config, key)):
+        for name in data_files(config, name_of_key):
             path = Path(name).expanduser()
             if name in generated:
                 rows += config.fspo.offline_task[f"n_{generated[name]}"]

@@ -134,11 +134,10 @@ def _validation_problems(config: DictConfig) -> dict[str, int]:
     import pyarrow.parquet as pq
 
     counts: dict[str, int] = {}
-    files = config.data.val_files
-    for name in [files] if isinstance(files, str) else files:
-        if not str(name).endswith(".parquet"):
+    for name in config.data.val_files:
+        if not name.endswith(".parquet"):
             continue
-        sources = pq.read_table(Path(name).expanduser(), columns=["data_source"])["data_source"]
+        sources = pq.read_table(name, columns=["data_source"])["data_source"]
         for entry in pc.value_counts(sources).to_pylist():
             counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
     return counts

@@ -2,7 +2,7 @@
 
 ``run.json`` keeps the overrides of the command that began the run, ``config.yaml`` what they resolved to. A command
 that names the folder starts from the former (:func:`with_settings_of_run`); what it would change of the latter is
-compared key by key before Ray starts (:func:`settings_problems`).
+compared key by key before Ray starts (:func:`changed_settings`, :func:`refusal`).
 """
 
 from __future__ import annotations
@@ -186,20 +186,16 @@ def _has_results(folder: Path) -> bool:
     return any(folder.glob("checkpoints/global_step_*")) or (metrics.is_file() and metrics.stat().st_size > 0)
 
 
-def settings_problems(config: DictConfig) -> Iterator[str]:
+def refusal(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> str | None:
     """A sentence if the run folder's settings would change in a way that nobody has allowed."""
-    try:
-        changed = changed_settings(config)
-    except NotARunError as error:
-        yield str(error)
-        return
     allowed = [*MAY_CHANGE, *config.fspo.allow_changed]
     refused = [each for each in changed if not _is_below(each[0], allowed)]
-    if refused:
-        yield (
-            f"{config.fspo.run_dir} holds a run with other settings: "
-            + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused[:8])
-            + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
-            + ". Go on with the run's own settings (give fspo.run_dir alone), take another fspo.run_dir, or allow the "
-            f"change with 'fspo.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
-        )
+    if not refused:
+        return None
+    return (
+        f"{config.fspo.run_dir} holds a run with other settings: "
+        + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused[:8])
+        + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
+        + ". Go on with the run's own settings (give fspo.run_dir alone), take another fspo.run_dir, or allow the "
+        f"change with 'fspo.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
+    )

@@ -130,7 +130,7 @@ def prepare(config: DictConfig) -> None:
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
         config.actor_rollout_ref.model.path = local_path(config.actor_rollout_ref.model.path)
         for key in ("train_files", "val_files"):
-            config.data[key] = _absolute(config.data[key])
+            config.data[key] = [_absolute(file) for file in checks.data_files(config, key)]
         if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
             config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
         ray_init = config.ray_kwargs.ray_init
@@ -145,11 +145,9 @@ def prepare(config: DictConfig) -> None:
             ray_init.runtime_env.env_vars[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
 
 
-def _absolute(files: Any) -> Any:
-    """Paths that mean the same from another working folder, where the run may be resumed."""
-    if isinstance(files, str):
-        return files if "://" in files else str(Path(files).expanduser().absolute())
-    return [_absolute(each) for each in files]
+def _absolute(file: str) -> str:
+    """A path that means the same from another working folder, where the run may be resumed."""
+    return file if "://" in file else str(Path(file).expanduser().absolute())
 
 
 def write_offline_task(config: DictConfig) -> None:
@@ -209,12 +207,14 @@ def _changed_settings(config: DictConfig) -> list[dict[str, Any]]:
     Raises:
         PreflightError: if a change is not allowed.
     """
-    problems = list(run_settings.settings_problems(config))
-    if problems:
-        raise checks.PreflightError(problems)
+    try:
+        changed = run_settings.changed_settings(config)
+    except run_settings.NotARunError as error:
+        raise checks.PreflightError([str(error)]) from error
+    if (refused := run_settings.refusal(config, changed)) is not None:
+        raise checks.PreflightError([refused])
     checkpoint = integrity.latest(Path(config.trainer.default_local_dir))
-    step = int(checkpoint.name.removeprefix("global_step_")) if checkpoint else 0
-    changed = run_settings.changed_settings(config)
+    step = integrity.step_of(checkpoint) if checkpoint else 0
     for key, old, new in changed:
         print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
     return [{"after_step": step, "key": key, "old": old, "new": new} for key, old, new in changed]
