@@ -6,13 +6,14 @@ export PYTHON
 # Stray variables of the caller's shell must not reach Ray's workers.
 unexport PYTHONPATH
 
-.PHONY: help setup demo smollm2 test test-fast test-slow gpu-smoke faults coverage lint docs lock clean
+.PHONY: help setup demo smollm2 test test-fast test-slow test-gpu-contract gpu-check gpu-smoke gpu-bundle faults coverage lint docs lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup:  ## the virtual environment with the pinned CPU stack (does nothing if it is up to date)
 	@requirements/setup.sh $(VENV)
+	@[ "$(MAKECMDGOALS)" != setup ] || echo "next: make demo; or source $(BIN)/activate, python -m recipe.fspo.main --help"
 
 demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM, no download; ends with a picture
 	@$(BIN)/python -m recipe.fspo.main algo=fspo experiment=demo $(ARGS)
@@ -36,9 +37,20 @@ test-fast: setup  ## unit tests only (two minutes on two cores)
 test-slow: smollm2  ## everything, the long runs included
 	@$(BIN)/python $(UNIT) -m "not e2e" && $(BIN)/python -m pytest tests/e2e $(ARGS)
 
-GPUS ?= 1
-gpu-smoke:  ## on a GPU node with requirements/gpu.txt installed: bf16, no padding, dynamic batches, Ulysses (GPUS=2)
-	@python -m recipe.fspo.main experiment=gpu_smoke trainer.n_gpus_per_node=$(GPUS) $(ARGS)
+WHEELS ?= runs/gpu_wheels
+test-gpu-contract: setup  ## a GPU job against vLLM's CUDA wheel (280 MB, loaded once into WHEELS) and verl's engine; no GPU
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest $(WHEELS) \
+	    --python-version 3.12 --platform manylinux_2_28_x86_64 $$(grep -E "^vllm==" requirements/gpu.txt)
+	@FSPO_WHEELS=$(abspath $(WHEELS)) $(BIN)/python -m pytest tests/unit/test_gpu_contract.py tests/unit/test_trace.py $(ARGS)
+
+gpu-check:  ## the first hour on one or two GPUs, step by step, each with a verdict; goes on where it stopped
+	@python -m benchmarks.gpu_check $(ARGS)
+
+gpu-smoke:  ## its last step again: two training steps with what the 8B job uses
+	@python -m benchmarks.gpu_check --steps smoke --again smoke $(ARGS)
+
+gpu-bundle: setup  ## the GPU stack in parts for a cluster without a network, in runs/gpu_bundle (PYTHON=3.12)
+	@BIN=$(BIN) requirements/bundle.sh wheels runs/gpu_bundle
 
 faults: setup  ## kill each process at each moment; writes the table of docs/reliability.md (two hours; goes on where it stopped)
 	@$(BIN)/python -m benchmarks.faults $(ARGS)

@@ -24,7 +24,7 @@ from benchmarks.pages import replace_section
 from fspo.acceptance import acceptance_counts
 from fspo.calibration import BandController
 from fspo.clipping import acceptance_band
-from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bins, plain_lre
+from fspo.fairness import debiased_lre, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.interval import Array
 from fspo.files import atomic_path
@@ -130,21 +130,6 @@ def own_counts(run: Run, view: str) -> Counts:
     return counts.accepted, counts.total, counts.effective
 
 
-def debiased(accepted: Array, total: Array) -> Array:
-    """LRE with binomial noise taken out, along the last axis: ``lre * sqrt(max(0, 1 - sum p s^2 / sum p d^2))``.
-
-    The formula of :func:`fspo.fairness.length_reweighting_error` with independent sequences, for resampling.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = total / total.sum(-1, keepdims=True)
-        rate = accepted.sum(-1, keepdims=True) / total.sum(-1, keepdims=True)
-        a = np.where(total > 0, accepted / total, rate)
-        deviation = (share * (a / rate - 1) ** 2).sum(-1)
-        noise = (share * np.where(total > 0, a * (1 - a) / total, 0) / rate**2).sum(-1)
-        shrink = np.sqrt(np.clip(1 - noise / deviation, 0, 1))
-    return np.asarray(plain_lre(accepted, total)[0] * np.nan_to_num(shrink))
-
-
 def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
     """Debiased LRE over all seeds with its interval, the noise floor and the overall rate."""
     accepted = merge_bins(np.concatenate([part[0] for part in parts]), starts)
@@ -166,7 +151,7 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: n
         return [(merge_bins(part[0], starts), merge_bins(part[1], starts)) for part in parts]
 
     a, b = merged(first), merged(second)
-    here, beyond = (pooled_difference(a, b, debiased, over=over) for over in ("mini_batches", "seeds"))
+    here, beyond = (pooled_difference(a, b, debiased_lre, over=over) for over in ("mini_batches", "seeds"))
     text = f"{here.value:+.3f} [{here.low:+.3f}, {here.high:+.3f}]"
     if here.n > 2:
         text += f", seeds [{beyond.low:+.3f}, {beyond.high:+.3f}]"
@@ -306,7 +291,7 @@ def tables(grid: Path) -> str:
         if comparison == "default":
             parts += ["### The quantile band on common records", quantile_table(chosen, starts)]
         parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
-        if (pairs := paired_differences(chosen, measures, starts)) is not None:
+        if (pairs := paired_differences(chosen, measures)) is not None:
             parts.append(markdown(pairs, "Difference"))
     if (calibration := grid / "calibration.json").is_file():
         found = json.loads(calibration.read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ class Batch:
     response_mask_BT: torch.Tensor
 
     @classmethod
-    def random(cls, sequences: int, width: int, device: str) -> Batch:
+    def random(cls, sequences: int, width: int, device: str, dtype: torch.dtype = torch.float32) -> Batch:
         """Lengths uniform up to the width, log-ratios of 0.01 a token."""
         generator = torch.Generator().manual_seed(0)
         log_prob = -torch.rand(sequences, width, generator=generator)
@@ -46,7 +46,8 @@ class Batch:
         length = torch.randint(1, width + 1, (sequences, 1), generator=generator)
         mask = torch.arange(width) < length
         advantages = torch.randn(sequences, 1, generator=generator) * mask
-        return cls(log_prob.to(device).requires_grad_(), old.to(device), advantages.to(device), mask.to(device))
+        log_prob, old, advantages = (each.to(device, dtype) for each in (log_prob, old, advantages))
+        return cls(log_prob.requires_grad_(), old, advantages, mask.to(device))
 
 
 def our_losses(batch: Batch, names: Sequence[str] = OURS) -> dict[str, Callable[[], torch.Tensor]]:

@@ -1,11 +1,13 @@
-"""Throughput of `fspo.rewards` against verl's own math-verify scorer, on the same answers in one run.
+"""What normalisation does to the labelled pairs, by class; and throughput against verl's own math-verify scorer.
 
-    python benchmarks/rewards.py --answers 2000 --rounds 3 [--json FILE]
+    python -m benchmarks.rewards                          # the table of docs/data-and-rewards.md
+    python -m benchmarks.rewards --speed --answers 2000 --rounds 3 [--json FILE]
 
-The two alternate, each with warm processes, its default number of them and the same number of calling threads; ours is
-used as the reward hook uses it (one call per answer from many threads) and as a batch. Wall-clock and processor time
-are reported: on a machine that others use at the same time only the latter's ratio means something. A second part times
-a batch of 512 with and without 5% hostile answers.
+For the throughput the two alternate, each with warm processes, its default number of them and the same number of
+calling threads; ours is used as the reward hook uses it (one call per answer from many threads) and as a batch, the
+latter with and without normalisation. Wall-clock and processor time are reported: on a machine that others use at the
+same time only the latter's ratio means something. A second part times a batch of 512 with and without 5% hostile
+answers.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,12 +23,12 @@ from pathlib import Path
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from hostile import CATEGORIES, NAMED, hostile_answers
-
+from benchmarks.hostile import CATEGORIES, NAMED, hostile_answers
 from fspo.rewards import MathScorer
 
 Answer = tuple[str, str]
+
+PAIRS = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets" / "answer_classes.jsonl"
 
 _SENTENCES = (
     "Let us consider the expression $a_n = n^2 + 3n$ for $n = {0}$ and simplify it step by step.",
@@ -95,6 +96,31 @@ def ordinary_answers(n: int, seed: int) -> list[Answer]:
     return answers
 
 
+def class_table(workers: int) -> list[str]:
+    """Accepted answers by class, "math-verify -> normalised of all"; a Markdown table.
+
+    A line of the file is [class, part, label, ground truth, response]; the rules were not fitted to the part "held".
+    """
+    pairs = [json.loads(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
+    with MathScorer(n_workers=workers) as scorer:
+        verdicts = scorer.score_batch([pair[4] for pair in pairs], [pair[3] for pair in pairs])
+    columns = [(part, label) for part in ("dev", "held") for label in (1, 0)]
+    heads = [f"{part}: {'right' if label else 'wrong'}" for part, label in columns]
+    lines = [f"| class | {' | '.join(heads)} |", "| --- " * 5 + "|"]
+    for name in [*dict.fromkeys(pair[0] for pair in pairs), "all"]:
+        cells = [name.replace("_", " ")]
+        for column in columns:
+            chosen = [
+                verdict
+                for verdict, (kind, part, label, *_) in zip(verdicts, pairs, strict=True)
+                if (part, label) == column and name in (kind, "all")
+            ]
+            plain = sum(verdict.plain == "correct" for verdict in chosen)
+            cells.append(f"{plain} -> {sum(verdict.status == 'correct' for verdict in chosen)} of {len(chosen)}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
 def _processor_time() -> float:
     """User and system time of this process and its living descendants, in seconds."""
     process = psutil.Process()
@@ -111,18 +137,20 @@ def _timed(score: Callable[[], list[float]]) -> tuple[float, float, list[float]]
 def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int) -> dict[str, float]:
     from verl.utils.reward_score import math_verify as verl_scorer
 
-    seconds: dict[str, list[float]] = {"verl": [], "ours_single": [], "ours_batch": []}
+    seconds: dict[str, list[float]] = {"verl": [], "ours_single": [], "ours_batch": [], "plain_batch": []}
     processor: dict[str, list[float]] = {name: [] for name in seconds}
     agreement, correct = [], []
     with (
         MathScorer(n_workers=workers) as single,
         MathScorer(n_workers=workers) as batch,
+        MathScorer(n_workers=workers, normalise=False) as plain,
         ThreadPoolExecutor(threads) as executor,
     ):
         # All processes of all three are started and warm before the clock runs.
         for score in (verl_scorer.compute_score, single.score):
             list(executor.map(score, [f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32))
-        batch.score_batch([f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32)
+        for scorer in (batch, plain):
+            scorer.score_batch([f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32)
         for i in range(rounds):
             # New answers in every round: what a former round left in a cache must not help.
             answers = ordinary_answers(n, seed + i)
@@ -131,6 +159,7 @@ def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int
                 "verl": lambda r=responses, t=truths: list(executor.map(verl_scorer.compute_score, r, t)),
                 "ours_single": lambda r=responses, t=truths: [v.score for v in executor.map(single.score, r, t)],
                 "ours_batch": lambda r=responses, t=truths: [v.score for v in batch.score_batch(r, t)],
+                "plain_batch": lambda r=responses, t=truths: [v.score for v in plain.score_batch(r, t)],
             }
             scores = {}
             for name, run in runs.items():
@@ -148,6 +177,7 @@ def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int
         medians = {name: statistics.median(values) for name, values in times.items()}
         result |= {f"{name}_{unit}": value for name, value in medians.items()}
         result |= {f"speedup_{name}_{unit}": medians["verl"] / medians[name] for name in ("ours_single", "ours_batch")}
+        result[f"normalisation_{unit}"] = medians["ours_batch"] / medians["plain_batch"]
     return result | shares | {"correct": statistics.fmean(correct)}
 
 
@@ -182,6 +212,7 @@ def hostile_slowdown(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speed", action="store_true", help="measure throughput instead (minutes)")
     parser.add_argument("--answers", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
@@ -189,6 +220,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if not args.speed:
+        print("\n".join(class_table(args.workers)))
+        return
     result = {
         "throughput": compare_with_verl(args.answers, args.rounds, args.seed, args.workers, args.threads),
         "hostile": hostile_slowdown(args.rounds, args.seed, args.workers),

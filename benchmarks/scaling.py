@@ -80,11 +80,11 @@ def write_model(point: Point, folder: Path) -> None:
     """The demo's architecture and tokenizer at another size, with random weights."""
     from fspo.data.char_tokenizer import build_tokenizer
     from fspo.data.demo_model import CONTEXT, Recipe, build_model, shipped_model
-    from fspo.data.offline_task import ALPHABET
+    from fspo.data.remainder import VOCABULARY
 
     heads = point.hidden // 32
     recipe = Recipe(hidden_size=point.hidden, layers=point.layers, heads=heads, kv_heads=heads // 2)
-    build_model(recipe, build_tokenizer(ALPHABET, CONTEXT)).save_pretrained(folder)
+    build_model(recipe, build_tokenizer(VOCABULARY, CONTEXT)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((shipped_model() / name).read_bytes())
 

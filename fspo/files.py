@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import json
 import os
 import shutil
@@ -12,8 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+_PACKAGE: Final = "pkg://"
 #: Entry in the metadata of every Parquet file that this package writes. A file without it is never replaced.
 _WRITER: Final = {b"written_by": b"fspo"}
+
+
+def local_path(path: str) -> str:
+    """``pkg://package/folder`` as a path of the installed package; any other path unchanged."""
+    if not path.startswith(_PACKAGE):
+        return path
+    package, _, inside = path.removeprefix(_PACKAGE).partition("/")
+    return str(importlib.resources.files(package).joinpath(inside))
 
 
 @contextmanager

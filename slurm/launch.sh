@@ -18,6 +18,11 @@ fail() {
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 [[ -f $FSPO_ROOT/slurm/node.sh ]] ||
     fail "$FSPO_ROOT/slurm/node.sh does not exist: run sbatch in the repository's root, or export FSPO_ROOT=/path/to/it"
+# Model and data that were carried here are whole: lists of checksums, each for the folder in which it lies.
+for manifest in ${FSPO_MANIFEST:-}; do
+    (cd "$(dirname "$manifest")" && sha256sum --check --quiet "$(basename "$manifest")") ||
+        fail "FSPO_MANIFEST: the files named above are not those of $manifest; carry them over again"
+done
 export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
 export FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-${SLURM_RESTART_COUNT:-0}"
 mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"

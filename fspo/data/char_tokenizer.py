@@ -1,10 +1,13 @@
-"""A character-level tokenizer in Hugging Face format, for the embedded offline task.
+"""A small tokenizer in Hugging Face format, for the embedded offline tasks.
 
-Every character of the alphabet is one token; anything else is ``<unk>``. Saved with ``save_pretrained`` it loads with
+Every character of the vocabulary is one token, or every word with the space before it if the vocabulary has such;
+anything else is ``<unk>``. Saved with ``save_pretrained`` it loads with
 ``AutoTokenizer`` and no remote code.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -21,21 +24,23 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(alphabet: str, max_length: int) -> PreTrainedTokenizerFast:
-    """The tokenizer with ids ``<pad>`` 0, ``<eos>`` 1, ``<unk>`` 2, then the alphabet in its order; no bos token.
+def build_tokenizer(vocabulary: Sequence[str], max_length: int) -> PreTrainedTokenizerFast:
+    """The tokenizer with ids ``<pad>`` 0, ``<eos>`` 1, ``<unk>`` 2, then the vocabulary in its order; no bos token.
 
     Args:
-        alphabet: distinct characters, one token each.
+        vocabulary: distinct tokens: single characters, or also words of ASCII letters after a space.
         max_length: the model's context in tokens (``model_max_length``).
 
     Raises:
-        ValueError: an empty alphabet or one with a character twice.
+        ValueError: an empty vocabulary or one with a token twice.
     """
-    if not alphabet or len(set(alphabet)) != len(alphabet):
-        raise ValueError(f"alphabet must hold distinct characters, at least one, got {alphabet!r}")
-    vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNK, *alphabet])}
-    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    if not vocabulary or len(set(vocabulary)) != len(vocabulary):
+        raise ValueError(f"vocabulary must hold distinct tokens, at least one, got {vocabulary!r}")
+    ids = {token: index for index, token in enumerate([PAD, EOS, UNK, *vocabulary])}
+    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
+    has_words = any(len(token) > 1 for token in vocabulary)
+    pattern = Regex(r" [a-zA-Z]+|[\s\S]" if has_words else r"[\s\S]")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -43,7 +43,22 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     command.add_argument("--tokenizer", help="tokenizer whose prompt lengths go into the manifest")
     command.add_argument("--revision", help="another commit on the hub than the pinned one (a single NAME only)")
     command.set_defaults(run=_prepare)
-    if not argv or argv[0] != "prepare":
+    command = commands.add_parser(
+        "check",
+        help="look at every row of data files as a run would use them",
+        description=(
+            "Columns, types, empty and repeated prompts, prompt lengths, a sample of each data source. Exit status 1, "
+            "with the reasons, if training would stop at these files or would leave rows out."
+        ),
+    )
+    command.add_argument("files", nargs="+", metavar="FILE", help="the files of a run, in verl's schema")
+    command.add_argument("--model", help="folder or hub name: lengths in tokens, and the chat template applied")
+    command.add_argument("--max-prompt-length", type=int, metavar="N", help="data.max_prompt_length of the run")
+    command.add_argument(
+        "--reward", metavar="FILE[:FUNCTION]", help="call this reward with the ground truth as response, and with none"
+    )
+    command.set_defaults(run=_check)
+    if not argv or argv[0] not in ("prepare", "check"):
         from fspo.data import demo_model, smollm2
 
         demo_model.register_commands(commands)
@@ -70,8 +85,22 @@ def _prepare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check(args: argparse.Namespace) -> int:
+    from fspo.data.check import check
+
+    if args.max_prompt_length is not None and args.model is None:
+        raise ValueError("--max-prompt-length counts tokens: give --model, whose tokenizer counts them")
+    found = check(args.files, args.model, args.max_prompt_length, args.reward)
+    print("\n".join(found.lines))
+    for problem in found.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if not found.problems:
+        print("\nnothing is wrong with these files")
+    return 1 if found.problems else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit status: 0, or 2 with a message after a user's error, as argparse has it."""
+    """Run a command. Exit status: 0; 1 if `check` finds something; 2 after a user's error, as argparse has it."""
     argv = sys.argv[1:] if argv is None else argv
     args = build_parser(argv).parse_args(argv)
     try:

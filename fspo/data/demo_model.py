@@ -1,13 +1,14 @@
-"""The small supervised model that the demo starts from, and the seeded recipe that makes it.
+"""The small supervised models that the demos start from, one per offline task, and the seeded recipes that make them.
 
-It is a Qwen3 with a character tokenizer, trained from random weights on the training split of the embedded task. Only
-response tokens count in the loss; batches are bucketed by length; the optimizer is AdamW with warm-up and cosine decay,
+Each is a Qwen3 with a character tokenizer, trained from random weights on the training split of its task. Only response
+tokens count in the loss; batches are bucketed by length; the optimizer is AdamW with warm-up and cosine decay,
 in fp32. There are two stages:
 
 1. *skill*: the full working of every problem, until most are solved;
-2. *habits*: a few steps on demonstrations of mixed quality, most of which forget to borrow once. Like a language model
-   before reinforcement learning, the result *can* solve the problems, short and long, but is often careless. A slip
-   hardly changes the length of the working, so lengths vary as much as the task's from the first step of the run on.
+2. *habits*: a few steps on demonstrations of mixed quality, most of which slip once: they forget to borrow, or have two
+   words in the wrong order. Like a language model before reinforcement learning, the result *can* solve the problems,
+   short and long, but is often careless. A slip hardly changes the length of the working, so lengths vary as much as
+   the task's from the first step of the run on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 
 from fspo.data.char_tokenizer import build_tokenizer
-from fspo.data.offline_task import ALPHABET, Problem, generate, sample_problems, score_answer, write_dataset
+from fspo.data.offline_task import TASKS, Problem, find_task, generate, sample_problems, write_dataset
 from fspo.files import atomic_folder, sha256_of
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ CHECKSUMS = "SHA256SUMS"
 class Recipe:
     """Everything that determines the weights, apart from the versions of torch and transformers."""
 
+    task: str = "remainder"
     skill_steps: int = 1600
     habit_steps: int = 150
     batch_size: int = 32
@@ -61,6 +63,7 @@ class Recipe:
     head_dim: int = 32
 
     def __post_init__(self) -> None:
+        find_task(self.task)
         for name in ("skill_steps", "habit_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -72,9 +75,13 @@ class Recipe:
             raise ValueError(f"seed must be 0 or more, got {self.seed}")
 
 
-def shipped_model() -> Path:
-    """The folder of the model in the package, made by ``train(Recipe())``."""
-    return Path(str(files("fspo.data"))) / "assets" / "demo_model"
+RECIPES = {"remainder": Recipe(), "words": Recipe(task="words", skill_steps=1000, habit_steps=100, careful_share=0.35)}
+FOLDERS = {"remainder": "demo_model", "words": "demo_words_model"}
+
+
+def shipped_model(task: str = "remainder") -> Path:
+    """The folder of a task's model in the package, made by ``train(RECIPES[task])``."""
+    return Path(str(files("fspo.data"))) / "assets" / FOLDERS[task]
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -102,11 +109,11 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
 
 
 def demonstrate(problem: Problem, recipe: Recipe, rng: np.random.Generator) -> str:
-    """A demonstration of the second stage: the right working, or one with a slip if the problem has a borrow."""
-    borrows = problem.borrows
-    if not borrows or rng.random() < recipe.careful_share:
+    """A demonstration of the second stage: the right working, or one with a slip if the problem allows one."""
+    slips = problem.slips
+    if not slips or rng.random() < recipe.careful_share:
         return problem.working
-    return problem.slip(borrows[int(rng.integers(len(borrows)))])
+    return problem.slip(slips[int(rng.integers(len(slips)))])
 
 
 def batches(
@@ -114,7 +121,7 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (tokens, labels), right-padded, both (batch, length); prompt and padding are IGNORE in the labels."""
     rng = np.random.default_rng([recipe.seed, int(mixed)])
-    problems = sample_problems(rng, "train")
+    problems = sample_problems(find_task(recipe.task), rng, "train")
     while True:
         pool = [(p, demonstrate(p, recipe, rng) if mixed else p.working) for p in islice(problems, recipe.pool)]
         pool.sort(key=lambda pair: len(pair[1]))
@@ -160,7 +167,7 @@ def learning_rate(peak: float, step: int, steps: int, recipe: Recipe) -> float:
 
 def train(recipe: Recipe) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, dict[str, float]]:
     """Run the recipe; returns the model, its tokenizer, and the mean loss of each stage's last 50 steps."""
-    tokenizer = build_tokenizer(ALPHABET, CONTEXT)
+    tokenizer = build_tokenizer(find_task(recipe.task).vocabulary, CONTEXT)
     model = build_model(recipe, tokenizer)
     final = {"skill": run_stage(model, tokenizer, recipe, recipe.skill_steps, recipe.skill_lr, mixed=False)}
     final["habit"] = run_stage(model, tokenizer, recipe, recipe.habit_steps, recipe.habit_lr, mixed=True)
@@ -216,35 +223,37 @@ def accuracy(
     problems: Sequence[Problem],
     temperature: float,
     seed: int = 0,
+    task: str = "remainder",
 ) -> float:
-    """Share of the problems solved, with one response each; ``temperature`` 0 is greedy."""
+    """Share of the task's problems solved, with one response each; ``temperature`` 0 is greedy."""
     torch.manual_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
-    solved = 0.0
+    score, solved = find_task(task).score_answer, 0.0
     for start in range(0, len(problems), 64):
         chunk = problems[start : start + 64]
-        prompts = torch.tensor([prompt_ids(tokenizer, problem) for problem in chunk])  # all of one length
+        prompts = tokenizer.pad({"input_ids": [prompt_ids(tokenizer, p) for p in chunk]}, return_tensors="pt")
         output = model.generate(  # type: ignore[misc]
-            prompts,
-            attention_mask=torch.ones_like(prompts),
+            **prompts,
             max_new_tokens=MAX_RESPONSE,
             **sampling,  # type: ignore[arg-type]
         )
-        texts = tokenizer.batch_decode(output[:, prompts.shape[1] :], skip_special_tokens=True)
-        solved += sum(score_answer(text, str(problem.answer)) for text, problem in zip(texts, chunk, strict=True))
+        texts = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
+        solved += sum(score(text, problem.answer) for text, problem in zip(texts, chunk, strict=True))
     return solved / len(problems)
 
 
 def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``demo-model`` and ``demo-data`` to the command line of ``python -m fspo.data``."""
-    model = subparsers.add_parser("demo-model", help="train the demo's small supervised model (minutes, seeded)")
+    model = subparsers.add_parser("demo-model", help="train a demo's small supervised model (minutes, seeded)")
     model.add_argument("--out", type=Path, required=True, help="new folder for model and tokenizer")
+    model.add_argument("--task", choices=TASKS, default="remainder")
     model.add_argument("--seed", type=int, default=Recipe.seed)
-    model.add_argument("--skill-steps", type=int, default=Recipe.skill_steps)
-    model.add_argument("--habit-steps", type=int, default=Recipe.habit_steps)
+    model.add_argument("--skill-steps", type=int, help="default: those of the task's recipe")
+    model.add_argument("--habit-steps", type=int, help="default: those of the task's recipe")
     model.set_defaults(run=_run_demo_model)
-    data = subparsers.add_parser("demo-data", help="write the embedded offline task as train.parquet and test.parquet")
+    data = subparsers.add_parser("demo-data", help="write an embedded offline task as train.parquet and test.parquet")
     data.add_argument("--out", type=Path, required=True, help="folder for the two files")
+    data.add_argument("--task", choices=TASKS, default="remainder")
     data.add_argument("--n-train", type=int, default=4096)
     data.add_argument("--n-test", type=int, default=256)
     data.add_argument("--seed", type=int, default=0)
@@ -254,17 +263,18 @@ def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentPa
 def _run_demo_model(arguments: argparse.Namespace) -> int:
     if arguments.out.exists():
         raise FileExistsError(f"{arguments.out} exists: give a new folder, or remove it first")
-    recipe = Recipe(seed=arguments.seed, skill_steps=arguments.skill_steps, habit_steps=arguments.habit_steps)
+    asked = {name: getattr(arguments, name) for name in ("seed", "skill_steps", "habit_steps")}
+    recipe = replace(RECIPES[arguments.task], **{name: value for name, value in asked.items() if value is not None})
     model, tokenizer, losses = train(recipe)
     save(model, tokenizer, arguments.out)
-    test = generate(0, 200, arguments.seed)[1]
+    test = generate(0, 200, arguments.seed, arguments.task)[1]
     figures = {f"loss_{stage}": loss for stage, loss in losses.items()}
-    figures |= {f"accuracy_T{t}": accuracy(model, tokenizer, test, float(t)) for t in (0, 1)}
+    figures |= {f"accuracy_T{t}": accuracy(model, tokenizer, test, float(t), task=arguments.task) for t in (0, 1)}
     print(f"{arguments.out}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
     return 0
 
 
 def _run_demo_data(arguments: argparse.Namespace) -> int:
-    paths = write_dataset(arguments.out, arguments.n_train, arguments.n_test, arguments.seed)
+    paths = write_dataset(arguments.out, arguments.n_train, arguments.n_test, arguments.seed, arguments.task)
     print("\n".join(f"{split}: {path}" for split, path in paths.items()))
     return 0

@@ -63,7 +63,7 @@ def prepare(
     found = distinct(_problems(source, folder))
     tests = {other: distinct(_problems(_source(other), folder)).problems for other in against}
     problems, overlaps = without_overlap(found.problems, tests)
-    rows = [_row(source, index, problem, TEMPLATES[template]) for index, problem in enumerate(problems)]
+    rows = [verl_row(source, index, problem, TEMPLATES[template]) for index, problem in enumerate(problems)]
     if not rows:
         raise ValueError(f"{name}: no problem is left of {found.read} rows after removing duplicates and overlap")
     manifest = {
@@ -124,7 +124,7 @@ def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
     return origin | {"revision": None, "expected_revision": source.revision, "files": files}
 
 
-def _row(source: Source, index: int, problem: Problem, template: str) -> dict[str, Any]:
+def verl_row(source: Source, index: int, problem: Problem, template: str) -> dict[str, Any]:
     return {
         "data_source": source.name,
         "prompt": [{"role": "user", "content": template.replace("{problem}", problem.text)}],

@@ -84,47 +84,8 @@ def ratio_interval(
     return Interval(value, float(low), float(high), n)
 
 
-# scipy's bootstrap resamples one level of independent units. The two below resample mini-batches within seeds, with the
-# same draws in both groups, so they draw for themselves.
-
-
-def paired_cluster_difference(
-    first: Sequence[Counts],
-    second: Sequence[Counts],
-    statistic: Callable[[Array, Array], Array],
-    *,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Interval:
-    """Mean over seeds of the difference of a statistic between two run groups, resampling seeds and mini-batches.
-
-    Both runs of a seed are resampled with the same draws. What they share cancels: the order of the data, the initial
-    weights, and on common records the very sequences.
-
-    Args:
-        first, second: The counts of one run per seed, in the same order of seeds. Mini-batches are paired where the two
-            runs have equally many. Otherwise each run is resampled on its own.
-        statistic: Maps (accepted [..., K], total [..., K]) to [...], for instance ``lambda a, t: plain_lre(a, t)[0]``.
-        level, resamples, seed: As in :func:`mean_interval`.
-
-    Returns:
-        The mean difference; the statistic is taken of the pooled counts of each run. The interval has the percentiles
-        of the hierarchical bootstrap, recentred on the mean and widened as in :func:`mean_interval`. With one seed only
-        mini-batches are resampled.
-
-    Raises:
-        ValueError: If the numbers of seeds differ or there is none.
-    """
-    n = _number_of_seeds(first, second)
-    rng = np.random.default_rng(seed)
-    plain_S, drawn_SR = np.empty(n), np.empty((n, resamples))
-    for i, (a, b) in enumerate(zip(first, second, strict=True)):
-        plain_S[i] = _difference(statistic, [a[0].sum(0), a[1].sum(0), b[0].sum(0), b[1].sum(0)])
-        drawn_SR[i] = _difference(statistic, _resampled_sums(rng, a, b, resamples))
-    seeds_RS = rng.integers(0, n, (resamples, n)) if n > 1 else np.zeros((resamples, 1), dtype=np.int64)
-    drawn_R = drawn_SR[seeds_RS, np.arange(resamples)[:, None]].mean(axis=1)
-    return _recentred(float(plain_S.mean()), drawn_R, n, level, _small_sample_factor(n, level))
+# scipy's bootstrap resamples one level of independent units. The one below resamples mini-batches within seeds, with
+# the same draws in both groups, so it draws for itself.
 
 
 def pooled_difference(
@@ -145,8 +106,8 @@ def pooled_difference(
     Args:
         first, second: The counts of one run per seed, in the same order of seeds.
         statistic: Maps (accepted [..., K], total [..., K]) to [...].
-        over: What is resampled. ``mini_batches``: the mini-batches of each seed, paired as in
-            :func:`paired_cluster_difference`; the interval is valid for these seeds. ``seeds``: whole seeds, in pairs,
+        over: What is resampled. ``mini_batches``: those of each seed, with the same draws in both runs where these have
+            equally many, so that what they share cancels; valid for these seeds. ``seeds``: whole seeds, in pairs,
             widened as in :func:`mean_interval`; the interval is valid for other seeds too, but it rests on as many
             values as there are seeds.
         level, resamples, seed: As in :func:`mean_interval`.

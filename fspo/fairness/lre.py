@@ -69,6 +69,21 @@ def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Arr
     return np.asarray(np.sum(share * deviation, axis=-1)), np.asarray(np.max(deviation, axis=-1))
 
 
+def debiased_lre(accepted: Array, total: Array) -> Array:
+    """LRE with binomial noise taken out, along the last axis: ``lre * sqrt(max(0, 1 - sum p s^2 / sum p d^2))``.
+
+    The formula of :func:`length_reweighting_error` with independent sequences, for resampling.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = total / total.sum(-1, keepdims=True)
+        rate = accepted.sum(-1, keepdims=True) / total.sum(-1, keepdims=True)
+        a = np.where(total > 0, accepted / total, rate)
+        deviation = (share * (a / rate - 1) ** 2).sum(-1)
+        noise = (share * np.where(total > 0, a * (1 - a) / total, 0) / rate**2).sum(-1)
+        shrink = np.sqrt(np.clip(1 - noise / deviation, 0, 1))
+    return np.asarray(plain_lre(accepted, total)[0] * np.nan_to_num(shrink))
+
+
 def length_reweighting_error(
     accepted: npt.ArrayLike,
     total: npt.ArrayLike,

@@ -6,7 +6,7 @@ import base64
 import dataclasses
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,8 +19,19 @@ from fspo.acceptance import VIEWS
 from fspo.files import atomic_path
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_records
 from fspo.report.figures import comparison_figures
-from fspo.report.groups import Measure, RunGroup, group_runs, shared_starts, standard_measures
+from fspo.report.findings import Finding, compared, findings
+from fspo.report.groups import (
+    LengthProfile,
+    Measure,
+    RunGroup,
+    clip_profiles,
+    group_noise_floor,
+    group_runs,
+    shared_starts,
+    standard_measures,
+)
 from fspo.report.runs import Run, expand_paths, load_run
+from fspo.report.samples import filters, shown_samples
 from fspo.report.style import THEMES, themed
 from fspo.report.tables import (
     NOT_RUN,
@@ -54,9 +65,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure as the page shows it: a text in its place, and base64 PNGs for light and dark backgrounds."""
+    """A figure as the page shows it: texts in its place and below, base64 PNGs for light and dark backgrounds."""
 
+    name: str
     alternative: str
+    caption: str
     light: str
     dark: str
 
@@ -66,8 +79,11 @@ class Comparison:
     """What the page shows of the groups of one comparison; of its tables only those with content."""
 
     name: str
+    compared: Table
+    findings: list[Finding]
+    noise_floor: list[tuple[str, str]]
     tables: dict[str, Table | None]
-    pictures: list[Picture]
+    pictures: dict[str, Picture]
 
 
 def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairness report", bins: int = 8) -> Report:
@@ -94,8 +110,19 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     comparisons = []
     for name in dict.fromkeys(group.comparison for group in groups):
         chosen = [group for group in groups if group.comparison == name]
-        pictures = _draw(chosen, starts, out / "figures", name)
-        comparisons.append(Comparison(name, _tables(chosen, measures, starts), pictures))
+        profiles = clip_profiles(chosen, starts)
+        floors = [(group.algo, group_noise_floor(group, starts)) for group in chosen]
+        comparisons.append(
+            Comparison(
+                name,
+                compared(chosen),
+                findings(chosen, profiles, measures, starts),
+                [(algo, floor) for algo, floor in floors if isinstance(floor, str)],
+                _tables(chosen, measures, starts),
+                _draw(chosen, profiles, starts, out / "figures", name),
+            )
+        )
+    samples = shown_samples(runs, starts, problems)
     page = _TEMPLATES.get_template("page.html").render(
         title=title,
         runs=len(runs),
@@ -104,15 +131,18 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
         not_run=NOT_RUN,
         comparisons=comparisons,
         matched_clip_rate=f"{MATCHED_CLIP_RATE:.0%}",
-        acceptance=Table(["counts as accepted"], [(view, "", [text]) for view, text in VIEWS.items()]),
+        views=VIEWS,
         provenance=provenance_table(runs),
+        samples=samples,
+        filters=filters(samples),
         problems=problems,
     )
     summary = {
         "title": title,
         "problems": problems,
         "comparisons": {
-            each.name: {name: dataclasses.asdict(table) for name, table in each.tables.items() if table is not None}
+            each.name: {"findings": [dataclasses.asdict(finding) for finding in each.findings]}
+            | {name: dataclasses.asdict(table) for name, table in each.tables.items() if table is not None}
             for each in comparisons
         },
     }
@@ -139,27 +169,33 @@ def _tables(
 ) -> dict[str, Table | None]:
     return {
         "final": final_numbers(groups, measures),
-        "paired": paired_differences(groups, measures, starts),
-        "common_records": common_record_table(common_records(groups, starts)),
+        "paired": paired_differences(groups, measures),
+        "common_records": common_record_table(common_records(groups, starts), groups),
         "attributes": attribute_table(groups),
     }
 
 
-def _draw(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], folder: Path, comparison: str) -> list[Picture]:
+def _draw(
+    groups: Sequence[RunGroup],
+    profiles: Mapping[str, Mapping[str, LengthProfile | None]],
+    starts: npt.NDArray[np.int64],
+    folder: Path,
+    comparison: str,
+) -> dict[str, Picture]:
     """Draw the figures in both themes; those for light backgrounds are also written as files."""
     drawn: dict[str, dict[str, bytes]] = {}
-    texts: dict[str, str] = {}
+    texts: dict[str, tuple[str, str]] = {}
     for theme in THEMES:
         with themed(theme):
-            for figure in comparison_figures(groups, starts, theme):
+            for figure in comparison_figures(groups, profiles, starts, theme):
                 buffer = io.BytesIO()
                 figure.figure.savefig(buffer, format="png", dpi=120)
                 drawn.setdefault(figure.name, {})[theme.name] = buffer.getvalue()
-                texts[figure.name] = figure.alternative
+                texts[figure.name] = figure.alternative, figure.caption
     for name, pngs in drawn.items():
         _write(folder / f"{comparison}_{name}.png", pngs["light"])
     encoded = {name: {k: base64.b64encode(png).decode() for k, png in pngs.items()} for name, pngs in drawn.items()}
-    return [Picture(texts[name], pngs["light"], pngs["dark"]) for name, pngs in encoded.items()]
+    return {name: Picture(name, *texts[name], pngs["light"], pngs["dark"]) for name, pngs in encoded.items()}
 
 
 def _cached(measure: Measure) -> Measure:

@@ -1,9 +1,9 @@
-"""The figures of a comparison: curves over steps, clip rate by length, and the distribution of S / sqrt(L)."""
+"""The figures of a comparison: clip rate by length, curves over steps, distribution of S / sqrt(L), noise floor."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,18 +11,21 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
 from fspo.matching import Sequences
-from fspo.report.groups import LengthProfile, RunGroup, length_profile
+from fspo.noise_floor import SAFE_MARGIN, NoiseFloor
+from fspo.report.groups import LengthProfile, RunGroup, group_noise_floor, problems_interval
 from fspo.report.runs import Array, Run
 from fspo.report.style import (
     Look,
     Theme,
-    draw_length_profile,
+    draw_clip_rate,
     group_looks,
+    length_axis,
+    lre_note,
     new_figure,
     running_mean,
     say_nothing_to_show,
@@ -32,15 +35,28 @@ from fspo.sums import FIELDS, SequenceSums
 
 _SIZE: Final = (6.2, 3.7)
 _LINES: Final = ("-", "--", "-.", ":")
+_SINGLE_STEP: Final = 6  # steps that an axis shows where there is one
+_CLIPPED: Final = {
+    "symmetric": "Symmetric: share outside the band",
+    "active": "Active: share whose gradient is removed",
+}
+_ABOUT_DISTRIBUTION: Final = (
+    "If the short, middle and long third coincide, a band that grows like sqrt(L) clips them alike, Gaussian or not."
+)
+_ABOUT_NOISE_FLOOR: Final = (
+    "The floor is the root mean square of S before any weight has moved: rounding, which a band should not clip. Below "
+    "the dashed line, at 5 times the floor, it does. All steps together."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedFigure:
-    """A figure with the name of its file and its alternative text."""
+    """A figure with the name of its file, its alternative text and, where its title is not enough, a caption."""
 
     name: str
     alternative: str
     figure: Figure
+    caption: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +87,38 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
 
 
 def comparison_figures(
-    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], theme: Theme
+    groups: Sequence[RunGroup],
+    profiles: Mapping[str, Mapping[str, LengthProfile | None]],
+    starts: npt.NDArray[np.int64],
+    theme: Theme,
 ) -> Iterator[NamedFigure]:
-    """All figures of one comparison. Call inside :func:`fspo.report.style.themed` with the same theme."""
+    """All figures of one comparison. Call inside :func:`fspo.report.style.themed` with the same theme.
+
+    Args:
+        groups: The groups of the comparison.
+        profiles: Their :func:`fspo.report.groups.clip_profiles`.
+        starts: Length bins, as there.
+        theme: Colours.
+    """
     looks = group_looks([group.algo for group in groups], theme)
     runs = [run for group in groups for run in group.runs]
     for curve in curves(runs):
         figure = new_figure(*_SIZE)
         if _draw_curve(figure.subplots(), groups, curve, looks):
             yield NamedFigure(curve.name, f"{curve.title} over training steps, one line per algorithm", figure)
-    profiles = {group.algo: length_profile(group.runs, starts=starts) for group in groups}
-    top = max((_highest(p) for p in profiles.values() if p is not None), default=0.0)
-    for group in groups:
-        figure, axes = _panel(title := f"{group.algo}: clip rate by length")
-        _draw_profile(axes, profiles[group.algo], looks[group.algo], theme, top)
-        yield NamedFigure(f"clip_by_length_{group.algo}", title, figure)
+    figure = new_figure(2 * _SIZE[0], 1.3 * _SIZE[1])
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, (view, title) in zip(panels, _CLIPPED.items(), strict=True):
+        axes.set_title(title)
+        _draw_clip_by_length(axes, profiles[view], looks, theme)
+    yield NamedFigure("clip_by_length", f"{' and '.join(_CLIPPED.values())}, by length", figure)
     for group in groups:
         figure, axes = _panel(title := f"{group.algo}: S / sqrt(L) by length, against the Gaussian")
         _draw_distribution(axes, group, looks[group.algo], theme)
-        yield NamedFigure(f"distribution_{group.algo}", title, figure)
+        yield NamedFigure(f"distribution_{group.algo}", title, figure, _ABOUT_DISTRIBUTION)
+    figure, axes = _panel(title := "Band's half-width over the noise floor, by length")
+    if _draw_noise_floor(axes, groups, starts, looks, theme):
+        yield NamedFigure("noise_floor", title, figure, _ABOUT_NOISE_FLOOR)
 
 
 def _panel(title: str) -> tuple[Figure, Axes]:
@@ -99,24 +128,27 @@ def _panel(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _highest(profile: LengthProfile) -> float:
-    return float(np.nanmax(1 - profile.error.rate_low_K, initial=0.0))
-
-
 def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dict[str, Look]) -> bool:
     """Mean over the group's runs at each step, and the range of the runs as a band."""
     axes.set_title(curve.title)
     drawn = False
-    for group, line in zip(groups, _LINES * len(groups), strict=False):
+    for index, (group, line) in enumerate(zip(groups, _LINES * len(groups), strict=False)):
         steps, low, mean, high = _over_runs([run.first_series(*curve.metrics) for run in group.runs], curve.points)
         if not len(steps):
             continue
         look = looks[group.algo]
         drawn = True
         if curve.points:
+            known = [problems_interval(group.runs, curve.metrics[0], float(value)) for value in mean]
+            ends = [found for found in known if found is not None]
+            if len(ends) == len(mean):
+                low, high = np.array([end[1] for end in ends]), np.array([end[2] for end in ends])
+                axes.set_title(f"{curve.title} (95% over {ends[0][0]} problems)")
             spread = np.stack([mean - low, high - mean])
+            width = max(_SINGLE_STEP, steps[-1] - steps[0])
+            beside = 0.02 * width * (index - (len(groups) - 1) / 2)  # bars at the same step stay legible
             axes.errorbar(
-                steps, mean, yerr=spread, color=look.colour, marker=look.marker, ms=5, capsize=2, ls=line,
+                steps + beside, mean, yerr=spread, color=look.colour, marker=look.marker, ms=5, capsize=2, ls=line,
                 elinewidth=1, label=group.algo,
             )  # fmt: skip
         else:
@@ -124,6 +156,9 @@ def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dic
             axes.plot(steps, mean, color=look.colour, ls=line, label=group.algo)
     if drawn:
         whole_steps(axes)
+        left, right = axes.get_xlim()
+        if right - left < 1:  # a single step
+            axes.set_xlim(left - _SINGLE_STEP / 2, right + _SINGLE_STEP / 2)
         if curve.percent:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -149,12 +184,43 @@ def _over_runs(
     return steps, np.nanmin(table, axis=0), np.nanmean(table, axis=0), np.nanmax(table, axis=0)
 
 
-def _draw_profile(axes: Axes, profile: LengthProfile | None, look: Look, theme: Theme, top: float) -> None:
-    if profile is None:
-        say_nothing_to_show(axes, theme, "no length statistics")
-        return
-    draw_length_profile(axes, profile, look, theme)
-    axes.set_ylim(0, min(1.15, max(0.05, top * 1.2)))
+def _draw_clip_by_length(
+    axes: Axes, profiles: Mapping[str, LengthProfile | None], looks: dict[str, Look], theme: Theme
+) -> None:
+    for algo, profile in profiles.items():
+        if profile is not None:
+            draw_clip_rate(axes, profile, looks[algo], f"{algo}: {lre_note(profile.error)}")
+    if axes.has_data():
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
+    else:
+        say_nothing_to_show(axes, theme, "no sequences after the first mini-batch of a step")
+
+
+def _draw_noise_floor(
+    axes: Axes,
+    groups: Sequence[RunGroup],
+    starts: npt.NDArray[np.int64],
+    looks: dict[str, Look],
+    theme: Theme,
+) -> bool:
+    for group in groups:
+        floor = group_noise_floor(group, starts)
+        if isinstance(floor, NoiseFloor):
+            some = floor.rms_J > 0
+            look, margin_J = looks[group.algo], floor.half_width_J[some] / floor.rms_J[some]
+            axes.plot(floor.length_J[some], margin_J, color=look.colour, marker=look.marker, ms=5, label=group.algo)
+    if not axes.has_data():
+        return False
+    axes.axhline(SAFE_MARGIN, color=theme.muted, lw=1.2, ls=(0, (4, 3)), label=f"{SAFE_MARGIN:g} times the floor")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    length_axis(axes)
+    axes.yaxis.set_major_locator(LogLocator(10, numticks=8))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+    axes.legend(loc="best")
+    return True
 
 
 def _draw_distribution(axes: Axes, group: RunGroup, look: Look, theme: Theme) -> None:

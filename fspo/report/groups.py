@@ -14,14 +14,16 @@ from fspo.acceptance import acceptance_counts
 from fspo.fairness import (
     Interval,
     LengthReweightingError,
+    debiased_lre,
     equal_mass_starts,
     length_reweighting_error,
     merge_bins,
-    plain_lre,
+    wilson_interval,
 )
-from fspo.fairness.bootstrap import mean_interval, paired_cluster_difference
+from fspo.fairness.bootstrap import Counts, mean_interval, pooled_difference
+from fspo.noise_floor import NoiseFloor, noise_floor
 from fspo.report.runs import Array, Run
-from fspo.sums import FIELDS
+from fspo.sums import FIELDS, SequenceSums
 
 _ALGO_ORDER: Final = ("fspo", "fspo_v1", "fspo_adaptive", "fspo_quantile", "rloo", "seq_rloo", "gspo", "seq_gspo")
 _LAST_SHARE: Final = 0.1
@@ -98,6 +100,16 @@ def length_profile(
     return LengthProfile(length_J, error, int(count_K.sum()))
 
 
+def clip_profiles(
+    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]
+) -> dict[str, dict[str, LengthProfile | None]]:
+    """Acceptance by length of each group, for the two views that a report shows side by side."""
+    return {
+        view: {group.algo: length_profile(group.runs, view, starts=starts) for group in groups}
+        for view in ("symmetric", "active")
+    }
+
+
 def shared_starts(runs: Sequence[Run], bins: int = 8) -> npt.NDArray[np.int64]:
     """Bins of equal mass over all runs together, for comparisons on the same bins."""
     counts = [run.lengths.sums_MKF[..., FIELDS.index("count")].sum(0) for run in runs]
@@ -106,12 +118,13 @@ def shared_starts(runs: Sequence[Run], bins: int = 8) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number per run: label, meaning, format, and the function that computes it (None where a run lacks it)."""
+    """One number per run: label, meaning, format, function (None where a run lacks it), and why a run may lack it."""
 
     label: str
     meaning: str
     form: str
     of: Callable[[Run], float | None]
+    lacking: str = "not logged"
 
 
 def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> list[Measure]:
@@ -123,11 +136,13 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
     """
     held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
     measures = [
-        Measure(f"held-out {_short(name)}", "last value logged", "{:.3f}", partial(_last, name=name))
+        Measure(f"held-out {_short(name)}", "last value logged", "{:.3f}", partial(_last, name=name), "no validation")
         for name in held_out
     ]
     measures += [
-        Measure(f"gain in {_short(name)}", "last minus first value", "{:+.3f}", partial(_gain, name=name))
+        Measure(
+            f"gain in {_short(name)}", "last minus first value", "{:+.3f}", partial(_gain, name=name), "one validation"
+        )
         for name in list(held_out)[:1]
     ]
 
@@ -138,24 +153,35 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
 
         return debiased
 
-    def noise_floor(run: Run) -> float | None:
+    def flat(run: Run) -> float | None:
         profile = length_profile([run], starts=starts, resamples=200)
         return None if profile is None or np.isnan(profile.error.lre) else profile.error.noise_floor
 
+    no_sums = "no sequences after the first mini-batch"
     last = f"mean over the last {_LAST_SHARE:.0%} of the steps"
     return [
         *measures,
         Measure("reward in training", last, "{:.3f}", lambda r: _tail(r, "critic/rewards/mean", "critic/score/mean")),
         Measure("response length", f"tokens, {last}", "{:.1f}", lambda run: _tail(run, "response_length/mean")),
         Measure("response-length growth", "last over first tenth of the steps", "{:.2f}x", _growth),
-        Measure("clip rate", "share outside the band, all steps", "{:.1%}", lambda run: _share(run, "accepted", True)),
-        Measure("gradient removed", "share actively clipped, all steps", "{:.1%}", _active),
-        Measure("LRE, symmetric", "debiased, own run", "{:.3f}", lre("symmetric")),
-        Measure("LRE, active", "debiased, own run", "{:.3f}", lre("active")),
-        Measure("LRE, weight mass", "debiased, own run", "{:.3f}", lre("mass")),
-        Measure("LRE noise floor", "mean LRE of flat rates with these counts", "{:.3f}", noise_floor),
-        Measure("truncated", "share cut at the maximum length", "{:.1%}", lambda run: _share(run, "truncated")),
-        Measure("zero advantage", "share of sequences with A = 0", "{:.1%}", lambda r: _share(r, "advantage_zero")),
+        Measure(
+            "clip rate",
+            "share outside the band, all steps",
+            "{:.1%}",
+            lambda run: _share(run, "accepted", True),
+            no_sums,
+        ),
+        Measure("gradient removed", "share actively clipped, all steps", "{:.1%}", _active, no_sums),
+        Measure("LRE, symmetric", "debiased, own run", "{:.3f}", lre("symmetric"), no_sums),
+        Measure("LRE, active", "debiased, own run", "{:.3f}", lre("active"), no_sums),
+        Measure("LRE, weight mass", "debiased, own run", "{:.3f}", lre("mass"), no_sums),
+        Measure("LRE noise floor", "mean LRE of flat rates with these counts", "{:.3f}", flat, no_sums),
+        Measure(
+            "truncated", "share cut at the maximum length", "{:.1%}", lambda run: _share(run, "truncated"), no_sums
+        ),
+        Measure(
+            "zero advantage", "share of sequences with A = 0", "{:.1%}", lambda r: _share(r, "advantage_zero"), no_sums
+        ),
         Measure("gradient norm, largest", "over the median", "{:.1f}x", _gradient_spike),
         Measure(
             "norm clip binds", "share of optimizer steps", "{:.0%}", lambda r: _mean(r, "fspo/grad_norm/clipped_share")
@@ -169,6 +195,38 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
         ),
         Measure("largest reward drop", "from the best running mean so far", "{:.3f}", _reward_drop),
     ]
+
+
+def problems_interval(runs: Sequence[Run], name: str, value: float) -> tuple[int, float, float] | None:
+    """Number of problems behind a held-out metric and the 95% interval of its mean over runs by the choice of problems.
+
+    Wilson's, which is at least as wide as it must be where several runs or samples are averaged. None where the number
+    of problems is not recorded or the metric is no share.
+    """
+    known = [n for run in runs if (n := run.validation_problems(name)) is not None]
+    if len(known) < len(runs) or not known or not 0 <= value <= 1:
+        return None
+    low, high = wilson_interval(value, min(known))
+    return min(known), float(low), float(high)
+
+
+def group_noise_floor(group: RunGroup, starts: npt.NDArray[np.int64]) -> NoiseFloor | str:
+    """Rounding of S by length over all steps of a group's runs, against its band; or in words why there is none."""
+    sums = sum((run.lengths.unmoved for run in group.runs), SequenceSums.zeros())
+    settings = next((s for run in group.runs if (s := run.loss_settings) is not None), None)
+    if not sums.total("count"):
+        return "the first mini-batches were not recorded"
+    if not sums.total("S_squared"):
+        return "exactly 0 at every length: both passes round alike"
+    if settings is None:
+        return "the loss has no band on S, or run.json does not say"
+    if settings.needs_state:
+        known = [float(values.min()) for run in group.runs if len(values := run.series("fspo/noise_floor/margin")[1])]
+        smallest = (
+            f"the smallest half-width over the floor that a step logged is {min(known):.3g}" if known else "no log"
+        )
+        return f"the band is measured during training; {smallest}"
+    return noise_floor([sums], starts, settings)
 
 
 def group_interval(group: RunGroup, measure: Measure) -> Interval | None:
@@ -185,21 +243,26 @@ def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Inte
     return mean_interval([x - y for x, y in known]) if known else None
 
 
-def paired_lre_interval(first: RunGroup, second: RunGroup, view: str, starts: npt.NDArray[np.int64]) -> Interval | None:
-    """LRE (plug-in) of first - second, resampling seeds and mini-batches; None without length statistics."""
+def pooled_lre_difference(
+    first: RunGroup, second: RunGroup, view: str, starts: npt.NDArray[np.int64]
+) -> tuple[Interval, Interval] | None:
+    """Debiased LRE of first - second, all sequences of the seeds that both have together.
+
+    Returns:
+        The difference with its interval over mini-batches, and with that over seeds; None if it is undefined.
+    """
     a, b = first.by_seed(), second.by_seed()
     seeds = [s for s in sorted(a.keys() & b.keys()) if len(a[s].lengths.step_M) and len(b[s].lengths.step_M)]
     if not seeds:
         return None
 
-    def counts(run: Run) -> tuple[Array, Array]:
+    def counts(run: Run) -> Counts:
         found = acceptance_counts(run.lengths.sums_MKF, view)
         return merge_bins(found.accepted, starts), merge_bins(found.total, starts)
 
-    difference = paired_cluster_difference(
-        [counts(a[s]) for s in seeds], [counts(b[s]) for s in seeds], lambda acc, tot: plain_lre(acc, tot)[0]
-    )
-    return difference if np.isfinite(difference.value) else None
+    pairs = [counts(a[s]) for s in seeds], [counts(b[s]) for s in seeds]
+    found = pooled_difference(*pairs, debiased_lre), pooled_difference(*pairs, debiased_lre, over="seeds")
+    return found if np.isfinite(found[0].value) else None
 
 
 def _short(name: str) -> str:

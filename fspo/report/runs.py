@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
+import yaml  # type: ignore[import-untyped]
 
 from fspo.losses import resolve_settings
 from fspo.records import from_record
-from fspo.sums import FIELDS, FINE_LENGTH_EDGES, Z_EDGES
+from fspo.sums import FIELDS, FINE_LENGTH_EDGES, Z_EDGES, SequenceSums
 from fspo.types import SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
@@ -23,6 +25,8 @@ Array = npt.NDArray[np.float64]
 METRICS_FILE: Final = "metrics.jsonl"
 LENGTH_STATS_FILE: Final = "length_stats.jsonl"
 INFO_FILE: Final = "run.json"
+CONFIG_FILE: Final = "config.yaml"
+LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
 GRID_FILE: Final = "grid.json"
 
 
@@ -35,11 +39,13 @@ class LengthStats:
         sums_MKF: Sums, columns as in :data:`fspo.sums.FIELDS`.
         cells_M: For each mini-batch the filled cells of its histogram of z = S / sqrt(L), int64 [n, 3]: fine length
             bin, cell of :data:`fspo.sums.Z_EDGES`, sequences.
+        unmoved: The mini-batches left out, together: there S is rounding (:mod:`fspo.noise_floor`).
     """
 
     step_M: npt.NDArray[np.int64]
     sums_MKF: Array
     cells_M: list[npt.NDArray[np.int64]]
+    unmoved: SequenceSums = field(default_factory=SequenceSums.zeros)
 
     def hist_KH(self) -> npt.NDArray[np.int64]:
         """The histogram over all mini-batches, by fine length bin."""
@@ -97,6 +103,17 @@ class Run:
         except (TypeError, ValueError):
             return None
 
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its key, from config.yaml; only those of the loss, from run.json, where that is missing."""
+        try:
+            config = yaml.load(
+                (self.path / CONFIG_FILE).read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            )
+        except (OSError, ValueError, yaml.YAMLError):
+            config = {}
+        loss = self.loss_settings
+        return dict(_leaves(config)) | dict(_leaves({LOSS_KEY: dataclasses.asdict(loss) if loss else {}}))
+
     def series(self, name: str) -> tuple[npt.NDArray[np.int64], Array]:
         """Steps at which a metric was logged, and its values."""
         found = [(step, values[name]) for step, values in self.steps.items() if name in values]
@@ -137,7 +154,7 @@ def load_run(path: Path) -> Run:
         run.problems.append(f"{path}: not a folder; give the folder that holds {METRICS_FILE}")
         return run
     run.info = _read_object(path / INFO_FILE, run.problems)
-    for number, line in _read_lines(path / METRICS_FILE, run.problems):
+    for number, line in read_lines(path / METRICS_FILE, run.problems):
         step, metrics = line.get("step"), line.get("metrics")
         if not isinstance(step, int) or not isinstance(metrics, dict):
             run.problems.append(f"{path / METRICS_FILE}:{number}: needs an integer 'step' and an object 'metrics'")
@@ -153,6 +170,14 @@ def load_run(path: Path) -> Run:
         run.problems.append(f"{path / METRICS_FILE}: no step logged")
     run.lengths = _read_lengths(path / LENGTH_STATS_FILE, run.problems)
     return run
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield from _leaves(below, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +234,8 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
     return value
 
 
-def _read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and object of every line of a JSON Lines file; what is none is named in ``problems`` and left out."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, start=1):
@@ -233,29 +259,32 @@ def _read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str
 
 def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
     parts: dict[tuple[int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
-    for number, line in _read_lines(path, problems):
+    unmoved = SequenceSums.zeros()
+    for number, line in read_lines(path, problems):
         step, minibatch = line.get("step"), line.get("minibatch")
         if not isinstance(step, int) or not isinstance(minibatch, int):
             problems.append(f"{path}:{number}: needs integers 'step' and 'minibatch'")
-            continue
-        if minibatch == 0:
             continue
         try:
             sums = from_record(line)
         except ValueError as error:
             problems.append(f"{path}:{number}: {error}")
             continue
+        if minibatch == 0:
+            unmoved = unmoved + sums
+            continue
         cells = sums.hist_KH.nonzero()
         parts[step, minibatch] = (
             sums.sums_KF.numpy(),
             torch.cat([cells, sums.hist_KH[cells[:, 0], cells[:, 1]][:, None]], dim=1).numpy(),
         )
-    if not parts:
-        return _empty_lengths()
-    order = sorted(parts)
-    return LengthStats(
-        np.array([step for step, _ in order]), np.stack([parts[k][0] for k in order]), [parts[k][1] for k in order]
-    )
+    found = _empty_lengths()
+    found.unmoved = unmoved
+    if parts:
+        order = sorted(parts)
+        found.step_M = np.array([step for step, _ in order])
+        found.sums_MKF, found.cells_M = np.stack([parts[k][0] for k in order]), [parts[k][1] for k in order]
+    return found
 
 
 def _empty_lengths() -> LengthStats:

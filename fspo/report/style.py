@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from fspo.fairness import LengthReweightingError
 from fspo.files import atomic_path
 from fspo.report.groups import LengthProfile
 from fspo.report.runs import Array
@@ -188,26 +189,37 @@ def whole_steps(axes: Axes) -> None:
 
 def draw_length_profile(axes: Axes, profile: LengthProfile, look: Look, theme: Theme) -> None:
     """Draw the clip rate against length with its confidence band, the overall rate and the LRE."""
+    x, low, high = draw_clip_rate(axes, profile, look)
+    axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0)
+    axes.axhline(1 - profile.error.rate, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=1)
+    axes.set_ylim(0, max(0.05, float(np.nanmax(high)) * 1.25))
+    axes.text(0.02, 0.97, lre_note(profile.error), transform=axes.transAxes, va="top", fontsize=9)
+
+
+def draw_clip_rate(
+    axes: Axes, profile: LengthProfile, look: Look, label: str | None = None
+) -> tuple[Array, Array, Array]:
+    """Draw the clip rate against length with its 95% intervals; returns the lengths and the intervals' ends."""
     error = profile.error
     seen = ~np.isnan(error.rate_K) & ~np.isnan(profile.length_K)
     x, clip = profile.length_K[seen], 1 - error.rate_K[seen]
     low, high = 1 - error.rate_high_K[seen], 1 - error.rate_low_K[seen]
-    axes.axhline(1 - error.rate, color=theme.muted, lw=1, ls=(0, (4, 3)), zorder=1)
-    axes.fill_between(x, low, high, color=look.colour, alpha=0.18, lw=0)
     axes.errorbar(
         x, clip, yerr=np.abs(np.stack([clip - low, high - clip])), color=look.colour, marker=look.marker, ms=5,
-        elinewidth=1.1, lw=1.6,
+        elinewidth=1.1, lw=1.6, label=label,
     )  # fmt: skip
     axes.set_xscale("log")
     length_axis(axes)
-    axes.set_ylim(0, max(0.05, float(np.nanmax(high)) * 1.25))
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    note = "LRE undefined: nothing was accepted"
-    if np.isfinite(error.lre):
-        debiased = f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}]"
-        note = f"LRE {error.lre:.3f}, debiased {debiased}"
-    axes.text(0.02, 0.97, note, transform=axes.transAxes, va="top", fontsize=9)
+    return x, low, high
+
+
+def lre_note(error: LengthReweightingError) -> str:
+    """The debiased LRE with its interval."""
+    if not np.isfinite(error.lre):
+        return "LRE undefined, nothing accepted"
+    return f"LRE {error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}]"
 
 
 def length_axis(axes: Axes) -> None:

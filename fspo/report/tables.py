@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fspo.fairness import Interval, LengthReweightingError, length_reweighting_error
 from fspo.report.common_records import CommonRecord
-from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_lre_interval
+from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval
 from fspo.report.runs import Array, PlannedRun, Run
 
 NOT_RUN: Final = "not run"
@@ -23,7 +22,10 @@ _COUNT: Final = re.compile(r"fspo/by_(?P<attribute>\w+)/count/(?P<label>.+)")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Column heads, and rows: a head, its explanation (may be empty) and the cells. Bold cells start with ``*``."""
+    """Column heads, and rows: a head, its explanation (may be empty) and the cells.
+
+    Bold cells start with ``*``; cells in brackets say why there is no value.
+    """
 
     heads: list[str]
     rows: list[tuple[str, str, list[str]]]
@@ -35,13 +37,11 @@ def final_numbers(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Ta
     for measure in measures:
         cells = [show_interval(group_interval(group, measure), measure.form) for group in groups]
         if any(cells):
-            rows.append((measure.label, measure.meaning, cells))
+            rows.append((measure.label, measure.meaning, _why(cells, measure.lacking)))
     return Table(group_heads(groups), rows)
 
 
-def paired_differences(
-    groups: Sequence[RunGroup], measures: Sequence[Measure], starts: npt.NDArray[np.int64]
-) -> Table | None:
+def paired_differences(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table | None:
     """First group minus each other one over the seeds both have; None where no two groups share a seed."""
     if len(groups) < 2:
         return None
@@ -49,33 +49,40 @@ def paired_differences(
     shared = [len(first.by_seed().keys() & other.by_seed().keys()) for other in others]
     if not any(shared):
         return None
+
     rows = []
     for measure in measures:
         form = measure.form if measure.form.startswith("{:+") else measure.form.replace("{:", "{:+", 1)
         cells = [show_interval(paired_interval(first, other, measure), form, bold=True) for other in others]
         if any(cells):
-            rows.append((measure.label, measure.meaning, cells))
-    for view in ("symmetric", "active", "mass"):
-        cells = [
-            show_interval(paired_lre_interval(first, other, view, starts), "{:+.3f}", bold=True) for other in others
-        ]
-        if any(cells):
-            rows.append((f"LRE, {view}, plug-in", "seeds and mini-batches resampled", cells))
+            rows.append(
+                (
+                    measure.label,
+                    measure.meaning,
+                    _why(cells, [measure.lacking if n else "no seed in common" for n in shared]),
+                )
+            )
     heads = [f"{first.algo} - {other.algo} ({n} paired)" for other, n in zip(others, shared, strict=True)]
     return Table(heads, rows)
 
 
-def common_record_table(records: Sequence[CommonRecord]) -> Table | None:
-    """Debiased LRE of each band (rows) on the records of each group (columns)."""
+def _why(cells: Sequence[str], reasons: str | Sequence[str]) -> list[str]:
+    """The cells, with a reason in brackets in place of each empty one."""
+    each = [reasons] * len(cells) if isinstance(reasons, str) else reasons
+    return [cell or f"({reason})" for cell, reason in zip(cells, each, strict=True)]
+
+
+def common_record_table(records: Sequence[CommonRecord], groups: Sequence[RunGroup]) -> Table | None:
+    """Debiased LRE of each group's band (rows) on the records of each group (columns)."""
     sources = list(dict.fromkeys(record.records for record in records))
+    found = {(r.band, r.matched, r.records): r for r in records}
+    bands = {record.band for record in records}
     rows = []
     for matched in (False, True):
-        for band in dict.fromkeys(record.band for record in records):
-            found = {r.records: r for r in records if r.band == band and r.matched == matched}
-            if not found:
-                continue
-            cells = [_record_cell(found[s]) if s in found else "" for s in sources]
-            rows.append((f"{band}, {'matched' if matched else 'own'} clips", "", cells))
+        for algo in dict.fromkeys(group.algo for group in groups):
+            cells = [_record_cell(found[key]) if (key := (algo, matched, s)) in found else "" for s in sources]
+            why = "this clip rate is out of its reach" if algo in bands else "no fixed band: measured, or not on S"
+            rows.append((f"{algo}, {'matched' if matched else 'own'} clips", "", _why(cells, why)))
     return Table([f"on {source}'s records" for source in sources], rows) if rows else None
 
 
@@ -91,9 +98,11 @@ def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
     rows: list[tuple[str, str, list[str]]] = []
     for attribute, names in labels.items():
         counts = [_counts(group, attribute, names) for group in groups]
-        rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", [_error(*pair) for pair in counts]))
+        cells = [_error(*pair) for pair in counts]
+        rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", _why(cells, "not logged")))
         for index, name in enumerate(names):
-            rows.append((name, attribute, [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]))
+            cells = [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]
+            rows.append((name, attribute, _why(cells, "no sequences")))
     return Table(group_heads(groups), rows) if rows else None
 
 
@@ -147,23 +156,24 @@ def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:
         text = f"{run.status}, {max(run.steps)} steps" if run.steps else "no data"
         status.setdefault((place.comparison, place.algo), {})[place.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
-    rows = [(algo, comparison, [row.get(seed, "") for seed in seeds]) for (comparison, algo), row in status.items()]
+    rows = [
+        (algo, comparison, [row.get(seed, "(not planned)") for seed in seeds])
+        for (comparison, algo), row in status.items()
+    ]
     return Table([f"seed {'?' if seed is None else seed}" for seed in seeds], rows)
 
 
 def provenance_table(runs: Sequence[Run]) -> Table:
-    """What was run: the band of each run with its clip values, the commit, the command and the versions."""
+    """Where each run came from: the commit, the command and the versions."""
     rows = []
     for run in runs:
-        s = run.loss_settings
-        band = f"{s.band}, {s.clip_low:g} / {s.clip_high:g} ({s.clip_unit})" if s else ""
         versions = run.info.get("versions")
         shown = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else ""
         command = run.info.get("command", "")
         command = " ".join(map(str, command)) if isinstance(command, list) else str(command)
         commit = f"{run.info.get('commit') or ''}{' + changes' if run.info.get('dirty') else ''}"
-        rows.append((f"{run.algo}, seed {run.seed}", run.comparison, [band, commit, command, shown]))
-    return Table(["band, clip low / high", "commit", "command", "versions"], rows)
+        rows.append((f"{run.algo}, seed {run.seed}", run.comparison, _why([commit, command, shown], "not recorded")))
+    return Table(["commit", "command", "versions"], rows)
 
 
 def show_interval(interval: Interval | None, form: str, bold: bool = False) -> str:

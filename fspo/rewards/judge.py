@@ -7,16 +7,18 @@ from itertools import product
 from typing import Any
 
 from fspo.rewards.limits import Refused
+from fspo.rewards.notations import INTEGER_PARAMETER
 from fspo.rewards.verdict import Status
 
 
-def judge(part: str | None, response: str, truth: str) -> tuple[Status, bool]:
+def judge(part: str | None, response: str, truth: str, exact: bool = False) -> tuple[Status, bool]:
     r"""The verdict on a response, and whether it depends on `part` and `truth` alone (so that it may be cached).
 
     Args:
         part: the decisive part of the response if `extraction.decisive_part` found one, else None.
         response: the whole response, used when there is no such part or nothing can be read from it.
         truth: the ground truth, LaTeX without a box.
+        exact: a pair that `normalise` has rewritten; it is compared by `_compare_exactly` first.
 
     Two rules are those of verl 0.9.1's `math_verify` scorer: the targets (LaTeX in a box for the truth; expressions and
     LaTeX for the response), and that a match of any pair of readings counts. Exceptions become statuses: running out of
@@ -29,13 +31,13 @@ def judge(part: str | None, response: str, truth: str) -> tuple[Status, bool]:
     if not gold:
         return Status.BAD_TRUTH, True
     if part is not None:
-        status = _judge_text(part, gold)
+        status = _judge_text(part, gold, exact)
         if status not in (Status.NO_ANSWER, Status.PARSE_FAILED):
             return status, True
-    return _judge_text(response, gold), False
+    return _judge_text(response, gold, exact), False
 
 
-def _judge_text(text: str, gold: tuple[Any, ...]) -> Status:
+def _judge_text(text: str, gold: tuple[Any, ...], exact: bool = False) -> Status:
     from math_verify import parse, verify
 
     try:
@@ -49,7 +51,10 @@ def _judge_text(text: str, gold: tuple[Any, ...]) -> Status:
     failed = False
     for target, prediction in product(gold, predictions):
         try:
-            if verify(target, prediction, timeout_seconds=None, raise_on_error=True):
+            equal = _compare_exactly(target, prediction) if exact else None
+            if equal is None:
+                equal = verify(target, prediction, timeout_seconds=None, raise_on_error=True)
+            if equal:
                 return Status.CORRECT
         except Refused:
             return Status.REFUSED
@@ -58,6 +63,41 @@ def _judge_text(text: str, gold: tuple[Any, ...]) -> Status:
     if failed:
         return Status.COMPARE_FAILED
     return Status.PARSE_FAILED if all(isinstance(p, str) for p in predictions) else Status.WRONG
+
+
+def _compare_exactly(target: Any, prediction: Any) -> bool | None:
+    """What math-verify does not compare as a reader would; None where its own comparison decides.
+
+    - A decimal equals an expression with roots, pi or functions only if both agree to 50 digits. math-verify rounds
+      them to 6.
+    - `i` is the imaginary unit in numbers without any other symbol; for math-verify it is a variable.
+    - a + b k and c + d k, k over all integers (`INTEGER_PARAMETER`), are one family if b = d or b = -d, and a - c is a
+      multiple of b.
+    """
+    import sympy
+    from math_verify import verify
+
+    sides = [side.rhs if isinstance(side, sympy.Eq) else side for side in (target, prediction)]
+    if not all(isinstance(side, sympy.Expr) for side in sides):
+        return None
+    gold, answer = sides
+    symbols = {symbol.name: symbol for side in sides for symbol in side.free_symbols}
+    if isinstance(answer, sympy.Float) and not gold.free_symbols and not gold.atoms(sympy.Float):
+        if gold.doit().is_Rational:
+            return None
+        return bool(abs(gold.evalf(60) - sympy.Rational(str(answer))) < sympy.Rational(1, 10**50))
+    if set(symbols) == {"i"}:
+        gold, answer = (
+            side.subs({symbol: sympy.I for symbol in side.free_symbols}).doit().expand(complex=True) for side in sides
+        )
+        return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
+    if all(INTEGER_PARAMETER in {symbol.name for symbol in side.free_symbols} for side in sides):
+        k = symbols[INTEGER_PARAMETER]
+        (a, b), (c, d) = ((side.subs(k, 0), sympy.expand(side.doit()).diff(k)) for side in (gold, answer))
+        if not {k} & (b.free_symbols | d.free_symbols) and sympy.simplify(b) != 0:
+            same_period = sympy.simplify(abs(d / b)) == 1
+            return bool(same_period and sympy.simplify((a - c) / b).is_integer)
+    return None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -18,8 +18,8 @@ from pathlib import Path
 from fspo.rewards.verdict import Status
 from fspo.rewards.worker import FORK, REAP, REPLY, REQUEST
 
-Task = tuple[str | None, str, str]
-"""Decisive part or None, response, ground truth: the arguments of `judge.judge`."""
+Task = tuple[str | None, str, str, bool]
+"""Decisive part or None, response, ground truth, exact: the arguments of `judge.judge`."""
 
 Outcome = tuple[Status, bool]
 """The verdict and whether it depends on the decisive part and the truth alone."""

@@ -27,14 +27,15 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Score of one answer: 1.0 if CORRECT, else 0.0, and the reason."""
+    """Score of one answer: 1.0 if CORRECT, else 0.0, and the reason; `plain` is math-verify's verdict by itself."""
 
     score: float
     status: Status
+    plain: Status
 
     @classmethod
-    def of(cls, status: Status) -> Verdict:
-        return cls(1.0 if status is Status.CORRECT else 0.0, status)
+    def of(cls, status: Status, plain: Status | None = None) -> Verdict:
+        return cls(1.0 if status is Status.CORRECT else 0.0, status, status if plain is None else plain)
 
 
 def status_rates(statuses: Iterable[str | None], prefix: str = "reward/status") -> dict[str, float]:

@@ -18,6 +18,8 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from fspo.attributes import NAMES as ATTRIBUTES
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.types import SequenceLossSettings
+from recipe.fspo import own_loss
+from recipe.fspo.served import unserved
 
 Problems = Iterator[str]
 
@@ -31,6 +33,8 @@ _GROUP_ESTIMATORS = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectoriz
 #: A clip value per token (linear band) above this, or per sqrt(token) below it, belongs to the other algorithm:
 #: GSPO's authors recommend 3e-4 / 4e-4 (verl#2775), FSPO's is about 0.03; frameworks have shipped 0.2 by mistake.
 _LINEAR_MAX, _SQRT_MIN = 0.01, 0.003
+#: A clip value per sqrt(token) from here on is an eps (0.2 is PPO's): 0.15 sqrt(2000) are 6.7 nats.
+_SQRT_MAX = 0.15
 
 
 @dataclass
@@ -99,10 +103,14 @@ def complete_loss(config: DictConfig) -> None:
 
     With ``grad_scale=matched``, the losses that sum over tokens are divided by ``fspo.reference_length``: the gradients
     of losses with h(L) = 1 (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a common
-    gradient-norm clip would bind always for the ones and never for the others. Defined here.
+    gradient-norm clip would bind always for the ones and never for the others. Defined here. A loss of the user's has
+    its own fields for it (:mod:`recipe.fspo.own_loss`).
     """
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
+    if settings is None and own_loss.is_own(policy_loss):
+        with open_dict(policy_loss):
+            policy_loss.update(own_loss.complete(config))
     if settings is None or policy_loss.get("_target_") is None:  # verl's own dataclass has no such fields
         return
     if config.fspo.grad_scale == "matched" and settings.grad_scale == "1":
@@ -114,7 +122,10 @@ def complete_loss(config: DictConfig) -> None:
 
 def problems(config: DictConfig) -> Problems:
     """Everything that contradicts itself or would be ignored, for the loss and the statistics that ``config`` names."""
+    yield from unserved(config)
     yield from _attribute_problems(config)
+    if not isinstance(config.fspo.samples, int) or config.fspo.samples < 0:
+        yield f"fspo.samples={config.fspo.samples} must be a whole number of responses to keep, 8 by default; 0: none"
     yield from loss_problems(config)
 
 
@@ -143,11 +154,13 @@ def loss_problems(config: DictConfig) -> Problems:
     except (TypeError, ValueError) as error:
         yield str(error)
         return
-    if settings is None:
-        return
     length = config.fspo.reference_length
-    if config.fspo.grad_scale == "matched" and (not isinstance(length, int | float) or length <= 0):
+    needed = settings is not None or own_loss.is_own(policy_loss)
+    if needed and config.fspo.grad_scale == "matched" and (not isinstance(length, int | float) or length <= 0):
         yield f"fspo.reference_length={length!r}: grad_scale=matched needs a typical response length in tokens, above 0"
+    if settings is None:
+        yield from own_loss.problems(config)
+        return
     yield from _ignored_problems(config, policy_loss.loss_mode)
     yield from _clip_problems(settings)
     yield from _micro_batch_problems(config)
@@ -205,6 +218,11 @@ def _clip_problems(settings: SequenceLossSettings) -> Problems:
             yield (
                 f"{_POLICY_LOSS}.{key}={value} is per token for band=linear and would never clip: GSPO's authors "
                 "recommend 3e-4 and 4e-4 (a value near 0.03 belongs to band=sqrt, FSPO)"
+            )
+        elif settings.band == "sqrt" and value >= _SQRT_MAX:
+            yield (
+                f"{_POLICY_LOSS}.{key}={value} is per sqrt(token) for band=sqrt and would never clip: FSPO uses about "
+                "0.03 (a value near 0.2 belongs to band=constant, RLOO)"
             )
         elif settings.band == "sqrt" and 0 < value < _SQRT_MIN:
             yield (

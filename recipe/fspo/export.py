@@ -1,14 +1,26 @@
-"""``python -m recipe.fspo.export RUN --out DIR``: a run's checkpoint in Hugging Face format, by verl's model merger."""
+"""``python -m recipe.fspo.export RUN --out DIR``: a run's checkpoint in Hugging Face format, by verl's model merger.
+
+A LoRA adapter is merged into the weights: the exported model is the policy that was trained.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 from fspo.files import atomic_folder
 from recipe.fspo.checkpoints.integrity import latest
+
+#: Where verl's merger puts the adapter of a LoRA run.
+_ADAPTER = "lora_adapter"
+
+
+class IncompleteAdapterError(ValueError):
+    """A checkpoint of a LoRA run from which no model can be made."""
 
 
 def actor_folder(path: Path) -> Path:
@@ -32,6 +44,7 @@ def export(actor: Path, out: Path) -> None:
 
     Raises:
         FileExistsError: if ``out`` exists.
+        IncompleteAdapterError: if a LoRA adapter cannot be merged.
     """
     os.environ.setdefault("VERL_PLATFORM", "cpu")  # merging needs no accelerator, and must not look for one
     from verl.model_merger.base_model_merger import ModelMergerConfig
@@ -50,6 +63,31 @@ def export(actor: Path, out: Path) -> None:
         )
         merger.merge_and_save()
         merger.cleanup()
+        if (folder / _ADAPTER).is_dir():
+            merge_adapter(folder)
+
+
+def merge_adapter(folder: Path) -> None:
+    """Add the adapter that verl's merger has put beside the base weights of ``folder`` to them, in place.
+
+    W + (alpha / r) B A for every adapted matrix, in float32, saved as bfloat16 like every export of verl's merger.
+
+    Raises:
+        IncompleteAdapterError: if the adapter's alpha or the base weights are missing.
+    """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    adapter = folder / _ADAPTER
+    if not json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["lora_alpha"]:
+        raise IncompleteAdapterError("the checkpoint has no lora_train_meta.json, which holds the scale of its adapter")
+    base, loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if missing := sorted(loaded["missing_keys"]):
+        raise IncompleteAdapterError(f"the checkpoint holds an adapter without its base weights ({missing[0]}, ...)")
+    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    merged.to(torch.bfloat16).save_pretrained(folder)
+    shutil.rmtree(adapter)  # nobody is to add it twice
 
 
 def main() -> None:
@@ -60,7 +98,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         export(actor_folder(arguments.run), arguments.out)
-    except (FileNotFoundError, FileExistsError) as error:
+    except (FileNotFoundError, FileExistsError, IncompleteAdapterError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     print(arguments.out)

@@ -14,7 +14,15 @@ from omegaconf import DictConfig
 from recipe.fspo.faults.preemption import PREEMPTED, watch_for_warning
 from recipe.fspo.faults.processes import own_run_id
 from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, launch_or_exit
-from recipe.fspo.launch.compose import CONF_DIR, ROOT_CONFIG, choices, compose, first_of_each_sweep, without_flags
+from recipe.fspo.launch.compose import (
+    CONF_DIR,
+    ROOT_CONFIG,
+    choices,
+    compose,
+    first_of_each_sweep,
+    for_hydra,
+    without_flags,
+)
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform, forked_workers
 from recipe.fspo.launch.run_settings import NotARunError, with_settings_of_run
@@ -77,20 +85,23 @@ Settings often changed, of the recipe and of verl:
   actor_rollout_ref.actor.policy_loss.clip_low=0.03         band below; clip_high above; units in docs/algorithms.md
   actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
   actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
-  data.train_files=FILE data.val_files=FILE                 made by python -m fspo.data
+  data.train_files=FILE data.val_files=[FILE,FILE]          made by python -m fspo.data; yours: docs/data-and-rewards.md
+  reward.custom_reward_function.path=FILE                   a reward of your own
   data.train_batch_size=512                                 prompts per step
   actor_rollout_ref.actor.ppo_mini_batch_size=32            prompts per optimizer step
   actor_rollout_ref.rollout.n=16                            responses per prompt
   trainer.nnodes=1 trainer.n_gpus_per_node=8                machine
   trainer.total_training_steps=300 trainer.save_freq=5 trainer.test_freq=10
-  trainer.logger=[console,wandb]                            verl's loggers; the run folder is written in any case
+  trainer.logger=[console,tensorboard,wandb]                verl's, into the run folder; fspo.log=all: every metric
+  hydra.searchpath=[FOLDER]                                 a folder of your own with algo/ or experiment/
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there). --cfg job prints the resolved
 configuration, --multirun sweeps (algo=fspo,gspo seed=1,2), --hydra-help has Hydra's own flags.
 Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted and saved, {INTERRUPTED} interrupted.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time before
-a run), recipe.fspo.alignment (gradients of a checkpoint), recipe.fspo.export, fspo.report, fspo.data.
+a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.fspo.alignment (gradients of a checkpoint),
+recipe.fspo.export, fspo.report, fspo.data.
 """
 
 
@@ -104,7 +115,11 @@ def main() -> None:
     several = {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(sys.argv[1:])
     try:
         if not several:
+            given = len(sys.argv) - 1
             sys.argv[1:] = with_settings_of_run(sys.argv[1:])
+            if kept := sys.argv[1 : len(sys.argv) - given]:
+                print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
+        sys.argv[1:] = for_hydra(sys.argv[1:])
     except (HydraException, NotARunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
@@ -115,7 +130,7 @@ def main() -> None:
     watch_for_warning()
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
     try:
-        config = compose(first_of_each_sweep(without_flags(sys.argv[1:])))
+        config = compose(first_of_each_sweep(without_flags(sys.argv[1:])), own=("resume",))
         export_platform(config)
     except (HydraException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)

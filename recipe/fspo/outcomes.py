@@ -1,4 +1,4 @@
-"""What became of a step's responses: statuses of the reward, reward and accuracy by length, bins by other attributes.
+"""What became of a step's responses: statuses, reward and accuracy by length, other attributes, a few texts to read.
 
 verl's trainer keeps what a reward function returns besides the score (verl 0.9.1 logs it in validation only), so it is
 read here from the batch in TransferQueue.
@@ -6,10 +6,11 @@ read here from the batch in TransferQueue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -18,7 +19,10 @@ from transfer_queue import KVBatchMeta
 from fspo.attributes import Attribute, bin_batch
 from fspo.diagnostics import LengthDiagnostics
 from fspo.rewards import status_rates
-from recipe.fspo.recorder import ATTRIBUTE_BINS
+from fspo.samples import is_right, quarters, sample_line, spread
+from recipe.fspo.recorder import ROWS, MiniBatch, columns_by_row, end_of_response
+
+SAMPLES_FILE: Final = "samples.jsonl"
 
 
 def prompt_of(key: str) -> str:
@@ -62,16 +66,16 @@ class Outcomes:
     """The responses of one training batch and what became of them, without padding rows."""
 
     keys: list[str]  # of TransferQueue: prompt's identifier, "_", number of the response
-    responses: Any  # nested, [B, L]
+    responses: Any  # nested, [B, length], what a tool has written included
+    response_mask_BT: torch.Tensor  # nonzero on the model's tokens
     reward_B: torch.Tensor
     data_source_B: list[str]
     info_B: list[dict[str, Any]]  # what the reward function returned besides the score
 
     @property
     def length_B(self) -> torch.Tensor:
-        """Response lengths in tokens."""
-        lengths: torch.Tensor = self.responses.offsets().diff()
-        return lengths
+        """Response lengths in tokens of the model's."""
+        return (self.response_mask_BT != 0).sum(dim=1)
 
     @property
     def group_B(self) -> torch.Tensor:
@@ -84,11 +88,12 @@ class Outcomes:
 def read_outcomes(batch: KVBatchMeta) -> Outcomes:
     """Read a training batch's responses and rewards from TransferQueue."""
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    fields = ["rm_scores", "responses", "extra_fields", "data_source"]
+    fields = ["rm_scores", "responses", "response_mask", "extra_fields", "data_source"]
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
     return Outcomes(
         keys=keys,
         responses=data["responses"],
+        response_mask_BT=data["response_mask"].to_padded_tensor(0),
         reward_B=torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()]),
         data_source_B=[str(source) for source in list(data["data_source"])],
         info_B=[_reward_info(value) for value in list(data["extra_fields"])],
@@ -114,7 +119,8 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
     """Metrics of one training batch.
 
     Returns:
-        ``reward/status/*`` (shares of the responses whose reward reports a status), ``fspo/outcome/{reward,acc}/*``
+        ``reward/status/*`` (shares of the responses whose reward reports a status), ``reward/normalised/*`` (shares
+        of those whose score normalisation has changed), ``fspo/outcome/{reward,acc}/*``
         (means by the length bins of the current window) and ``fspo/outcome/distinct*`` (diversity within a group).
     """
     length_B, info = outcomes.length_B, outcomes.info_B
@@ -125,27 +131,77 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
         metrics |= diagnostics.outcome_metrics("acc", acc_B, length_B)
     if any("status" in each for each in info):
         metrics |= status_rates(each.get("status") for each in info)
+    gains = [each["acc"] - each["acc_plain"] for each in info if "acc_plain" in each]
+    if gains:
+        metrics["reward/normalised/accepted"] = sum(gain > 0 for gain in gains) / len(gains)
+        metrics["reward/normalised/rejected"] = sum(gain < 0 for gain in gains) / len(gains)
     return metrics | _distinct_share(outcomes.keys, outcomes.responses, acc_B)
 
 
-def send_attribute_bins(
+def send_rows(
     batch: KVBatchMeta, outcomes: Outcomes, names: Sequence[str], max_response_length: int
 ) -> tuple[KVBatchMeta, tuple[Attribute, ...]]:
-    """Add the bin of every sequence by each attribute to the batch in TransferQueue, from where the workers read it.
+    """Add to the batch in TransferQueue, from where the workers read it, what tells one sequence from another.
 
     Returns:
-        The batch with the new column (:data:`~recipe.fspo.recorder.ATTRIBUTE_BINS`) and the attributes.
+        The batch with the new column (:data:`~recipe.fspo.recorder.ROWS`: position in ``outcomes``, bin by each of the
+        attributes ``names``) and the attributes.
     """
-    attributes, bin_BA = bin_batch(
-        names,
-        reward_B=outcomes.reward_B,
-        group_B=outcomes.group_B,
-        truncated_B=outcomes.length_B >= max_response_length,
-        data_source_B=outcomes.data_source_B,
-    )
-    bins = dict(zip(outcomes.keys, bin_BA, strict=True))
-    padding_A = torch.zeros(len(names), dtype=torch.int64)  # a row without tokens, which no sum counts
-    column_BA = torch.stack([bins.get(key, padding_A) for key in batch.keys])
-    column = TensorDict({ATTRIBUTE_BINS: column_BA}, batch_size=len(batch.keys))
-    extended = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column)
-    return extended, attributes
+    attributes: tuple[Attribute, ...] = ()
+    row_BC = torch.arange(len(outcomes.keys))[:, None]
+    if names:
+        attributes, bin_BA = bin_batch(
+            names,
+            reward_B=outcomes.reward_B,
+            group_B=outcomes.group_B,
+            truncated_B=end_of_response(outcomes.response_mask_BT) >= max_response_length,
+            data_source_B=outcomes.data_source_B,
+        )
+        row_BC = torch.cat([row_BC, bin_BA], dim=1)
+    rows = dict(zip(outcomes.keys, row_BC, strict=True))
+    padding_C = torch.tensor([-1] + [0] * len(names))  # a row without tokens, which no sum counts
+    column = TensorDict({ROWS: torch.stack([rows.get(key, padding_C) for key in batch.keys])}, [len(batch.keys)])
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column), attributes
+
+
+#: What a line of samples.jsonl tells of what a worker has recorded.
+_TOLD: Final = {"L": int, "S": float, "A": float, "minibatch": int, "accepted": bool, "removed": bool}
+
+
+def training_samples(
+    batch: KVBatchMeta,
+    outcomes: Outcomes,
+    mini_batches: Sequence[MiniBatch],
+    unmoved: int,
+    n: int,
+    seed: int,
+    step: int,
+    decode: Callable[[torch.Tensor], str],
+) -> Iterator[dict[str, Any]]:
+    """Lines of ``samples.jsonl`` for one training batch: of all lengths, right and wrong, accepted and clipped.
+
+    They come from the mini-batches after the first, where acceptance means something, if there are any. Only the
+    prompts of the chosen rows are read from TransferQueue. Of a loss that is not recorded S and acceptance are unknown.
+
+    Args:
+        mini_batches: Of all ranks, with :attr:`~recipe.fspo.recorder.MiniBatch.sequences`.
+        unmoved: How many of them came before a weight had moved.
+        n: How many responses to keep.
+        decode: The text of token ids.
+    """
+    known = columns_by_row(mini_batches, unmoved)
+    if not known:
+        known = {"row": np.arange(len(outcomes.keys)), "L": outcomes.length_B.numpy()}
+    row_N = known["row"].astype(np.int64)
+    right_N = [is_right(outcomes.info_B[row], float(outcomes.reward_B[row])) for row in row_N]
+    columns = [quarters(known["L"]), right_N, known.get("accepted", right_N), outcomes.group_B[row_N].tolist()]
+    chosen = spread(columns, n, (seed, step))
+    keys, responses = [outcomes.keys[row_N[i]] for i in chosen], outcomes.responses.unbind()
+    texts = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["prompts"])
+    for sample, (i, prompt) in enumerate(zip(chosen, texts["prompts"].unbind(), strict=True)):
+        row = row_N[i]
+        facts = {name: as_type(known[name][i]) for name, as_type in _TOLD.items() if name in known}
+        yield sample_line(
+            "training", step, outcomes.info_B[row], sample=sample, prompt=decode(prompt),
+            response=decode(responses[row]), reward=float(outcomes.reward_B[row]), **facts,
+        )  # fmt: skip

@@ -21,6 +21,7 @@ from fspo.losses import ALGORITHMS, resolve_settings, sequence_policy_loss
 from fspo.token_level import token_level_output
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.own_loss import is_verls
 from recipe.fspo.recorder import RECORDER
 
 #: verl's losses whose clip acts on something else than the ratio of single tokens to their own old probability.
@@ -91,7 +92,7 @@ def _make_policy_loss(name: str) -> Callable[..., LossAndMetrics]:
             band_state=RECORDER.current_band_state(),
             rollout_is_weights_BT=rollout_is_weights,
         )
-        RECORDER.add(output)
+        RECORDER.add(output, response_mask)
         loss = _mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info)
         return loss, _metrics(output)
 
@@ -150,7 +151,7 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         output = _describe(name, config, (log_prob.detach(), old_log_prob, advantages, response_mask))
         if output is not None:
-            RECORDER.add(output)
+            RECORDER.add(output, response_mask)
         return loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)
 
     return policy_loss
@@ -158,8 +159,8 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def observe_verl_losses() -> tuple[str, ...]:
-    """Wrap verl's own losses in this process; returns their names."""
-    names = tuple(name for name in POLICY_LOSS_REGISTRY if name not in ALGORITHMS)
+    """Wrap verl's own losses in this process; returns their names. A loss of the user's records itself."""
+    names = tuple(name for name in POLICY_LOSS_REGISTRY if is_verls(name))
     for name in names:
         POLICY_LOSS_REGISTRY[name] = _observed(name, POLICY_LOSS_REGISTRY[name])
     return names

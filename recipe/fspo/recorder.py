@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from fspo.attributes import Attribute
     from fspo.types import BandState, SequenceLossOutput
 
-_SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight")
-#: Column of a batch that holds the bin of each sequence by each attribute, int64 [B, A] (see fspo.attributes).
-ATTRIBUTE_BINS: Final = "fspo_attribute_bins"
+#: Rows of :attr:`MiniBatch.sequences`: those of sequences.jsonl, and what else a sample tells (booleans as 0 and 1).
+SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted", "removed")
+#: Column of a batch, int64 [B, 1 + A]: each sequence's row number, then its bin by each attribute (fspo.attributes).
+ROWS: Final = "fspo_rows"
 
 
 @dataclass
@@ -36,7 +37,9 @@ class MiniBatch:
     Attributes:
         sums: Sums by length.
         attribute_sums: Sums by each of the attributes that are asked for.
-        sequences: float64 [4, B]: sequence log-ratio S, length L, advantage A and weight; empty unless asked for.
+        sequences: float64 [7, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
+            A, weight, its row in the rollout batch (-1 if not sent), accepted or not, gradient removed or not; empty
+            unless asked for.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
         learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
     """
@@ -71,6 +74,16 @@ def join_ranks(per_rank: Sequence[Sequence[MiniBatch]]) -> list[MiniBatch]:
     return [sum(ranks[1:], start=ranks[0]) for ranks in zip(*per_rank, strict=True)]
 
 
+def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
+    """Position after the last token of the model, [B]; 0 for a row without any.
+
+    That is its length L, unless a tool or an environment has written some of the response: those tokens have mask 0 and
+    do not count in L, but they do use up ``data.max_response_length``.
+    """
+    position_T = torch.arange(1, response_mask_BT.shape[-1] + 1, device=response_mask_BT.device)
+    return torch.where(response_mask_BT.to(torch.bool), position_T, 0).amax(dim=-1)
+
+
 def count_unmoved(mini_batches: Sequence[MiniBatch]) -> int:
     """How many mini-batches came before any weight had moved: the first, and more where the learning rate is 0."""
     moved = next((index for index, each in enumerate(mini_batches) if each.moves), len(mini_batches))
@@ -79,8 +92,26 @@ def count_unmoved(mini_batches: Sequence[MiniBatch]) -> int:
 
 def sequence_record(step: int, index: int, mini_batch: MiniBatch) -> dict[str, Any]:
     """A line of ``sequences.jsonl``: S, L, A and weight of every sequence of one mini-batch."""
-    columns = zip(_SEQUENCE_COLUMNS, mini_batch.sequences, strict=True)
+    columns = zip(SEQUENCE_COLUMNS[:4], mini_batch.sequences, strict=False)
     return {"step": step, "minibatch": index} | {name: [float(f"{x:.7g}") for x in row] for name, row in columns}
+
+
+def columns_by_row(mini_batches: Sequence[MiniBatch], unmoved: int) -> dict[str, np.ndarray]:
+    """:data:`SEQUENCE_COLUMNS` and ``minibatch``, the number of the mini-batch, each row of the rollout batch once.
+
+    Of mini-batches after a weight had moved, if there are any. With several epochs a row's first entry counts. Empty if
+    no sequence was recorded with its row.
+    """
+    first = unmoved if any(part.sequences.size for part in mini_batches[unmoved:]) else 0
+    parts = [
+        np.vstack([part.sequences, np.full(part.sequences.shape[1], index if index >= unmoved else 0)])
+        for index, part in enumerate(mini_batches)
+        if index >= first
+    ]
+    names = (*SEQUENCE_COLUMNS, "minibatch")
+    columns = np.concatenate([np.empty((len(names), 0)), *parts], axis=1)
+    row_N, place = np.unique(columns[names.index("row")], return_index=True)
+    return dict(zip(names, columns[:, place[row_N >= 0]], strict=True)) if (row_N >= 0).any() else {}
 
 
 class Recorder:
@@ -88,7 +119,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
-        self.attribute_bin_BA: torch.Tensor | None = None
+        self.row_BC: torch.Tensor | None = None
         self._max_response_length: int | None = None
         self._keep_sequences = False
         self._band_state: BandState | None = None
@@ -99,8 +130,8 @@ class Recorder:
         """Start recording. Without this call (plain verl) :meth:`add` does nothing.
 
         Args:
-            max_response_length: responses of this many tokens or more count as truncated.
-            sequences: keep S, L, A and weight of every sequence too.
+            max_response_length: responses that end here or later count as truncated.
+            sequences: keep :data:`SEQUENCE_COLUMNS` of every sequence too.
             run_dir: the run's folder, for what a worker itself has to write.
         """
         self.__init__()  # type: ignore[misc]
@@ -114,7 +145,9 @@ class Recorder:
         """Open the records of the next mini-batch."""
         if self._max_response_length is not None:
             by_attribute = [AttributeSums.zeros(attribute) for attribute in self._attributes]
-            self._mini_batches.append(MiniBatch(SequenceSums.zeros(), by_attribute, np.empty((4, 0))))
+            self._mini_batches.append(
+                MiniBatch(SequenceSums.zeros(), by_attribute, np.empty((len(SEQUENCE_COLUMNS), 0)))
+            )
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
@@ -122,19 +155,22 @@ class Recorder:
             return self._band_state
         return self._band_state.at_mini_batch(len(self._mini_batches) - 1)
 
-    def add(self, output: SequenceLossOutput) -> None:
+    def add(self, output: SequenceLossOutput, response_mask_BT: torch.Tensor) -> None:
         """Add one micro-batch to the mini-batch in progress."""
         if not self._mini_batches or not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
             return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
-        truncated_B: torch.Tensor = output.length_B >= self._max_response_length
+        truncated_B: torch.Tensor = end_of_response(response_mask_BT) >= self._max_response_length
         mini_batch = self._mini_batches[-1]
         mini_batch.sums.add_(output, truncated_B=truncated_B)
         if mini_batch.attribute_sums:
-            assert self.attribute_bin_BA is not None, "the bins of the attributes come with the batch"
-            for sums, bin_B in zip(mini_batch.attribute_sums, self.attribute_bin_BA.unbind(1), strict=True):
+            assert self.row_BC is not None, "the bins of the attributes come with the batch"
+            for sums, bin_B in zip(mini_batch.attribute_sums, self.row_BC.unbind(1)[1:], strict=True):
                 sums.add_(output, bin_B, truncated_B)
         if self._keep_sequences:
-            columns = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
+            row_B = torch.full_like(output.length_B, -1) if self.row_BC is None else self.row_BC[:, 0]
+            removed_B = output.clipped_high_B | output.clipped_low_B | output.dual_clipped_B
+            told = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
+            columns = (*told, row_B.to(output.length_B.device), output.accepted_B, removed_B)
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
             mini_batch.sequences = np.concatenate([mini_batch.sequences, rows.cpu().numpy()], axis=1)
 

@@ -35,6 +35,7 @@ def compute_score(
     n_workers: int | None = None,
     time_limit_s: float = 1.0,
     memory_limit_mb: int = 1024,
+    normalise: bool = True,
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Score of one response, and what verl should log of it.
@@ -44,30 +45,34 @@ def compute_score(
     `+reward.custom_reward_function.reward_kwargs.<name>=<value>`.
 
     Args:
-        data_source, solution_str, ground_truth, extra_info: passed by verl. The offline task has its own verifier,
-            everything else goes to math-verify.
+        data_source, solution_str, ground_truth, extra_info: passed by verl. The offline tasks have their own
+            verifiers, everything else goes to math-verify.
         format_weight: weight of `fspo.rewards.format_reward`.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 turns it off. Needs `max_response_length` and
             the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
         flags: whether to report the flags below. verl bootstraps every number of every validation problem (20 ms
             each for 16 responses); without them, count the statuses with `fspo.rewards.status_rates`.
         n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
+        normalise: whether mathematical answers are normalised before math-verify judges them; False gives its own
+            verdicts.
         kwargs: what verl may pass besides (the address of a reward model, say) is not used.
 
     Returns:
-        The same keys for every data source: `score`; `acc` (what validation reports); `timeout`, `parse_failed` and
-        `crashed` (flags, 1.0 or 0.0); `status`, `data_source`, `problem_id` (text: in the dumps, not in the metrics);
-        `response_length` in tokens, None without our reward manager.
+        The same keys for every data source: `score`; `acc` (what validation reports); `acc_plain` (what it would be
+        without normalisation), `timeout`, `parse_failed` and `crashed` (flags, 1.0 or 0.0); `status`, `data_source`,
+        `problem_id` (text: in the dumps, not in the metrics); `response_length` in tokens, None without our reward
+        manager.
 
     Raises:
         ValueError: the overlong penalty is on, but a length is not known.
     """
     info = extra_info or {}
-    if data_source == offline_task.DATA_SOURCE:
-        correct = offline_task.score_answer(solution_str, ground_truth) == 1.0
+    task = offline_task.BY_DATA_SOURCE.get(data_source)
+    if task is not None:
+        correct = task.score_answer(solution_str, ground_truth) == 1.0
         verdict = Verdict.of(Status.CORRECT if correct else Status.WRONG)
     else:
-        verdict = _scorer(n_workers, time_limit_s, memory_limit_mb).score(solution_str, ground_truth)
+        verdict = _scorer(n_workers, time_limit_s, memory_limit_mb, normalise).score(solution_str, ground_truth)
     length = info.get("response_length")
     score = verdict.score
     if format_weight:
@@ -82,6 +87,7 @@ def compute_score(
     return {
         "score": score,
         "acc": verdict.score,
+        **({"acc_plain": float(verdict.plain is Status.CORRECT)} if flags else {}),
         **{flag.value: float(verdict.status is flag) for flag in FLAGS if flags},
         "response_length": length,
         "status": verdict.status.value,
@@ -90,11 +96,11 @@ def compute_score(
     }
 
 
-def _scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int) -> MathScorer:
+def _scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int, normalise: bool) -> MathScorer:
     with _creating:  # functools.cache alone may call the constructor twice when threads race
-        return _cached_scorer(n_workers, time_limit_s, memory_limit_mb)
+        return _cached_scorer(n_workers, time_limit_s, memory_limit_mb, normalise)
 
 
 @functools.cache
-def _cached_scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int) -> MathScorer:
-    return MathScorer(n_workers, time_limit_s, memory_limit_mb)
+def _cached_scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int, normalise: bool) -> MathScorer:
+    return MathScorer(n_workers, time_limit_s, memory_limit_mb, normalise)

@@ -1,23 +1,121 @@
-"""verl's plain reward manager, plus the one number it keeps to itself: the length of the response in tokens."""
+"""verl's plain reward manager, plus the response's length in tokens, and an end of the run where a reward fails.
+
+verl logs the exception of a reward function in a worker's file and trains on without that response. Here the first one
+ends the run: the manager keeps what went wrong, and the trainer asks for it (:func:`raise_failure`).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
 
+import ray
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
+from fspo.rewards.custom import BadReward, describe, result_problem
+from recipe.fspo.faults.errors import ExplainedError
+
+_SHOWN: Final = 300  # characters of a response and a ground truth in a message
+_ASK_S: Final = 30.0
+
+
+class RewardFailed(ExplainedError):
+    """A reward function raised, or returned what is no reward; the message has the row and the traceback."""
+
+
+def _checked(result: Any) -> Any:
+    if (problem := result_problem(result)) is not None:
+        raise BadReward(problem)
+    return result
+
 
 class TokenLengthRewardManager(NaiveRewardManager):
-    """Puts `response_length` (tokens) into `extra_info` before the reward function runs.
+    """Puts `response_length` (tokens) into `extra_info` before the reward function runs, and keeps its first failure.
 
     Configure it with `reward.reward_manager.source=importlib`, `reward.reward_manager.name=TokenLengthRewardManager`
     and `reward.reward_manager.module.path=pkg://recipe.fspo.reward_manager`.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.failure: str | None = None
+        reward = self.compute_score
+        if inspect.iscoroutinefunction(reward):
+
+            async def checked(**given: Any) -> Any:
+                return _checked(await reward(**given))
+
+            self.compute_score = checked
+        else:
+            self.compute_score = lambda **given: _checked(reward(**given))
+
     async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """As verl's, with what :mod:`fspo.evaluation` reads of a response where the reward function does not tell it.
+
+        Raises:
+            RewardFailed: the reward function raised, or returned something else than a finite number or a dict with
+                one as `score`.
+        """
         item = data[-1:][0]
         mask = item.batch["attention_mask"][-item.batch["responses"].shape[-1] :]
         # The object is shared with `data`; data sets without extra_info get an empty one from verl's RLHFDataset.
-        item.non_tensor_batch["extra_info"]["response_length"] = int(mask.sum())
-        return await super().run_single(data)
+        row = item.non_tensor_batch
+        row["extra_info"]["response_length"] = int(mask.sum())
+        try:
+            result: dict[str, Any] = await super().run_single(data)
+        except Exception as error:
+            response = self.tokenizer.decode(item.batch["responses"][: int(mask.sum())], skip_special_tokens=True)
+            message = self._message(row, response, error)
+            self.failure = self.failure or message
+            raise RewardFailed(message) from error
+        info, source = row["extra_info"], str(row["data_source"])
+        told = {
+            "response_length": int(mask.sum()),
+            "data_source": source,
+            "problem_id": str(info.get("problem_id", f"{source}/{info.get('index', '')}")),
+        }
+        result["reward_extra_info"] = told | result["reward_extra_info"]
+        return result
+
+    def _message(self, row: dict[str, Any], response: str, error: Exception) -> str:
+        custom = self.config.reward.custom_reward_function
+        which = f"{custom.get('name')} of {custom.get('path')}" if custom.get("path") else "verl's own reward"
+        index = row["extra_info"].get("index", "unknown")
+        said = str(error) if isinstance(error, BadReward) else f"it raised {describe(error)}"
+        truth = (row.get("reward_model") or {}).get("ground_truth")
+        return (
+            f"the reward function ({which}) failed on a response to data_source={str(row.get('data_source'))!r}, "
+            f"extra_info.index={index}: {said}\n"
+            f"  ground truth: {_short(truth)}\n  response: {_short(response)}\n"
+            "A function that is to go on without a verdict catches the exception and returns a score"
+        )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def _failure_of(worker: Any) -> str | None:
+    """In a reward worker: the first failure; None without one, or with another reward manager."""
+    return getattr(worker.reward_manager, "failure", None)
+
+
+def raise_failure(workers: Sequence[Any]) -> None:
+    """Raise the first failure of a reward function in any of verl's reward workers (handles of Ray actors).
+
+    Where verl waits for the rewards of a whole batch (with a reward model on the policy's GPUs), it has no handles: the
+    failure comes out of there by itself.
+
+    Raises:
+        RewardFailed: with the worker's message.
+    """
+    failures: list[str | None] = []
+    with contextlib.suppress(ray.exceptions.RayError):  # a worker that has died has another reporter
+        failures = ray.get([worker.__ray_call__.remote(_failure_of) for worker in workers], timeout=_ASK_S)
+    for failure in failures:
+        if failure is not None:
+            raise RewardFailed(failure)

@@ -25,6 +25,7 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.fairness import equal_mass_starts
 from fspo.noise_floor import noise_floor
 from fspo.records import to_record
+from fspo.samples import validation_samples
 from fspo.sums import SequenceSums
 from fspo.types import BandState
 from recipe.fspo.checkpoints.disk import room_for_save
@@ -34,18 +35,22 @@ from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.faults.phase import write_phase
 from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.faults.resources import wait_for_resources
-from recipe.fspo.launch import run_folder
+from recipe.fspo.launch import loggers, run_folder
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.outcomes import (
+    SAMPLES_FILE,
+    Outcomes,
     grad_norm_metrics,
     kl_to_start,
     outcome_metrics,
     prompt_of,
     read_outcomes,
-    send_attribute_bins,
+    send_rows,
+    training_samples,
 )
 from recipe.fspo.recorder import MiniBatch, count_unmoved, join_ranks, sequence_record
+from recipe.fspo.reward_manager import raise_failure
 from recipe.fspo.worker import FSPOWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
@@ -60,6 +65,8 @@ class FSPOTrainer(PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"
+            config.trainer.experiment_name = loggers.run_name(config)
+        loggers.point_into(config.fspo.run_dir)
         self._run_log: RunLog | None = None
         self._loss_settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
         self._band_controller: BandController | None = None
@@ -71,6 +78,7 @@ class FSPOTrainer(PPOTrainerSync):
         self._lead_time = LeadTime.from_environment()
         self._saved_step: int | None = None
         self._position: dict[str, int] = {}
+        self._generations: tuple[Sequence[str], Sequence[str], Sequence[float]] = ((), (), ())
         self._began_s = 0.0
         self._save_s = 0.0
         self._phase = "start-up"
@@ -90,6 +98,7 @@ class FSPOTrainer(PPOTrainerSync):
         write_phase(self.config.fspo.run_dir, self.global_steps, self._phase, ending=True)
 
     def on_sample_end(self) -> None:
+        raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
         super().on_sample_end()
         self._enter("log-probabilities")
 
@@ -123,7 +132,7 @@ class FSPOTrainer(PPOTrainerSync):
         PROGRESS.say("sending the weights to vLLM")
         super().on_init_end()
         fspo = self.config.fspo
-        self.actor_rollout_wg.record(sequences=fspo.record_sequences, run_dir=fspo.run_dir)
+        self.actor_rollout_wg.record(sequences=fspo.record_sequences or fspo.samples > 0, run_dir=fspo.run_dir)
         # Runs of a comparison must begin with the same weights; this is how a reader can tell.
         run_folder.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
 
@@ -131,6 +140,10 @@ class FSPOTrainer(PPOTrainerSync):
         try:
             self._reseed_sampling()
             super().fit(agent_loop_manager)
+        except Exception:
+            if self._phase in ("generation", "validation"):  # without any reward verl stops for another reason
+                raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
+            raise
         finally:
             self._ending()
 
@@ -147,15 +160,26 @@ class FSPOTrainer(PPOTrainerSync):
 
     # ---------------------------------------------------------------- order of a batch
 
+    def prepare_step(self) -> dict[str, Any]:
+        self._position = {}
+        return super().prepare_step()
+
     def _fetch_one_gen_batch(self) -> Any:
+        # Several times a step where verl draws single prompts: to replace groups that it filters out, for example.
         batch = super()._fetch_one_gen_batch()
-        self._position = {uid: index for index, uid in enumerate(batch["uid"])}
+        self._position |= {uid: index for index, uid in enumerate(batch["uid"], start=len(self._position))}
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
         # runs with one seed form their mini-batches from the same prompts.
         prompt = [self._position.get(prompt_of(key), len(self._position)) for key in batch.keys]
+        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        if (missing := expected - len({key.rpartition("_")[0] for key in batch.keys})) > 0:
+            PROGRESS.say(
+                f"note: {missing} of {expected} responses of step {self.global_steps} are missing: their generation or "
+                "reward failed, verl goes on without them, and Ray's logs of AgentLoopWorker say why"
+            )
         batch.reorder(sorted(range(len(batch)), key=prompt.__getitem__))
         return super()._balance_batch(batch, metrics, **options)
 
@@ -164,6 +188,8 @@ class FSPOTrainer(PPOTrainerSync):
     def _open_run_log(self) -> None:
         """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
         if self._run_log is None:
+            patterns, given = loggers.chosen(self.config), self.logger.logger
+            self.logger.logger = {name: loggers.Chosen(logger, patterns) for name, logger in given.items()}
             self._run_log = RunLog(self.config, total_steps=self.total_training_steps)
             self.logger.logger["run_folder"] = self._run_log
 
@@ -174,8 +200,21 @@ class FSPOTrainer(PPOTrainerSync):
         super().on_validate_begin()
 
     def on_validate_end(self) -> None:
+        raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
         super().on_validate_end()
         self._lead_time.measured(validation_s=time.monotonic() - self._began_s)
+
+    def _maybe_log_val_generations(self, inputs: Any, outputs: Any, scores: Any) -> None:
+        # In the order of what the reward told of them, which verl collects for _val_metrics_update.
+        self._generations = (inputs, outputs, scores)
+        super()._maybe_log_val_generations(inputs=inputs, outputs=outputs, scores=scores)
+
+    def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
+        if n := self.config.fspo.samples:
+            samples = validation_samples(self._generations, infos, n, self.config.seed, self.global_steps)
+            self._run_log.append(SAMPLES_FILE, list(samples))
+        self._generations = ((), (), ())
+        return super()._val_metrics_update(data_sources, sample_uids, infos, *rest, **more)
 
     def on_train_begin(self) -> None:
         self._open_run_log()
@@ -227,8 +266,8 @@ class FSPOTrainer(PPOTrainerSync):
         self._enter("update")
         outcomes = read_outcomes(batch)
         attributes: tuple[Attribute, ...] = ()
-        if names := self.config.fspo.attributes:
-            batch, attributes = send_attribute_bins(batch, outcomes, names, self.config.data.max_response_length)
+        if (names := self.config.fspo.attributes) or self.config.fspo.samples:
+            batch, attributes = send_rows(batch, outcomes, names, self.config.data.max_response_length)
         self.actor_rollout_wg.begin_update(self._band_state(), attributes)
         batch = super()._update_actor(batch, metrics)
         mini_batches = join_ranks(self.actor_rollout_wg.pop_mini_batches())
@@ -243,6 +282,7 @@ class FSPOTrainer(PPOTrainerSync):
             metrics.update(attribute_metrics(by_attribute))
         metrics.update(grad_norm_metrics([each.grad_norm for each in mini_batches], self._grad_clip))
         self._record(mini_batches, unmoved)
+        self._keep_samples(batch, outcomes, mini_batches, unmoved)
         return batch
 
     def _noise_floor_metrics(self, unmoved: Sequence[SequenceSums]) -> dict[str, float]:
@@ -268,6 +308,19 @@ class FSPOTrainer(PPOTrainerSync):
         self._run_log.append("length_stats.jsonl", [to_record(part.sums, step=step, minibatch=i) for i, part in each])
         if self.config.fspo.record_sequences:
             self._run_log.append("sequences.jsonl", [sequence_record(step, i, part) for i, part in each])
+
+    def _keep_samples(
+        self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], unmoved: int
+    ) -> None:
+        """Append a few of the step's responses to the run folder, for reading."""
+
+        def decode(ids: Any) -> str:
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True))  # as verl logs generations
+
+        if n := self.config.fspo.samples:
+            seed, step = self.config.seed, self.global_steps
+            samples = training_samples(batch, outcomes, mini_batches, unmoved, n, seed, step, decode)
+            self._run_log.append(SAMPLES_FILE, list(samples))
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -19,7 +19,7 @@ from fspo.losses import UnusableRowsError
 from fspo.types import BandState
 from recipe.fspo.faults.nonfinite import guarded_update
 from recipe.fspo.policy_loss import observe_verl_losses
-from recipe.fspo.recorder import ATTRIBUTE_BINS, RECORDER, MiniBatch
+from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     import recipe.fspo.cpu.attention
@@ -30,12 +30,12 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
 _SKIPPED_STEPS = 20
 
 
-def _with_attribute_bins(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
-    """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: the rows' bins."""
-    bin_BA = data.get(ATTRIBUTE_BINS, None)
-    if bin_BA is not None and bin_BA.is_nested:  # how TransferQueue hands out every column, of equal rows too
-        bin_BA = torch.stack(bin_BA.unbind())
-    RECORDER.attribute_bin_BA = bin_BA
+def _with_rows(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
+    """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: which rows these are."""
+    row_BC = data.get(ROWS, None)
+    if row_BC is not None and row_BC.is_nested:  # how TransferQueue hands out every column, of equal rows too
+        row_BC = torch.stack(row_BC.unbind())
+    RECORDER.row_BC = row_BC
     return loss_fn(model_output=model_output, data=data, dp_group=dp_group)
 
 
@@ -46,7 +46,7 @@ class RecordingTrainingWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
-        super().set_loss_fn(partial(_with_attribute_bins, loss_fn))
+        super().set_loss_fn(partial(_with_rows, loss_fn))
 
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()

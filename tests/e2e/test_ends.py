@@ -128,8 +128,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 def test_an_update_that_is_not_finite_stops_the_run_and_keeps_its_batch(start: Starter, tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(NAN_REWARD)
-    override = f"reward.custom_reward_function.path={reward}"
-    run = start(tmp_path, *SMALL, override, "trainer.total_training_steps=5")
+    # This recipe's reward manager would end the run before the update.
+    overrides = [f"reward.custom_reward_function.path={reward}"]
+    overrides += ["reward.reward_manager.source=register", "reward.reward_manager.name=naive"]
+    run = start(tmp_path, *SMALL, *overrides, "trainer.total_training_steps=5")
     assert run.wait(400) != 0
     assert "error: the loss refuses a mini-batch: row " in run.output()
     assert "advantages_BT is not finite. The mini-batch is saved as" in run.output()

@@ -105,6 +105,28 @@ def test_sums_by_other_attributes_cover_every_sequence(trained: Start) -> None:
                 assert count.get("below_1e-09", 0) == sums.total("advantage_zero")
 
 
+def test_samples_are_rows_of_the_batch_with_what_the_worker_saw(trained: Start) -> None:
+    from fspo.records import from_record
+
+    records = [json.loads(line) for line in (trained.run_dir / "length_stats.jsonl").read_text().splitlines()]
+    second = {record["step"]: from_record(record) for record in records if record["minibatch"] == 1}
+    samples = [json.loads(line) for line in (trained.run_dir / "samples.jsonl").read_text().splitlines()]
+    assert [(s["step"], s["sample"]) for s in samples] == [(step, i) for step in (1, 2) for i in range(8)]
+    for sample in samples:
+        a, b = map(int, re.fullmatch(r"(\d+)%(\d+)=", sample["prompt"][-7:]).groups())  # type: ignore[union-attr]
+        if sample["L"] < 64:  # otherwise it may have been cut at the right digits
+            assert (
+                sample["response"].endswith(f"{a % b:03d}") == (sample["reward"] > 0) == (sample["status"] == "correct")
+            )
+        assert sample["accepted"] == (abs(sample["S"]) <= 0.03 * math.sqrt(sample["L"]))
+        assert sample["removed"] == (not sample["accepted"] and sample["S"] * sample["A"] > 0)
+        assert sample["minibatch"] == 1
+        assert len(sample["response"]) in (sample["L"], sample["L"] - 1)  # a character a token, and one that ends it
+    for step, sums in second.items():  # clipped ones are shown wherever there are any
+        shown = [sample for sample in samples if sample["step"] == step]
+        assert any(not s["accepted"] for s in shown) == (sums.total("accepted") < sums.total("count"))
+
+
 def test_run_folder_tells_what_was_run(trained: Start) -> None:
     info = json.loads((trained.run_dir / "run.json").read_text())
     assert (info["algo"], info["seed"], info["status"]) == ("fspo", 1, "finished")
@@ -124,7 +146,7 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
     )
     exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    from recipe.fspo.launch.start import local_path
+    from fspo.files import local_path
 
     start = AutoModelForCausalLM.from_pretrained(local_path("pkg://fspo.data/assets/demo_model"), dtype=torch.float32)
     # verl's merger writes bf16, so the start is compared in bf16 as well.

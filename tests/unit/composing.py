@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from unittest import mock
 
 import yaml
@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
-from recipe.fspo.launch.compose import CONF_DIR, compose
+from recipe.fspo.launch.compose import CONF_DIR, SEARCH_PATH, compose
 
 #: The groups of a run, and what is chosen unless a command says otherwise.
 _DEFAULTS = {
@@ -49,13 +49,14 @@ def composed(*overrides: str) -> DictConfig:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     if any(override.is_sweep_override() for override in parsed):
         return compose(overrides)  # refuses it
-    chosen = {override.key_or_group: override.value() for override in parsed if override.key_or_group in _DEFAULTS}
+    groups = {*_DEFAULTS, SEARCH_PATH}
+    chosen = {override.key_or_group: str(override.value()) for override in parsed if override.key_or_group in groups}
     config: DictConfig = pickle.loads(_pickled(tuple((_DEFAULTS | chosen).items())))
-    values = [override for override in parsed if override.key_or_group not in _DEFAULTS]
+    values = [override for override in parsed if override.key_or_group not in groups]
     ConfigLoaderImpl._apply_overrides_to_config(values, config)
     return config
 
 
-def composed_from(overrides: Sequence[str] = ()) -> DictConfig:
+def composed_from(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
     """:func:`composed` in the form of ``compose``, to stand in for it in a module under test."""
     return composed(*overrides)

@@ -3,5 +3,39 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
 
 os.environ["VERL_PLATFORM"] = "cpu"
+
+
+@pytest.fixture
+def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder, entered, with the loss that docs/extending.md lets its reader write.
+
+    ``compare`` checks it in this process, which has imported verl; tests/e2e/test_own_loss.py has the real one.
+    """
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    from recipe.fspo.compare import losses
+
+    monkeypatch.setattr(losses, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+
+    page = (Path(__file__).resolve().parents[2] / "docs/extending.md").read_text(encoding="utf-8")
+    folder = tmp_path / "mine"
+    for name, language in (("my_loss.py", "python"), ("conf/algo/fspo_power.yaml", "yaml")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (block,) = re.findall(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)[:1]
+        (folder / name).write_text(block, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    before = dict(POLICY_LOSS_REGISTRY)
+    yield folder
+    POLICY_LOSS_REGISTRY.clear()
+    POLICY_LOSS_REGISTRY.update(before)
+    sys.modules.pop("my_loss", None)

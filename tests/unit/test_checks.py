@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from composing import composed
 
+from fspo.files import local_path
 from fspo.losses import ALGORITHMS
 from recipe.fspo.config import complete_loss
 from recipe.fspo.config import problems as problems_of_settings
 from recipe.fspo.launch import checks
-from recipe.fspo.launch.start import check, local_path, prepare
+from recipe.fspo.launch.start import check, prepare
 from recipe.fspo.main import JOB
 
 Problems = Callable[..., list[str]]
@@ -61,6 +62,7 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
         (["data.max_response_length=600"], r"616 .*max_position_embeddings = 512"),
         (["actor_rollout_ref.rollout.max_model_len=128"], r"max_model_len = 128"),
         (["fspo.offline_task.n_train=16"], r"16 rows.* 32 "),
+        (["fspo.offline_task.name=word"], r"offline_task\.name='word'.* remainder, words"),
         (["actor_rollout_ref.actor.checkpoint.async_save=true"], r"async_save=true"),
         (["fspo.attributes=[length]"], r"fspo\.attributes=\['length'\] .* of difficulty, "),
         (["fspo.attributes=truncated"], r"fspo\.attributes=truncated .*list"),
@@ -113,6 +115,23 @@ def test_empty_and_broken_data_files(problems: Problems, tmp_path: Path) -> None
     pq.write_table(pa.table({"question": ["1+1"]}), foreign)
     found = problems("fspo.offline_task=null", f"data.train_files={foreign}", f"data.val_files={foreign}")
     assert any("has no column data_source, prompt, reward_model" in problem for problem in found)
+
+
+def test_the_files_of_a_list_are_checked_one_by_one_and_together(problems: Problems, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = {}
+    for name, truth in (("text", "1"), ("number", 1)):
+        prompt, answer = [{"role": "user", "content": "1"}], {"ground_truth": truth}
+        rows = [{"data_source": "own", "prompt": prompt, "reward_model": answer}] * 16
+        files[name] = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), files[name])
+    assert problems(f"data.train_files=[{files['text']},{files['text']}]", f"data.val_files={files['number']}") == []
+    (found,) = problems(f"data.train_files=[{files['text']},{files['number']}]")
+    assert found.startswith(f"data.train_files: reward_model.ground_truth is string in {files['text']} and int64 in ")
+    (found,) = problems(f"data.train_files=[{files['text']},{tmp_path}/no.parquet]")
+    assert "no.parquet does not exist" in found
 
 
 def test_model_folder_without_weights(problems: Problems, tmp_path: Path) -> None:

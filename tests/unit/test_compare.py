@@ -17,7 +17,7 @@ from recipe.fspo.launch.commands import BadInput
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("__main__", "matched_clips"):
+    for module in ("__main__", "losses"):
         monkeypatch.setattr(f"recipe.fspo.compare.{module}.compose", composed_from)
 
 

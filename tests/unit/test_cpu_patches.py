@@ -114,6 +114,25 @@ def test_vllm_still_drops_packed_weights_and_the_patch_keeps_them() -> None:
     succeeds(PACK.format(patch=patch, kept=True))
 
 
+EXPERTS = """
+import torch, verl
+from vllm.model_executor.layers.fused_moe.cpu_fused_moe import CPUFusedMOE
+layer = torch.nn.Module()
+layer.activation = "silu"
+layer.w13_weight = weight = torch.nn.Parameter(torch.randn(2, 128, 64).bfloat16(), requires_grad=False)
+layer.w2_weight = torch.nn.Parameter(torch.randn(2, 64, 64).bfloat16(), requires_grad=False)
+{patch}
+CPUFusedMOE(layer)
+assert (layer.w13_weight is weight) is {kept}
+"""
+
+
+def test_vllm_still_replaces_the_weights_of_experts_and_the_patch_keeps_them() -> None:
+    succeeds(EXPERTS.format(patch="", kept=False))
+    patch = "import recipe.fspo.cpu.patches as p; p.keep_vllm_linear_weights()"
+    succeeds(EXPERTS.format(patch=patch, kept=True))
+
+
 TITLE = """
 import os, pathlib
 environment = dict(os.environ)

@@ -21,8 +21,8 @@ GENERIC = {
     "recipe.fspo.checkpoints": {"recipe.fspo.cpu", "recipe.fspo.faults"},
     "recipe.fspo.launch": {"recipe.fspo.cpu", "recipe.fspo.faults", "recipe.fspo.checkpoints"},
 }
-#: What they may import besides: helpers for files, the embedded task, and the version of verl.
-ANYONE_MAY = ("fspo.files", "fspo.data")
+#: What they may import besides: helpers for files, data and a user's reward, and the version of verl.
+ANYONE_MAY = ("fspo.files", "fspo.data", "fspo.rewards.custom")
 Graph = dict[str, set[str]]
 
 

@@ -13,6 +13,7 @@ from composing import composed, composed_from
 
 from recipe.fspo.launch.commands import BadInput
 from recipe.fspo.plan import __main__ as plan
+from recipe.fspo.plan import setup
 from recipe.fspo.plan.memory import PHASES
 from recipe.fspo.plan.setup import Hardware, NotPlannableError
 
@@ -43,7 +44,7 @@ def planned(*overrides: str, **hardware: float) -> dict[str, Any]:
         ),
         (["actor_rollout_ref.rollout.free_cache_engine=false"], {}, r"set .*rollout\.free_cache_engine=true"),
         ([], {"gpu_gb": 24}, r"the optimizer's step needs .*: set trainer\.nnodes=\d+$"),
-        (["trainer.nnodes=2"], {"gpu_gb": 30}, r"the update needs .*: set .*\.ppo_max_token_len_per_gpu=\d+$"),
+        (["trainer.nnodes=2"], {"gpu_gb": 28}, r"the update needs .*: set .*\.ppo_max_token_len_per_gpu=\d+$"),
     ],
 )
 def test_the_remedy_that_is_named_helps(overrides: list[str], hardware: dict[str, float], says: str) -> None:
@@ -178,7 +179,7 @@ def test_acceptance_agrees_with_the_documented_measurement() -> None:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command on the 8B model: exit status, stdout and stderr."""
-    monkeypatch.setattr(plan, "compose", composed_from)
+    monkeypatch.setattr(setup, "compose", composed_from)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         status = plan.main(["experiment=qwen3_8b", *arguments])

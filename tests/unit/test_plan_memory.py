@@ -170,12 +170,24 @@ def test_fsdp_size_limits_the_sharding() -> None:
 
 def test_gradient_checkpointing_keeps_one_vector_per_layer_and_token() -> None:
     tokens = 20_480
-    final_norm = 8 * 4096
-    assert predicted()["update"]["activations kept"] == tokens * (36 * 2 * 4096 + final_norm)
+    at_the_head = 8 * 4096 + 2 * 4096  # the last norm, and the gradient of what it returns
+    assert predicted()["update"]["activations kept"] == tokens * (36 * 2 * 4096 + at_the_head)
     without = predicted("actor_rollout_ref.model.enable_gradient_checkpointing=false")["update"]["activations kept"]
     # bf16: 16 H for the norms, 6 (q + k) for those of queries and keys, 4 (q + k) and 4 bytes a head, 8 I.
     per_layer = 16 * 4096 + 6 * 5120 + 4 * 5120 + 4 * 32 + 8 * 12_288
-    assert without == tokens * (36 * per_layer + final_norm)
+    assert without == tokens * (36 * per_layer + at_the_head)
+
+
+def test_weights_go_to_vllm_one_by_one_in_their_own_type() -> None:
+    items = predicted()["sync"]
+    assert items["gathered parameters"] == 4 * 151_936 * 4096  # fp32, as verl keeps them
+    assert items["bucket of weights"] == 2 * GIB
+    assert items["weights (shard)"] == 0  # offloaded, and with FSDP2 not brought back for this
+    shard = 8_190_735_360 * 4 / 8
+    for stays in ("fsdp_config.param_offload=false", "strategy=fsdp"):
+        assert predicted(f"actor_rollout_ref.actor.{stays}")["sync"]["weights (shard)"] == shard
+    smaller = predicted("actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=512")["sync"]
+    assert smaller["bucket of weights"] == GIB / 2
 
 
 def test_activations_follow_the_micro_batch_and_ulysses() -> None:

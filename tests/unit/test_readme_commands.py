@@ -31,7 +31,9 @@ from recipe.fspo.launch.compose import compose, first_of_each_sweep, without_fla
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: What docs/extending.md lets its reader write.
-TO_BE_WRITTEN = {"recipe/fspo/power_band.py", "conf/algo/fspo_power.yaml"}
+TO_BE_WRITTEN = {"conf/algo/fspo_power.yaml"}
+#: Files that docs/data-and-rewards.md shows and its reader saves; tests/unit/test_own_data.py runs them.
+OF_THE_READER = {"own/make_data.py", "own/make_code_data.py"}
 #: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
 SBATCH_OPTIONS = {"nodes", "array", "account", "partition", "signal", "gpus-per-node", "time"}
 #: Commands that belong to the system: nothing of this project could make them wrong.
@@ -43,6 +45,9 @@ OF_THE_SYSTEM = {
     "ray": "Ray's own command line, on a running cluster",
     "scontrol": "SLURM's",
     "squeue": "SLURM's",
+    "tensorboard": "its own command line",
+    "wandb": "W&B's own command line",
+    "mlflow": "its own command line",
 }
 
 
@@ -121,6 +126,12 @@ def check_plan(arguments: list[str]) -> None:
     assert json.loads(printed.getvalue())["memory"]  # a prediction, whether it fits or not
 
 
+def check_rehearse(arguments: list[str]) -> None:
+    from recipe.fspo.rehearse.__main__ import parse
+
+    composes(tuple(parse(arguments)[1]))
+
+
 def check_alignment(arguments: list[str]) -> None:
     from recipe.fspo.alignment.__main__ import parse
 
@@ -139,10 +150,13 @@ KEY_VALUE: dict[str, Callable[[list[str]], None]] = {
     "recipe.fspo.alignment": check_alignment,
     "recipe.fspo.compare": check_compare,
     "recipe.fspo.plan": check_plan,
+    "recipe.fspo.rehearse": check_rehearse,
 }
 
 
 def check_python(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if words[1] in OF_THE_READER:
+        return
     flag, module, *arguments = words[1:]
     assert flag == "-m", f"{words}: the documentation runs modules"
     if module in KEY_VALUE:
@@ -245,12 +259,16 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for command in ("compare", "plan"):
-        monkeypatch.setattr(f"recipe.fspo.{command}.__main__.compose", composed_from)
+    for module in ("compare.__main__", "compare.losses", "plan.setup"):
+        monkeypatch.setattr(f"recipe.fspo.{module}.compose", composed_from)
 
 
 @pytest.mark.parametrize(("page", "command"), commands())
-def test_documented_command(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_command(
+    page: str, command: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if "hydra.searchpath" in command:
+        request.getfixturevalue("own_loss")  # which the page lets its reader write
     check(command, monkeypatch)
 
 

@@ -7,27 +7,27 @@ import torch
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.recorder import Recorder, join_ranks, sequence_record
+from recipe.fspo.recorder import Recorder, columns_by_row, end_of_response, join_ranks, sequence_record
 
 
-def micro_batch(seed: int) -> SequenceLossOutput:
+def micro_batch(seed: int) -> tuple[SequenceLossOutput, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     old = -torch.rand(4, 8, generator=generator)
     new = old + 0.1 * torch.randn(4, 8, generator=generator)
     mask = torch.arange(8) < torch.tensor([8, 5, 2, 0])[:, None]
-    return sequence_policy_loss(new, old, torch.ones(4, 8), mask, ALGORITHMS["fspo"])
+    return sequence_policy_loss(new, old, torch.ones(4, 8), mask, ALGORITHMS["fspo"]), mask
 
 
 def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
     recorder = Recorder()
     recorder.begin_mini_batch()
-    recorder.add(micro_batch(0))
+    recorder.add(*micro_batch(0))
     assert recorder.pop() == []  # plain verl never enables it
     recorder.enable(max_response_length=8)
     for mini_batch in ([0, 1], [2]):
         recorder.begin_mini_batch()
         for seed in mini_batch:
-            recorder.add(micro_batch(seed))
+            recorder.add(*micro_batch(seed))
     first, second = (mini_batch.sums for mini_batch in recorder.pop())
     assert (first.total("count"), second.total("count")) == (6, 3)
     assert (first.total("truncated"), second.total("truncated")) == (2, 1)
@@ -51,12 +51,12 @@ def test_ranks_are_joined_by_mini_batch() -> None:
         recorder.enable(max_response_length=8, sequences=True)
         for mini_batch in range(2):
             recorder.begin_mini_batch()
-            recorder.add(micro_batch(2 * rank + mini_batch))
+            recorder.add(*micro_batch(2 * rank + mini_batch))
             recorder.end_mini_batch(grad_norm=1.5)
         per_rank.append(recorder.pop())
     first, _ = join_ranks(per_rank)
     assert first.sums.total("count") == 6
-    outputs = micro_batch(0), micro_batch(2)
+    outputs = micro_batch(0)[0], micro_batch(2)[0]
     assert first.sums.total("S") == pytest.approx(sum(float(output.log_ratio_B.sum()) for output in outputs))
     assert first.grad_norm == 1.5
     row = sequence_record(3, 0, first)
@@ -64,3 +64,51 @@ def test_ranks_are_joined_by_mini_batch() -> None:
     assert row["L"] == [8, 5, 2] * 2
     with pytest.raises(ValueError, match="shorter"):
         join_ranks([per_rank[0], per_rank[1][:1]])
+
+
+def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
+    # Two turns of the model around an answer of a tool; one turn; nothing of the model's (verl's padding).
+    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0], [0] * 8])
+    difference = torch.where(mask.bool(), 0.01, torch.inf)  # whatever stands in the tool's places
+    old = torch.zeros(3, 8)
+    new = (old + difference).requires_grad_()
+    output = sequence_policy_loss(new, old, torch.ones(3, 8), mask, ALGORITHMS["fspo"])
+    output.loss_B.sum().backward()
+    assert output.length_B.tolist() == [6, 5, 0]
+    assert output.log_ratio_B.tolist() == pytest.approx([0.06, 0.05, 0])
+    assert output.upper_B[:2].tolist() == pytest.approx([0.03 * 6**0.5, 0.03 * 5**0.5])
+    assert new.grad is not None and torch.equal(new.grad != 0, mask.bool())
+    assert end_of_response(mask).tolist() == [8, 5, 0]
+    recorder = Recorder()
+    recorder.enable(max_response_length=8, sequences=True)
+    recorder.begin_mini_batch()
+    recorder.add(output, mask)
+    (mini_batch,) = recorder.pop()
+    assert (mini_batch.sums.total("count"), mini_batch.sums.total("truncated")) == (2, 1)
+    assert sequence_record(1, 0, mini_batch)["L"] == [6, 5]
+
+
+def test_columns_find_their_rows_under_any_split() -> None:
+    ranks = []
+    for rank in range(2):
+        recorder = Recorder()
+        recorder.enable(max_response_length=8, sequences=True)
+        for mini_batch in range(4):  # two mini-batches, two epochs
+            recorder.begin_mini_batch()
+            first = 8 * (mini_batch % 2) + 4 * rank
+            recorder.row_BC = torch.tensor([[first + i] for i in (2, 0, 1, 3)])
+            recorder.add(*micro_batch(seed=4 * mini_batch + rank))
+        ranks.append(recorder.pop())
+    mini_batches = join_ranks(ranks)
+    found = columns_by_row(mini_batches, unmoved=1)
+    # Row 3 of each micro-batch is padding. Mini-batch 0 came before a weight had moved, so its rows are of epoch 2.
+    assert found["row"].tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14]
+    assert found["minibatch"].tolist() == [2] * 6 + [1] * 6
+    output, _ = micro_batch(seed=4 * 1 + 1)  # mini-batch 1 of rank 1: rows 14, 12, 13
+    assert found["S"][[11, 9, 10]] == pytest.approx(output.log_ratio_B[:3].numpy())
+    assert found["accepted"][[11, 9, 10]].tolist() == output.accepted_B[:3].tolist()
+    removed_B = output.clipped_high_B | output.clipped_low_B
+    assert found["removed"][[11, 9, 10]].tolist() == removed_B[:3].tolist() and 0 < removed_B[:3].sum() < 3
+    only_first = columns_by_row(mini_batches[:1], unmoved=1)
+    assert set(only_first["minibatch"]) == {0} and len(only_first["row"]) == 6
+    assert columns_by_row([], 0) == {}

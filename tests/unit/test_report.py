@@ -15,13 +15,25 @@ import torch
 
 from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.noise_floor import NoiseFloor
 from fspo.records import to_record
 from fspo.report.__main__ import main
 from fspo.report.build import build_report
 from fspo.report.common_records import common_records
-from fspo.report.groups import group_runs, length_profile, paired_lre_interval, shared_starts
+from fspo.report.figures import comparison_figures
+from fspo.report.findings import compared, findings
+from fspo.report.groups import (
+    clip_profiles,
+    group_noise_floor,
+    group_runs,
+    length_profile,
+    pooled_lre_difference,
+    shared_starts,
+    standard_measures,
+)
 from fspo.report.runs import Run, load_run
-from fspo.report.style import DARK, LIGHT, group_looks
+from fspo.report.samples import read_samples
+from fspo.report.style import DARK, LIGHT, group_looks, themed
 from fspo.report.summary import plot_run
 from fspo.report.tables import attribute_table
 from fspo.sums import SequenceSums
@@ -120,15 +132,18 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     text = " ".join(page.text)
     assert "T<1>" in text and "<b>abc</b>" in text, "escaped"
     assert "not run" in text and "fspo - rloo (3 paired)" in text
-    assert "Default clip values" in text and "on rloo's records" in text
-    assert "sqrt, 0.03 / 0.03 (c, in nats per square root of a token)" in text
-    assert "constant, 0.2 / 0.2 (eps, a bound on the ratio without unit)" in text
+    assert "Each algorithm has the clip values below" in text and "on rloo's records" in text
+    clip = text.index("actor_rollout_ref.actor.policy_loss.clip_low")
+    assert text[clip:].split()[1:3] == ["0.03", "0.2"], "settings that differ"
+    assert "policy_loss.s_max" not in text, "and no others"
+    assert text.index("Symmetric LRE: fspo is lower than rloo.") < text.index("Final numbers")
+    assert "(3 paired)" in text and "Numerical noise floor" in text and "exactly 0 at every length" in text
     assert "What could not be read" not in text
     assert page.addresses and all(a.startswith("data:image/png;base64,") for a in page.addresses), "self-contained"
     assert "script" not in page.tags
     pictures = list((tmp_path / "out" / "figures").glob("*.png"))
     assert {p.name for p in pictures} >= {
-        "default_reward.png", "default_lre.png", "default_clip_by_length_fspo.png", "default_distribution_rloo.png"
+        "default_reward.png", "default_lre.png", "default_clip_by_length.png", "default_distribution_rloo.png"
     }  # fmt: skip
     assert all(p.read_bytes().startswith(PNG) for p in pictures)
     assert not list((tmp_path / "out").rglob("*.part"))
@@ -137,6 +152,133 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert final["held-out sums/acc/mean@1"][0].startswith("0.515 [")
     paired = {row[0]: row[2] for row in summary["comparisons"]["default"]["paired"]["rows"]}
     assert paired["LRE, symmetric"][0].startswith("*-"), "FSPO's LRE is below RLOO's in these data, beyond noise"
+
+
+def sentences(tmp_path: Path, *runs: tuple[str, str, int, int]) -> dict[str, str]:
+    """The findings' sentences by subject; a run is (name given to it, loss, seed of its data, seed given to it)."""
+    loaded = [
+        load_run(write_run(tmp_path / f"{algo}{seed}", loss, data, algo=algo, seed=seed))
+        for algo, loss, data, seed in runs
+    ]
+    groups, starts = group_runs(loaded), shared_starts(loaded)
+    return {
+        found.subject: found.sentence
+        for found in findings(groups, clip_profiles(groups, starts), standard_measures(loaded, starts), starts)
+    }
+
+
+def test_a_difference_that_is_there_is_told_with_its_sign(tmp_path: Path) -> None:
+    # S has a standard deviation proportional to sqrt(L), so a sqrt(L) band accepts evenly and a constant one does not.
+    said = sentences(
+        tmp_path,
+        *(("fspo", "fspo", seed, seed) for seed in range(3)),
+        *(("rloo", "seq_rloo", seed, seed) for seed in range(3)),
+        *(("gspo", "fspo", seed + 3, seed) for seed in range(3)),  # other sequences, the same band
+    )
+    assert said["Acceptance by length"] == (
+        "Symmetric LRE: fspo is lower than rloo; no difference can be told between fspo and gspo."
+    )
+    assert said["What the clip removes"].startswith("Active LRE: fspo is lower than rloo;")
+    # The accuracies are equal by seed for rloo, and 0.03 higher for each seed of gspo.
+    assert said["Learning"] == (
+        "Held-out sums/acc/mean@1: no difference can be told between fspo and rloo; fspo is lower than gspo."
+    )
+    swapped = sentences(
+        tmp_path / "swapped",
+        *(("fspo", "seq_rloo", seed, seed) for seed in range(3)),
+        *(("rloo", "fspo", seed, seed) for seed in range(3)),
+    )
+    assert swapped["Acceptance by length"] == "Symmetric LRE: fspo is higher than rloo."
+
+
+def test_few_runs_make_no_claim(tmp_path: Path) -> None:
+    one = sentences(tmp_path / "one", ("fspo", "fspo", 0, 0))
+    assert set(one.values()) == {
+        f"{quantity}: only fspo was run, nothing to compare."
+        for quantity in ("Symmetric LRE", "Active LRE", "Held-out sums/acc/mean@1")
+    }
+    two = sentences(tmp_path / "two", *((algo, loss, 0, 0) for algo, loss in (("fspo", "fspo"), ("rloo", "seq_rloo"))))
+    apart = sentences(tmp_path / "apart", *(("fspo", "fspo", s, s) for s in range(3)), ("rloo", "seq_rloo", 0, 7))
+    assert apart["Learning"] == "Held-out sums/acc/mean@1: no common seed has numbers of fspo and rloo."
+    assert len(two) == 3
+    assert all(said.endswith("no claim from fewer than 3 common seeds about fspo and rloo.") for said in two.values())
+
+
+def test_settings_that_differ_come_from_the_whole_configuration(tmp_path: Path) -> None:
+    runs = []
+    for algo, rate in (("fspo", 1e-4), ("rloo", 1e-5)):
+        for seed in (0, 1):
+            folder = write_run(tmp_path / algo / str(seed), "fspo", seed, algo=algo)
+            config = {"fspo": {"run_dir": str(folder), "algo": algo}, "data": {"seed": seed, "file": f"{folder}/x"},
+                      "optim": {"lr": rate, "beta": 0.9}, "micro": seed}  # fmt: skip
+            (folder / "config.yaml").write_text(json.dumps(config))
+            runs.append(load_run(folder))
+    rows = {head: cells for head, _, cells in compared(group_runs(runs)).rows}
+    assert rows == {"seeds": ["0, 1", "0, 1"], "steps": ["4", "4"], "optim.lr": ["0.0001", "1e-05"]}
+    (runs[0].path / "config.yaml").unlink()
+    assert "optim.lr" not in {head for head, _, _ in compared(group_runs(runs)).rows}, "of one run it is not known"
+
+
+def test_noise_floor_is_held_against_the_band(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", "fspo", 0))
+    (group,) = group_runs([run])
+    starts = shared_starts([run])
+    assert "exactly 0" in str(group_noise_floor(group, starts))
+    length_B = torch.arange(1, 181)
+    mask_BT = torch.arange(181)[None] < length_B[:, None]
+    noise_BT = 0.002 / length_B.sqrt()[:, None] * torch.ones(180, 181)  # S = 0.002 sqrt(L), a 15th of the band
+    output = sequence_policy_loss(noise_BT, 0 * noise_BT, torch.ones(180, 181), mask_BT, ALGORITHMS["fspo"])
+    lines = (run.path / "length_stats.jsonl").read_text()
+    noise = json.dumps(to_record(SequenceSums.zeros().add_(output), step=5, minibatch=0))
+    (run.path / "length_stats.jsonl").write_text(
+        "".join(x for x in lines.splitlines(True) if '"minibatch": 0' not in x) + noise
+    )
+    noisy = load_run(run.path)
+    floor = group_noise_floor(group_runs([noisy])[0], starts)
+    assert isinstance(floor, NoiseFloor)
+    np.testing.assert_allclose(floor.half_width_J / floor.rms_J, 15, rtol=0.05)
+    assert len(floor.length_J) == len(starts)
+    with themed(LIGHT):
+        groups = group_runs([noisy])
+        drawn = comparison_figures(groups, clip_profiles(groups, starts), starts, LIGHT)
+        (figure,) = [each for each in drawn if each.name == "noise_floor"]
+    line, five = figure.figure.axes[0].get_lines()
+    np.testing.assert_allclose(line.get_ydata(), floor.half_width_J / floor.rms_J)
+    assert set(five.get_ydata()) == {5.0}
+    measured = dataclasses.replace(noisy, info=noisy.info | {"loss": {"loss_mode": "fspo_quantile"}})
+    measured.steps[1]["fspo/noise_floor/margin"] = 7.5
+    assert "7.5" in str(group_noise_floor(group_runs([measured])[0], starts)), "the band is not known, the log is"
+
+
+def test_samples_can_be_read_and_filtered(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "fspo", 0)
+    attack = "</pre><script>alert(1)</script><b>"
+
+    def line(step: int, sample: int, **facts: object) -> str:
+        about = {"step": step, "kind": "training", "sample": sample, "prompt": "2+2=", "response": "4", "L": 3}
+        return json.dumps(about | {"reward": 1.0, "S": -0.5, "accepted": False, "removed": True} | facts) + "\n"
+
+    (folder / "samples.jsonl").write_text(
+        line(1, 0, response=attack, L=170) + line(2, 0, response="before the kill") + line(2, 1, response="also before")
+        + line(2, 0, response="again") + line(3, 0, kind="validation", L=None, reward=0.0, accepted=None, S=None)
+        + line(4, 0, response="a" * 9000) + line(5, 0, kind="other") + "nonsense\n"
+        + "".join(line(6 + i, 0) for i in range(200)) + line(300, 0)[:40]
+    )  # fmt: skip
+    lines = read_samples(load_run(folder), [])
+    assert [line["response"] for line in lines if line["step"] == 2] == ["again"], "the later lines of a step count"
+    assert "6000 characters left out" in next(line["response"] for line in lines if line["step"] == 4)
+    (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {"critic/rewards/mean": 0.5}}\n')  # little to draw
+    report = build_report([folder], tmp_path / "out")
+    assert [problem.split(": ")[0].rpartition(":")[2] for problem in report.problems] == ["7", "8", "209"]
+    text = report.page.read_text(encoding="utf-8")
+    assert attack not in text and text.count("<script>") == 1
+    page = " ".join(read_page(report.page).text)
+    assert attack in page, "shown as it was written"
+    assert 'data-verdict="wrong"' in text and 'data-clip="clipped"' in text and 'data-from="validation"' in text
+    assert text.count('<details class="sample"') == 48, "bounded"
+    step_1 = next(part for part in text.split("<details")[1:] if "step 1 |" in part)
+    assert "L = 170" in step_1 and "S = -0.5, clipped, gradient removed" in step_1
+    assert any(f"<option>{span}</option>" in text for span in [step_1.split('data-length="')[1].split('"')[0]])
 
 
 def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_path: Path) -> None:
@@ -241,8 +383,8 @@ def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None
     for source in ("fspo", "rloo", "gspo"):
         assert by_key["fspo", True, source].rate == pytest.approx(0.85, abs=0.005)
         assert by_key["fspo", True, source].debiased.value < by_key["rloo", True, source].debiased.value
-    difference = paired_lre_interval(groups[0], groups[1], "symmetric", starts)
-    assert difference is not None and difference.high < 0
+    differences = pooled_lre_difference(groups[0], groups[1], "symmetric", starts)
+    assert differences is not None and differences[0].high < 0
 
 
 def test_groups_look_different_on_both_backgrounds() -> None:
@@ -281,8 +423,8 @@ def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None
     table = attribute_table(group_runs(runs))
     assert table is not None
     rows = {(head, why): cells for head, why, cells in table.rows}
-    assert rows["ended", "truncated"] == ["80.0% of 20", ""]  # (3 + 5 + 8) / 20
-    assert rows["truncated", "truncated"] == ["40.0% of 10", ""]
+    assert rows["ended", "truncated"] == ["80.0% of 20", "(no sequences)"]  # (3 + 5 + 8) / 20
+    assert rows["truncated", "truncated"] == ["40.0% of 10", "(no sequences)"]
     # Shares 2/3 and 1/3, acceptance 0.8 and 0.4 against 2/3 overall: plug-in LRE 0.267, less what noise explains.
     value = float(rows["truncated: LRE", "debiased, symmetric acceptance"][0].split()[0])
     assert 0 < value < 0.267

@@ -78,7 +78,7 @@ def test_worker_that_dies_twice_is_a_crash_and_not_remembered(
         raise EOFError
 
     monkeypatch.setattr(scorer._pool, "_receive", die)
-    assert scorer.score(r"\boxed{v+1}", "1+v") == Verdict(0.0, Status.CRASHED)
+    assert scorer.score(r"\boxed{v+1}", "1+v") == Verdict.of(Status.CRASHED)
     monkeypatch.undo()
     assert scorer.score(r"\boxed{v+1}", "1+v").status is Status.CORRECT
 

@@ -21,7 +21,7 @@ LABELLED = [
 
 @pytest.fixture(scope="module")
 def scorer() -> Iterator[MathScorer]:
-    with MathScorer(n_workers=1) as scorer:
+    with MathScorer(n_workers=1, normalise=False) as scorer:
         yield scorer
 
 
@@ -179,7 +179,7 @@ def test_failing_comparison_has_a_status_of_its_own(scorer: MathScorer) -> None:
 
 def test_batch_and_single_calls_give_the_same_verdicts_whatever_the_order(scorer: MathScorer) -> None:
     rows = random.Random(3).sample(LABELLED, 60)
-    with MathScorer(n_workers=2) as fresh:
+    with MathScorer(n_workers=2, normalise=False) as fresh:
         batch = fresh.score_batch([row["response"] for row in rows], [row["truth"] for row in rows])
     assert batch == [scorer.score(row["response"], row["truth"]) for row in rows]
 

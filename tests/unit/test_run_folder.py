@@ -13,6 +13,7 @@ from composing import composed
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
+from recipe.fspo.checkpoints.integrity import step_folder
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.checks import PreflightError
 from recipe.fspo.launch.run_settings import NotARunError, changed_settings, next_commands, refusal, with_settings_of_run
@@ -189,3 +190,59 @@ def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match="is in use by another start"):
         launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK), JOB)
     assert contents(tmp_path) == before
+
+
+# ---------------------------------------------------------------- what a fuzz over commands would rarely meet
+
+
+def test_leave_to_change_a_setting_is_for_one_start(tmp_path: Path) -> None:
+    lr = "actor_rollout_ref.actor.optim.lr"
+    begun(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
+    arguments = with_settings_of_run([f"resume={tmp_path}", f"{lr}=1e-3"])
+    assert not any("allow_changed" in argument for argument in arguments)
+    resumed = composed(*arguments)
+    prepare(resumed)
+    JOB.complete(resumed)
+    said = refusal(resumed, changed_settings(resumed))
+    assert said is not None and f"{lr} was 1e-05 and would be 0.001" in said
+
+
+@pytest.mark.parametrize("record", ["length_stats.jsonl", "sequences.jsonl", "samples.jsonl"])
+def test_a_part_of_a_step_holds_a_run_to_its_settings_too(tmp_path: Path, record: str) -> None:
+    (begun(tmp_path, "algo=gspo", step=0) / record).write_text('{"step": 1}\n')
+    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"))]
+
+
+def test_checkpoints_of_another_run_are_neither_continued_nor_replaced(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    step_folder(other, 5).mkdir(parents=True)
+    before = contents(tmp_path)
+    for folder in (f"trainer.default_local_dir={other}", "trainer.default_local_dir='${fspo.run_dir}/../other'"):
+        with pytest.raises(PreflightError, match=r"other holds checkpoints, but fspo\.run_dir=.* is not the folder"):
+            launch(composed(f"fspo.run_dir={tmp_path}/mine", *SMALL_TASK, folder), JOB)
+    assert contents(tmp_path) == before and not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    "change", ["resume_mode=disable", "resume_mode=resume_path trainer.resume_from_path=/elsewhere/global_step_2"]
+)
+def test_a_folder_with_metrics_is_not_begun_again(tmp_path: Path, change: str) -> None:
+    before = contents(begun(tmp_path))
+    changes = [each if each.startswith("trainer.") else f"trainer.{each}" for each in change.split()]
+    with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
+        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *changes), JOB)
+    assert contents(tmp_path) == before
+
+
+def test_a_lock_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("mine")
+    with run_folder.held(str(tmp_path)), pytest.raises(run_folder.FolderInUseError), run_folder.held(str(tmp_path)):
+        pass
+    assert contents(tmp_path) == {".lock": b"mine"}
+
+
+def test_a_line_that_was_cut_costs_that_line_only(tmp_path: Path) -> None:
+    log = run_folder.RunLog(OmegaConf.create({"fspo": {"run_dir": str(tmp_path)}}), total_steps=2)
+    (tmp_path / "x.jsonl").write_text('{"step": 1}\n{"st')
+    log.append("x.jsonl", [{"step": 2}])
+    assert (tmp_path / "x.jsonl").read_text() == '{"step": 1}\n{"st\n{"step":2}\n'

@@ -65,6 +65,9 @@ _TRAINER = "recipe/fspo/trainer.py"
 _ALIGNMENT = "recipe/fspo/alignment/trainer.py"
 _WORKER = "recipe/fspo/worker.py"
 _LIMITS = "fspo/rewards/limits.py"
+_ENGINE, _TRACE = "verl.workers.engine.fsdp.transformer_impl", "recipe/fspo/rehearse/trace.py"
+_SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+_CONTRACT = "recipe/fspo/rehearse/cuda_contract.py"
 
 NAMES = (
     # ---- the trainer: verl is about to change it and its queue; its asynchronous modes override some of these too
@@ -87,9 +90,18 @@ NAMES = (
     Name(_BASE, "PPOTrainer._build_replay_buffer", _TRAINER, "the poll interval has no setting"),
     Name("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.poll_interval", _TRAINER, "set after construction"),
     Name(_BASE, "PPOTrainer._init_resource_pool_mgr", _TRAINER, "our worker class, and a bounded wait for resources"),
+    Name(_BASE, "PPOTrainer.prepare_step", _TRAINER, "the first call of a step"),
     Name(_BASE, "PPOTrainer._fetch_one_gen_batch", _TRAINER, "the data loader's order of prompts"),
     Name(_BASE, "PPOTrainer._balance_batch", _TRAINER, "verl orders groups by random ids", ("batch", "metrics")),
     Name(_BASE, "PPOTrainer._update_actor", _TRAINER, "no hook before and after the update", ("batch", "metrics")),
+    Name(
+        _BASE,
+        "PPOTrainer._maybe_log_val_generations",
+        _TRAINER,
+        "the texts of a validation",
+        ("inputs", "outputs", "scores"),
+    ),
+    Name(_BASE, "PPOTrainer._val_metrics_update", _TRAINER, "what the reward told of them, in the same order"),
     Name(_BASE, "PPOTrainer._save_checkpoint", _TRAINER, "our state must be complete before verl names it"),
     Name(_BASE, "PPOTrainer._load_checkpoint", _TRAINER, "our state is restored with the weights"),
     Name(_BASE, "PPOTrainer._shutdown_dump_executor", _ALIGNMENT, "fit() is replaced there"),
@@ -138,9 +150,22 @@ NAMES = (
     ),
     Name("verl.protocol", "DataProto", "recipe/fspo/reward_manager.py", PUBLIC),
     Name(
+        "verl.experimental.reward_loop.reward_manager.naive",
+        "NaiveRewardManager.compute_score",
+        "recipe/fspo/reward_manager.py",
+        "replaced after construction, to look at what the user's function returns",
+    ),
+    Name(
+        "verl.experimental.reward_loop.reward_loop",
+        "RewardLoopManager.reward_loop_worker_handles",
+        "recipe/fspo/trainer.py",
+        "asked for what a reward raised, which verl only logs",
+    ),
+    Name(
         "verl.model_merger.base_model_merger", "ModelMergerConfig", "recipe/fspo/export.py", "the merger as a library"
     ),
     Name("verl.model_merger.fsdp_model_merger", "FSDPModelMerger", "recipe/fspo/export.py", "the same"),
+    Name("transformers.models.auto.modeling_auto", "AutoModelForCausalLM", "recipe/fspo/export.py", PUBLIC),
     # ---- CPUs
     Name("verl.plugin.platform.platform_base", "PlatformBase", "recipe/fspo/cpu/platform.py", PUBLIC),
     Name("verl.plugin.platform.platform_manager", "PlatformRegistry", "recipe/fspo/cpu/platform.py", PUBLIC),
@@ -165,6 +190,22 @@ NAMES = (
         "packs weights that verl has to update",
         ("layer", "remove_weight"),
     ),
+    Name(
+        "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
+        "CPUFusedMOE.check_grouped_gemm",
+        "recipe/fspo/cpu/patches.py",
+        "the same for the weights of experts",
+        ("layer",),
+    ),
+    Name(
+        "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
+        "CPUFusedMOE._pad_moe_intermediate_for_grouped_gemm",
+        "recipe/fspo/cpu/patches.py",
+        "the same",
+        ("layer",),
+    ),
+    Name("transformers.models.auto.configuration_auto", "AutoConfig", "recipe/fspo/rehearse/material.py", PUBLIC),
+    Name("transformers.models.auto.tokenization_auto", "AutoTokenizer", "recipe/fspo/rehearse/material.py", PUBLIC),
     Name("transformers.modeling_utils", "AttentionInterface", "recipe/fspo/cpu/attention.py", PUBLIC),
     Name("transformers.masking_utils", "AttentionMaskInterface", "recipe/fspo/cpu/attention.py", PUBLIC),
     Name("transformers.masking_utils", "sdpa_mask", "recipe/fspo/cpu/attention.py", "called for padded batches"),
@@ -175,6 +216,31 @@ NAMES = (
         "called for each sequence of a pack",
     ),
     Name("ray._private.workers.default_worker", "parser", "recipe/fspo/cpu/fork_server.py", "imported before a fork"),
+    # ---- the memory trace: parts of verl's engine that need weights or a GPU are replaced
+    Name(_ENGINE, "FSDPEngine._build_module", _TRACE, "as verl builds the model"),
+    Name(_ENGINE, "FSDPEngine._build_fsdp_module", _TRACE, "as verl shards it"),
+    Name(_ENGINE, "FSDPEngine._get_packed_pad_size", _TRACE, "as verl pads a pack", ("packed_length",)),
+    Name(_ENGINE, "FSDPEngineWithLMHead.prepare_model_inputs", _TRACE, "replaced: nested tensors", ("micro_batch",)),
+    Name(_ENGINE, "FSDPEngineWithLMHead.forward_step", _TRACE, "a micro-batch", ("loss_function", "forward_only")),
+    Name(_ENGINE, "fsdp2_load_full_state_dict", _TRACE, "replaced: there are no weights"),
+    Name("verl.workers.engine.fsdp", "transformer_impl", _TRACE, "the module, for the above"),
+    Name("verl.utils.model", "get_hf_auto_model_class", _TRACE, "replaced: there are no weights"),
+    Name("verl.utils.config", "omega_conf_to_dataclass", _TRACE, "verl's own reading of its configuration"),
+    Name("verl.utils.ulysses", "set_ulysses_sequence_parallel_group", _TRACE, "as verl's modes of the engine do"),
+    Name("verl.models.transformers", "monkey_patch", _TRACE, "the module, for the next"),
+    Name("verl.models.transformers.monkey_patch", "_flash_attention_forward", _TRACE, "replaced: needs a GPU"),
+    Name("transformers.models.auto.modeling_auto", "AutoModelForCausalLM", _TRACE, PUBLIC),
+    # ---- the CUDA contract
+    Name("verl.workers.rollout.vllm_rollout", "vllm_async_server", _CONTRACT, "the module, for the next"),
+    Name(_SERVER, "vLLMHttpServer.launch_server", _CONTRACT, "the arguments that verl passes to vLLM"),
+    Name(_SERVER, "vLLMHttpServer._validate_configs", _CONTRACT, "as in its __init__, which needs Ray"),
+    Name(_SERVER, "vLLMHttpServer._should_profile", _CONTRACT, "the same"),
+    Name("vllm.v1.engine.async_llm", "AsyncLLM.from_vllm_config", _CONTRACT, "where the engine would start"),
+    Name("vllm.platforms", "_current_platform", _CONTRACT, "replaced: there is no GPU"),
+    Name("vllm.platforms.cuda", "NonNvmlCudaPlatform", _CONTRACT, "subclassed: an H100 without a driver"),
+    Name("vllm.platforms.interface", "DeviceCapability", _CONTRACT, "its answer"),
+    Name("vllm.config.vllm", "HAS_TRITON", _CONTRACT, "a GPU machine has it"),
+    Name("vllm.config.vllm", "VllmConfig.use_v2_model_runner", _CONTRACT, "what vLLM has chosen"),
     # ---- Hydra
     Name("hydra.compose", "compose", "recipe/fspo/launch/compose.py", PUBLIC),
     Name("hydra.initialize", "initialize_config_dir", "recipe/fspo/launch/compose.py", PUBLIC),
@@ -183,6 +249,11 @@ NAMES = (
     Name("hydra.core.override_parser.overrides_parser", "OverridesParser", "recipe/fspo/launch/compose.py", _HYDRA),
     Name("hydra.core.override_parser.types", "Override", "recipe/fspo/launch/run_settings.py", _HYDRA),
     Name("hydra.errors", "HydraException", "recipe/fspo/main.py", PUBLIC),
+    Name("hydra.errors", "ConfigCompositionException", "recipe/fspo/launch/compose.py", _HYDRA),
+    Name("hydra.errors", "InstantiationException", "recipe/fspo/own_loss.py", _HYDRA),
+    Name("hydra.utils", "get_class", "recipe/fspo/own_loss.py", PUBLIC),
+    Name("hydra.utils", "instantiate", "recipe/fspo/own_loss.py", PUBLIC),
+    Name("verl.utils.tracking", "Tracking", "recipe/fspo/launch/loggers.py", "its dictionary `logger` is replaced"),
     # ---- math-verify and SymPy: arithmetic without bounds is given limits
     Name("math_verify.parser", "normalize_latex", _LIMITS, "a response's text, before it is parsed"),
     Name("math_verify.parser", "latex2sympy", _LIMITS, "imported there; the same"),
@@ -202,6 +273,17 @@ NAMES = (
 )
 
 TEXTS = (
+    # ---- what verl's loggers read, and Hydra's words for an unknown key
+    Text("verl.utils.tracking", 'os.environ.get("TENSORBOARD_DIR"', "recipe/fspo/launch/loggers.py", "where it writes"),
+    Text("verl.utils.tracking", 'os.environ.get("MLFLOW_TRACKING_URI"', "recipe/fspo/launch/loggers.py", "the same"),
+    Text("verl.utils.tracking", 'os.environ.get("SWANLAB_LOG_DIR"', "recipe/fspo/launch/loggers.py", "the same"),
+    Text("verl.utils.tracking", ".log(data=data, step=step)", "recipe/fspo/launch/loggers.py", "how it calls them"),
+    Text(
+        "hydra._internal.config_loader_impl",
+        "Could not override '{override.key_or_group}'.",
+        "recipe/fspo/launch/compose.py",
+        "what the mistyped key was",
+    ),
     # ---- layouts that we read
     Text(
         "verl.trainer.ppo.v1.agent_loop_tq", '{uid}_{session_id}_{i}"', "recipe/fspo/outcomes.py", "keys of responses"
@@ -214,6 +296,13 @@ TEXTS = (
         "names of a checkpoint's files",
     ),
     Text(_BASE, "latest_checkpointed_iteration.txt", "recipe/fspo/checkpoints/integrity.py", "the tracker"),
+    Text("ray.actor", "def __ray_call__(", "recipe/fspo/reward_manager.py", "asks a reward worker; Ray's DeveloperAPI"),
+    Text(
+        "verl.experimental.reward_loop.reward_loop",
+        "config.custom_reward_function -> config.reward.custom_reward_function",
+        "recipe/fspo/launch/reward_function.py",
+        "old keys, which main_ppo does not migrate",
+    ),
     Text(_BASE, "async_save", "recipe/fspo/launch/checks.py", "with it the tracker is not written"),
     # ---- constants that we repeat, because verl waits without a limit
     Text("verl.single_controller.ray.base", "max_colocate_count=3", "recipe/fspo/faults/resources.py", "CPUs per rank"),

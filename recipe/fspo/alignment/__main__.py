@@ -29,7 +29,7 @@ from recipe.fspo.launch.commands import (
     launch_or_exit,
     split_arguments,
 )
-from recipe.fspo.launch.compose import CONF_DIR, choices
+from recipe.fspo.launch.compose import CONF_DIR, choices, did_you_mean
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform
 
@@ -212,7 +212,8 @@ def _apply(config: Any, override: str, path: Path) -> None:
         missing = object()
         if not parsed.is_add() and OmegaConf.select(config, key, default=missing) is missing:
             raise BadInput(
-                f"{override!r}: {path} has no key {key}; the run's groups (algo, experiment, ...) are fixed, "
+                f"{override!r}: {path} has no key {key}.{did_you_mean(key, config, _DEFAULTS)}\n"
+                "The run's groups (algo, experiment, ...) are fixed; "
                 f"a new key is written +{override.lstrip('+')}"
             )
         OmegaConf.update(config, key, parsed.value(), merge=True, force_add=parsed.is_add())

@@ -115,7 +115,7 @@ def _tracked_step(root: Path) -> int | None:
     """The step that the tracker names; None if there is no tracker or it holds no number."""
     try:
         text = (root / TRACKER_FILE).read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
         return None
     return int(text) if text.isascii() and text.isdigit() else None
 
@@ -166,7 +166,7 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
                 damage = [said for folder in folders for said in checkpoint_damage(folder, *_needs(config))]
                 yield (
                     f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
-                    "begin again with trainer.resume_mode=disable or another fspo.run_dir"
+                    "begin again with another fspo.run_dir"
                 )
             return
         folder = step_folder(root, step)
@@ -188,7 +188,7 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
         if other
-        else "begin again with trainer.resume_mode=disable or another fspo.run_dir"
+        else "begin again with another fspo.run_dir"
     )
     for problem in problems:
         yield f"the checkpoint cannot be resumed: {problem}; {remedy}"

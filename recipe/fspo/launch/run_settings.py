@@ -8,6 +8,7 @@ compared key by key before Ray starts (:func:`changed_settings`, :func:`refusal`
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.checkpoints.integrity import latest
-from recipe.fspo.launch.compose import without_flags
+from recipe.fspo.launch.compose import SEARCH_PATH, own_folders, quoted, without_flags
 
 CONFIG_FILE: Final = "config.yaml"
 INFO_FILE: Final = "run.json"
-#: Files of a run folder that a start replaces or appends to.
-_FILES: Final = (CONFIG_FILE, INFO_FILE, "metrics.jsonl", "length_stats.jsonl", "sequences.jsonl", "driver.log")
+#: Files of a run folder that grow with its steps.
+_RECORDS: Final = ("metrics.jsonl", "length_stats.jsonl", "sequences.jsonl", "samples.jsonl")
+#: What a start replaces, or adds to.
+_FILES: Final = (CONFIG_FILE, INFO_FILE, *_RECORDS, "driver.log", "phase.json", "run.png", "code")
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.
 MAY_CHANGE: Final = (
@@ -36,7 +39,9 @@ MAY_CHANGE: Final = (
     "data.dataloader_num_workers",
     "fspo.allow_changed",
     "fspo.fork_workers",
+    "fspo.log",
     "fspo.poll_interval_s",
+    "fspo.samples",
     "fspo.wait_for_resources_s",
     "ray_kwargs",
     "reward.num_workers",
@@ -59,6 +64,8 @@ MAY_CHANGE: Final = (
     "trainer.validation_data_dir",
     "transfer_queue",
 )
+#: Overrides that are for one start: where it is, and what the user allows this time.
+_NOT_KEPT: Final = ("fspo.run_dir", "fspo.allow_changed")
 _ABSENT: Final = "(not set)"
 
 
@@ -93,24 +100,28 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     info = run_info(folder)
     if "resume" in new and info is None:
         raise NotARunError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
-    kept = [] if info is None else [o for o in parser.parse_overrides(info.get("overrides", [])) if _key(o) not in new]
-    arguments = [f"fspo.run_dir={_quoted(folder)}" if a.startswith("resume=") else a for a in arguments]
-    return [*(str(override.input_line) for override in kept if _key(override) != "fspo.run_dir"), *arguments]
+    given = {*new, *_NOT_KEPT}
+    kept = parser.parse_overrides([] if info is None else info.get("overrides", []))
+    arguments = [f"fspo.run_dir={quoted(folder)}" if a.startswith("resume=") else a for a in arguments]
+    return [*(str(override.input_line) for override in kept if _key(override) not in given), *arguments]
 
 
 def _key(override: Override) -> str:
     return str(override.key_or_group)
 
 
-def _quoted(folder: Path) -> str:
-    return "'" + str(folder).replace("'", r"\'") + "'"
-
-
 def overrides_of_this_process() -> list[str]:
-    """The overrides that Hydra was given; empty where the configuration was not composed by its command line."""
+    """The overrides that Hydra was given, the user's folders of configuration files included.
+
+    Empty where the configuration was not composed by Hydra's command line.
+    """
     from hydra.core.hydra_config import HydraConfig
 
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+    if not HydraConfig.initialized():
+        return []
+    given = HydraConfig.get().overrides
+    folders, _ = own_folders([each for each in given.hydra if each.startswith(f"{SEARCH_PATH}=")])
+    return [*given.task, *([f"{SEARCH_PATH}=[{','.join(map(quoted, folders))}]"] if folders else [])]
 
 
 def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -136,24 +147,52 @@ def _moved(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
+def check_folder(config: DictConfig, resumes: bool) -> None:
+    """Refuse a folder that holds something else than this run.
+
+    Args:
+        config: Prepared.
+        resumes: Whether the run would go on where that in the folder has ended, and save.
+
+    Raises:
+        NotARunError: if files of these names are not a run's, if checkpoints are not this run's, or if the run would
+            begin again beside the records of its first beginning.
+    """
+    folder, saved = Path(config.fspo.run_dir), Path(os.path.abspath(config.trainer.default_local_dir))
+    is_run = run_info(folder) is not None
+    foreign = [name for name in _FILES if (folder / name).exists()]
+    if foreign and not is_run:
+        raise NotARunError(
+            f"fspo.run_dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
+            "so that nothing of yours is replaced"
+        )
+    if not resumes:
+        return
+    if not is_run and any(saved.glob("global_step_*")):
+        raise NotARunError(
+            f"{saved} holds checkpoints, but fspo.run_dir={folder} is not the folder of their run: give another "
+            "fspo.run_dir (and trainer.default_local_dir). To begin with their weights, add "
+            f"trainer.resume_mode=resume_path trainer.resume_from_path={saved}/global_step_N"
+        )
+    mode, begins = config.trainer.resume_mode, Path(os.path.abspath(config.trainer.resume_from_path or ""))
+    other = mode == "resume_path" and begins.parent != saved
+    if is_run and has_results(folder) and (mode == "disable" or other):
+        key = f"resume_mode={mode}" + (f" trainer.resume_from_path={begins}" if other else "")
+        raise NotARunError(
+            f"trainer.{key} would put another run's metrics beside those in {folder}: give another fspo.run_dir"
+        )
+
+
 def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
     """What a command would change of the run that its folder holds: key, old and new value.
 
     Empty for a new run, and for one that died before anything was measured or saved.
 
     Raises:
-        NotARunError: if the folder holds files of these names that are not a run's, or its configuration is damaged.
+        NotARunError: if the run's configuration is damaged.
     """
     folder = Path(config.fspo.run_dir)
-    if run_info(folder) is None:
-        foreign = [name for name in _FILES if (folder / name).exists()]
-        if foreign:
-            raise NotARunError(
-                f"fspo.run_dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
-                "so that nothing of yours is replaced"
-            )
-        return []
-    if not _has_results(folder):
+    if not has_results(folder):
         return []
     try:
         old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
@@ -176,14 +215,15 @@ def next_commands(config: DictConfig, finished: bool) -> list[str]:
         commands["export"] = f"python -m recipe.fspo.export {folder} --out DIR"
     elif not finished:
         commands["begin again (nothing was saved)"] = resume
-    if _has_results(Path(config.fspo.run_dir)):
+    if has_results(Path(config.fspo.run_dir)):
         commands["report"] = f"python -m fspo.report {folder} --out DIR"
     return [f"{what}: {command}" for what, command in commands.items()]
 
 
-def _has_results(folder: Path) -> bool:
-    metrics = folder / "metrics.jsonl"
-    return any(folder.glob("checkpoints/global_step_*")) or (metrics.is_file() and metrics.stat().st_size > 0)
+def has_results(folder: Path) -> bool:
+    """Whether a step, or a part of one, was recorded or saved."""
+    records = [folder / name for name in _RECORDS]
+    return any(folder.glob("checkpoints/global_step_*")) or any(r.is_file() and r.stat().st_size for r in records)
 
 
 def refusal(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.resources
 import io
 import os
 import sys
@@ -19,6 +18,7 @@ from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+from fspo.files import local_path
 from recipe.fspo.checkpoints import integrity
 from recipe.fspo.faults.errors import failure
 from recipe.fspo.faults.phase import Phase, read_phase, write_phase
@@ -26,12 +26,11 @@ from recipe.fspo.faults.preemption import STOP, WARNED, Preempted
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE, own_run_id
 from recipe.fspo.faults.reaper import Reaper
 from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
-from recipe.fspo.launch import checks, run_folder, run_settings
+from recipe.fspo.launch import checks, data_files, reward_function, run_folder, run_settings
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import pass_to_ray_workers
 from recipe.fspo.launch.progress import PROGRESS
 
-_PACKAGE_PREFIX = "pkg://"
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
@@ -116,21 +115,14 @@ class _Runner:
         return cause if isinstance(cause, Preempted) else None
 
 
-def local_path(path: str) -> str:
-    """``pkg://package/folder`` as a path of the installed package; any other path unchanged."""
-    if not path.startswith(_PACKAGE_PREFIX):
-        return path
-    package, _, inside = path.removeprefix(_PACKAGE_PREFIX).partition("/")
-    return str(importlib.resources.files(package).joinpath(inside))
-
-
 def prepare(config: DictConfig) -> None:
     """Fill in what only this machine knows, in place: absolute paths and Ray's environment. Writes nothing."""
     with open_dict(config):
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
         config.actor_rollout_ref.model.path = local_path(config.actor_rollout_ref.model.path)
         for key in ("train_files", "val_files"):
-            config.data[key] = [_absolute(file) for file in checks.data_files(config, key)]
+            config.data[key] = [_absolute(file) for file in data_files.data_files(config, key)]
+        reward_function.make_absolute(config)
         if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
             config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
         ray_init = config.ray_kwargs.ray_init
@@ -156,7 +148,7 @@ def write_offline_task(config: DictConfig) -> None:
     Raises:
         PreflightError: if a file of another origin is in the way.
     """
-    splits = checks.generated_files(config)
+    splits = data_files.generated_files(config)
     if splits:
         from fspo.data.offline_task import write_dataset
 
@@ -181,8 +173,13 @@ def turn_into_evaluation(config: DictConfig) -> None:
         config.trainer.validation_data_dir = str(folder / "validation")
 
 
-def check(config: DictConfig, job: Job) -> str:
+def check(config: DictConfig, job: Job, elsewhere: bool = False) -> str:
     """All that can be said of a prepared configuration before anything is started; completes it.
+
+    Args:
+        config: Prepared.
+        job: What to run.
+        elsewhere: As for :func:`recipe.fspo.launch.checks.check`.
 
     Returns:
         What verl notes about it.
@@ -190,7 +187,7 @@ def check(config: DictConfig, job: Job) -> str:
     Raises:
         PreflightError: if this recipe or verl refuses it.
     """
-    checks.check(config, job.problems)
+    checks.check(config, job.problems, elsewhere)
     job.complete(config)
     notes = io.StringIO()
     try:
@@ -255,12 +252,16 @@ def launch(config: DictConfig, job: Job) -> None:
     prepare(config)
     if config.evaluate:
         turn_into_evaluation(config)
+    resumes = job.resumes and not config.evaluate  # an evaluation has settings of its own, in a folder inside the run's
+    try:
+        run_settings.check_folder(config, resumes)
+    except run_settings.NotARunError as error:
+        raise checks.PreflightError([str(error)]) from error
     repaired = integrity.repair_tracker(config)
     if repaired:
         print(f"note: {repaired}", flush=True)
     notes = check(config, job)
-    # An evaluation has settings of its own, and a folder inside the run's.
-    changed = _changed_settings(config) if job.resumes and not config.evaluate else []
+    changed = _changed_settings(config) if resumes else []
     try:
         with run_folder.held(config.fspo.run_dir):
             _run(config, job, run_id, notes, changed)

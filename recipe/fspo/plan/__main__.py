@@ -18,19 +18,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.fspo.launch.checks import batch_problems, length_problems
-from recipe.fspo.launch.commands import BAD_INPUT, BadInput, split_arguments
-from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.checks import batch_problems, head_problems, length_problems
+from recipe.fspo.launch.commands import BAD_INPUT, BadInput
 from recipe.fspo.plan import band, fit, step_time, table
 from recipe.fspo.plan.memory import PHASES, predict
 from recipe.fspo.plan.model import find_model
-from recipe.fspo.plan.setup import Hardware, read_setup
+from recipe.fspo.plan.setup import ALIASES, Hardware, compose_job, read_setup
 
-_ALIASES = {"nodes": "trainer.nnodes", "gpus": "trainer.n_gpus_per_node"}
 _HARDWARE = {field.name: field for field in dataclasses.fields(Hardware)}
 _OTHERS = {
-    "nodes": "the same as trainer.nnodes",
-    "gpus": "the same as trainer.n_gpus_per_node",
     "model_config": "a config.json to read instead of the one of actor_rollout_ref.model.path",
     "json": "true: print one JSON object (bytes, seconds) instead of tables",
 }
@@ -39,7 +35,8 @@ _OTHERS = {
 def help_text() -> str:
     """What ``--help`` prints."""
     lines = [__doc__.rstrip(), ""]
-    lines += [f"  {name:20}{meaning}" for name, meaning in _OTHERS.items()]
+    meanings = {name: f"the same as {key}" for name, key in ALIASES.items()} | _OTHERS
+    lines += [f"  {name:20}{meaning}" for name, meaning in meanings.items()]
     lines += [
         f"  {name:20}{Hardware.MEANING[name]}" + (f" [{field.default:g}]" if field.default else "")
         for name, field in _HARDWARE.items()
@@ -76,7 +73,7 @@ def plan(config: DictConfig, hardware: Hardware, model_config: str | None = None
     problems = [
         *batch_problems(config),
         *length_problems(config, model.max_positions),
-        *fit.shape_problems(model, setup),
+        *head_problems(config, model.heads),
         *fit.memory_problems(model, setup, hardware),
     ]
     time = step_time.estimate(model, setup, hardware, memory)
@@ -125,11 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(help_text())
         return 0
     try:
-        own, overrides = split_arguments(arguments, [*_ALIASES, *_OTHERS, *_HARDWARE])
-        overrides += [f"{key}={own[name]}" for name, key in _ALIASES.items() if name in own]
+        own, config = compose_job(arguments, [*_OTHERS, *_HARDWARE])
         if type(own.get("json", False)) is not bool:
             raise BadInput(f"json={own['json']!r}: give true or false")
-        planned = plan(compose(overrides), _hardware(own), own.get("model_config"))
+        planned = plan(config, _hardware(own), own.get("model_config"))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Final
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -16,6 +16,8 @@ from recipe.fspo.plan.setup import NotPlannableError
 
 #: verl's constant dual clip of token-level losses, on the ratio.
 _VERL_DUAL_CLIP = 3.0
+#: Beyond it an exponential is no float.
+_LARGEST_EXPONENT: Final = 700.0
 
 
 def settings_of(config: DictConfig) -> SequenceLossSettings | None:
@@ -60,7 +62,7 @@ def describe(config: DictConfig, sigma: float) -> dict[str, Any]:
         "lower": lower,
         "upper": upper,
         "ratio_low": math.exp(lower),
-        "ratio_high": math.exp(upper),
+        "ratio_high": math.exp(upper) if upper < _LARGEST_EXPONENT else math.inf,
         "acceptance": normal.cdf(upper) - normal.cdf(lower),
         "notes": list(_notes(settings, length, upper)),
     }

@@ -59,17 +59,6 @@ def memory_problems(model: ModelShape, setup: Setup, hardware: Hardware) -> list
     return list(dict.fromkeys(found))
 
 
-def shape_problems(model: ModelShape, setup: Setup) -> Iterator[str]:
-    """Parallel sizes that do not divide the model's heads."""
-    for key, size in (
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size", setup.tensor_parallel),
-        (f"{_ACTOR}.ulysses_sequence_parallel_size", setup.ulysses),
-    ):
-        if size < 1 or model.heads % size:
-            smaller = max(d for d in range(1, max(2, size)) if model.heads % d == 0)
-            yield f"{key}={size} does not divide the model's {model.heads} attention heads: set it to {smaller}"
-
-
 def _gib(value: float) -> str:
     return f"{value / GIB:.1f} GiB"
 

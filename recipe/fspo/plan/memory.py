@@ -1,8 +1,9 @@
 """Memory of one GPU in each phase of a training step, in bytes.
 
 The formulas follow what verl 0.9.1's FSDP engine, PyTorch's FSDP2 and transformers' decoder layers allocate; each
-function says which. ``b`` is the byte size of the compute type (``fsdp_config.mixed_precision.param_dtype``). The
-activations, states and logits are checked against measured processes by ``python -m benchmarks.memory``.
+function says which. ``b`` is the byte size of the compute type (``fsdp_config.mixed_precision.param_dtype``). Log-probs
+and update are checked against ``python -m recipe.fspo.rehearse.trace``, where verl's engine runs without a GPU;
+activations, states and logits also against measured processes (``python -m benchmarks.memory``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from recipe.fspo.plan.model import ModelShape
 from recipe.fspo.plan.setup import Hardware, Setup
 
 GIB = 2**30
+#: Bytes by what they are for.
+Items = dict[str, float]
 
 #: Phases in the order of a step. ``sync``: the new weights go to vLLM.
 PHASES = ("rollout", "log_probs", "update", "optimizer", "sync")
@@ -22,7 +25,7 @@ PHASES = ("rollout", "log_probs", "update", "optimizer", "sync")
 class Memory:
     """Bytes by item for every phase, on one GPU; and on the host of one node."""
 
-    items: dict[str, dict[str, float]] = field(default_factory=lambda: {phase: {} for phase in PHASES})
+    items: dict[str, Items] = field(default_factory=lambda: {phase: {} for phase in PHASES})
     kv_tokens: int = 0
     kv_bytes: float = 0.0
     host_bytes: float = 0.0
@@ -84,20 +87,6 @@ def logits_bytes(b: int, *, flash_cross_entropy: bool, entropy: bool, fused: boo
     return plain + ((b if flash_cross_entropy else 0) + 8 if entropy else 0)
 
 
-def _gathered(model: ModelShape, setup: Setup, *, backward: bool) -> tuple[float, float]:
-    """Bytes of parameters that FSDP2 holds whole, ``(around a layer, around the output head)``.
-
-    A layer and the next one, which is prefetched, are gathered in the compute type; backward adds the whole gradient of
-    one and its copy in the reduction's type. Embedding and head are units of their own, but when tied they belong to
-    the root, which stays gathered from forward to backward (PyTorch, ``fully_shard``; verl's ``apply_fsdp2``).
-    """
-    b, gradient = setup.compute_bytes, setup.compute_bytes + setup.reduce_bytes
-    root = b * model.embedding if model.tied else 0
-    layer = model.layer_parameters * (2 * b + (gradient if backward else 0))
-    head = (0 if model.tied else b * model.embedding) + (gradient * model.embedding if backward else 0)
-    return root + layer, root + head
-
-
 def _vllm(memory: Memory, model: ModelShape, setup: Setup, hardware: Hardware) -> None:
     """vLLM's share in the rollout: it takes ``gpu_memory_utilization`` of the whole GPU, and what weights, one forward
     pass of ``max_num_batched_tokens``, the sampler and CUDA graphs (1 GiB) leave of it is for keys and values."""
@@ -123,72 +112,107 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
     into the shard's type), two Adam moments of the same type: 16 bytes a parameter over the ranks of a shard group.
     Offloaded weights and moments come to the GPU for the update; the moments are absent while log-probs are computed.
     The reference model is always on the host (verl gives a forward-only engine CPUOffloadPolicy): only what is gathered
-    of it is on the GPU. The optimizer's step (torch's ``foreach``) needs one more copy of the shard.
+    of it is on the GPU. The optimizer's step (torch's ``foreach``) needs one more copy of the shard. For vLLM, verl
+    gathers one parameter after the other in ``model_dtype`` (the largest is the embedding) and copies it to a bucket.
     """
     memory = Memory()
-    b = setup.compute_bytes
     shard = 0.0 if setup.offload_policy else model.parameters * setup.master_bytes / setup.shards
     weights_stay, moments_stay = not setup.param_offload, not setup.optimizer_offload
+    # FSDP2's shards stay where they are for the synchronisation, and go to the GPU one by one; FSDP1's all come.
+    on_gpu = {"rollout": weights_stay, "sync": weights_stay or not setup.fsdp2}
     asleep = setup.gpu_memory_utilization * hardware.gpu_gb if not setup.vllm_sleeps else hardware.vllm_asleep_gb
     for phase in PHASES:
         items = memory.items[phase]
-        items["weights (shard)"] = shard if phase != "rollout" or weights_stay else 0.0
+        items["weights (shard)"] = shard if on_gpu.get(phase, True) else 0.0
         items["gradients (shard)"] = shard if phase in ("update", "optimizer") else 0.0
         items["Adam moments (shard)"] = 2 * shard if phase in ("update", "optimizer") or moments_stay else 0.0
         items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
         if phase != "rollout":
             items["vLLM asleep"] = asleep * GIB
     _vllm(memory, model, setup, hardware)
-    _forward_passes(memory, model, setup)
-    _update(memory, model, setup)
+    memory.items["log_probs"] |= _log_probs(model, setup)
+    memory.items["update"] |= _update(model, setup)
     if setup.defer_gradient_sync:
         memory.items["update"]["unreduced gradients"] = float(model.parameters * setup.reduce_bytes)
     memory.items["optimizer"]["Adam working copy"] = shard
+    memory.items["sync"] |= {
+        "gathered parameters": float(setup.master_bytes * model.embedding),
+        "bucket of weights": setup.bucket_bytes,
+    }
     if setup.vllm_sleeps:
         memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
-    memory.items["sync"]["gathered parameters"] = float(b * model.embedding)
     on_host = (setup.param_offload or setup.offload_policy) + 2 * (setup.optimizer_offload or setup.offload_policy)
     states = (on_host + setup.reference) * model.parameters * setup.master_bytes / setup.shards
     memory.host_bytes = states * setup.gpus
     return memory
 
 
-def _forward_passes(memory: Memory, model: ModelShape, setup: Setup) -> None:
-    """Old and reference log-probs: one layer at a time, then the logits with three float32 copies for the entropy."""
+def _largest(*moments: Items) -> Items:
+    return max(moments, key=lambda items: sum(items.values()))
+
+
+def _log_probs(model: ModelShape, setup: Setup) -> Items:
+    """Old and reference log-probs, at the largest of three moments: in a layer, around the output head, and after it,
+    when the entropy makes three float32 copies of the logits, of all or chunk by chunk.
+
+    FSDP2 holds whole, in the compute type, one layer and the buffer that it or the next one arrived in; the head and
+    its buffer likewise. A tied head is the embedding, a part of the root, which is whole throughout.
+    """
     b, tokens = setup.compute_bytes, setup.log_prob_tokens
-    layers, head = _gathered(model, setup, backward=False)
-    one_layer = tokens * layer_activations(model, b, setup.attention, setup.mask_width)
+    layer, head, hidden = b * model.layer_parameters, b * model.embedding, float(tokens * b * model.hidden)
+    # Gate, its activation, up and their product; a score-forming attention needs what it would keep.
+    widths = b * (4 * model.intermediate + model.hidden)
+    if setup.attention != "flash_attention_2":
+        widths = layer_activations(model, b, setup.attention, setup.mask_width)
     logits = 0.0 if setup.fused_logits else float(tokens * model.vocab * b)
     entropy = 12.0 * model.vocab * min(tokens, setup.entropy_chunk or tokens) if logits else 0.0
-    items = memory.items["log_probs"]
-    if layers + one_layer > head + logits + entropy:
-        items |= {"gathered parameters": layers, "activations of a layer": one_layer}
-    else:
-        items |= {"gathered parameters": head, "logits": logits, "entropy": entropy}
+    return _largest(
+        {"gathered parameters": head * model.tied + 2.0 * layer, "activations of a layer": float(tokens * widths)},
+        {
+            "gathered parameters": head + float(layer if model.tied else head),
+            "logits": logits,
+            "activations kept": 2 * hidden,
+        },
+        {"logits": logits, "entropy": entropy, "activations kept": hidden},
+    )
 
 
-def _update(memory: Memory, model: ModelShape, setup: Setup) -> None:
-    """Forward and backward of one micro-batch, at the larger of two moments: around the output head, or in the last
-    layer's backward pass. With gradient checkpointing a layer keeps its input, and one layer at a time is recomputed.
+def _update(model: ModelShape, setup: Setup) -> Items:
+    """Forward and backward of one micro-batch, at the largest of three moments, in the order of the backward pass:
+
+    - around the output head: its weights and their gradient, the next layer, and the logits;
+    - when that gradient is reduced, in ``reduce_dtype``: for a tied head at the very end, else before the layers;
+    - in a layer: its weights, those of the next one, the gradient of one and its copy in ``reduce_dtype``. With
+      gradient checkpointing a layer keeps its input only, and one layer at a time is recomputed.
     """
     b, tokens, length = setup.compute_bytes, setup.tokens_per_gpu, setup.mask_width
+    layer, head = b * model.layer_parameters, b * model.embedding
     per_layer = layer_activations(model, b, setup.attention, length)
-    kept = model.layers * (b * model.hidden if setup.gradient_checkpointing else per_layer) + final_norm(model, b)
+    kept = float(tokens * model.layers * (b * model.hidden if setup.gradient_checkpointing else per_layer))
     in_layer = (per_layer if setup.gradient_checkpointing else 0) + working_bytes(model, b, setup.attention, length)
-    layers, head = _gathered(model, setup, backward=True)
     per_entry = logits_bytes(
         b,
         flash_cross_entropy=setup.flash_cross_entropy,
         entropy=setup.entropy_in_update,
         fused=setup.fused_logits,
     )
-    logits = float(tokens * model.vocab * per_entry)
-    items = memory.items["update"]
-    items["activations kept"] = float(tokens * kept)
-    if head + logits > layers + tokens * in_layer:
-        items |= {"gathered parameters": head, "logits": logits}
-    else:
-        items |= {"gathered parameters": layers, "activations of a layer": float(tokens * in_layer)}
+    reduced = setup.reduce_bytes * model.embedding * (1 + 1 / setup.shards)
+    return _largest(
+        {
+            "gathered parameters": 2.0 * head + layer,
+            "logits": float(tokens * model.vocab * per_entry),
+            "activations kept": kept + tokens * (final_norm(model, b) + b * model.hidden),
+        },
+        {
+            "gathered parameters": head + reduced + (head if model.tied else layer),
+            "activations kept": 0.0 if model.tied else kept,
+        },
+        {
+            "gathered parameters": 2.0 * head * model.tied + 3 * layer + setup.reduce_bytes * model.layer_parameters,
+            "activations kept": kept,
+            "activations of a layer": float(tokens * in_layer),
+        },
+    )
 
 
 def final_norm(model: ModelShape, b: int) -> int:

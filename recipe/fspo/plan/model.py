@@ -13,7 +13,13 @@ from recipe.fspo.launch.commands import BadInput
 #: Decoders of the same shape: grouped-query attention, gated MLP with three matrices, RMSNorm, rotary positions.
 KNOWN_TYPES: Final = ("qwen3", "qwen2", "llama")
 
-_QWEN3: Final = {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128, "max_position_embeddings": 32768}
+_QWEN3: Final = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+}
 #: Architecture of the experiments' two models, for when they are not on this machine. Source: Qwen3 Technical Report
 #: (arXiv 2505.09388), table 1, and the config.json of Qwen/Qwen3-1.7B-Base and Qwen/Qwen3-8B-Base on the model hub.
 BUILT_IN: Final[dict[str, dict[str, Any]]] = {
@@ -147,7 +153,12 @@ class ModelShape:
 
 
 def find_model(path: str, model_config: str | None = None) -> ModelShape:
-    """The shape of the model at ``path`` (``actor_rollout_ref.model.path``).
+    """The shape of the model that :func:`read_architecture` finds, with the same arguments and errors."""
+    return ModelShape.from_config(*read_architecture(path, model_config))
+
+
+def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[str, Any], str]:
+    """The fields of the ``config.json`` of the model at ``path`` (``actor_rollout_ref.model.path``), and their source.
 
     Args:
         path: A folder on this machine, or a name on the model hub.
@@ -160,7 +171,7 @@ def find_model(path: str, model_config: str | None = None) -> ModelShape:
     file = file / "config.json" if file.is_dir() or model_config is None else file
     if file.is_file():
         try:
-            return ModelShape.from_config(json.loads(file.read_text(encoding="utf-8")), str(file))
+            return json.loads(file.read_text(encoding="utf-8")), str(file)
         except json.JSONDecodeError as error:
             raise UnknownModelError(
                 f"{file} is not a JSON file ({error}); give another one: model_config=PATH"
@@ -173,4 +184,4 @@ def find_model(path: str, model_config: str | None = None) -> ModelShape:
             f"actor_rollout_ref.model.path={path}: there is no {file} on this machine, and the planner has built-in "
             f"numbers for {', '.join(BUILT_IN)} only: add model_config=PATH with the path of the model's config.json"
         )
-    return ModelShape.from_config(BUILT_IN[name], f"{path} (built-in numbers)")
+    return BUILT_IN[name], f"{path} (built-in numbers)"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.launch.commands import BadInput
+from recipe.fspo.launch.commands import BadInput, split_arguments
+from recipe.fspo.launch.compose import compose
+
+#: Short names of the job's size.
+ALIASES: Final = {"nodes": "trainer.nnodes", "gpus": "trainer.n_gpus_per_node"}
 
 #: Bytes of one element, by verl's names of types.
 ELEMENT_BYTES: Final = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
@@ -34,6 +39,18 @@ _COUNTS: Final = (
     "actor_rollout_ref.rollout.max_num_seqs",
     "actor_rollout_ref.rollout.max_num_batched_tokens",
 )
+
+
+def compose_job(arguments: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str, Any], DictConfig]:
+    """A command's own settings (those in ``own``), and the configuration that its other arguments make.
+
+    Raises:
+        BadInput, hydra.errors.HydraException: for an argument that cannot be read, or an unknown key or group.
+    """
+    names = [*ALIASES, *own]
+    settings, overrides = split_arguments(arguments, names)
+    overrides += [f"{key}={settings.pop(name)}" for name, key in ALIASES.items() if name in settings]
+    return settings, compose(overrides, names)
 
 
 class NotPlannableError(BadInput):
@@ -100,6 +117,7 @@ class Setup:
     param_offload: bool
     optimizer_offload: bool
     offload_policy: bool
+    fsdp2: bool
     defer_gradient_sync: bool
     gradient_checkpointing: bool
     attention: str
@@ -125,6 +143,7 @@ class Setup:
     gpu_memory_utilization: float
     vllm_sleeps: bool
     vllm_bytes: int
+    bucket_bytes: float
     max_num_seqs: int
     max_num_batched_tokens: int
     reference_length: float | None
@@ -196,6 +215,7 @@ def read_setup(config: DictConfig) -> Setup:
         param_offload=bool(fsdp.param_offload),
         optimizer_offload=bool(fsdp.optimizer_offload),
         offload_policy=bool(fsdp.offload_policy) and actor.strategy == "fsdp2",
+        fsdp2=actor.strategy == "fsdp2",
         defer_gradient_sync=bool(fsdp.use_no_sync_for_gradient_accumulation),
         gradient_checkpointing=bool(model.enable_gradient_checkpointing),
         attention=attention,
@@ -204,7 +224,7 @@ def read_setup(config: DictConfig) -> Setup:
         flash_cross_entropy=attention == "flash_attention_2",
         fused_logits=bool(model.use_fused_kernels),
         entropy_in_update=bool(actor.calculate_entropy) or actor.entropy_coeff != 0,
-        entropy_chunk=actor.entropy_from_logits_chunk_size if actor.entropy_from_logits_with_chunking else 0,
+        entropy_chunk=fsdp.entropy_from_logits_chunk_size if fsdp.entropy_from_logits_with_chunking else 0,
         reference=bool(config.algorithm.use_kl_in_reward or actor.use_kl_loss or config.fspo.kl_to_start),
         reference_share=1.0
         if config.algorithm.use_kl_in_reward or actor.use_kl_loss
@@ -226,6 +246,7 @@ def read_setup(config: DictConfig) -> Setup:
         gpu_memory_utilization=float(rollout.gpu_memory_utilization),
         vllm_sleeps=bool(rollout.free_cache_engine and rollout.get("enable_sleep_mode", True)),
         vllm_bytes=_element_bytes("rollout.dtype", rollout.dtype),
+        bucket_bytes=rollout.checkpoint_engine.update_weights_bucket_megabytes * 2.0**20,
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         reference_length=config.fspo.reference_length,

@@ -25,6 +25,7 @@ _ORDER = (
     "activations of a layer",
     "logits",
     "entropy",
+    "bucket of weights",
     "vLLM weights",
     "vLLM keys and values",
     "vLLM the rest",

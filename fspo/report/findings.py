@@ -1,0 +1,156 @@
+"""The first screen of a report: what was compared, and what the runs say in sentences that their intervals carry.
+
+A difference is claimed only where its 95% interval over the seeds that both groups have excludes 0. From fewer than
+three such seeds nothing is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.fairness import Interval
+from fspo.report.groups import (
+    LengthProfile,
+    Measure,
+    RunGroup,
+    group_interval,
+    paired_interval,
+    pooled_lre_difference,
+    problems_interval,
+)
+from fspo.report.runs import LOSS_KEY
+from fspo.report.style import lre_note
+from fspo.report.tables import Table, group_heads, show_interval
+
+_MOST_SETTINGS: Final = 20
+_FEWEST_SEEDS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One of the findings: its subject, the sentence, each group's number, and the differences behind the sentence."""
+
+    subject: str
+    sentence: str
+    numbers: str
+    differences: str
+
+
+def compared(groups: Sequence[RunGroup]) -> Table:
+    """Seeds and steps of each group, and the settings in which the groups differ.
+
+    Settings are compared as config.yaml has them; where a run lacks that file, only those of the loss. Seeds, paths and
+    the algorithm's name are left out.
+    """
+    rows = [
+        ("seeds", "", [", ".join("?" if r.seed is None else str(r.seed) for r in group.runs) for group in groups]),
+        ("steps", "", [_range([max(run.steps, default=0) for run in group.runs]) for group in groups]),
+    ]
+    unfinished = [", ".join(f"{r.status}: seed {r.seed}" for r in g.runs if r.status != "finished") for g in groups]
+    if any(unfinished):
+        rows.append(("not finished", "", [cell or "none" for cell in unfinished]))
+    found = [[run.settings() for run in group.runs] for group in groups]
+    whole = all(any(not key.startswith(LOSS_KEY) for key in one) for each in found for one in each)
+    differing = []
+    for key in dict.fromkeys(key for each in found for one in each for key in one):
+        absent = "the loss's own, not described" if key == f"{LOSS_KEY}.band" else "not set"
+        values = [list(dict.fromkeys(_shown(one.get(key, absent)) for one in each)) for each in found]
+        if (whole or key.startswith(LOSS_KEY)) and any(value != values[0] for value in values) and _tells(key, found):
+            differing.append((key, "", [" or ".join(value) for value in values]))
+    rows += differing[:_MOST_SETTINGS]
+    if len(differing) > _MOST_SETTINGS:
+        rows.append((f"and {len(differing) - _MOST_SETTINGS} more", "in config.yaml", ["(not shown)"] * len(groups)))
+    return Table(group_heads(groups), rows)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _tells(key: str, found: Sequence[Sequence[dict[str, Any]]]) -> bool:
+    """Whether a setting is one that a reader wants to see: no seed, no path of a run, no name."""
+    if "seed" in key or key in ("fspo.algo", "fspo.comparison", "trainer.experiment_name"):
+        return False
+    folders = {str(one["fspo.run_dir"]) for each in found for one in each if "fspo.run_dir" in one}
+    return not any(folder in str(one.get(key)) for each in found for one in each for folder in folders)
+
+
+def _range(values: Sequence[int]) -> str:
+    return str(values[0]) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def findings(
+    groups: Sequence[RunGroup],
+    profiles: Mapping[str, Mapping[str, LengthProfile | None]],
+    measures: Sequence[Measure],
+    starts: npt.NDArray[np.int64],
+) -> list[Finding]:
+    """Who accepts most evenly, what the clip removes, and held-out accuracy; of each what the runs have numbers for.
+
+    LREs are of all runs of a group together, so that what noise adds to each run's LRE does not stay. Their differences
+    must exclude 0 over mini-batches and over seeds, as in the fairness study.
+
+    Args:
+        groups: The groups of one comparison; each other one is compared with the first.
+        profiles: Their :func:`fspo.report.groups.clip_profiles`.
+        measures: :func:`fspo.report.groups.standard_measures`, of which held-out accuracies are used.
+        starts: Length bins.
+    """
+    found = []
+    for subject, view in (("Acceptance by length", "symmetric"), ("What the clip removes", "active")):
+        if any(profiles[view].values()):
+            numbers = [f"{algo}: {lre_note(p.error) if p else 'no sequences'}" for algo, p in profiles[view].items()]
+            pairs = [(other.algo, pooled_lre_difference(groups[0], other, view, starts)) for other in groups[1:]]
+            found.append(_finding(subject, f"{view.capitalize()} LRE", groups[0].algo, numbers, pairs))
+    held_out = [measure for measure in measures if measure.label.startswith("held-out ")]
+    accuracies = [measure for measure in held_out if "/acc/mean@" in measure.label]
+    for measure in accuracies or held_out[:1]:
+        numbers = [_held_out(group, measure) for group in groups]
+        differences = [(other.algo, paired_interval(groups[0], other, measure)) for other in groups[1:]]
+        pairs = [(algo, None if each is None else (each, each)) for algo, each in differences]
+        found.append(_finding("Learning", f"H{measure.label[1:]}", groups[0].algo, numbers, pairs))
+    return found
+
+
+def _held_out(group: RunGroup, measure: Measure) -> str:
+    interval = group_interval(group, measure)
+    if interval is None:
+        return f"{group.algo}: {measure.lacking}"
+    name = f"val-core/{measure.label.removeprefix('held-out ')}"
+    found = problems_interval(group.runs, name, interval.value)
+    text = f"{group.algo}: {show_interval(interval, measure.form)}"
+    if found is None:
+        return f"{text}, problems not counted"
+    return f"{text}, over {found[0]} problems [{found[1]:.3f}, {found[2]:.3f}]"
+
+
+def _finding(
+    subject: str,
+    quantity: str,
+    first: str,
+    numbers: Sequence[str],
+    pairs: Sequence[tuple[str, tuple[Interval, Interval] | None]],
+) -> Finding:
+    """The sentence about the first group against the others: differences in two intervals, the second over seeds."""
+    said: dict[str, list[str]] = {}
+    differences = []
+    for other, found in pairs:
+        if found is None:
+            verdict = f"no common seed has numbers of {first} and"
+        elif found[1].n < _FEWEST_SEEDS:
+            verdict = f"no claim from fewer than {_FEWEST_SEEDS} common seeds about {first} and"
+        else:
+            interval = found[1]
+            verdict = f"no difference can be told between {first} and"
+            if all(each.excludes_zero for each in found):
+                verdict = f"{first} is {'lower' if interval.value < 0 else 'higher'} than"
+            differences.append(f"{first} - {other} {show_interval(interval, '{:+.3f}')} over {interval.n} seeds")
+        said.setdefault(verdict, []).append(other)
+    parts = [f"{verdict} {(' or ' if ' and' in verdict else ' and ').join(names)}" for verdict, names in said.items()]
+    sentence = "; ".join(parts) or f"only {first} was run, nothing to compare"
+    return Finding(subject, f"{quantity}: {sentence}.", "; ".join(numbers), "; ".join(differences))

@@ -1,0 +1,140 @@
+"""A reward function of the user's own: load it as verl does, and say what is wrong with it, its call or its result.
+
+``python -m fspo.rewards.custom PATH NAME [KEYWORD ...]`` prints what is wrong with a function, or nothing. Run like
+that, a module that imports anything at all leaves nothing behind in the process that wants to know.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import itertools
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fspo.rewards.verdict import Status
+
+#: How verl passes the row and the response; every one of them, by keyword.
+ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
+_PACKAGE, _FILE = "pkg://", "file://"
+#: Parts of the file names of the frames between a reward worker and the user's function.
+_CALLERS: Final = (
+    "importlib",
+    "/concurrent/futures/",
+    "/asyncio/",
+    "/fspo/rewards/custom.py",
+    "/recipe/fspo/rehearse/reward.py",
+    "/recipe/fspo/reward_manager.py",
+    "/site-packages/verl/",
+)
+
+
+class BadReward(ValueError):
+    """A reward function, or what it returned, cannot be used; the message says why and what to change."""
+
+
+def load(path: str, name: str) -> Callable[..., Any]:
+    """The function ``name`` of ``pkg://package.module``, or of a Python file.
+
+    Raises:
+        BadReward: there is no such file, module or function, or the module itself fails; the message then ends in the
+            traceback of the user's lines.
+    """
+    try:
+        if path.startswith(_PACKAGE):
+            module = importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))
+        else:
+            file = Path(path.removeprefix(_FILE))
+            if not file.is_file():
+                raise BadReward(f"there is no file {file}: correct the path, or give pkg://package.module")
+            spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
+            if spec is None or spec.loader is None:
+                raise BadReward(f"{file} is not a Python file (.py)")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+    except BadReward:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadReward(f"importing it raised {describe(error)}") from error
+    function: Callable[..., Any] | None = getattr(module, name, None)
+    if not callable(function):
+        have = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_")
+        raise BadReward(f"it has no function {name!r}; it has {', '.join(have) or 'none'}")
+    return function
+
+
+def describe(error: BaseException) -> str:
+    """Name, text and traceback of an exception, from the first frame on that is not part of how it was called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = itertools.dropwhile(lambda frame: any(part in frame.filename for part in _CALLERS), frames)
+    return "\n".join([f"{type(error).__name__}: {error}", "".join(traceback.format_list(list(own))).rstrip()]).rstrip()
+
+
+def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> str | None:
+    """Why verl could not call a function with :data:`ARGUMENTS` and further ``keywords``; None if it can."""
+    keywords = list(keywords)
+    if taken := [keyword for keyword in keywords if keyword in ARGUMENTS]:
+        return f"reward_kwargs would replace {', '.join(taken)} of every row: take other names"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None  # written in C, say; only a call can tell
+    try:
+        signature.bind(**dict.fromkeys([*ARGUMENTS, *keywords]))
+    except TypeError as error:
+        passed = ", ".join([*ARGUMENTS, *keywords])
+        return (
+            f"verl calls it by keyword with {passed}, and it takes {signature}: {error}. Write "
+            f"def {getattr(function, '__name__', 'compute_score')}({', '.join(ARGUMENTS)}=None, **kwargs)"
+        )
+    return None
+
+
+def result_problem(result: Any) -> str | None:
+    """Why what a reward function returned cannot be used; None for a finite number, or a dict with one as ``score``."""
+    if inspect.isawaitable(result):
+        return "it returned a coroutine: declare it with `async def`, so that verl awaits it"
+    score = result
+    if isinstance(result, Mapping):
+        if "score" not in result:
+            return f"it returned a dict without 'score' (its keys: {', '.join(map(str, result)) or 'none'})"
+        score = result["score"]
+        if "acc" in result and not _is_finite(result["acc"]):
+            return f"it returned acc={result['acc']!r}, which must be a finite number"
+        status = result.get("status")
+        if status is not None and status not in set(Status):
+            return (
+                f"it returned status={status!r}; `status` is counted, and must be one of {', '.join(Status)}: name "
+                "your own text otherwise"
+            )
+    if not _is_finite(score):
+        return f"it returned {'score=' if isinstance(result, Mapping) else ''}{score!r}, which is not a finite number"
+    return None
+
+
+def _is_finite(value: Any) -> bool:
+    if value is None or isinstance(value, str | bytes | Mapping):
+        return False
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def problem_of(path: str, name: str, keywords: Iterable[str] = ()) -> str | None:
+    """What is wrong with a reward function before it has been called; None if nothing is."""
+    try:
+        return call_problem(load(path, name), keywords)
+    except BadReward as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    # What the user's module prints while it is imported must not be taken for the answer.
+    answer, sys.stdout = sys.stdout, sys.stderr
+    print(problem_of(sys.argv[1], sys.argv[2], sys.argv[3:]) or "", end="", file=answer)

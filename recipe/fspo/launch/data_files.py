@@ -1,0 +1,87 @@
+"""The data files of a run: which there are, and what is wrong with them.
+
+Part of the checks before Ray starts (:mod:`recipe.fspo.launch.checks`). Reads the columns of Parquet files, no rows:
+``python -m fspo.data check`` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from omegaconf import DictConfig, ListConfig
+
+from fspo.data.check import column_problems, join_problems
+from fspo.data.offline_task import SPLITS, Split, find_task
+
+
+def data_files(config: DictConfig, key: str) -> list[str]:
+    """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
+    value = config.data[key]
+    return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
+
+
+def generated_files(config: DictConfig) -> dict[str, Split]:
+    """The data files that the embedded task will write, and what each holds; explicit data files are never among them.
+
+    A file of the task lies in ``fspo.offline_task.folder``, which is in the run folder.
+    """
+    task = config.fspo.get("offline_task")
+    if not task:
+        return {}
+    wanted = [*data_files(config, "train_files"), *data_files(config, "val_files")]
+    files = {str(Path(task.folder) / f"{split}.parquet"): split for split in SPLITS}
+    return {path: split for path, split in files.items() if path in wanted}
+
+
+def problems(config: DictConfig) -> Iterator[str]:
+    """Files that are missing or cannot be read, columns that verl cannot use or join, too few rows."""
+    import pyarrow.parquet as pq
+
+    if config.fspo.get("offline_task"):
+        try:
+            find_task(config.fspo.offline_task.name)
+        except ValueError as error:
+            yield f"fspo.offline_task.{error}"
+            return
+    generated = generated_files(config)
+    own_class = config.data.get("custom_cls") and config.data.custom_cls.get("path")  # it reads what it likes
+    for name_of_key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
+        key = f"data.{name_of_key}"
+        rows = 0
+        complete = not own_class
+        schemas = {}
+        for name in data_files(config, name_of_key):
+            path = Path(name).expanduser()
+            if name in generated:
+                rows += config.fspo.offline_task[f"n_{generated[name]}"]
+                continue
+            if "://" in name:  # verl copies it
+                complete = False
+                continue
+            if not path.is_file():
+                yield f"{key}: {name} does not exist; make it with `python -m fspo.data prepare`, or correct the path"
+                complete = False
+                continue
+            if path.suffix != ".parquet" or own_class:
+                complete = False
+                if path.suffix not in (".json", ".jsonl") and not own_class:
+                    yield f"{key}: {name} is not a file that verl reads: give .parquet, .json or .jsonl"
+                continue
+            try:
+                file = pq.ParquetFile(path)
+            except Exception as error:
+                yield f"{key}: {name} is not a readable parquet file ({error}); make it again"
+                complete = False
+                continue
+            schemas[name] = file.schema_arrow
+            rows += file.metadata.num_rows
+            for problem in column_problems(file.schema_arrow, config.data.get("prompt_key", "prompt")):
+                yield f"{key}: {name} {problem}"
+        yield from (f"{key}: {problem}" for problem in join_problems(schemas))
+        if complete and rows < needed:
+            yield (
+                f"{key}: {rows} rows, but at least {needed} are needed"
+                + (" (data.train_batch_size)" if key == "data.train_files" else "")
+                + "; give more data or a smaller batch"
+            )

@@ -1,0 +1,110 @@
+"""Where verl's loggers (``trainer.logger``) write: into the run folder, under the run's own name, a choice of metrics.
+
+``metrics.jsonl`` holds every metric whatever is chosen here. The variables are those that ``verl.utils.tracking`` and
+the loggers themselves read; one that the user has set is left alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import DictConfig, OmegaConf
+
+#: Metrics of ``fspo.log=headline``, as patterns; the rest is for those who look into one of them.
+HEADLINE: Final = (
+    "actor/entropy",
+    "actor/grad_norm",
+    "actor/kl_loss",
+    "actor/lr",
+    "critic/rewards/mean",
+    "fspo/advantage_zero_frac",
+    "fspo/clip_active_frac",
+    "fspo/clip_frac",
+    "fspo/drift_per_token",
+    "fspo/kl_to_start",
+    "fspo/lre_active_debiased",
+    "fspo/lre_debiased",
+    "fspo/noise_floor/margin",
+    "fspo/sigma_hat",
+    "fspo/truncated_frac",
+    "perf/throughput",
+    "response_length/mean",
+    "timing_s/step",
+    "training/rollout_probs_diff_mean",
+    "val-core/*",
+)
+#: verl's loggers, and the package that each needs.
+_PACKAGES: Final[dict[str, str | None]] = {
+    "clearml": "clearml",
+    "console": None,
+    "file": None,
+    "mlflow": "mlflow",
+    "rl_insight": "rl_insight",
+    "swanlab": "swanlab",
+    "tensorboard": "tensorboard",
+    "trackio": "trackio",
+    "vemlp_wandb": "volcengine_ml_platform",
+    "wandb": "wandb",
+}
+
+
+def point_into(run_dir: str) -> None:
+    """Let the loggers of this process write into the run folder."""
+    places = {
+        "TENSORBOARD_DIR": f"{run_dir}/tensorboard",
+        "WANDB_DIR": run_dir,  # W&B makes a folder wandb in it
+        "MLFLOW_TRACKING_URI": f"sqlite:///{run_dir}/mlflow.db",
+        "SWANLAB_LOG_DIR": f"{run_dir}/swanlog",
+    }
+    for name, place in places.items():
+        os.environ.setdefault(name, place)
+
+
+def run_name(config: DictConfig) -> str:
+    """The name of the run's curves: its experiment, and what tells its folder from those of other runs."""
+    experiment, parts = str(config.trainer.experiment_name), Path(config.fspo.run_dir).parts[1:]
+    after = parts[len(parts) - parts[::-1].index(experiment) :] if experiment in parts else ()
+    return "/".join([experiment, *(after or parts[-3:])])
+
+
+def chosen(config: DictConfig) -> tuple[str, ...]:
+    """The metrics that ``fspo.log`` chooses, as patterns."""
+    log = config.fspo.log
+    words = OmegaConf.to_container(log) if OmegaConf.is_list(log) else [log]
+    named = {"headline": HEADLINE, "all": ("*",)}
+    return tuple(pattern for word in words for pattern in named.get(word, (word,)))
+
+
+class Chosen:
+    """One of verl's loggers, which gets the metrics that match a pattern."""
+
+    def __init__(self, logger: Any, patterns: Sequence[str]) -> None:
+        self._logger, self._patterns = logger, patterns
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """As the logger's own."""
+        shown = {name: data[name] for name in data if any(fnmatchcase(name, each) for each in self._patterns)}
+        if shown:
+            self._logger.log(data=shown, step=step)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
+def problems(config: DictConfig) -> Iterator[str]:
+    """A sentence for each logger that verl does not have or that is not installed, and for a choice that is none."""
+    log = config.fspo.log
+    if log not in ("headline", "all") and not (OmegaConf.is_list(log) and all(isinstance(each, str) for each in log)):
+        yield f"fspo.log={log}: give headline, all, or a list of names and patterns such as [headline,actor/*]"
+    names = config.trainer.logger
+    for name in [names] if isinstance(names, str) else names:
+        package = _PACKAGES.get(name)
+        if name not in _PACKAGES:
+            yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(_PACKAGES)}"
+        elif package is not None and importlib.util.find_spec(package) is None:
+            yield f"trainer.logger: {name} needs the package {package}, which is not installed: pip install {package}"

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Carries large folders to a machine without a network, in parts of at most 60 MB with checksums:
+#   bundle.sh wheels OUT        everything in gpu.txt for Python PYTHON (3.12), then as pack; goes on where it stopped
+#   bundle.sh pack FOLDER OUT   any folder, a model or data say: OUT/part-*, parts.sha256, files.sha256
+#   bundle.sh unpack OUT NEW    checks every part, joins them, checks every file; NEW appears only when it is complete
+# NEW/SHA256SUMS lists the files: FSPO_MANIFEST=NEW/SHA256SUMS lets a job check them before it starts.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+fail() { echo "error: $*" >&2; exit 1; }
+
+pack() { # FOLDER OUT
+    [[ -d $1 && -n $(ls -A "$1") ]] || fail "$1 is not a folder with files"
+    mkdir -p "$2"
+    rm -f "$2"/part-* "$2/parts.sha256"
+    # -h: the hub's cache holds links to the files. Sorted and without times: the same files make the same parts.
+    (cd "$1" && find -L . -type f ! -path ./SHA256SUMS -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum) >"$2/files.sha256"
+    tar -C "$1" -ch --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --exclude=./SHA256SUMS . |
+        split --bytes="${PART_BYTES:-60000000}" --numeric-suffixes --suffix-length=4 - "$2/part-"
+    (cd "$2" && sha256sum part-* >parts.tmp && mv parts.tmp parts.sha256) # last: without it, this is no bundle
+    echo "$2: $(wc -l <"$2/parts.sha256") parts, $(wc -l <"$2/files.sha256") files, $(du -shL "$1" | cut -f1)"
+}
+
+unpack() { # OUT NEW
+    [[ -f $1/parts.sha256 ]] || fail "$1 has no parts.sha256: it is not a bundle"
+    if [[ -d $2 ]]; then
+        (cd "$2" && sha256sum --check --quiet SHA256SUMS) || fail "$2 exists and is not what was packed: remove it"
+        return
+    fi
+    (cd "$1" && sha256sum --check --quiet parts.sha256) || fail "carry the parts named above to $1 again"
+    incomplete="$2.incomplete"
+    trap 'rm -rf "$incomplete"' EXIT
+    rm -rf "$incomplete"
+    mkdir -p "$incomplete"
+    (cd "$1" && cut -d' ' -f3 parts.sha256 | xargs cat) | tar -C "$incomplete" -x
+    cp "$1/files.sha256" "$incomplete/SHA256SUMS"
+    (cd "$incomplete" && sha256sum --check --quiet SHA256SUMS) || fail "$2 would not be what was packed: is the disk full?"
+    mv "$incomplete" "$2"
+}
+
+wheels() { # OUT
+    local version="${PYTHON:-}" pip=("${BIN:-$here/../.venv/bin}/python" -m pip) n platforms=() folder="$1/downloads"
+    version="${version##*python}" version="${version:-3.12}"
+    [[ $version == 3.11 || $version == 3.12 ]] || fail "PYTHON=$version: give 3.11 or 3.12, the cluster's"
+    mkdir -p "$folder"
+    # pip takes each platform literally. glibc 2.31 is that of Ubuntu 20.04; RHEL 9 has 2.34.
+    for n in {5..31}; do platforms+=(--platform "manylinux_2_${n}_x86_64"); done
+    for n in 2014 2010 1; do platforms+=(--platform "manylinux${n}_x86_64"); done
+    # pip keeps nothing of a call that fails, so there are eight packages to a call; what the folder holds is not loaded
+    # again.
+    grep -v '^#' "$here/gpu.txt" | xargs -n 8 "${pip[@]}" download --quiet --no-deps --dest "$folder" \
+        --python-version "$version" --implementation cp "${platforms[@]}" ||
+        fail "not all packages could be loaded: run this again, it goes on where it stopped"
+    # To build a source archive, the cluster would need what its build requires. Plain Python is built here instead.
+    find "$folder" -name '*.tar.gz' ! -name 'flash_attn-*' | while read -r archive; do
+        "${pip[@]}" wheel --quiet --no-deps --wheel-dir "$folder" "$archive"
+        rm "$archive"
+    done
+    [[ -z $(find "$folder" -name '*-linux_*.whl') ]] || fail "built for this machine: $(find "$folder" -name '*-linux_*.whl')"
+    # flash-attn has no wheel. Its metadata come from its setup.py, which imports torch: the environment's own will do.
+    FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE "${pip[@]}" download --no-deps --no-binary :all: --no-build-isolation \
+        --dest "$folder" --requirement "$here/gpu-flash-attn.txt"
+    pack "$folder" "$1"
+}
+
+case "${1:-}-$#" in
+    wheels-2) wheels "$2" ;;
+    pack-3) pack "$2" "$3" ;;
+    unpack-3) unpack "$2" "$3" ;;
+    *) fail "usage: bundle.sh wheels OUT | pack FOLDER OUT | unpack OUT NEW" ;;
+esac

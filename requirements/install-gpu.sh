@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Installs the GPU stack and this package into the Python that PYTHON names (default: python3), 3.11 or 3.12. Used on
+# clusters, in the images (Dockerfile, apptainer.def) and without a network:
+#   install-gpu.sh            from the package index
+#   install-gpu.sh BUNDLE     from the folder that `make gpu-bundle` has written; no network is used
+# FLASH_ATTN=no leaves flash-attn out. Otherwise it is compiled, an hour on 8 jobs: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS
+# (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS (90: Hopper; 80: A100; "80;90": both).
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+python="${PYTHON:-python3}"
+fail() { echo "error: $*" >&2; exit 1; }
+
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' ||
+    fail "$("$python" --version) is not Python 3.11 or 3.12: activate a virtual environment, or set PYTHON"
+if [[ ${FLASH_ATTN:-yes} != no ]]; then
+    export CUDA_HOME="${CUDA_HOME:-/usr/local/cuda}"
+    [[ -x $CUDA_HOME/bin/nvcc ]] ||
+        fail "CUDA_HOME=$CUDA_HOME has no bin/nvcc, which flash-attn needs: give CUDA 13's folder, or FLASH_ATTN=no"
+    "$CUDA_HOME/bin/nvcc" --version | grep -q "release 13" ||
+        fail "CUDA_HOME=$CUDA_HOME is not CUDA 13, for which the pinned torch is built: give that one, or FLASH_ATTN=no"
+fi
+
+pip() { "$python" -m pip "$@"; }
+options=(--no-deps --disable-pip-version-check)
+if (($# > 0)); then
+    wheels="$1/wheels"
+    bash "$here/bundle.sh" unpack "$1" "$wheels"
+    options+=(--no-index --find-links "$wheels")
+fi
+pip install "${options[@]}" -r "$here/gpu.txt"
+if [[ ${FLASH_ATTN:-yes} != no ]]; then
+    # ninja, without which it is compiled one file at a time, is in the environment's folder.
+    PATH="$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"
+    # Never its prebuilt wheels, which it would ask a server for: none is for this torch.
+    FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTN_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS:-90}" MAX_JOBS="${MAX_JOBS:-8}" \
+        pip install "${options[@]}" --no-build-isolation -r "$here/gpu-flash-attn.txt"
+fi
+if [[ -f $here/../pyproject.toml ]]; then
+    pip install "${options[@]}" --no-build-isolation "$here/.."
+fi

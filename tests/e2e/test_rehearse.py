@@ -1,0 +1,29 @@
+"""The rehearsal of both Qwen jobs passes where neither their data nor their models are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_stack import user_environment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize(
+    ("job", "gpus"), [("experiment=qwen3_8b nodes=2 gpus=8", 16), ("experiment=qwen3_1_7b nodes=1 gpus=4", 4)]
+)
+def test_the_job_is_rehearsed(job: str, gpus: int, tmp_path: Path) -> None:
+    arguments = [*job.split(), "substitute=data,model", f"out={tmp_path}/out"]
+    command = [sys.executable, "-m", "recipe.fspo.rehearse", *arguments]
+    environment = user_environment() | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"passed: {gpus} GPUs" in done.stdout
+    assert "killed after the checkpoint of step 1, resumed" in done.stdout
+    for title in ("as is", "shrunk", "replaced", "not covered"):
+        assert f"\n{title}\n" in done.stdout
+    assert os.listdir(tmp_path) == ["out"]  # nothing beside it, such as the job's own run folder

@@ -1,0 +1,339 @@
+"""What of verl works here: every row of docs/what-works.md is run, or refused, and the table says what this list says.
+
+One command runs all rows, some of them in one start of the stack::
+
+    python -m pytest tests/e2e/test_what_works.py
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composing import composed
+from real_stack import SMALL, Start, Starter
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+DEMO_MODEL = ROOT / "fspo/data/assets/demo_model"
+
+
+def slow(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that starts the real stack."""
+    for mark in (pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)):
+        test = mark(test)
+    return test
+
+
+@dataclass(frozen=True)
+class Works:
+    """A row that runs.
+
+    Attributes:
+        feature: As the table names it.
+        overrides: As the table gives them; names in capitals stand for the paths of :func:`places`.
+        start: Rows of one name share a start of the stack.
+    """
+
+    feature: str
+    overrides: str
+    start: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A row that ends before Ray starts, and what the sentence says."""
+
+    feature: str
+    overrides: str
+    says: str
+
+
+A = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+WORKS = (
+    Works("LoRA", f"{MODEL}.lora_rank=8 {MODEL}.lora_alpha=16", "lora"),
+    Works("Llama", f"{MODEL}.path=LLAMA", "llama"),
+    Works("Qwen2.5", f"{MODEL}.path=QWEN2", "qwen2"),
+    Works("padded batches", f"{MODEL}.use_remove_padding=false", "qwen2"),
+    Works(
+        "micro-batches by sequences",
+        f"{A}.use_dynamic_bsz=false {A}.ppo_micro_batch_size_per_gpu=16",
+        "qwen2",
+    ),
+    Works("mixture of experts (Qwen3-MoE)", f"{MODEL}.path=QWEN3_MOE", "qwen3_moe"),
+    Works(
+        "tools and several turns, by verl's agent loop",
+        f"{ROLLOUT}.multi_turn.enable=true {ROLLOUT}.agent.default_agent_loop=tool_agent "
+        f"{ROLLOUT}.multi_turn.function_tool_path=TOOL {ROLLOUT}.multi_turn.format=last_number "
+        f"{ROLLOUT}.multi_turn.max_assistant_turns=2",
+        "tools",
+    ),
+    Works(
+        "dynamic sampling (DAPO)",
+        "algorithm.filter_groups.enable=true algorithm.filter_groups.metric=acc",
+        "sampling",
+    ),
+    Works("KL penalty in the reward", "algorithm.use_kl_in_reward=true", "sampling"),
+    Works("several epochs over a batch", f"{A}.ppo_epochs=2", "sampling"),
+    Works("mini-batches drawn at random", f"{A}.shuffle=true", "sampling"),
+    Works("KL loss", f"{A}.use_kl_loss=true {A}.kl_loss_coef=0.01", "penalties"),
+    Works("entropy bonus", f"{A}.entropy_coeff=0.001", "penalties"),
+    Works("importance weights against vLLM", "algorithm.rollout_correction.rollout_is=sequence", "penalties"),
+    Works("TensorBoard, W&B without network", "trainer.logger=[console,tensorboard,wandb]", "penalties"),
+    Works(
+        "torch's profiler",
+        f"global_profiler.tool=torch global_profiler.steps=[2] global_profiler.save_path=PROFILE "
+        f"{A}.profiler.enable=true {A}.profiler.tool_config.torch.contents=[cpu]",
+        "penalties",
+    ),
+    Works("REINFORCE++", "algorithm.adv_estimator=reinforce_plus_plus", "penalties"),
+    Works(
+        "fp16",
+        f"{A}.fsdp_config.mixed_precision.param_dtype=fp16 {ROLLOUT}.dtype=float16",
+        "fp16",
+    ),
+    Works("torch.compile", f"{A}.use_torch_compile=true {A}.fsdp_config.use_torch_compile=true", "compile"),
+)
+
+REFUSED = (
+    Refused("asynchronous trainers of verl's", "trainer.v1.trainer_mode=colocate_async", "trainer_mode=colocate_async"),
+    Refused("verl's own synchronous trainer", "trainer.v1.trainer_mode=sync", "trainer_mode=sync"),
+    Refused("verl's older trainer", "trainer.use_v1=false", "use_v1=false"),
+    Refused("Megatron", "model_engine=megatron", "model_engine=megatron"),
+    Refused("VeOmni, TorchTitan", f"{A}.strategy=veomni", "strategy=veomni"),
+    Refused("FSDP1 on CPUs", f"{A}.strategy=fsdp", "strategy=fsdp,"),
+    Refused("SGLang, TensorRT-LLM", f"{ROLLOUT}.name=sglang", "rollout.name=sglang"),
+    Refused(
+        "Ulysses without flash-attn",
+        f"trainer.n_gpus_per_node=2 {A}.ulysses_sequence_parallel_size=2",
+        "ulysses_sequence_parallel_size=2",
+    ),
+    Refused("mixture of experts (Mixtral)", f"{MODEL}.path=MIXTRAL", "is a mixtral"),
+    Refused("LoRA by Megatron's key", f"{MODEL}.lora.rank=8", "lora.rank=8"),
+    Refused(
+        "LoRA's checkpoints without the base", f"{MODEL}.lora_rank=8 +{A}.checkpoint.save_lora_only=true", "save_lora"
+    ),
+    Refused("critic and GAE with a sequence-level loss", "algorithm.adv_estimator=gae", "adv_estimator=gae"),
+    Refused("ReMax", "algorithm.adv_estimator=remax", "adv_estimator=remax"),
+    Refused(
+        "REINFORCE++ with a KL penalty in the reward",
+        "algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_in_reward=true",
+        "reinforce_plus_plus",
+    ),
+    Refused("importance weights by token", "algorithm.rollout_correction.rollout_is=token", "rollout_is='token'"),
+)
+
+
+# ---------------------------------------------------------------- the table
+
+
+def test_the_table_is_this_list() -> None:
+    page = (ROOT / "docs" / "what-works.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| `([^`]+)` \| ", page, re.M)
+    assert rows == [(row.feature, row.overrides) for row in (*WORKS, *REFUSED)]
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.feature)
+def test_what_is_not_served_is_refused(row: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
+    from recipe.fspo.config import problems
+    from recipe.fspo.launch.start import prepare
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    overrides = row.overrides.replace("=MIXTRAL", f"={tmp_path}").split()
+    if overrides[0].startswith("model_engine="):  # a group of verl's, which composed() does not know
+        from recipe.fspo.launch.compose import compose
+
+        config = compose([f"fspo.run_dir={tmp_path}", *overrides])
+    else:
+        config = composed(f"fspo.run_dir={tmp_path}", *overrides)
+    prepare(config)
+    assert any(row.says in problem for problem in problems(config))
+
+
+# ---------------------------------------------------------------- what runs
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The paths that the table's names in capitals stand for; the models have random weights and the demo's tokens."""
+    import transformers
+
+    from fspo.data.char_tokenizer import build_tokenizer
+
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)
+    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    shape = {
+        "vocab_size": len(vocabulary) + 1,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "dtype": torch.float32,
+    }
+    families = {
+        "LLAMA": ("Llama", {}),
+        "QWEN2": ("Qwen2", {}),
+        "QWEN3_MOE": (
+            "Qwen3Moe",
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32},
+        ),
+    }
+    torch.manual_seed(0)
+    for name, (family, extra) in families.items():
+        config = getattr(transformers, f"{family}Config")(**shape, **extra)
+        getattr(transformers, f"{family}ForCausalLM")(config).float().save_pretrained(folder / name)
+        # For Qwen2's tokenizer a line break is this letter, and verl wants it to be a token.
+        alphabet = "".join(vocabulary[3:]) + "Ċ"
+        build_tokenizer(alphabet, max_length=512).save_pretrained(folder / name)
+    return {name: folder / name for name in families} | {"TOOL": HERE / "calculator.py"}
+
+
+#: What the test of a start needs besides, or its rows with it.
+BESIDES = {
+    "lora": ("trainer.save_freq=2", f"{A}.optim.lr=1e-3"),
+    "tools": ("data.max_response_length=128", "fspo.record_sequences=true"),
+}
+#: The other starts get a reward that random weights reach half of the time, so that there is something to learn.
+OWN_REWARD = ("sampling",)
+#: Mean difference of the tokens' probabilities in vLLM and in the actor; 1e-5 in fp32.
+AGREES = {"fp16": 2e-3}
+
+
+@pytest.fixture(scope="module")
+def run(start: Starter, places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Start]:
+    """The finished start of that name, each once."""
+
+    @functools.cache
+    def finished(name: str) -> Start:
+        overrides = " ".join(row.overrides for row in WORKS if row.start == name)
+        folder = tmp_path_factory.mktemp(name)
+        for word, path in (places | {"PROFILE": folder / "profile"}).items():
+            overrides = re.sub(rf"=\b{word}\b", f"={path}", overrides)
+        reward = (
+            f"reward.custom_reward_function.path={places['TOOL']}",
+            "reward.custom_reward_function.name=odd_length",
+        )
+        besides = (*BESIDES.get(name, ()), *(() if name in OWN_REWARD else reward))
+        started = start(folder, *SMALL, "trainer.save_freq=-1", *besides, *overrides.split(), WANDB_MODE="offline")
+        assert started.wait(600) == 0, started.output()[-4000:]
+        return started
+
+    return finished
+
+
+def sums(run: Start) -> Iterator[tuple[int, int, Any]]:
+    from fspo.records import from_record
+
+    for line in (run.run_dir / "length_stats.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        yield record["step"], record["minibatch"], from_record(record)
+
+
+@slow
+@pytest.mark.parametrize("name", dict.fromkeys(row.start for row in WORKS))
+def test_two_steps(run: Callable[[str], Start], name: str) -> None:
+    finished = run(name)
+    steps = finished.steps()
+    assert sorted(steps) == [1, 2]
+    for metrics in steps.values():
+        # The actor has the weights that vLLM sampled with, also after the first update, and sees what vLLM saw.
+        assert metrics["training/rollout_probs_diff_mean"] < AGREES.get(name, 1e-5)
+        assert metrics["fspo/grad_norm/max"] > 0
+    recorded = list(sums(finished))
+    assert {(step, part.total("count")) for step, _, part in recorded} == {(1, 32), (2, 32)}  # 4 prompts x 8 responses
+    for _, index, part in recorded:
+        if index == 0:
+            assert part.total("accepted") == 32
+    assert max(part.total("z_squared") for _, index, part in recorded if index) > 1e-6  # the policy has moved
+
+
+@slow
+def test_a_lora_export_is_base_and_adapter(run: Callable[[str], Start], tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    finished, out = run("lora"), tmp_path / "exported"
+    export = [sys.executable, "-m", "recipe.fspo.export", str(finished.run_dir), "--out", str(out)]
+    subprocess.run(export, check=True, timeout=200)
+    saved = finished.run_dir / "checkpoints/global_step_2/actor/model_world_size_1_rank_0.pt"
+    trained = {name: tensor.to_local() for name, tensor in torch.load(saved, weights_only=False).items()}
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    policy = {name: tensor.clone() for name, tensor in base.items()}
+    for name in [name for name in trained if ".lora_A." in name]:
+        product = trained[name.replace("lora_A", "lora_B")] @ trained[name]
+        policy[name.removeprefix("base_model.model.").replace("lora_A.default.", "")] += 16 / 8 * product
+    tokens = torch.randint(3, len(model.lm_head.weight), (8, 60), generator=torch.Generator().manual_seed(0))
+
+    def log_probs(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        model.load_state_dict(weights)
+        with torch.no_grad():
+            return torch.log_softmax(model(tokens).logits, -1)
+
+    exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).state_dict()
+    wanted, start = log_probs(policy), log_probs(base)
+    rounding = (log_probs({name: tensor.bfloat16().float() for name, tensor in policy.items()}) - wanted).abs().mean()
+    assert (log_probs(exported) - wanted).abs().mean() < 2 * rounding  # an export is bf16
+    assert (start - wanted).abs().mean() > 2 * rounding  # and training has changed something
+    assert not (out / "lora_adapter").exists()
+
+
+@slow
+def test_the_model_s_tokens_count_and_the_tool_s_do_not(run: Callable[[str], Start]) -> None:
+    finished = run("tools")
+    lines = map(json.loads, (finished.run_dir / "sequences.jsonl").read_text().splitlines())
+    counted = {1: 0.0, 2: 0.0}
+    for line in lines:
+        counted[line["step"]] += sum(line["L"])
+    for step, metrics in finished.steps().items():
+        answers = 64 * (metrics["training/num_turns/mean"] - 2) / 2
+        assert answers > 0
+        assert 64 * metrics["response_length/mean"] - counted[step] == pytest.approx(3 * answers)  # verl counts all
+
+
+@slow
+def test_the_profiler_and_the_loggers_have_written(run: Callable[[str], Start]) -> None:
+    finished = run("penalties")
+    assert list((finished.run_dir / "profile").rglob("*.json*"))
+    assert list(finished.run_dir.rglob("events.out.tfevents.*")) and list(finished.run_dir.rglob("*.wandb"))
+
+
+@slow
+def test_groups_without_a_signal_are_replaced(run: Callable[[str], Start]) -> None:
+    finished = run("sampling")
+    assert sum(m.get("training/filter_groups/evicted_samples", 0) for m in finished.steps().values()) > 0
+    recorded = list(sums(finished))
+    assert [(step, index) for step, index, _ in recorded] == [(s, m) for s in (1, 2) for m in range(4)]  # two epochs
+    assert sum(part.total("advantage_zero") for _, _, part in recorded) == 0
+    assert finished.steps()[2]["actor/reward_kl_penalty"] != 0
+
+
+@slow
+def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
+
+    prompts = iter("cab")
+    monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", lambda self: {"uid": [next(prompts)]})
+    trainer = object.__new__(FSPOTrainer)
+    monkeypatch.setattr(PPOTrainerSync, "prepare_step", lambda self: [self._fetch_one_gen_batch() for _ in range(3)])
+    trainer.prepare_step()
+    assert trainer._position == {"c": 0, "a": 1, "b": 2}

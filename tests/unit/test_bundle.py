@@ -1,0 +1,123 @@
+"""What goes to a cluster without a network arrives whole, or is refused by name; both images run one script."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / "requirements"
+
+
+def bash(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    words = ["bash", *map(str, command)]
+    return subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=500)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A folder of two files, one of them behind a link as in the hub's cache, packed in parts of 10,000 bytes."""
+    folder, blobs = tmp_path / "model", tmp_path / "blobs"
+    (folder / "sub dir").mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "1").write_bytes(os.urandom(25_000))
+    (folder / "model.safetensors").symlink_to(blobs / "1")
+    (folder / "sub dir/config.json").write_text("{}")
+    done = bash(REQUIREMENTS / "bundle.sh", "pack", folder, tmp_path / "out", PART_BYTES="10000")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "out"
+
+
+def unpack(packed: Path) -> tuple[subprocess.CompletedProcess[str], Path]:
+    new = packed.parent / "new"
+    return bash(REQUIREMENTS / "bundle.sh", "unpack", packed, new), new
+
+
+def test_a_folder_arrives_as_it_was_and_a_second_time_only_checks(packed: Path) -> None:
+    assert len(list(packed.glob("part-*"))) > 2
+    assert all(part.stat().st_size <= 10_000 for part in packed.glob("part-*"))
+    for _ in range(2):
+        done, new = unpack(packed)
+        assert done.returncode == 0, done.stderr
+        assert (new / "model.safetensors").read_bytes() == (packed.parent / "blobs/1").read_bytes()
+        assert not (new / "model.safetensors").is_symlink() and (new / "sub dir/config.json").read_text() == "{}"
+    (new / "sub dir/config.json").write_text("[]")
+    done, new = unpack(packed)
+    assert done.returncode == 1 and "sub dir/config.json: FAILED" in done.stdout and "remove it" in done.stderr
+    assert (new / "sub dir/config.json").read_text() == "[]"
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_part_that_did_not_arrive_is_named_and_nothing_is_left(packed: Path, damage: str) -> None:
+    part = packed / "part-0001"
+    part.unlink() if damage == "missing" else part.write_bytes(b"x" + part.read_bytes()[1:])
+    done, new = unpack(packed)
+    assert done.returncode == 1 and "part-0001" in done.stdout + done.stderr
+    assert not new.exists() and not list(packed.parent.glob("new*"))
+
+
+def test_the_job_checks_what_was_carried_before_anything_starts(packed: Path) -> None:
+    new = unpack(packed)[1]
+    environment = {"SLURM_JOB_ID": "1", "FSPO_ROOT": str(ROOT), "FSPO_MANIFEST": f"{new}/SHA256SUMS"}
+    (new / "sub dir/config.json").write_text("[]")
+    done = bash(ROOT / "slurm/launch.sh", "true", **environment, FSPO_RUN_DIR=f"{packed.parent}/run")
+    assert done.returncode == 1 and "sub dir/config.json: FAILED" in done.stdout and "FSPO_MANIFEST" in done.stderr
+    assert not (packed.parent / "run").exists()
+
+
+def test_both_images_run_one_script_and_copy_what_exists() -> None:
+    docker, apptainer = ((REQUIREMENTS / name).read_text() for name in ("Dockerfile", "apptainer.def"))
+    run = "bash /src/requirements/image.sh"
+    assert re.findall(r"^RUN (.*)", docker, re.M) == [run] and run in apptainer
+    copied = {name.strip("/") for line in re.findall(r"^COPY (.*) ", docker, re.M) for name in line.split()}
+    assert copied == set(re.findall(r"^    (\S+) /src/", apptainer, re.M))
+    assert {"pyproject.toml", "requirements", "conf", "fspo", "recipe"} <= copied
+    assert all((ROOT / name).exists() for name in copied)
+    assert re.findall(r"^FROM (.*)", docker, re.M) == re.findall(r"^From: (.*)", apptainer, re.M)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [({"PYTHON": "false"}, "3.11 or 3.12"), ({"PYTHON": sys.executable, "CUDA_HOME": "/nowhere"}, "bin/nvcc")],
+)
+def test_what_cannot_be_installed_is_said_before_anything_is_loaded(environment: dict[str, str], says: str) -> None:
+    done = bash(REQUIREMENTS / "install-gpu.sh", **environment)
+    assert done.returncode == 1 and says in done.stderr
+
+
+@pytest.mark.release
+def test_small_packages_go_through_the_real_scripts(tmp_path: Path) -> None:
+    """Wheels and a source archive from the index, split, joined, and installed into a new environment without it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(REQUIREMENTS, copy / "requirements")
+    # The last stands for flash-attn: it comes as source only, and is built against what is installed.
+    (copy / "requirements/gpu.txt").write_text("# a comment\nsetuptools==80.10.2\nnumpy==2.3.5\neinops==0.8.2\n")
+    (copy / "requirements/gpu-flash-attn.txt").write_text("antlr4-python3-runtime==4.9.3\n")
+    name = f"{sys.version_info.major}.{sys.version_info.minor}"
+    out = tmp_path / "out"
+    for _ in range(2):  # the second finds everything there
+        environment = {"BIN": str(Path(sys.executable).parent), "PYTHON": name, "PART_BYTES": "3000000"}
+        done = bash(copy / "requirements/bundle.sh", "wheels", out, **environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert len(list(out.glob("part-*"))) > 2
+    shutil.rmtree(out / "downloads")
+    (tmp_path / "cuda/bin").mkdir(parents=True)
+    nvcc = tmp_path / "cuda/bin/nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 13.0, V13.0.88\n")
+    nvcc.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    # No index, no links: what the bundle lacks cannot come from elsewhere.
+    offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    environment = {"PYTHON": str(python), "CUDA_HOME": str(tmp_path / "cuda"), **offline}
+    done = bash(copy / "requirements/install-gpu.sh", out, **environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    code = "import numpy, einops, antlr4; print(numpy.__version__, einops.__version__)"
+    seen = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    assert seen.stdout.split() == ["2.3.5", "0.8.2"], seen.stderr

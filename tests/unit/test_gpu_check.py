@@ -1,0 +1,160 @@
+"""The first GPU hour, as far as a CPU goes: its steps measure, see what is wrong, and are not repeated once passed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composing import composed
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.gpu_check import __main__ as command
+from benchmarks.gpu_check import stack, steps
+from fspo.noise_floor import NoiseFloor
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = steps.SIZES["cpu"]
+#: What the first four steps must not need; None makes its import fail.
+NOT_NEEDED = ("verl", "ray", "vllm", "hydra", "omegaconf", "datasets", "pandas", "pyarrow", "matplotlib", "tensordict")
+
+
+def check(found: dict[str, str], agreement: str) -> None:
+    assert "torch" in found["versions"] and "flash-attn" in found["versions"]
+    assert f"as by {agreement};" in found["loss"] and "bfloat16: fspo" in found["loss"]
+    assert "bfloat16, two shapes: " in found["noise"] and "bfloat16, one shape: " in found["noise"]
+    assert "first mini-batch 0, of the last 0." in found["update"]
+
+
+def test_the_first_four_steps_measure_what_they_say() -> None:
+    found = {name: getattr(steps, name)(SIZE, "cpu") for name in ("versions", "loss", "noise", "update")}
+    check(found, "its formula and verl")
+
+
+@pytest.mark.release
+def test_the_first_four_steps_need_torch_and_transformers_alone() -> None:
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED}));"
+        "import json, torch; torch.set_num_threads(1); from benchmarks.gpu_check import steps;"
+        "names = ('versions', 'loss', 'noise', 'update');"
+        "print(json.dumps({n: getattr(steps, n)(steps.SIZES['cpu'], 'cpu') for n in names}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    check(json.loads(done.stdout.splitlines()[-1]), "its formula")
+
+
+def test_a_loss_that_is_not_gspos_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "gspo_by_hand", lambda batch: 1.01 * torch.rand_like(batch.log_prob_BT.double()))
+    with pytest.raises(steps.Failed, match="gradient"):
+        steps.loss(SIZE, "cpu")
+
+
+def test_noise_beside_the_band_fails_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = NoiseFloor(np.array([100.0]), np.array([0.1]), np.array([0.3]))
+    monkeypatch.setattr(steps, "floors", lambda *_: dict.fromkeys(steps.BANDS, noisy))
+    with pytest.raises(steps.Failed, match="pad_to_length=true"):
+        steps.noise(SIZE, "cpu")
+
+
+@pytest.mark.parametrize(("driver", "says"), [("575.57.08", "575.57.08 is older than 580"), (None, "no NVIDIA driver")])
+def test_a_driver_that_cuda_13_does_not_take_fails(
+    monkeypatch: pytest.MonkeyPatch, driver: str | None, says: str
+) -> None:
+    monkeypatch.setattr(steps, "output_of", lambda program, *_: driver if program == "nvidia-smi" else None)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(steps.Failed, match=says):
+        steps.versions(SIZE, "cuda")
+
+
+def test_packs_keep_sequences_apart_and_may_have_one_shape() -> None:
+    tokens = [torch.full((length,), length) for length in (3, 4, 5)]
+    two, one = steps.packs(tokens, [2, 0, 1], 8, False), steps.packs(tokens, [2, 0, 1], 8, True)
+    assert [pack[2] for pack in two] == [pack[2] for pack in one] == [[(2, 0, 5), (0, 5, 8)], [(1, 0, 4)]]
+    assert [pack[0].shape[1] for pack in two] == [8, 4] and [pack[0].shape[1] for pack in one] == [8, 8]
+    assert one[0][1].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
+
+
+def test_the_random_models_responses_end_and_its_tokens_are_characters(tmp_path: Path) -> None:
+    stack.write_model(tmp_path / "model", SIZE, "cpu", mean_length=24)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == SIZE.shape[0] and not model.config.tie_word_embeddings
+    assert len({tokenizer.decode([index]) for index in range(3, len(tokenizer))}) == len(tokenizer) - 3
+    generator = torch.Generator().manual_seed(5)  # other tokens than those it was made with
+    with torch.no_grad():
+        logits = model(torch.randint(3, SIZE.shape[0], (8, 64), generator=generator)).logits
+    ends = logits.softmax(-1)[..., tokenizer.eos_token_id].mean()
+    assert 1 / 60 < ends < 1 / 10  # a share of 1 / 24 was asked for
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
+    smoke, job = composed("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}"), composed("experiment=qwen3_8b")
+    for path in (
+        "model.use_remove_padding",
+        "model.enable_gradient_checkpointing",
+        "model.override_config",
+        "actor.use_dynamic_bsz",
+        "actor.pad_to_length",
+        "actor.fsdp_config.param_offload",
+        "actor.fsdp_config.optimizer_offload",
+        "actor.entropy_from_logits_with_chunking",
+        "ref.fsdp_config.param_offload",
+        "rollout.dtype",
+    ):
+        ours, its = (_value(config.actor_rollout_ref, path) for config in (smoke, job))
+        assert ours == its, path
+    assert smoke.actor_rollout_ref.rollout.tensor_model_parallel_size == gpus
+    assert smoke.actor_rollout_ref.actor.ulysses_sequence_parallel_size == gpus
+
+
+def _value(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config[name]
+    return config
+
+
+def test_what_a_cpu_starts_composes() -> None:
+    assert composed(*stack.SHAPED_ON_A_CPU).actor_rollout_ref.actor.fsdp_config.param_offload
+
+
+def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = {"versions": "passed", "loss": "failed", "noise": "passed"}
+    ran: list[str] = []
+
+    def run(step: str, *_: Any) -> dict[str, Any]:
+        ran.append(step)
+        return {"step": step, "seconds": 1.0, "verdict": verdicts[step], "found": f"{step}, with | a bar"}
+
+    monkeypatch.setattr(command, "run", run)
+    arguments = ["--device", "cpu", "--out", str(tmp_path / "out"), "--steps", *verdicts]
+    assert command.main(arguments) == 1
+    assert ran == ["versions", "loss", "noise"]
+    verdicts["loss"] = "passed"
+    assert command.main([*arguments, "--again", "noise"]) == 0
+    assert ran[3:] == ["loss", "noise"]
+    printed = capsys.readouterr().out
+    assert "versions: passed before" in printed
+    assert "| loss: agreement, time | passed | 1 | loss, with \\| a bar |" in printed
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/model").touch()
+    with pytest.raises(SystemExit):
+        command.main(["--device", "cpu", "--out", str(tmp_path / "mine")])
+
+
+@pytest.mark.release
+def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Path) -> None:
+    arguments = ["--device", "cuda", "--out", str(tmp_path), "--steps", "versions", "update"]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", *arguments], cwd=ROOT, capture_output=True)
+    assert done.returncode == 1
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [row["verdict"] for row in rows] == ["failed", "skipped"]
+    assert "torch sees no GPU" in rows[0]["found"]

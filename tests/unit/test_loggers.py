@@ -1,0 +1,122 @@
+"""What verl's own loggers write, and where: the real Tracking, as the trainer hands it its metrics."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composing import composed
+
+from recipe.fspo.launch import loggers
+from recipe.fspo.launch.loggers import chosen, problems, run_name
+
+METRICS = {"critic/rewards/mean": 0.5, "val-core/mine/acc/mean@1": 0.25, "fspo/accept/bin_00": 0.9, "actor/mine": 2.0}
+
+
+def log_two_steps(config: Any, trainer_logger: list[str]) -> None:
+    """As FSPOTrainer and verl's do it."""
+    from verl.utils.tracking import Tracking
+
+    loggers.point_into(config.fspo.run_dir)
+    tracking = Tracking("fspo", run_name(config), trainer_logger, config={"trainer": {}})
+    tracking.logger = {name: loggers.Chosen(each, chosen(config)) for name, each in tracking.logger.items()}
+    for step in (1, 2):
+        tracking.log(METRICS, step)
+    tracking.finish()
+
+
+@pytest.fixture
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("TENSORBOARD_DIR", "WANDB_DIR", "MLFLOW_TRACKING_URI", "SWANLAB_LOG_DIR"):
+        monkeypatch.setenv(name, "")  # so that what the code sets is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_clean")
+@pytest.mark.parametrize(
+    ("log", "names"),
+    [
+        ("headline", {"critic/rewards/mean", "val-core/mine/acc/mean@1"}),
+        ("[headline,actor/*]", {"critic/rewards/mean", "val-core/mine/acc/mean@1", "actor/mine"}),
+        ("all", set(METRICS)),
+    ],
+)
+def test_tensorboard_of_a_run_is_in_its_folder_and_holds_what_is_chosen(
+    tmp_path: Path, log: str, names: set[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log_two_steps(composed(f"fspo.run_dir={tmp_path}/run", f"fspo.log={log}"), ["tensorboard"])
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing elsewhere"
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == names
+    assert [event.step for event in events.Scalars("critic/rewards/mean")] == [1, 2]
+
+
+@pytest.mark.usefixtures("_clean")
+def test_a_place_that_the_user_has_chosen_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "mine"))
+    loggers.point_into("/runs/x")
+    assert os.environ["TENSORBOARD_DIR"] == str(tmp_path / "mine")
+    assert os.environ["WANDB_DIR"] == "/runs/x"
+
+
+@pytest.mark.slow
+def test_wandb_offline_writes_into_the_run_folder(tmp_path: Path) -> None:
+    script = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_loggers import composed, log_two_steps
+log_two_steps(composed("fspo.run_dir={tmp_path}/run"), ["wandb"])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    assert list(folder.glob("*.wandb"))
+    assert not (tmp_path / "wandb").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("/home/me/runs/demo/20260131-120000", "demo/20260131-120000"),
+        ("/home/me/runs/compare/demo/matched/fspo/seed1", "demo/matched/fspo/seed1"),
+        ("/scratch/grid/default/fspo/seed1", "demo/default/fspo/seed1"),
+        ("/data/x", "demo/data/x"),
+    ],
+)
+def test_each_run_has_a_name_of_its_own(folder: str, name: str) -> None:
+    assert run_name(composed(f"fspo.run_dir={folder}")) == name
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.logger=[console,wnadb]", "wnadb is none of verl's loggers; choose from .*wandb"),
+        ("trainer.logger=[clearml]", "clearml needs the package clearml, which is not installed"),
+        ("fspo.log=few", r"fspo\.log=few: give headline, all, or a list"),
+    ],
+)
+def test_what_cannot_be_logged_is_said_before_anything_starts(override: str, says: str) -> None:
+    (problem,) = problems(composed(override))
+    assert re.search(says, problem), problem
+
+
+def test_the_shipped_choice_is_fine_and_verls_loggers_are_those_listed() -> None:
+    from verl.utils.tracking import Tracking
+
+    assert list(problems(composed("trainer.logger=[console,tensorboard]"))) == []
+    assert set(loggers._PACKAGES) == set(Tracking.supported_backend)

@@ -1,0 +1,73 @@
+"""The files that docs/data-and-rewards.md shows its reader, saved under the names that they give themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from fspo.data.cli import main
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/data-and-rewards.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder with these files, and their data."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S):
+        if name := re.match(r'"""own/(\w+\.py):', block):
+            (folder / name[1]).write_text(block)
+    for name in ("make_data.py", "make_code_data.py"):
+        runpy.run_path(str(folder / name))
+    return folder
+
+
+def check_command(reward: str) -> list[str]:
+    """The page's ``python -m fspo.data check`` with this reward, as arguments."""
+    commands = re.findall(r"^python -m fspo\.data (check (?:.*\\\n)*.*)$", PAGE, re.M)
+    (command,) = [each for each in commands if reward in each]
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def test_the_demo_files_are_right_and_the_reward_scores_them(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(check_command("own/reward.py")) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert re.search(r"^own/remainder +640  7, 7, 7, 7, 7$", printed, re.M)
+    assert re.search(r"^own/difference +640  7, 7, 7, 7, 7$", printed, re.M)
+    assert "are there in several files" not in printed, "a test set is held out"
+    scores = dict(re.findall(r"^  row 0 of own/(\w+)_train.parquet, own/\w+: (\S+)    0$", printed, re.M))
+    assert scores["difference"] == "1"
+    assert 0.9 < float(scores["remainder"]) < 1
+
+
+def test_a_source_without_a_reward_ends_a_run(own: Path) -> None:
+    compute_score: Any = runpy.run_path(str(own / "reward.py"))["compute_score"]
+    with pytest.raises(ValueError, match="no reward for data_source='own/typo'"):
+        compute_score("own/typo", "1", "1")
+
+
+def test_the_code_reward_runs_programs_and_leaves_the_rest_to_the_recipe(own: Path) -> None:
+    compute_score: Any = runpy.run_path(str(own / "code_reward.py"))["compute_score"]
+    (row,) = pq.read_table(own / "code_train.parquet").to_pylist()
+    truth = row["reward_model"]["ground_truth"]
+    assert json.loads(truth)["outputs"] == ["3\n", "0\n"]
+    right = "So:\n```python\nprint(sum(map(int, input().split())))\n```"
+    assert compute_score(row["data_source"], right, truth)["score"] == 1.0
+    assert compute_score(row["data_source"], "```python\nprint(3)\n```", truth)["status"] == "wrong"
+    assert compute_score("math500", r"\boxed{34}", "34", {"problem_id": "math500/1"})["score"] == 1.0
+
+
+def test_what_the_page_says_of_a_way_to_look_at_the_code_data(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = check_command("own/code_reward.py")
+    assert command[1] == "data/dapo_math_17k.parquet"
+    no_model = command.index("--model")
+    assert main(["check", command[2], *command[no_model + 4 :]]) == 0, capsys.readouterr().err

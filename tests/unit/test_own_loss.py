@@ -1,0 +1,174 @@
+"""A loss of the user's, as docs/extending.md shows it: its settings, a matched gradient, a comparison, the record."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from composing import composed, composed_from
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+from fspo.losses import sequence_policy_loss
+from fspo.types import SequenceLossOutput, SequenceLossSettings
+from recipe.fspo.compare.__main__ import FAIR, parse
+from recipe.fspo.launch import run_folder
+from recipe.fspo.launch.commands import BadInput
+from recipe.fspo.launch.compose import choices
+from recipe.fspo.launch.start import prepare
+from recipe.fspo.main import JOB
+from recipe.fspo.own_loss import problems
+from recipe.fspo.recorder import RECORDER
+
+SEARCH = "hydra.searchpath=[conf]"
+KEY = "actor_rollout_ref.actor.policy_loss"
+
+
+def configured(*overrides: str) -> DictConfig:
+    return composed(SEARCH, "algo=fspo_power", *overrides)
+
+
+def outcome(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, Any, SequenceLossOutput]:
+    """Loss, gradient and what is recorded, of the loss as a worker calls it."""
+    recorded: list[SequenceLossOutput] = []
+    monkeypatch.setattr(RECORDER, "add", lambda output, mask: recorded.append(output))
+    actor = SimpleNamespace(
+        policy_loss=instantiate(config.actor_rollout_ref.actor.policy_loss),
+        global_batch_info={"global_batch_size": 64, "dp_size": 1},
+    )
+    inputs = batch()
+    inputs["log_prob"].requires_grad_()
+    loss, metrics = get_policy_loss_fn("fspo_power")(**inputs, loss_agg_mode="token-mean", config=actor)
+    loss.backward()
+    assert metrics == {}
+    return loss.detach(), inputs["log_prob"].grad, recorded[-1]
+
+
+def batch() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    old = -torch.rand(64, 300, generator=generator)
+    length = torch.randint(1, 301, (64, 1), generator=generator)
+    return {
+        "old_log_prob": old,
+        "log_prob": old + 0.03 * torch.randn(64, 300, generator=generator),
+        "advantages": torch.randn(64, 1, generator=generator).expand(64, 300),
+        "response_mask": torch.arange(300) < length,
+    }
+
+
+def test_it_is_a_loss_like_the_librarys(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, gradient, _ = outcome(configured(f"{KEY}.exponent=0.5"), monkeypatch)  # FSPO's band
+    inputs = batch()
+    inputs["log_prob"].requires_grad_()
+    settings = SequenceLossSettings(band="sqrt", clip_low=0.02, clip_high=0.02)
+    expected = sequence_policy_loss(
+        inputs["log_prob"], inputs["old_log_prob"], inputs["advantages"], inputs["response_mask"], settings
+    ).loss_B.mean()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, inputs["log_prob"].grad)
+    _, _, output = outcome(configured(), monkeypatch)
+    torch.testing.assert_close(output.upper_B, 0.02 * output.length_B**0.6, rtol=0.01, atol=0)
+    assert 0 < int(output.accepted_B.sum()) < 64
+
+
+def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(f"{KEY}.exponent=0.7", "grad_scale=matched")
+    assert list(problems(config)) == []
+    JOB.complete(config)
+    loss = config.actor_rollout_ref.actor.policy_loss
+    assert (loss.exponent, loss.clip, loss.grad_scale, loss.band) == (0.7, 0.02, "1", "+- clip L^exponent")
+    assert loss.grad_multiplier == pytest.approx(1 / config.fspo.reference_length)
+    native, matched = configured(f"{KEY}.exponent=0.7"), config
+    gradients = [outcome(each, monkeypatch)[1] for each in (native, matched)]
+    torch.testing.assert_close(gradients[0] / config.fspo.reference_length, gradients[1])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([f"+{KEY}.expnent=1"], r"PowerLossConfig has no field expnent \(did you mean exponent\?\)"),
+        ([f"{KEY}.exponent=2"], r"exponent=2, clip=0\.02: give 0 < exponent <= 1"),
+        ([f"{KEY}.loss_mode=fspo_pwoer"], r"fspo_pwoer is registered by nobody \(did you mean fspo_power\?\)"),
+        ([f"{KEY}._target_=my_los.PowerLossConfig"], r"_target_=my_los\.PowerLossConfig cannot be imported"),
+        ([f"{KEY}._target_=my_loss.band_of"], r"_target_=my_loss\.band_of .*"),
+        (["actor_rollout_ref.model.external_lib=nowhere"], r"external_lib=nowhere cannot be imported"),
+    ],
+)
+def test_what_is_wrong_is_said_before_ray_starts(own_loss: Path, overrides: list[str], says: str) -> None:
+    (problem,) = problems(configured(*overrides))
+    assert re.search(says, problem), problem
+
+
+def test_a_matched_gradient_needs_a_loss_that_says_how_it_scales(own_loss: Path) -> None:
+    source = own_loss / "my_loss.py"
+    source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
+    assert list(problems(configured())) == []
+    (problem,) = problems(configured("grad_scale=matched"))
+    assert "grad_scale=native" in problem and "grad_multiplier" in problem and "loss_mode=fspo_power" in problem
+
+
+def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
+    library = [f"{KEY}._target_=verl.workers.config.PolicyLossConfig", f"~{KEY}.exponent", f"~{KEY}.clip"]
+    config = configured(*library, "actor_rollout_ref.model.external_lib=my_loss")
+    assert list(problems(config)) == []
+    JOB.complete(config)
+    assert "exponent" not in config.actor_rollout_ref.actor.policy_loss
+
+
+def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("__main__", "losses"):
+        monkeypatch.setattr(f"recipe.fspo.compare.{module}.compose", composed_from)
+    assert "fspo_power" in choices("algo", [SEARCH]) and "fspo_power" not in choices("algo")
+    algos = "algos=[fspo,fspo_power]"
+    request = parse([SEARCH, algos, "seeds=[1]"])
+    assert [run.algo for run in request.runs()] == ["fspo", "fspo_power"]
+    assert list(problems(composed(*FAIR, SEARCH, "algo=fspo_power"))) == []
+    with pytest.raises(BadInput, match=r"algo=fspo_power uses the loss 'fspo_power', and only the bands on S"):
+        parse([SEARCH, algos, "comparisons=[default,matched]"])
+    source = own_loss / "my_loss.py"
+    source.write_text(source.read_text().replace("grad_multiplier: float", "factor: float"))
+    del sys.modules["my_loss"]
+    with pytest.raises(BadInput, match=r"algo=fspo_power: grad_scale=matched does not know .* grad_scale=native"):
+        parse([SEARCH, algos, "seeds=[1]"])
+
+
+def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fspo.data.offline_task import write_dataset
+
+    given = [f"hydra.searchpath=['file://{own_loss}/conf']", "algo=fspo_power"]
+    monkeypatch.setattr(run_folder, "overrides_of_this_process", lambda: given)
+    config = configured(f"fspo.run_dir={tmp_path}/run", f"{KEY}.exponent=0.7")
+    prepare(config)
+    assert list(problems(config)) == []
+    JOB.complete(config)
+    write_dataset(tmp_path / "run/data", 64, 8, 0)
+    run_folder.begin(config)
+    info = json.loads((tmp_path / "run/run.json").read_text())
+    assert info["loss"]["exponent"] == 0.7 and info["loss"]["clip"] == 0.02
+    assert info["dirty"] is True
+    kept = tmp_path / "run/code" / info["code"]["id"] / "elsewhere"
+    for name in ("my_loss.py", "conf/algo/fspo_power.yaml"):
+        path = own_loss / name
+        assert len(info["code"]["files"][str(path)]) == 64
+        assert (kept / path.relative_to("/")).read_bytes() == path.read_bytes()
+
+    # The run goes on with other code: both are kept, and it says so.
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
+    run_folder.begin(config)
+    assert json.loads((tmp_path / "run/run.json").read_text())["changed"] == []
+    (own_loss / "my_loss.py").write_text((own_loss / "my_loss.py").read_text() + "# another\n")
+    importlib.invalidate_caches()
+    run_folder.begin(config)
+    after = json.loads((tmp_path / "run/run.json").read_text())
+    (change,) = after["changed"]
+    assert (change["key"], change["old"], change["new"]) == ("code", info["code"]["id"], after["code"]["id"])
+    assert len(list((tmp_path / "run/code").iterdir())) == 2

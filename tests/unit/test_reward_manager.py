@@ -1,0 +1,137 @@
+"""The reward manager as a reward worker of verl runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl import DataProto
+from verl.trainer.ppo.reward import load_reward_manager
+
+from recipe.fspo.reward_manager import RewardFailed
+
+
+class Tokenizer:
+    def decode(self, ids: torch.Tensor, skip_special_tokens: bool) -> str:
+        return "".join(chr(i) for i in ids.tolist())
+
+
+def manager(path: str, **reward_kwargs: Any) -> Any:
+    function = {"path": path, "name": "compute_score", "reward_kwargs": reward_kwargs}
+    ours = {
+        "source": "importlib",
+        "name": "TokenLengthRewardManager",
+        "module": {"path": "pkg://recipe.fspo.reward_manager"},
+    }
+    config = {"reward": {"custom_reward_function": function, "reward_manager": ours}}
+    return load_reward_manager(OmegaConf.create(config), Tokenizer())
+
+
+def response(text: str, source: str = "aime24") -> DataProto:
+    """The response of 6 positions at most, to row 7."""
+    ids = [ord(c) for c in text]
+    return DataProto.from_dict(
+        tensors={
+            "prompts": torch.zeros(1, 3, dtype=torch.int64),
+            "responses": torch.tensor([ids + [0] * (6 - len(ids))]),
+            "attention_mask": torch.tensor([[1] * (3 + len(ids)) + [0] * (6 - len(ids))]),
+        },
+        non_tensors={
+            "data_source": np.array([source], dtype=object),
+            "reward_model": np.array([{"ground_truth": "34"}], dtype=object),
+            "extra_info": np.array([{"index": 7}], dtype=object),
+        },
+    )
+
+
+def run(one: Any, data: DataProto) -> dict[str, Any]:
+    return dict(asyncio.get_event_loop().run_until_complete(one.run_single(data)))
+
+
+@pytest.fixture(autouse=True)
+def _loop() -> Iterator[None]:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.close()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Any:
+    """A manager for a reward with this body."""
+
+    def build(body: str, head: str = "def") -> Any:
+        file = tmp_path / "reward.py"
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        file.write_text(f"{head} compute_score(data_source, solution_str, ground_truth, extra_info=None):\n{lines}")
+        return manager(str(file))
+
+    return build
+
+
+def test_the_length_in_tokens_is_reported() -> None:
+    result = run(manager("pkg://recipe.fspo.reward", overlong_buffer=4, max_response_length=6), response("34"))
+    assert result["reward_extra_info"]["response_length"] == 2
+    assert result["reward_extra_info"]["acc"] == 1.0
+    assert result["reward_score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "score"),
+    [
+        ("return 0.5", 0.5),
+        ("return solution_str == ground_truth", True),
+        ("import numpy\nreturn numpy.float32(0.5)", 0.5),
+        ("import torch\nreturn torch.tensor(0.5)", 0.5),
+        ("return {'score': 2, 'acc': 1, 'why': 'text'}", 2),
+    ],
+)
+@pytest.mark.parametrize("head", ["def", "async def"])
+def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score: float) -> None:
+    one = own(body, head)
+    result = run(one, response("34"))
+    assert result["reward_score"] == score
+    assert one.failure is None
+    told = {"response_length": 2, "data_source": "aime24", "problem_id": "aime24/7"}
+    assert told.items() <= result["reward_extra_info"].items(), "what an evaluation reads"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("number = int(solution_str)\nreturn 1 / (number - 34)", "it raised ZeroDivisionError: division by zero"),
+        ("return None", "it returned None, which is not a finite number"),
+        ("return float('nan')", "it returned nan, which is not a finite number"),
+        ("return '1'", "it returned '1', which is not a finite number"),
+        ("return {'acc': 1}", "it returned a dict without 'score' (its keys: acc)"),
+        ("return {'score': None}", "it returned score=None"),
+        ("return {'score': 1, 'acc': 'yes'}", "it returned acc='yes'"),
+        ("return {'score': 1, 'status': 'fine'}", "it returned status='fine'; `status` is counted"),
+    ],
+)
+def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:
+    one = own(body)
+    with pytest.raises(RewardFailed) as failed:
+        run(one, response("34", source="own/task"))
+    message = str(failed.value)
+    assert says in message
+    assert "data_source='own/task', extra_info.index=7" in message
+    assert "ground truth: '34'\n  response: '34'" in message
+    assert one.failure == message
+    with pytest.raises(RewardFailed):
+        run(one, response("34", source="another"))
+    assert one.failure == message  # the first one
+
+
+def test_the_traceback_is_that_of_the_users_lines(own: Any) -> None:
+    with pytest.raises(RewardFailed) as failed:
+        run(own("return int(solution_str[9])"), response("34"))
+    lines = [line for line in str(failed.value).splitlines() if line.startswith('  File "')]
+    assert len(lines) == 1
+    assert "reward.py" in lines[0]

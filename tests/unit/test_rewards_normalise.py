@@ -1,0 +1,124 @@
+"""Normalisation before math-verify: right answers gained, no wrong one, and nothing else touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fspo.rewards import MathScorer, Status
+from fspo.rewards.extraction import bounded, decisive_part
+from fspo.rewards.normalise import normalised
+
+ASSETS = Path(__file__).parent / "assets"
+#: [class, part, label, ground truth, response]; `python -m benchmarks.rewards` counts all of them.
+PAIRS = [json.loads(line) for line in (ASSETS / "answer_classes.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[MathScorer]:
+    with MathScorer(n_workers=1) as scorer:
+        yield scorer
+
+
+def rewritten(response: str, truth: str) -> tuple[str, str] | None:
+    text = bounded(response)
+    return normalised(decisive_part(text), text, truth)
+
+
+def assert_gain(scorer: MathScorer, pairs: list[list[object]], least_share: float) -> None:
+    verdicts = scorer.score_batch([str(pair[4]) for pair in pairs], [str(pair[3]) for pair in pairs])
+    right = [verdict for verdict, pair in zip(verdicts, pairs, strict=True) if pair[2]]
+    wrong = [(verdict, pair) for verdict, pair in zip(verdicts, pairs, strict=True) if not pair[2]]
+    assert [pair for verdict, pair in wrong if verdict.score and verdict.plain is not Status.CORRECT] == []
+    assert all(verdict.score for verdict in right if verdict.plain is Status.CORRECT)
+    assert sum(verdict.score for verdict in right) >= least_share * len(right)
+
+
+def test_pairs_are_many_and_half_of_them_wrong() -> None:
+    assert len(PAIRS) >= 600
+    assert len({(pair[3], pair[4]) for pair in PAIRS}) == len(PAIRS)
+    assert sum(not pair[2] for pair in PAIRS) >= 0.4 * len(PAIRS)
+    assert sum(pair[1] == "held" for pair in PAIRS) >= 0.25 * len(PAIRS)
+
+
+def test_a_sample_of_the_pairs_gains_right_answers_and_no_wrong_ones(scorer: MathScorer) -> None:
+    assert_gain(scorer, PAIRS[::20], least_share=0.9)
+
+
+@pytest.mark.slow
+def test_all_pairs_gain_right_answers_and_no_wrong_ones(scorer: MathScorer) -> None:
+    assert_gain(scorer, PAIRS, least_share=0.95)
+    counts = scorer.counts()
+    assert counts["timeout"] == counts["crashed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "expected"),
+    [
+        (r"\boxed{34,}", "34", ("34", "34")),
+        (r"\boxed{**34**}", "34", ("34", "34")),
+        (r"\boxed{50\%}", "50", ("50", "50")),
+        (r"\boxed{50\%}", "0.5", (r"\frac{1}{2}", r"\frac{1}{2}")),
+        (r"\boxed{0.5\%}", "0.5", (r"\frac{1}{200}", r"\frac{1}{2}")),
+        (r"\boxed{33}. Wait, it is \boxed{34}", "34", ("34", "34")),
+        (r"\boxed{\textbf{(A)}\ 5}", "A", ("A", "A")),
+        (r"\boxed{\textbf{(A)}\ 5}", "5", ("5", "5")),
+        (r"\boxed{2<x\le 5}", "(2,5]", ("(2,5]", "(2,5]")),
+        (r"\boxed{n\pi, n\in\mathbb{Z}}", r"k\pi", (r"\kappa \pi", r"\kappa \pi")),
+        (r"\boxed{\sin 30^\circ}", r"\frac12", (r"\sin\left(\frac{1\pi}{6}\right)", r"\frac12")),
+        (r"\boxed{0.1\overline{6}}", r"\frac16", (r"\frac{1}{6}", r"\frac16")),
+    ],
+)
+def test_rules(response: str, truth: str, expected: tuple[str, str]) -> None:
+    assert rewritten(response, truth) == (f"\\boxed{{{expected[0]}}}", expected[1])
+
+
+@pytest.mark.parametrize(
+    ("response", "truth"),
+    [
+        (r"\boxed{34}", "34"),
+        (r"\boxed{35}", "34"),
+        (r"\boxed{2} and \boxed{3}", "3"),  # joined: one answer, and not 3
+        (r"\boxed{2} first, then \boxed{3}", "2,3"),  # the truth is a list
+        (r"\boxed{\text{(A) or (B)}}", "A"),
+        (r"\boxed{2\le x\le 5, x\in\mathbb{Z}}", "[2,5]"),
+        (r"\boxed{x>2}", "5"),
+        (r"\boxed{k\pi, k\in\mathbb{Z}, k\ne 0}", r"k\pi"),
+        (r"\boxed{0.5}", r"\frac12"),
+        (r"\boxed{C(10,7)}", "C(10,3)"),
+        ("about 34", "34"),
+    ],
+)
+def test_no_rule_applies(response: str, truth: str) -> None:
+    assert rewritten(response, truth) is None
+
+
+def test_a_decimal_is_not_an_irrational_number(scorer: MathScorer) -> None:
+    verdict = scorer.score(r"\boxed{1.41421356}", r"\sqrt{2}")
+    assert (verdict.status, verdict.plain) == (Status.WRONG, Status.CORRECT)
+    assert scorer.score(r"\boxed{2.0}", r"\sqrt{4}").score == 1.0
+
+
+def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -> None:
+    with MathScorer(n_workers=1, normalise=False) as plain:
+        for response, truth in ((r"\boxed{50\%}", "50"), (r"\boxed{1.41421356}", r"\sqrt{2}")):
+            verdict = plain.score(response, truth)
+            assert verdict.status is verdict.plain is scorer.score(response, truth).plain
+        assert plain.counts()["normalised"] == 0
+    assert scorer.counts()["normalised"] >= 2
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    content=st.text(alphabet="0123456789.,;:%$*{}()[]<>\\ xknABCepiortcdfras^_|=+-/", max_size=40),
+    truth=st.text(alphabet="0123456789.,%{}()[]<>\\ xkA=pi", min_size=1, max_size=20),
+)
+def test_any_text_is_rewritten_or_left_and_a_rewritten_pair_is_final(content: str, truth: str) -> None:
+    found = rewritten(f"\\boxed{{{content}}}", truth.strip() or "1")
+    if found is not None:
+        assert found[0].startswith("\\boxed{") and found[1]

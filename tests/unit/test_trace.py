@@ -1,0 +1,70 @@
+"""The memory trace: the planner within 5% of what verl's engine allocates, and what it refuses to trace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composing import composed
+
+from recipe.fspo.launch.commands import BadInput
+from recipe.fspo.rehearse import trace
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def traced(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", "recipe.fspo.rehearse.trace", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def assert_planner_agrees(found: dict[str, Any], rel: float = 0.05) -> None:
+    assert set(found["phases"]) == set(found["planner"]) == {"log_probs", "update"}
+    for phase, gib in found["phases"].items():
+        assert found["planner"][phase] == pytest.approx(gib, rel=rel), (phase, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["qwen3_8b", "qwen3_1_7b"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_planner_is_within_five_percent(experiment: str, nodes: int) -> None:
+    assert_planner_agrees(traced(f"experiment={experiment}", f"nodes={nodes}", "gpus=8"))
+
+
+@pytest.mark.release  # twelve CPU seconds of imports
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_small_model(tmp_path: Path, tied: bool) -> None:
+    """Little vocabulary, so that a layer decides, where the job has the output head; Ulysses; a gradient to reduce."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 3, "head_dim": 64, "vocab_size": 1024}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 32768}
+    kind = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | heads | kind), encoding="utf-8")
+    found = traced("experiment=qwen3_8b", f"model_config={tmp_path}", f"{_ACTOR}.ulysses_sequence_parallel_size=2")
+    assert_planner_agrees(found)
+    assert any("optimizer" in line for line in found["not_covered"])
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        (f"{_ACTOR}.strategy=fsdp", r"actor\.strategy=fsdp: .* covers strategy=fsdp2 only"),
+        ("actor_rollout_ref.model.use_remove_padding=false", r"use_remove_padding=False: .*=True only"),
+        ("actor_rollout_ref.model.override_config.attn_implementation=sdpa", r"=sdpa: .*=flash_attention_2 only"),
+        (f"{_ACTOR}.fsdp_config.offload_policy=true", r"offload_policy=True: .*=False only"),
+    ],
+)
+def test_what_is_not_traced_is_refused(override: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        trace.trace(composed("experiment=qwen3_8b", override))
+
+
+def test_a_bad_argument_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert trace.main(["nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("error: 'nonsense' is not KEY=VALUE")
