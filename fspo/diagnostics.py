@@ -77,6 +77,15 @@ METRICS: Final[dict[str, str]] = {
     "fspo/by_{attribute}/noise_floor": "mean LRE that a flat rate would give with these counts",
     "fspo/by_{attribute}/accept/{label}": "symmetric acceptance of the sequences in one bin of the attribute",
     "fspo/by_{attribute}/count/{label}": "sequences in that bin (count)",
+    "fspo/funnel/{stage}": "responses that ended in this stage, this step (count)",
+    "fspo/funnel/under_way": "responses started that have not ended (count)",
+    "fspo/funnel/tokens_lost": "share of the tokens of finished responses that no update used",
+    "fspo/funnel/length_trained": "mean length of the responses that were trained on (tokens)",
+    "fspo/funnel/length_lost": "mean length of the finished responses that no update used (tokens)",
+    "fspo/funnel/staleness": "mean over responses trained on: steps since the prompt was issued",
+    "fspo/funnel/versions": "mean over responses trained on: policy versions that generated it",
+    "fspo/funnel/lre_{stage}": "debiased LRE of passing this stage, over the window of steps",
+    "fspo/funnel/lre_kept": "debiased LRE of being trained on, among finished responses, over the window",
     "fspo/outcome/{name}/bin_{bin}": "mean of a per-sequence outcome (reward, accuracy) in the window's length bin",
 }
 """What each metric means, with its unit; without one it is a ratio. {bin} is two digits, 00 holds the shortest."""

@@ -120,13 +120,58 @@ def complete_loss(config: DictConfig) -> None:
         policy_loss.update(dataclasses.asdict(settings))
 
 
+def complete_mode(config: DictConfig) -> None:
+    """Fill in how many mini-batches ``mode=separate_async`` trains between two transfers of the weights; in place."""
+    separate_async = config.trainer.v1.separate_async
+    if separate_async.parameter_sync_step is None:
+        batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+        separate_async.parameter_sync_step = batch // mini
+
+
 def problems(config: DictConfig) -> Problems:
-    """Everything that contradicts itself or would be ignored, for the loss and the statistics that ``config`` names."""
+    """Everything that contradicts itself or would be ignored: mode, loss and statistics that ``config`` names."""
     yield from unserved(config)
+    yield from _mode_problems(config)
+    yield from _pi_old_problems(config)
     yield from _attribute_problems(config)
     if not isinstance(config.fspo.samples, int) or config.fspo.samples < 0:
         yield f"fspo.samples={config.fspo.samples} must be a whole number of responses to keep, 8 by default; 0: none"
     yield from loss_problems(config)
+
+
+def _pi_old_problems(config: DictConfig) -> Problems:
+    if config.fspo.pi_old not in ("actor", "rollout"):
+        yield f"fspo.pi_old={config.fspo.pi_old} must be actor or rollout (docs/async.md)"
+    elif config.fspo.pi_old == "rollout" and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        yield "fspo.pi_old=rollout needs actor_rollout_ref.rollout.calculate_log_probs=true: vLLM's log-probabilities"
+
+
+def _mode_problems(config: DictConfig) -> Problems:
+    if config.trainer.v1.trainer_mode != "fspo_separate_async":
+        return
+    rollout = config.actor_rollout_ref.rollout
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    steps = config.trainer.v1.separate_async.parameter_sync_step
+    if steps is not None and steps * mini != batch:
+        yield (
+            f"trainer.v1.separate_async.parameter_sync_step={steps} times actor.ppo_mini_batch_size={mini} is not "
+            f"data.train_batch_size={batch}: leave it out, so that it follows from the two"
+        )
+    if config.fspo.attributes:
+        yield (
+            f"fspo.attributes={config.fspo.attributes} compares a step's groups, and mode=separate_async sees a "
+            "mini-batch at a time: set it to []"
+        )
+    if rollout.nnodes < 1 or rollout.n_gpus_per_node < 1:
+        yield (
+            f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} and n_gpus_per_node={rollout.n_gpus_per_node}: with "
+            "mode=separate_async some devices only generate; give 1 or more of each"
+        )
+    if rollout.checkpoint_engine.backend == "naive":
+        yield (
+            "actor_rollout_ref.rollout.checkpoint_engine.backend=naive cannot carry weights between devices: give "
+            "nccl, or shared_memory with custom_backend_module=recipe.fspo.cpu.checkpoint_engine on CPUs"
+        )
 
 
 def _attribute_problems(config: DictConfig) -> Problems:

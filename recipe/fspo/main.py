@@ -11,7 +11,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from recipe.fspo.faults.preemption import PREEMPTED, watch_for_warning
+from recipe.fspo.faults.preemption import PREEMPTED, end_on_signals, watch_for_warning
 from recipe.fspo.faults.processes import own_run_id
 from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, launch_or_exit
 from recipe.fspo.launch.compose import (
@@ -38,8 +38,9 @@ def _problems(config: DictConfig) -> Iterator[str]:
 
 
 def _complete(config: DictConfig) -> None:
-    from recipe.fspo.config import complete_loss
+    from recipe.fspo.config import complete_loss, complete_mode
 
+    complete_mode(config)
     complete_loss(config)
 
 
@@ -72,6 +73,7 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
 
   algo=fspo             loss, clip values and native advantage: {", ".join(choices("algo"))}
   experiment=demo       model, data, machine: {", ".join(choices("experiment"))}
+  mode=sync             when responses are generated: {", ".join(choices("mode"))}
   seed=1                of data order, sampling and initialisation
   advantage=native      or shared: one advantage estimator for every algorithm
   grad_scale=native     or matched: losses that sum over tokens are divided by fspo.reference_length
@@ -97,7 +99,8 @@ Settings often changed, of the recipe and of verl:
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there). --cfg job prints the resolved
 configuration, --multirun sweeps (algo=fspo,gspo seed=1,2), --hydra-help has Hydra's own flags.
-Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted and saved, {INTERRUPTED} interrupted.
+Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted and saved, {INTERRUPTED} interrupted,
+143 or 129 ended by SIGTERM or a closed terminal.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time before
 a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.fspo.alignment (gradients of a checkpoint),
@@ -128,6 +131,7 @@ def main() -> None:
         return
     own_run_id()  # before anything is started: whatever is, inherits it
     watch_for_warning()
+    end_on_signals()
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
     try:
         config = compose(first_of_each_sweep(without_flags(sys.argv[1:])), own=("resume",))

@@ -72,6 +72,22 @@ class Outcomes:
     data_source_B: list[str]
     info_B: list[dict[str, Any]]  # what the reward function returned besides the score
 
+    @classmethod
+    def join(cls, parts: Sequence[Outcomes]) -> Outcomes:
+        """The responses of several batches as one."""
+        if len(parts) == 1:
+            return parts[0]
+        rows = [row for part in parts for row in part.responses.unbind()]
+        masks_T = [mask_T for part in parts for mask_T in part.response_mask_BT]
+        return cls(
+            keys=[key for part in parts for key in part.keys],
+            responses=torch.nested.nested_tensor(rows, layout=torch.jagged),
+            response_mask_BT=torch.nn.utils.rnn.pad_sequence(masks_T, batch_first=True),
+            reward_B=torch.cat([part.reward_B for part in parts]),
+            data_source_B=[source for part in parts for source in part.data_source_B],
+            info_B=[info for part in parts for info in part.info_B],
+        )
+
     @property
     def length_B(self) -> torch.Tensor:
         """Response lengths in tokens of the model's."""
@@ -139,16 +155,16 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
 
 
 def send_rows(
-    batch: KVBatchMeta, outcomes: Outcomes, names: Sequence[str], max_response_length: int
+    batch: KVBatchMeta, outcomes: Outcomes, names: Sequence[str], max_response_length: int, first_row: int = 0
 ) -> tuple[KVBatchMeta, tuple[Attribute, ...]]:
     """Add to the batch in TransferQueue, from where the workers read it, what tells one sequence from another.
 
     Returns:
-        The batch with the new column (:data:`~recipe.fspo.recorder.ROWS`: position in ``outcomes``, bin by each of the
-        attributes ``names``) and the attributes.
+        The batch with the new column (:data:`~recipe.fspo.recorder.ROWS`: position in ``outcomes``, counted from
+        ``first_row``, and bin by each of the attributes ``names``) and the attributes.
     """
     attributes: tuple[Attribute, ...] = ()
-    row_BC = torch.arange(len(outcomes.keys))[:, None]
+    row_BC = torch.arange(first_row, first_row + len(outcomes.keys))[:, None]
     if names:
         attributes, bin_BA = bin_batch(
             names,
@@ -169,7 +185,7 @@ _TOLD: Final = {"L": int, "S": float, "A": float, "minibatch": int, "accepted": 
 
 
 def training_samples(
-    batch: KVBatchMeta,
+    partition_id: str,
     outcomes: Outcomes,
     mini_batches: Sequence[MiniBatch],
     unmoved: int,
@@ -197,7 +213,7 @@ def training_samples(
     columns = [quarters(known["L"]), right_N, known.get("accepted", right_N), outcomes.group_B[row_N].tolist()]
     chosen = spread(columns, n, (seed, step))
     keys, responses = [outcomes.keys[row_N[i]] for i in chosen], outcomes.responses.unbind()
-    texts = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["prompts"])
+    texts = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["prompts"])
     for sample, (i, prompt) in enumerate(zip(chosen, texts["prompts"].unbind(), strict=True)):
         row = row_N[i]
         facts = {name: as_type(known[name][i]) for name, as_type in _TOLD.items() if name in known}

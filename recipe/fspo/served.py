@@ -18,7 +18,7 @@ Problems = Iterator[str]
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
 #: Values of ``trainer.v1.trainer_mode`` whose trainer keeps the run folder; the second is set by recipe.fspo.alignment.
-TRAINER_MODES = ("fspo", "fspo_alignment")
+TRAINER_MODES = ("fspo", "fspo_colocate_async", "fspo_separate_async", "fspo_alignment")
 #: Engines whose optimizer, scaler and parameters :mod:`recipe.fspo.worker` knows.
 _STRATEGIES = ("fsdp", "fsdp2")
 #: Advantage estimators with a value per token.
@@ -39,8 +39,8 @@ def _trainer_problems(config: DictConfig) -> Problems:
     if mode not in TRAINER_MODES:
         yield (
             f"trainer.v1.trainer_mode={mode} is a trainer of verl's that would leave the run folder empty, without "
-            f"metrics, checks or resume: remove it (this recipe's own is {TRAINER_MODES[0]}, synchronous), or train "
-            "with plain verl, which knows the losses too (python -m verl.trainer.main_ppo)"
+            "metrics, checks or resume: remove it and give mode=sync, colocate_async or separate_async, or train with "
+            "plain verl, which knows the losses too (python -m verl.trainer.main_ppo)"
         )
     if not config.trainer.use_v1:
         yield "trainer.use_v1=false is ignored: this recipe extends verl's V1 trainer; remove it"
@@ -105,6 +105,11 @@ def _advantage_problems(config: DictConfig) -> Problems:
     if estimator == "remax":
         yield "algorithm.adv_estimator=remax needs greedy answers that verl's V1 trainer does not draw: set it to rloo"
     if loss_mode not in ALGORITHMS:
+        if config.trainer.device == "cpu" and (estimator == "gae" or config.critic.enable):
+            yield (
+                f"algorithm.adv_estimator={estimator} with critic.enable={config.critic.enable} needs a critic, and verl "
+                "has no engine for one on CPUs: set them to grpo or rloo, and to false"
+            )
         return
     if estimator in _TOKEN_ESTIMATORS:
         yield (

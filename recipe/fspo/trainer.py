@@ -1,37 +1,34 @@
-"""verl's synchronous trainer with exact sequence-level metrics, calibrated bands, a run folder and a shorter poll.
+"""verl's trainers with exact sequence-level metrics, calibrated bands, a run folder and a shorter poll.
 
-A thin subclass: every method here calls verl's own and adds to it. It is registered as ``trainer_mode=fspo`` but runs
-verl's logic for ``sync``: any other mode takes verl's asynchronous branches.
+:class:`FSPOHooks` is mixed into verl's three trainers: every method calls verl's own and adds to it. The subclasses are
+registered under names of their own, ``trainer.v1.trainer_mode=fspo...`` (``mode=`` chooses one), and restore verl's
+name, because verl asks for it.
 """
 
 from __future__ import annotations
 
-import math
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from fspo.attributes import Attribute, attribute_metrics
-from fspo.calibration import BandController
-from fspo.diagnostics import LengthDiagnostics
-from fspo.fairness import equal_mass_starts
-from fspo.noise_floor import noise_floor
-from fspo.records import to_record
+from fspo.attributes import Attribute
 from fspo.samples import validation_samples
-from fspo.sums import SequenceSums
-from fspo.types import BandState
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old, step_folder
-from recipe.fspo.checkpoints.state import Stateful, load_state, save_state
-from recipe.fspo.config import policy_loss_settings
+from recipe.fspo.checkpoints.state import load_state, save_state
+from recipe.fspo.cycle import Cycle
 from recipe.fspo.faults.phase import write_phase
 from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.faults.resources import wait_for_resources
@@ -40,44 +37,36 @@ from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.outcomes import (
     SAMPLES_FILE,
-    Outcomes,
-    grad_norm_metrics,
     kl_to_start,
-    outcome_metrics,
     prompt_of,
     read_outcomes,
     send_rows,
-    training_samples,
 )
-from recipe.fspo.recorder import MiniBatch, count_unmoved, join_ranks, sequence_record
+from recipe.fspo.recorder import join_ranks
+from recipe.fspo.replay_buffer import count_ends, prompt_tags
 from recipe.fspo.reward_manager import raise_failure
-from recipe.fspo.worker import FSPOWorker
+from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 
 
-@register_trainer("fspo")
-class FSPOTrainer(PPOTrainerSync):
-    """The trainer of this recipe."""
+class FSPOHooks(PPOTrainer):
+    """What this recipe adds to a trainer of verl, whatever its mode."""
 
+    verl_mode: str
     worker_cls: type[FSPOWorker] = FSPOWorker
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"
+            config.trainer.v1.trainer_mode = self.verl_mode
             config.trainer.experiment_name = loggers.run_name(config)
         loggers.point_into(config.fspo.run_dir)
         self._run_log: RunLog | None = None
-        self._loss_settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
-        self._band_controller: BandController | None = None
-        if self._loss_settings is not None and self._loss_settings.needs_state:
-            self._band_controller = BandController(self._loss_settings, window=config.fspo.calibration_rounds)
-        self._warned_margin = math.inf
-        self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
-        self._grad_clip = float(config.actor_rollout_ref.actor.grad_clip)
+        self._cycle = Cycle(config)
         self._lead_time = LeadTime.from_environment()
         self._saved_step: int | None = None
         self._position: dict[str, int] = {}
+        self._fetched = 0
         self._generations: tuple[Sequence[str], Sequence[str], Sequence[float]] = ((), (), ())
         self._began_s = 0.0
         self._save_s = 0.0
@@ -115,6 +104,7 @@ class FSPOTrainer(PPOTrainerSync):
         replay_buffer = super()._build_replay_buffer()
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s.
         replay_buffer.poll_interval = self.config.fspo.poll_interval_s
+        count_ends(replay_buffer, self._cycle.funnel, self.config.actor_rollout_ref.rollout.n, self._position)
         return replay_buffer
 
     def _init_resource_pool_mgr(self) -> None:
@@ -155,32 +145,48 @@ class FSPOTrainer(PPOTrainerSync):
         if self.config.trainer.device != "cpu":
             return
         seed = self.config.seed * 1_000_003 + self.global_steps
-        servers = [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
+        replicas = [each for manager in self._rollout_server_managers() for each in manager.get_replicas()]
+        servers = [server for replica in replicas for server in replica.servers]
         ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
 
     # ---------------------------------------------------------------- order of a batch
 
-    def prepare_step(self) -> dict[str, Any]:
-        self._position = {}
-        return super().prepare_step()
-
     def _fetch_one_gen_batch(self) -> Any:
         # Several times a step where verl draws single prompts: to replace groups that it filters out, for example.
         batch = super()._fetch_one_gen_batch()
-        self._position |= {uid: index for index, uid in enumerate(batch["uid"], start=len(self._position))}
+        self._position.update({uid: self._fetched + index for index, uid in enumerate(batch["uid"])})
+        self._fetched += len(batch)
+        self._cycle.funnel.start(len(batch) * self.config.actor_rollout_ref.rollout.n)
         return batch
+
+    def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
+        # After a resume verl stamps these prompts with the present step; how stale they are counts from their first.
+        prompts = {} if self.verl_mode == "sync" else prompt_tags(partition_id)
+        unfinished = [uid for uid, tag in prompts.items() if tag["status"] in ("pending", "running")]
+        self._cycle.first_issue = {uid: prompts[uid]["global_steps"] for uid in unfinished}
+        again = int(super()._reissue_inflight_prompts(partition_id))
+        if prompts:
+            PROGRESS.say(
+                f"{len(prompts)} prompts were under way when the checkpoint was saved: the responses to "
+                f"{len(prompts) - again} are kept, {again} are answered again"
+            )
+        return again
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
         # runs with one seed form their mini-batches from the same prompts.
-        prompt = [self._position.get(prompt_of(key), len(self._position)) for key in batch.keys]
-        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        prompts = [prompt_of(key) for key in batch.keys]
+        expected = self.config.data.train_batch_size // self.parameter_sync_step
+        expected *= self.config.actor_rollout_ref.rollout.n
         if (missing := expected - len({key.rpartition("_")[0] for key in batch.keys})) > 0:
             PROGRESS.say(
                 f"note: {missing} of {expected} responses of step {self.global_steps} are missing: their generation or "
                 "reward failed, verl goes on without them, and Ray's logs of AgentLoopWorker say why"
             )
-        batch.reorder(sorted(range(len(batch)), key=prompt.__getitem__))
+        position = [self._position.get(prompt, self._fetched) for prompt in prompts]
+        batch.reorder(sorted(range(len(batch)), key=position.__getitem__))
+        for prompt in prompts:
+            self._position.pop(prompt, None)
         return super()._balance_batch(batch, metrics, **options)
 
     # ---------------------------------------------------------------- logging
@@ -260,6 +266,17 @@ class FSPOTrainer(PPOTrainerSync):
             metrics["fspo/kl_to_start"] = kl_to_start(batch)
         return batch
 
+    # ---------------------------------------------------------------- pi_old
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self.config.fspo.pi_old == "actor":
+            return super()._compute_old_log_prob(batch, metrics)
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+        data = tq.kv_batch_get(**where, select_fields=["rollout_log_probs"])
+        data["old_log_probs"] = data.pop("rollout_log_probs")
+        tq.kv_batch_put(**where, fields=data)
+        return batch
+
     # ---------------------------------------------------------------- update
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -267,65 +284,19 @@ class FSPOTrainer(PPOTrainerSync):
         outcomes = read_outcomes(batch)
         attributes: tuple[Attribute, ...] = ()
         if (names := self.config.fspo.attributes) or self.config.fspo.samples:
-            batch, attributes = send_rows(batch, outcomes, names, self.config.data.max_response_length)
-        self.actor_rollout_wg.begin_update(self._band_state(), attributes)
+            longest, first_row = self.config.data.max_response_length, self._cycle.rows
+            batch, attributes = send_rows(batch, outcomes, names, longest, first_row)
+        self.actor_rollout_wg.begin_update(self._cycle.band_state, attributes)
         batch = super()._update_actor(batch, metrics)
-        mini_batches = join_ranks(self.actor_rollout_wg.pop_mini_batches())
-        unmoved = count_unmoved(mini_batches)  # there S is 0, but for rounding
-        sums = [mini_batch.sums for mini_batch in mini_batches]
-        metrics.update(self._diagnostics.update(sums[:1] + sums[unmoved:]))
-        metrics.update(self._noise_floor_metrics(sums[:unmoved]))
-        if self._band_controller is not None and unmoved < len(sums):
-            self._band_controller.update(sums)
-        metrics.update(outcome_metrics(outcomes, self._diagnostics))
-        for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[unmoved:]), strict=True):
-            metrics.update(attribute_metrics(by_attribute))
-        metrics.update(grad_norm_metrics([each.grad_norm for each in mini_batches], self._grad_clip))
-        self._record(mini_batches, unmoved)
-        self._keep_samples(batch, outcomes, mini_batches, unmoved)
+        self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
+        if self.local_trigger_step == self.parameter_sync_step - 1:
+            metrics.update(self._cycle.end(self.global_steps, batch.partition_id, self._run_log, self._decode))
         return batch
 
-    def _noise_floor_metrics(self, unmoved: Sequence[SequenceSums]) -> dict[str, float]:
-        """How much of S is rounding; a warning if the band is too close to it, again only when it has doubled."""
-        count_K = sum(unmoved, SequenceSums.zeros()).column("count").numpy()
-        starts = equal_mass_starts(count_K, self._diagnostics.bins)
-        floor = noise_floor(unmoved, starts, self._loss_settings, self._band_state())
-        if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
-            self._warned_margin = floor.margin
-            PROGRESS.say(warning)
-        return floor.metrics()
-
-    def _band_state(self) -> BandState | None:
-        return None if self._band_controller is None else self._band_controller.state
-
-    def _record(self, mini_batches: Sequence[MiniBatch], unmoved: int) -> None:
-        """Append the step's exact sums, and its sequences if they are asked for, to the run folder.
-
-        Mini-batch 0 is what readers leave out, so all that were computed before a weight had moved have this number.
-        """
-        step = self.global_steps
-        each = [(0 if index < unmoved else index, part) for index, part in enumerate(mini_batches)]
-        self._run_log.append("length_stats.jsonl", [to_record(part.sums, step=step, minibatch=i) for i, part in each])
-        if self.config.fspo.record_sequences:
-            self._run_log.append("sequences.jsonl", [sequence_record(step, i, part) for i, part in each])
-
-    def _keep_samples(
-        self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], unmoved: int
-    ) -> None:
-        """Append a few of the step's responses to the run folder, for reading."""
-
-        def decode(ids: Any) -> str:
-            return str(self.tokenizer.decode(ids, skip_special_tokens=True))  # as verl logs generations
-
-        if n := self.config.fspo.samples:
-            seed, step = self.config.seed, self.global_steps
-            samples = training_samples(batch, outcomes, mini_batches, unmoved, n, seed, step, decode)
-            self._run_log.append(SAMPLES_FILE, list(samples))
+    def _decode(self, ids: Any) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))  # as verl logs generations
 
     # ---------------------------------------------------------------- checkpoints
-
-    def _stateful_parts(self) -> dict[str, Stateful | None]:
-        return {"diagnostics": self._diagnostics, "band_controller": self._band_controller}
 
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
@@ -335,7 +306,7 @@ class FSPOTrainer(PPOTrainerSync):
         folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
         keep = self.config.trainer.max_actor_ckpt_to_keep
         with room_for_save(folder.parent, self.global_steps, keep):
-            save_state(folder, self._stateful_parts())
+            save_state(folder, self._cycle.stateful_parts())
             super()._save_checkpoint()
         if keep:
             remove_old(folder.parent, step=self.global_steps, keep=keep)
@@ -352,5 +323,32 @@ class FSPOTrainer(PPOTrainerSync):
                 folder = Path(self.config.trainer.resume_from_path)
             else:
                 folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
-            load_state(folder, self._stateful_parts())
+            load_state(folder, self._cycle.stateful_parts())
             PROGRESS.say(f"resumed from {folder}")
+
+
+@register_trainer("fspo")
+class FSPOTrainer(FSPOHooks, PPOTrainerSync):
+    """``mode=sync``: rollout, then update."""
+
+    verl_mode = "sync"
+
+
+@register_trainer("fspo_colocate_async")
+class FSPOColocateAsync(FSPOHooks, PPOTrainerColocateAsync):
+    """``mode=colocate_async``: rollout and update take turns, and unfinished responses are continued."""
+
+    verl_mode = "colocate_async"
+
+
+@register_trainer("fspo_separate_async")
+class FSPOSeparateAsync(FSPOHooks, PPOTrainerSeparateAsync):
+    """``mode=separate_async``: rollout and update at the same time, on ranks of their own."""
+
+    verl_mode = "separate_async"
+    worker_cls = FSPODetachedWorker
+
+    def _setup(self) -> None:
+        # verl 0.9.1 hands its logger a keyword of print() there, an error unless the message is dropped.
+        logging.getLogger(PPOTrainerSeparateAsync.__module__).setLevel(logging.WARNING)
+        super()._setup()

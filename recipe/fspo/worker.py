@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from fspo.attributes import Attribute
@@ -96,3 +98,21 @@ class FSPOWorker(ActorRolloutRefWorker):
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             total += float(local.detach().to(torch.float64).square().sum())
         return total**0.5
+
+
+class FSPODetachedWorker(FSPOWorker, DetachActorWorker):
+    """The worker of ``mode=separate_async``, which keeps copies of the weights: pi_old of a cycle, and the newest."""
+
+    @property
+    def copy_handler(self) -> Callable[[torch.nn.Module], Any]:
+        """verl's own, whose copies on CPUs are the live weights: ``.detach().cpu()`` copies nothing there.
+
+        Without this, pi_old would move with every update, and S would be 0 in every mini-batch.
+        """
+        save = super().copy_handler
+
+        def copy(module: torch.nn.Module) -> Any:
+            state, spec = save(module)
+            return {name: (shard.clone(), each) for name, (shard, each) in state.items()}, spec
+
+        return copy if self.config.actor.strategy == "fsdp2" and get_device_name() == "cpu" else save

@@ -69,6 +69,20 @@ def test_a_killed_launcher_is_spoken_for_and_leaves_nothing_behind(start: Starte
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_a_run_as_ctrl_c_does(start: Starter, tmp_path: Path, number: int, status: int) -> None:
+    run = start(tmp_path, *SMALL, "trainer.total_training_steps=50", "trainer.save_freq=1")
+    run.wait_for("step 2/50", 400)
+    run.process.send_signal(number)
+    assert run.wait(60) == status
+    assert f"({signal.Signals(number).name}); {tmp_path} keeps what was done" in run.output()
+    assert f"continue: python -m recipe.fspo.main resume={tmp_path}" in run.output()
+    assert "*** SIG" not in run.output() and "Traceback" not in run.output()
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "interrupted"
+    assert run.left_behind() == []
+
+
+@pytest.mark.slow
 def test_a_warning_before_the_first_step_ends_the_run_at_once(start: Starter, tmp_path: Path) -> None:
     run = start(tmp_path, *SMALL)
     run.wait_for("starting the FSDP workers", 200)

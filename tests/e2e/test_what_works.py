@@ -126,6 +126,7 @@ REFUSED = (
         "LoRA's checkpoints without the base", f"{MODEL}.lora_rank=8 +{A}.checkpoint.save_lora_only=true", "save_lora"
     ),
     Refused("critic and GAE with a sequence-level loss", "algorithm.adv_estimator=gae", "adv_estimator=gae"),
+    Refused("a critic on CPUs", "algo=grpo algorithm.adv_estimator=gae", "needs a critic"),
     Refused("ReMax", "algorithm.adv_estimator=remax", "adv_estimator=remax"),
     Refused(
         "REINFORCE++ with a KL penalty in the reward",

@@ -27,7 +27,7 @@ ON_GPUS = "experiment=qwen3_8b"
 def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
     config = resolved(f"experiment={experiment}")
     assert config.trainer.experiment_name == experiment
-    assert config.trainer.v1.trainer_mode == "fspo"
+    assert config.trainer.v1.trainer_mode == "fspo"  # mode=sync
     model = config.actor_rollout_ref.model
     on_gpu = config.trainer.device == "cuda"
     assert model.use_remove_padding

@@ -9,9 +9,11 @@ from recipe.fspo.faults.resources import Needs, missing, needs_of
 
 
 def test_needs_follow_the_configuration() -> None:
-    assert needs_of(composed()) == Needs(nodes=1, gpus_per_node=1, cpus=9)
+    assert needs_of(composed()) == Needs(nodes=1, gpus_per_node=1, cpus=9, gpus=1)
     two = composed("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.agent.num_workers=4")
-    assert needs_of(two) == Needs(nodes=1, gpus_per_node=2, cpus=15)
+    assert needs_of(two) == Needs(nodes=1, gpus_per_node=2, cpus=15, gpus=2)
+    separate = composed("mode=separate_async", "actor_rollout_ref.rollout.n_gpus_per_node=3")
+    assert needs_of(separate) == Needs(nodes=1, gpus_per_node=1, cpus=15, gpus=4)
 
 
 @pytest.mark.parametrize(
@@ -25,5 +27,10 @@ def test_needs_follow_the_configuration() -> None:
     ],
 )
 def test_what_is_missing_is_said(nodes: list[dict[str, float]], says: str | None) -> None:
-    found = missing(Needs(nodes=2, gpus_per_node=8, cpus=48), nodes)
+    found = missing(Needs(nodes=2, gpus_per_node=8, cpus=48, gpus=16), nodes)
     assert found is None if says is None else says in found
+
+
+def test_devices_that_only_generate_count_too() -> None:
+    found = missing(Needs(nodes=1, gpus_per_node=8, cpus=8, gpus=16), [{"GPU": 8, "CPU": 64}])
+    assert found is not None and "16 GPUs are needed" in found and "Ray has 8" in found

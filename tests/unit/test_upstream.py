@@ -64,6 +64,8 @@ class Text:
 _TRAINER = "recipe/fspo/trainer.py"
 _ALIGNMENT = "recipe/fspo/alignment/trainer.py"
 _WORKER = "recipe/fspo/worker.py"
+_REPLAY = "recipe/fspo/replay_buffer.py"
+_CPU_WEIGHTS = "recipe/fspo/cpu/checkpoint_engine.py"
 _LIMITS = "fspo/rewards/limits.py"
 _ENGINE, _TRACE = "verl.workers.engine.fsdp.transformer_impl", "recipe/fspo/rehearse/trace.py"
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
@@ -77,7 +79,51 @@ NAMES = (
     Name("verl.trainer.ppo.utils", "need_critic", "recipe/fspo/launch/start.py", "an argument of validate_config"),
     Name("verl.trainer.ppo.utils", "need_reference_policy", "recipe/fspo/launch/start.py", "the same"),
     Name(_BASE, "register_trainer", _TRAINER, PUBLIC),
+    Name(_BASE, "PPOTrainer", _TRAINER, "what is mixed into its subclasses"),
     Name("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync", _TRAINER, "subclassed; trainer_mode 'sync' is set"),
+    Name("verl.trainer.ppo.v1.trainer_colocate_async", "PPOTrainerColocateAsync", _TRAINER, "subclassed"),
+    Name("verl.trainer.ppo.v1.trainer_separate_async", "PPOTrainerSeparateAsync", _TRAINER, "subclassed"),
+    Name(
+        "verl.trainer.ppo.v1.trainer_separate_async", "PPOTrainerSeparateAsync._setup", _TRAINER, "its log call fails"
+    ),
+    Name(_BASE, "PPOTrainer._reissue_inflight_prompts", _TRAINER, "verl forgets when a prompt was first issued"),
+    Name(_BASE, "PPOTrainer._compute_old_log_prob", _TRAINER, "pi_old of the rollout", ("batch", "metrics")),
+    Name(_BASE, "PPOTrainer._rollout_server_managers", _TRAINER, "reseeds vLLM on CPUs"),
+    Name("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer", _REPLAY, "extended to count what it removes"),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._evict_terminal_groups",
+        _REPLAY,
+        "why a group is removed",
+        ("global_steps", "partition_id", "eviction_reasons"),
+    ),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._select_prompt_uids",
+        _REPLAY,
+        "verl's order among prompts of one step is that of a set",
+        ("partition_id", "sampleable_keys", "batch_size"),
+    ),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer._clear_groups", _REPLAY, "surplus", ("partition_id", "uids")
+    ),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._materialize_batch",
+        _REPLAY,
+        "responses missing in a batch",
+        ("partition_id", "selected_prompt_uids", "partition_snapshot"),
+    ),
+    Name("verl.checkpoint_engine.base", "CheckpointEngine", _CPU_WEIGHTS, "subclassed"),
+    Name("verl.checkpoint_engine.base", "CheckpointEngineRegistry", _CPU_WEIGHTS, PUBLIC),
+    Name("verl.experimental.separation.engine_workers", "DetachActorWorker", _WORKER, "mixed in for separate_async"),
+    Name(
+        "verl.experimental.separation.engine_workers",
+        "DetachActorWorker.copy_handler",
+        _WORKER,
+        "on CPUs its copies are the live weights",
+    ),
+    Name("verl.utils.device", "get_device_name", _WORKER, "the same"),
     Name(_BASE, "PPOTrainer.init", _TRAINER, PUBLIC),
     Name(_BASE, "PPOTrainer.fit", _TRAINER, PUBLIC, ("agent_loop_manager",)),
     Name(_BASE, "PPOTrainer.on_init_end", _TRAINER, PUBLIC),
@@ -305,6 +351,8 @@ TEXTS = (
     ),
     Text(_BASE, "async_save", "recipe/fspo/launch/checks.py", "with it the tracker is not written"),
     # ---- constants that we repeat, because verl waits without a limit
+    Text("verl.workers.rollout.replica", "max_colocate_count=2", "recipe/fspo/faults/resources.py", "CPUs per rank"),
+    Text("verl.utils.fsdp_utils", "local_cpu_tensor = local_gpu_tensor.detach().cpu()", _WORKER, "no copy on CPUs"),
     Text("verl.single_controller.ray.base", "max_colocate_count=3", "recipe/fspo/faults/resources.py", "CPUs per rank"),
     # ---- words of errors, from which a death is named
     Text("ray.exceptions", '\\tclass_name: {cause.class_name}"', "recipe/fspo/faults/errors.py", "which actor died"),

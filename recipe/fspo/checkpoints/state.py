@@ -51,6 +51,8 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
             "trainer.resume_from_path=.../global_step_N, or delete this file to begin the statistics afresh"
         ) from error
     for name, part in parts.items():
+        if name not in state:
+            continue  # saved before there was such a part: it begins afresh
         if (state[name] is None) != (part is None):
             raise ValueError(
                 f"{path} was saved {'without' if state[name] is None else 'with'} a {name}, and this run is "

@@ -36,6 +36,36 @@ def watch_for_warning() -> None:
     signal.signal(signal.SIGUSR1, note)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, or SIGHUP of a closed terminal: ends a run as Ctrl-C does.
+
+    Attributes:
+        exit_status: As shells give it, 128 + signal: 143 or 129.
+        what: The signal in words.
+    """
+
+    def __init__(self, signum: int) -> None:
+        self.exit_status = 128 + signum
+        self.what = "terminated (SIGTERM)" if signum == signal.SIGTERM else "the terminal was closed (SIGHUP)"
+        super().__init__(self.what)
+
+
+def end_on_signals() -> None:
+    """Raise :class:`Terminated` in the main thread for SIGTERM and SIGHUP, once. Call there.
+
+    Again after ``ray.init``, which takes SIGTERM for a handler of its own that prints a C++ stack trace.
+    """
+
+    def end(signum: int, frame: object) -> None:
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(each, signal.SIG_IGN)  # the end takes a few seconds, and is under way
+        raise Terminated(signum)
+
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
+            signal.signal(each, end)
+
+
 @dataclass
 class LeadTime:
     """Compares the seconds between warning and end with what the run needs: the rest of a step, and a save.

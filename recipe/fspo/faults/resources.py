@@ -1,7 +1,7 @@
 """Waits, for a bounded time, for Ray's nodes, GPUs and CPUs, and says what is missing if they never come.
 
 verl asks Ray for placement groups and actors without a time limit: a run that asks for one CPU too many would print
-nothing and wait for ever.
+nothing and wait for ever. Ray is imported only by what asks it: the planner counts ranks here too.
 
 ``python -m recipe.fspo.faults.resources NODE [NODE ...]`` waits for nodes (``slurm/launch.sh``): the names are those
 given to ``ray start --node-name``, the cluster is the one of RAY_ADDRESS.
@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-import ray
 from omegaconf import DictConfig
 
 from recipe.fspo.faults.errors import ExplainedError
 
 #: CPUs that verl reserves with each FSDP rank (``ResourcePoolManager.max_colocate_count``).
 CPUS_PER_RANK = 3
+#: CPUs that verl reserves with each rank that only generates (``RolloutReplica.init_standalone``).
+CPUS_PER_ROLLOUT_RANK = 2
 #: The task runner, TransferQueue's controller and the load balancer in front of the rollout servers.
 FIXED_CPUS = 3
 
@@ -62,11 +63,21 @@ class Needs:
         nodes: Nodes with ``gpus_per_node`` GPUs each.
         gpus_per_node: GPUs per node; on CPUs these are logical, one per FSDP rank.
         cpus: CPUs over all nodes; logical, as Ray counts them.
+        gpus: GPUs over all nodes, those that only generate (``mode=separate_async``) among them.
     """
 
     nodes: int
     gpus_per_node: int
     cpus: int
+    gpus: int
+
+
+def rollout_only_ranks(config: DictConfig) -> int:
+    """Ranks that generate and do not train; 0 but for ``mode=separate_async``."""
+    if not str(config.trainer.v1.trainer_mode).endswith("separate_async"):
+        return 0
+    rollout = config.actor_rollout_ref.rollout
+    return int(rollout.nnodes * rollout.n_gpus_per_node)
 
 
 def needs_of(config: DictConfig) -> Needs:
@@ -75,7 +86,9 @@ def needs_of(config: DictConfig) -> Needs:
     ranks = trainer.nnodes * trainer.n_gpus_per_node
     storage_units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
     helpers = rollout.agent.num_workers + config.reward.num_workers + storage_units
-    return Needs(trainer.nnodes, trainer.n_gpus_per_node, ranks * CPUS_PER_RANK + helpers + FIXED_CPUS)
+    generating = rollout_only_ranks(config)
+    cpus = ranks * CPUS_PER_RANK + generating * CPUS_PER_ROLLOUT_RANK + helpers + FIXED_CPUS
+    return Needs(trainer.nnodes, trainer.n_gpus_per_node, cpus, ranks + generating)
 
 
 def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
@@ -86,6 +99,12 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
         return (
             f"{needs.nodes} node(s) with {needs.gpus_per_node} GPU(s) each are needed (trainer.nnodes, "
             f"trainer.n_gpus_per_node), but the {len(nodes)} node(s) in Ray have: {found}"
+        )
+    gpus = sum(node.get("GPU", 0) for node in nodes)
+    if gpus < needs.gpus:
+        return (
+            f"{needs.gpus} GPUs are needed (trainer.nnodes * trainer.n_gpus_per_node to train, rollout.nnodes * "
+            f"rollout.n_gpus_per_node to generate), Ray has {gpus:g}"
         )
     cpus = sum(node.get("CPU", 0) for node in nodes)
     if cpus < needs.cpus:
@@ -107,6 +126,8 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
     Raises:
         MissingResourcesError: when the time is over.
     """
+    import ray
+
     needs, limit = needs_of(config), config.fspo.wait_for_resources_s
 
     def lacking() -> str | None:
@@ -124,6 +145,8 @@ def missing_nodes(wanted: Iterable[str], alive: Iterable[str]) -> list[str]:
 
 def alive_nodes() -> list[str]:
     """Names of the nodes in Ray; none while it cannot be reached."""
+    import ray
+
     if not ray.is_initialized():
         try:
             ray.init(address="auto", log_to_driver=False, logging_level="warning")

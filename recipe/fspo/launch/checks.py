@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.checkpoints.integrity import resume_problems
+from recipe.fspo.faults.resources import rollout_only_ranks
 from recipe.fspo.launch import data_files, loggers, model_folder, reward_function
 from recipe.fspo.launch.model_folder import read_model_config
 
@@ -204,7 +205,10 @@ def batch_problems(config: DictConfig) -> Problems:
         else:
             yield from divides(f"{name} / ranks", sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
     per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    yield from divides("trainer.nnodes * trainer.n_gpus_per_node", ranks, "rollout's parallel sizes", per_replica)
+    name = "trainer.nnodes * trainer.n_gpus_per_node"
+    if generating := rollout_only_ranks(config):
+        name, ranks = "rollout.nnodes * rollout.n_gpus_per_node", generating
+    yield from divides(name, ranks, "rollout's parallel sizes", per_replica)
 
 
 def length_problems(config: DictConfig, max_positions: object) -> Problems:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 from omegaconf import DictConfig
 
-from recipe.fspo.faults.preemption import PREEMPTED, Preempted
+from recipe.fspo.faults.preemption import PREEMPTED, Preempted, Terminated
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import forked_workers
 
@@ -103,8 +103,11 @@ def _launch_or_exit(config: DictConfig, job: Job) -> None:
     except TrainingFailed as failed:
         print(f"error: {failed}{commands()}", file=sys.stderr)
         sys.exit(FAILED)
-    except KeyboardInterrupt:
-        print(f"interrupted; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt as ended:
+        what, status = ("interrupted", INTERRUPTED)
+        if isinstance(ended, Terminated):
+            what, status = ended.what, ended.exit_status
+        print(f"{what}; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
+        sys.exit(status)
     if job.resumes and not config.evaluate:
         print(commands(finished=True).lstrip(), flush=True)

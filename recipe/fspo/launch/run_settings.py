@@ -25,7 +25,7 @@ from recipe.fspo.launch.compose import SEARCH_PATH, own_folders, quoted, without
 CONFIG_FILE: Final = "config.yaml"
 INFO_FILE: Final = "run.json"
 #: Files of a run folder that grow with its steps.
-_RECORDS: Final = ("metrics.jsonl", "length_stats.jsonl", "sequences.jsonl", "samples.jsonl")
+_RECORDS: Final = ("metrics.jsonl", "length_stats.jsonl", "funnel.jsonl", "sequences.jsonl", "samples.jsonl")
 #: What a start replaces, or adds to.
 _FILES: Final = (CONFIG_FILE, INFO_FILE, *_RECORDS, "driver.log", "phase.json", "run.png", "code")
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and

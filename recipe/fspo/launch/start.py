@@ -22,9 +22,10 @@ from fspo.files import local_path
 from recipe.fspo.checkpoints import integrity
 from recipe.fspo.faults.errors import failure
 from recipe.fspo.faults.phase import Phase, read_phase, write_phase
-from recipe.fspo.faults.preemption import STOP, WARNED, Preempted
+from recipe.fspo.faults.preemption import STOP, WARNED, Preempted, end_on_signals
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE, own_run_id
 from recipe.fspo.faults.reaper import Reaper
+from recipe.fspo.faults.resources import needs_of
 from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
 from recipe.fspo.launch import checks, data_files, reward_function, run_folder, run_settings
 from recipe.fspo.launch.job import Job
@@ -68,6 +69,7 @@ class _Runner:
         self._stopped_before_training = False
 
     def remote(self) -> Any:
+        end_on_signals()  # Ray has been started
         # Two threads: one trains, one answers `progress` and `request_stop`.
         self.handle = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2).remote(self._modules)
         return self.handle
@@ -129,6 +131,8 @@ def prepare(config: DictConfig) -> None:
         if ray_init.get("address") not in (None, "local"):
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
+        elif config.trainer.device == "cpu" and ray_init.num_gpus is None:
+            ray_init.num_gpus = needs_of(config).gpus  # logical: one for each rank
     OmegaConf.resolve(config)
     pass_to_ray_workers(config)
     if ray_init.get("address") not in (None, "local") and RUN_ID_VARIABLE in os.environ:

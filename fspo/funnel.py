@@ -1,0 +1,178 @@
+"""The length funnel: where every response that was started ends, by length. Defined here.
+
+A response ends in exactly one stage:
+
+* ``failed``: no usable response came of it, or its group was given up because another response of it failed;
+* ``stale``: finished, but its prompt was issued too many policy versions ago;
+* ``filtered``: finished, but removed by group filtering (all rewards of its group are equal);
+* ``surplus``: finished and usable, but more than the batch needed;
+* ``trained``: used in an update.
+
+A response that more than one reason would remove counts for the first of them. One that is still being generated, or
+waits for its turn, is *under way*: started = failed + stale + filtered + surplus + trained + under way, at every step.
+Everything that removes responses by length changes which lengths the update sees, exactly as an uneven clip does; so
+each stage gets an acceptance rate by length and its Length Reweighting Error.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fspo.fairness.bins import equal_mass_starts, merge_bins
+from fspo.fairness.interval import Array
+from fspo.fairness.lre import length_reweighting_error
+from fspo.sums import FINE_LENGTH_EDGES, length_bin
+
+STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")
+_RESAMPLES: Final = 200
+_K: Final = FINE_LENGTH_EDGES.numel() - 1
+
+
+class LengthFunnel:
+    """Counts ends of responses, step by step.
+
+    Args:
+        bins: Length bins of equal mass for the LREs.
+        window: Steps behind the LREs.
+
+    Raises:
+        ValueError: If an argument is below 1.
+    """
+
+    def __init__(self, bins: int = 8, window: int = 20) -> None:
+        if min(bins, window) < 1:
+            raise ValueError(f"bins and window must be at least 1, got {bins} and {window}")
+        self._bins = bins
+        self._window: deque[Array] = deque(maxlen=window)
+        self._under_way = 0
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._started = 0
+        #: Responses by stage and fine length bin; the last column holds those whose length is not known.
+        self._ended = np.zeros((len(STAGES), _K + 1), dtype=np.int64)
+        self._tokens = dict.fromkeys(STAGES, 0)
+        #: By fine length bin, of the responses trained on: sums of staleness and of policy versions.
+        self._staleness_K, self._versions_K = np.zeros(_K, dtype=np.int64), np.zeros(_K, dtype=np.int64)
+
+    def start(self, responses: int) -> None:
+        """Count responses whose prompts were issued."""
+        self._started += responses
+        self._under_way += responses
+
+    def end(self, stage: str, lengths: Sequence[int], unknown: int = 0) -> None:
+        """Count responses that ended.
+
+        Args:
+            stage: One of STAGES.
+            lengths: Their lengths in tokens; 0 counts as not known.
+            unknown: Further ones whose length is not known.
+        """
+        row = STAGES.index(stage)
+        known = torch.tensor([length for length in lengths if length > 0], dtype=torch.int64)
+        self._ended[row, :_K] += np.bincount(length_bin(known).numpy(), minlength=_K)
+        self._ended[row, _K] += len(lengths) - len(known) + unknown
+        self._tokens[stage] += int(known.sum())
+        self._under_way -= len(lengths) + unknown
+
+    def train(self, lengths: Sequence[int], staleness: Sequence[int], versions: Sequence[int]) -> None:
+        """Count responses that were trained on.
+
+        Args:
+            lengths: In tokens.
+            staleness: Steps from the issue of the prompt to the update; 0 in synchronous training.
+            versions: Policy versions that generated the response, at least 1.
+        """
+        self.end("trained", lengths)
+        bins = [int(k) for k in length_bin(torch.tensor([max(1, length) for length in lengths], dtype=torch.int64))]
+        np.add.at(self._staleness_K, bins, np.asarray(staleness, dtype=np.int64))
+        np.add.at(self._versions_K, bins, np.asarray(versions, dtype=np.int64))
+
+    def end_step(self, step: int) -> tuple[dict[str, float], dict[str, Any]]:
+        """Close a step.
+
+        Returns:
+            Metrics by name (:data:`fspo.diagnostics.METRICS`; undefined ones are absent), and the step as a record for
+            ``funnel.jsonl``: ``{"step", "started", "under_way", "tokens", "rows"}`` with tokens by stage and, for each
+            fine length bin that holds a response, [bin, number by stage ..., sum of staleness, sum of versions]; bin
+            -1: not known.
+        """
+        self._window.append(self._ended[:, :_K].astype(np.float64))
+        count = dict(zip(STAGES, self._ended.sum(1).tolist(), strict=True))
+        metrics = {f"fspo/funnel/{stage}": float(number) for stage, number in count.items()}
+        metrics["fspo/funnel/under_way"] = float(self._under_way)
+        finished = self._ended[:, :_K].sum(1)
+        lost, lost_tokens = int(finished[:-1].sum()), sum(self._tokens[stage] for stage in STAGES[:-1])
+        trained, trained_tokens = int(finished[-1]), self._tokens["trained"]
+        if lost_tokens + trained_tokens:
+            metrics["fspo/funnel/tokens_lost"] = lost_tokens / (lost_tokens + trained_tokens)
+        if lost:
+            metrics["fspo/funnel/length_lost"] = lost_tokens / lost
+        if trained:
+            metrics["fspo/funnel/length_trained"] = trained_tokens / trained
+            metrics["fspo/funnel/staleness"] = float(self._staleness_K.sum() / trained)
+            metrics["fspo/funnel/versions"] = float(self._versions_K.sum() / trained)
+        metrics |= stage_errors(np.stack(self._window), self._bins)
+        filled = np.flatnonzero(self._ended.any(0))
+        columns = np.vstack(
+            [self._ended, np.append(self._staleness_K, 0), np.append(self._versions_K, 0)],
+        )
+        record = {
+            "step": step,
+            "started": self._started,
+            "under_way": self._under_way,
+            "tokens": dict(self._tokens),
+            "rows": [[int(k) if k < _K else -1, *columns[:, k].tolist()] for k in filled],
+        }
+        self._begin_step()
+        return metrics, record
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window, the step in progress and what is under way, for a checkpoint."""
+        return {
+            "window": [part.tolist() for part in self._window],
+            "under_way": self._under_way,
+            "started": self._started,
+            "ended": self._ended.tolist(),
+            "tokens": dict(self._tokens),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, in place."""
+        self._begin_step()
+        self._window.clear()
+        self._window.extend(np.asarray(part, dtype=np.float64) for part in state["window"])
+        self._under_way, self._started = int(state["under_way"]), int(state["started"])
+        self._ended = np.asarray(state["ended"], dtype=np.int64)
+        self._tokens = dict(state["tokens"])
+
+
+def stage_errors(ended_MSK: Array, bins: int) -> dict[str, float]:
+    """LRE of passing each stage that removed a response, and of the whole.
+
+    With n_sb the responses of length bin b that ended in stage s, those that reach s are the sum over s' >= s of n_s'b,
+    in the order of STAGES, and the rate of passing it is 1 - n_sb / reach_sb. The whole: trained over finished.
+
+    Args:
+        ended_MSK: Responses that ended, by step, stage and fine length bin, [M, S, K].
+        bins: Length bins of equal mass wanted.
+    """
+    starts = equal_mass_starts(ended_MSK.sum((0, 1)), bins)
+    merged_MSK = merge_bins(ended_MSK, starts)
+    errors: dict[str, float] = {}
+    reach_MSK = merged_MSK[:, ::-1].cumsum(1)[:, ::-1]
+    for index, stage in enumerate(STAGES[:-1]):
+        if merged_MSK[:, index].any():
+            passed_MK = reach_MSK[:, index] - merged_MSK[:, index]
+            errors[f"fspo/funnel/lre_{stage}"] = length_reweighting_error(
+                passed_MK, reach_MSK[:, index], resamples=_RESAMPLES
+            ).debiased.value
+    if errors:
+        whole = length_reweighting_error(merged_MSK[:, -1], reach_MSK[:, 0], resamples=_RESAMPLES)
+        errors["fspo/funnel/lre_kept"] = whole.debiased.value
+    return {name: value for name, value in errors.items() if np.isfinite(value)}

@@ -1,0 +1,74 @@
+"""Weights from the training ranks to vLLM's, on one machine without accelerators: through a file in shared memory.
+
+verl's own engines for ranks that do not share a device (``mode=separate_async``) need CUDA, Ascend or RDMA. Registered
+as ``checkpoint_engine.backend=shared_memory``; verl imports this module where ``custom_backend_module`` names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+from fspo.files import atomic_path
+
+_SHARED_MEMORY = Path("/dev/shm")
+_POLL_S = 0.01
+
+
+@CheckpointEngineRegistry.register("shared_memory")
+class SharedMemoryCheckpointEngine(CheckpointEngine):
+    """The first training rank writes one file per transfer, every rollout rank reads it, and the rank removes it."""
+
+    def __init__(self, bucket_size: int, is_master: bool = False) -> None:
+        self._is_master = is_master
+        self._file: Path | None = None
+
+    def prepare(self) -> str | None:
+        """Path of the file that this transfer will write; None for a rank that writes none."""
+        if not self._is_master:
+            return None
+        folder = tempfile.mkdtemp(prefix="fspo-weights-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
+        return str(Path(folder) / "weights.safetensors")
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Tell every rank the path that the first one named."""
+        return {"path": [metadata[0]] * actor_wg_world_size}, {"path": [metadata[0]] * rollout_world_size}
+
+    def init_process_group(self, path: str) -> None:
+        self._file = Path(path)
+
+    def finalize(self) -> None:
+        if self._is_master and self._file is not None:
+            shutil.rmtree(self._file.parent, ignore_errors=True)
+        self._file = None
+
+    @torch.no_grad()
+    async def send_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> dict[str, Any]:
+        # Every rank goes through the weights: gathering one is a collective. Copies, as a file holds no tensor twice.
+        tensors = {name: weight.detach().clone() for name, weight in weights}
+        if self._is_master:
+            with atomic_path(self._file) as temporary:
+                save_file(tensors, temporary)
+        return {}
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        # Without a time limit: a training rank that dies ends the run, and this process with it.
+        while not self._file.exists():
+            await asyncio.sleep(_POLL_S)
+        with safe_open(self._file, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  (not a dictionary)
+                yield name, file.get_tensor(name)

@@ -1,0 +1,116 @@
+"""What the mini-batches of one step add up to: metrics, records in the run folder, and the next step's band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+from transfer_queue import KVBatchMeta
+
+from fspo.attributes import attribute_metrics
+from fspo.calibration import BandController
+from fspo.diagnostics import LengthDiagnostics
+from fspo.fairness import equal_mass_starts
+from fspo.funnel import LengthFunnel
+from fspo.noise_floor import noise_floor
+from fspo.records import to_record
+from fspo.sums import SequenceSums
+from fspo.types import BandState
+from recipe.fspo.checkpoints.state import Stateful
+from recipe.fspo.config import policy_loss_settings
+from recipe.fspo.launch.progress import PROGRESS
+from recipe.fspo.launch.run_folder import RunLog
+from recipe.fspo.outcomes import SAMPLES_FILE, Outcomes, grad_norm_metrics, outcome_metrics, training_samples
+from recipe.fspo.recorder import MiniBatch, count_unmoved, sequence_record
+from recipe.fspo.replay_buffer import train_on
+
+
+class Cycle:
+    """The mini-batches between two transfers of the weights to vLLM: what verl counts as one step.
+
+    ``mode=sync`` and ``colocate_async`` update the actor once in a cycle, with all of them; ``separate_async`` once for
+    each. What lasts longer than a cycle (the window of the diagnostics, measured bands, the funnel) is kept here too.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        self._config = config
+        self._settings = policy_loss_settings(config.actor_rollout_ref.actor.policy_loss)
+        self._band_controller: BandController | None = None
+        if self._settings is not None and self._settings.needs_state:
+            self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
+        self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        self.funnel = LengthFunnel(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        #: Step at which a prompt was first issued, where a resumed run has issued it again.
+        self.first_issue: dict[str, int] = {}
+        self._warned_margin = math.inf
+        self._mini_batches: list[MiniBatch] = []
+        self._outcomes: list[Outcomes] = []
+
+    @property
+    def rows(self) -> int:
+        """Responses so far."""
+        return sum(len(each.keys) for each in self._outcomes)
+
+    @property
+    def band_state(self) -> BandState | None:
+        """What the updates of this cycle use; None for a band that is not measured."""
+        return None if self._band_controller is None else self._band_controller.state
+
+    def stateful_parts(self) -> dict[str, Stateful | None]:
+        """What belongs to a checkpoint."""
+        return {"diagnostics": self._diagnostics, "band_controller": self._band_controller, "funnel": self.funnel}
+
+    def add(self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], step: int) -> None:
+        """Take in one update of the actor."""
+        self._mini_batches += mini_batches
+        self._outcomes.append(outcomes)
+        train_on(self.funnel, batch, step, self.first_issue)
+
+    def end(self, step: int, partition_id: str, log: RunLog, decode: Callable[[Any], str]) -> dict[str, float]:
+        """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band."""
+        mini_batches, outcomes = self._mini_batches, Outcomes.join(self._outcomes)
+        self._mini_batches, self._outcomes = [], []
+        # Before a weight had moved S is 0, but for rounding; where pi_old is vLLM's, it is not.
+        unmoved = 0 if self._config.fspo.pi_old == "rollout" else count_unmoved(mini_batches)
+        sums = [mini_batch.sums for mini_batch in mini_batches]
+        metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])
+        if unmoved:
+            metrics |= self._noise_floor_metrics(sums[:unmoved])
+        if self._band_controller is not None and unmoved < len(sums):
+            self._band_controller.update(sums)
+        metrics |= outcome_metrics(outcomes, self._diagnostics)
+        for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[unmoved:]), strict=True):
+            metrics |= attribute_metrics(by_attribute)
+        grad_clip = float(self._config.actor_rollout_ref.actor.grad_clip)
+        metrics |= grad_norm_metrics([each.grad_norm for each in mini_batches], grad_clip)
+        self._record(step, mini_batches, unmoved, log)
+        if n := self._config.fspo.samples:
+            seed = self._config.seed
+            samples = training_samples(partition_id, outcomes, mini_batches, unmoved, n, seed, step, decode)
+            log.append(SAMPLES_FILE, list(samples))
+        funnel_metrics, ends = self.funnel.end_step(step)
+        log.append("funnel.jsonl", [ends])
+        return metrics | funnel_metrics
+
+    def _noise_floor_metrics(self, unmoved: Sequence[SequenceSums]) -> dict[str, float]:
+        """How much of S is rounding; a warning if the band is too close to it, again only when it has doubled."""
+        count_K = sum(unmoved, SequenceSums.zeros()).column("count").numpy()
+        starts = equal_mass_starts(count_K, self._diagnostics.bins)
+        floor = noise_floor(unmoved, starts, self._settings, self.band_state)
+        if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
+            self._warned_margin = floor.margin
+            PROGRESS.say(warning)
+        return floor.metrics()
+
+    def _record(self, step: int, mini_batches: Sequence[MiniBatch], unmoved: int, log: RunLog) -> None:
+        """Append the cycle's exact sums, and its sequences if they are asked for, to the run folder.
+
+        Mini-batch 0 is what readers leave out, so all that were computed before a weight had moved have this number.
+        """
+        first = 0 if unmoved else 1
+        each = [(0 if index < unmoved else index + first, part) for index, part in enumerate(mini_batches)]
+        log.append("length_stats.jsonl", [to_record(part.sums, step=step, minibatch=i) for i, part in each])
+        if self._config.fspo.record_sequences:
+            log.append("sequences.jsonl", [sequence_record(step, i, part) for i, part in each])

@@ -1,0 +1,116 @@
+"""verl's replay buffer, which also counts by length the responses that it removes (:mod:`fspo.funnel`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+from fspo.funnel import LengthFunnel
+from recipe.fspo.outcomes import prompt_of
+
+#: verl's reasons to evict a group (stale, filtered, failed), in the order in which one is named for a group of several.
+_REASONS = ((2, "failed"), (0, "stale"), (1, "filtered"))
+
+
+_Reasons = tuple[set[str], set[str], set[str], Counter[float]]
+
+
+class _Counting(ReplayBuffer):  # type: ignore[misc]
+    """What is mixed into the class of a replay buffer that exists; see :func:`count_ends`."""
+
+    funnel: LengthFunnel
+    responses: int
+    position: dict[str, int]
+
+    def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
+        # verl takes the oldest first, and among those of one step, a set, any. Here: in the data loader's order.
+        in_order = dict.fromkeys(sorted(sampleable_keys, key=lambda uid: self.position.get(uid, -1)))
+        return super()._select_prompt_uids(partition_id, in_order.keys(), batch_size)
+
+    def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: _Reasons) -> Any:
+        counted: set[str] = set()
+        for index, stage in _REASONS:
+            self._count(stage, partition_id, eviction_reasons[index] - counted)
+            counted |= eviction_reasons[index]
+        self._evicting = counted
+        return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
+
+    def _clear_groups(self, partition_id: str, uids: set[str]) -> None:
+        # Groups that are cleared, but not evicted for a reason, were more than the batch needed.
+        self._count("surplus", partition_id, uids - getattr(self, "_evicting", set()))
+        self._evicting = set()
+        super()._clear_groups(partition_id, uids)
+
+    def _materialize_batch(
+        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: dict[str, dict[str, Any]]
+    ) -> KVBatchMeta:
+        batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
+        if partition_id == "train":
+            # A group of which some responses failed is trained on as far as it goes.
+            there = len(_responses(zip(batch.keys, batch.tags, strict=True)))
+            self.funnel.end("failed", [], unknown=len(selected_prompt_uids) * self.responses - there)
+        return batch
+
+    def _count(self, stage: str, partition_id: str, uids: set[str]) -> None:
+        if partition_id != "train" or not uids:
+            return
+        found = _responses(item for item in self.partitions[partition_id].items() if prompt_of(item[0]) in uids)
+        lengths = [length for length, _ in found.values()]
+        self.funnel.end(stage, lengths, unknown=len(uids) * self.responses - len(lengths))
+
+
+def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """Length and a tag of each response, by its key without the last part: an agent may write one in several rows."""
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    for key, tag in rows:
+        response = key.rpartition("_")[0]
+        found[response] = (found.get(response, (0, {}))[0] + tag["response_len"], tag)
+    return found
+
+
+def count_ends(buffer: ReplayBuffer, funnel: LengthFunnel, responses: int, position: dict[str, int]) -> None:
+    """Make a replay buffer count in ``funnel`` what it removes, and hand out prompts of one step in their order.
+
+    verl builds its buffer from a name in the configuration and takes another class only without group filtering, so
+    the class of the finished object is extended.
+
+    Args:
+        buffer: Of verl's classes; one of a user's own (``trainer.v1.sampler.custom_sampler``) is left alone.
+        funnel: Counts responses.
+        responses: To each prompt.
+        position: Of prompts in the data loader's order; those it does not hold come first.
+    """
+    if isinstance(buffer, ReplayBuffer):
+        kind = type(buffer)
+        buffer.__class__ = type(f"Counting{kind.__name__}", (_Counting, kind), {})
+        buffer.funnel, buffer.responses, buffer.position = funnel, responses, position
+
+
+def prompt_tags(partition_id: str) -> dict[str, dict[str, Any]]:
+    """verl's tags of the prompts in TransferQueue that are under way, by the prompt's identifier."""
+    data = tq.kv_list(partition_id) or {}
+    return {key: tag for key, tag in data.get(partition_id, {}).items() if tag.get("is_prompt", False)}
+
+
+def train_on(funnel: LengthFunnel, batch: KVBatchMeta, step: int, first_issue: dict[str, int]) -> None:
+    """Count the responses of a training batch, without padding rows.
+
+    Args:
+        funnel: Counts responses.
+        batch: With verl's tags.
+        step: Of the update.
+        first_issue: Step at which a prompt was first issued, where it was issued again after a resume.
+    """
+    rows = zip(batch.keys, batch.tags, strict=True)
+    found = _responses((key, tag) for key, tag in rows if not tag.get("is_padding", False))
+    versions = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for _, tag in found.values()]
+    funnel.train(
+        [length for length, _ in found.values()],
+        [step - first_issue.get(prompt_of(key), tag["global_steps"]) for key, (_, tag) in found.items()],
+        [1 if None in (low, high) else high - low + 1 for low, high in versions],
+    )

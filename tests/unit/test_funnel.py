@@ -1,0 +1,77 @@
+"""The length funnel: every response ends once, and what a stage removes by length is measured."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fspo.funnel import STAGES, LengthFunnel, stage_errors
+
+lengths = st.lists(st.integers(0, 300), max_size=20)
+events = st.lists(st.tuples(st.sampled_from(STAGES), lengths, st.integers(0, 3)), max_size=12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(events, min_size=1, max_size=4), st.integers(0, 50))
+def test_every_response_started_ends_once_or_is_under_way(steps: list, extra: int) -> None:
+    funnel = LengthFunnel(bins=3)
+    started = extra + sum(len(each) + unknown for step in steps for _, each, unknown in step)
+    funnel.start(started)
+    records = []
+    for number, step in enumerate(steps):
+        for stage, each, unknown in step:
+            if stage == "trained":
+                funnel.train(each, [0] * len(each), [1] * len(each))
+                funnel.end("failed", [], unknown)
+            else:
+                funnel.end(stage, each, unknown)
+        if number == 0:  # through a checkpoint, in the middle of a step
+            restored = LengthFunnel(bins=3)
+            restored.load_state_dict(funnel.state_dict())
+            funnel = restored
+        records.append(funnel.end_step(number)[1])
+    ended = sum(sum(row[1 : 1 + len(STAGES)]) for record in records for row in record["rows"])
+    assert sum(record["started"] for record in records) == started
+    assert records[-1]["under_way"] == started - ended == extra
+
+
+def test_metrics_of_a_step() -> None:
+    funnel = LengthFunnel()
+    funnel.start(10)
+    funnel.train([10, 20], staleness=[0, 2], versions=[1, 2])
+    funnel.end("stale", [50, 70])
+    funnel.end("failed", [], unknown=1)
+    metrics, record = funnel.end_step(3)
+    assert metrics["fspo/funnel/trained"] == 2 and metrics["fspo/funnel/under_way"] == 5
+    assert metrics["fspo/funnel/tokens_lost"] == 120 / 150
+    assert (metrics["fspo/funnel/length_trained"], metrics["fspo/funnel/length_lost"]) == (15, 60)
+    assert (metrics["fspo/funnel/staleness"], metrics["fspo/funnel/versions"]) == (1, 1.5)
+    assert record["tokens"]["stale"] == 120 and [row[0] for row in record["rows"]][-1] == -1
+
+
+def test_lre_of_a_stage_that_removes_long_responses_only() -> None:
+    ended = np.zeros((10, len(STAGES), 40))
+    ended[:, STAGES.index("trained"), 5] = 50  # short: all of them pass
+    ended[:, STAGES.index("trained"), 30] = 25
+    ended[:, STAGES.index("stale"), 30] = 25  # long: half are too old
+    errors = stage_errors(ended, bins=2)
+    # rates 1 and 1/2, overall 3/4, half of the responses each: |1/(3/4) - 1| / 2 + |(1/2)/(3/4) - 1| / 2 = 1/3
+    assert errors["fspo/funnel/lre_stale"] == pytest.approx(1 / 3, abs=0.01)
+    assert errors["fspo/funnel/lre_kept"] == errors["fspo/funnel/lre_stale"]
+    assert "fspo/funnel/lre_failed" not in errors
+
+
+def test_nothing_removed_has_no_lre() -> None:
+    funnel = LengthFunnel()
+    funnel.start(2)
+    funnel.train([3, 4], [0, 0], [1, 1])
+    assert not any("lre" in name for name in funnel.end_step(1)[0])
+
+
+def test_an_unknown_stage_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not in tuple"):
+        LengthFunnel().end("lost", [1])
+    with pytest.raises(ValueError, match="at least 1"):
+        LengthFunnel(bins=0)
