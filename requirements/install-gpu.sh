@@ -3,7 +3,7 @@
 # clusters, in the images (Dockerfile, apptainer.def) and without a network:
 #   install-gpu.sh            from the package index
 #   install-gpu.sh BUNDLE     from the folder that `make gpu-bundle` has written; no network is used
-# FLASH_ATTN=no leaves flash-attn out. Otherwise it is compiled, an hour on 8 jobs: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS
+# FLASH_ATTN=no leaves flash-attn out. Otherwise it is compiled, 73 files: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS
 # (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS (90: Hopper; 80: A100; "80;90": both).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

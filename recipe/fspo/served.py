@@ -107,8 +107,8 @@ def _advantage_problems(config: DictConfig) -> Problems:
     if loss_mode not in ALGORITHMS:
         if config.trainer.device == "cpu" and (estimator == "gae" or config.critic.enable):
             yield (
-                f"algorithm.adv_estimator={estimator} with critic.enable={config.critic.enable} needs a critic, and verl "
-                "has no engine for one on CPUs: set them to grpo or rloo, and to false"
+                f"algorithm.adv_estimator={estimator} with critic.enable={config.critic.enable} needs a critic, and "
+                "verl has no engine for one on CPUs: set them to grpo or rloo, and to false"
             )
         return
     if estimator in _TOKEN_ESTIMATORS:

@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/extending.md"
 
 def test_a_grid_with_a_loss_of_the_readers_own(tmp_path: Path) -> None:
     for name, language in (("my_loss.py", "python"), ("conf/algo/fspo_power.yaml", "yaml")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         blocks = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
         (tmp_path / name).write_text(blocks[0], encoding="utf-8")
     command = [sys.executable, "-m", "recipe.fspo.compare", "out=grid", "hydra.searchpath=[conf]", *SMALL]

@@ -210,7 +210,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 #: What the test of a start needs besides, or its rows with it.
 BESIDES = {
-    "lora": ("trainer.save_freq=2", f"{A}.optim.lr=1e-3"),
+    "lora": ("trainer.save_freq=2", "trainer.test_freq=2", f"{A}.optim.lr=1e-3"),
     "tools": ("data.max_response_length=128", "fspo.record_sequences=true"),
 }
 #: The other starts get a reward that random weights reach half of the time, so that there is something to learn.
@@ -295,6 +295,7 @@ def test_a_lora_export_is_base_and_adapter(run: Callable[[str], Start], tmp_path
     assert (log_probs(exported) - wanted).abs().mean() < 2 * rounding  # an export is bf16
     assert (start - wanted).abs().mean() > 2 * rounding  # and training has changed something
     assert not (out / "lora_adapter").exists()
+    assert finished.steps()[2]["fspo/kl_to_start"] > 0  # the reference is the actor without its adapter
 
 
 @slow

@@ -23,6 +23,7 @@ from fspo.attributes import (
 )
 from fspo.diagnostics import METRICS, LengthDiagnostics, dispersion, step_metrics
 from fspo.fairness import plain_lre
+from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.noise_floor import noise_floor
 from fspo.sums import SequenceSums
@@ -115,6 +116,11 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     metrics |= attribute_metrics([sums])
     later = minibatches(1)[1:]
     metrics |= noise_floor(later, diagnostics.bin_starts(), ALGORITHMS["fspo"]).metrics()
+    funnel = LengthFunnel()
+    funnel.start(4)
+    funnel.train([3], staleness=[1], versions=[2])
+    funnel.end("stale", [9])
+    metrics |= funnel.end_step(1)[0]
     assert [name for name in metrics if not documented(name)] == []
     for known in METRICS:
         pattern = re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(known))

@@ -1,7 +1,7 @@
 """Waits, for a bounded time, for Ray's nodes, GPUs and CPUs, and says what is missing if they never come.
 
 verl asks Ray for placement groups and actors without a time limit: a run that asks for one CPU too many would print
-nothing and wait for ever. Ray is imported only by what asks it: the planner counts ranks here too.
+nothing and wait for ever.
 
 ``python -m recipe.fspo.faults.resources NODE [NODE ...]`` waits for nodes (``slurm/launch.sh``): the names are those
 given to ``ray start --node-name``, the cluster is the one of RAY_ADDRESS.
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import ray
 from omegaconf import DictConfig
 
 from recipe.fspo.faults.errors import ExplainedError
@@ -126,8 +127,6 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
     Raises:
         MissingResourcesError: when the time is over.
     """
-    import ray
-
     needs, limit = needs_of(config), config.fspo.wait_for_resources_s
 
     def lacking() -> str | None:
@@ -145,8 +144,6 @@ def missing_nodes(wanted: Iterable[str], alive: Iterable[str]) -> list[str]:
 
 def alive_nodes() -> list[str]:
     """Names of the nodes in Ray; none while it cannot be reached."""
-    import ray
-
     if not ray.is_initialized():
         try:
             ray.init(address="auto", log_to_driver=False, logging_level="warning")

@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.checkpoints.integrity import resume_problems
-from recipe.fspo.faults.resources import rollout_only_ranks
 from recipe.fspo.launch import data_files, loggers, model_folder, reward_function
 from recipe.fspo.launch.model_folder import read_model_config
 
@@ -206,8 +205,8 @@ def batch_problems(config: DictConfig) -> Problems:
             yield from divides(f"{name} / ranks", sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
     per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     name = "trainer.nnodes * trainer.n_gpus_per_node"
-    if generating := rollout_only_ranks(config):
-        name, ranks = "rollout.nnodes * rollout.n_gpus_per_node", generating
+    if str(trainer.v1.trainer_mode).endswith("separate_async"):  # vLLM has ranks of its own
+        name, ranks = "rollout.nnodes * rollout.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
     yield from divides(name, ranks, "rollout's parallel sizes", per_replica)
 
 

@@ -131,7 +131,7 @@ def prepare(config: DictConfig) -> None:
         if ray_init.get("address") not in (None, "local"):
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
-        elif config.trainer.device == "cpu" and ray_init.num_gpus is None:
+        elif config.trainer.device == "cpu" and ray_init.get("num_gpus", 0) is None:
             ray_init.num_gpus = needs_of(config).gpus  # logical: one for each rank
     OmegaConf.resolve(config)
     pass_to_ray_workers(config)

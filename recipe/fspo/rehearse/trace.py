@@ -230,6 +230,8 @@ def _pretend_flash_attention() -> None:
     def cross_entropy_loss(logits: Any, labels: Any, inplace_backward: bool = False) -> tuple[Any, None]:
         return CrossEntropy.apply(logits, labels, inplace_backward), None
 
+    # First, because it asks while it is imported which flash-attn is installed: none, whatever stands here afterwards.
+    importlib.import_module("transformers.modeling_utils")
     path = ("flash_attn", "flash_attn.ops", "flash_attn.ops.triton", "flash_attn.ops.triton.cross_entropy")
     for name in path:
         module = types.ModuleType(name)
