@@ -66,6 +66,8 @@ MAY_CHANGE: Final = (
 )
 #: Overrides that are for one start: where it is, and what the user allows this time.
 _NOT_KEPT: Final = ("fspo.run_dir", "fspo.allow_changed")
+#: Set by every start on CPUs for its own processes (:mod:`recipe.fspo.launch.machine`); no user's setting.
+_OF_A_START: Final = ("ray_kwargs.ray_init.runtime_env.py_executable",)
 _ABSENT: Final = "(not set)"
 
 
@@ -202,7 +204,8 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
             f"{folder / CONFIG_FILE} cannot be read ({error}), so that the settings of the run are not known: restore "
             "it, or begin another run with another fspo.run_dir"
         ) from error
-    return list(changes(old, OmegaConf.to_container(config, resolve=True)))
+    found = changes(old, OmegaConf.to_container(config, resolve=True))
+    return [each for each in found if not _is_below(each[0], _OF_A_START)]
 
 
 def next_commands(config: DictConfig, finished: bool) -> list[str]:
