@@ -75,7 +75,7 @@ def test_a_signal_ends_a_run_as_ctrl_c_does(start: Starter, tmp_path: Path, numb
     run.wait_for("step 2/50", 400)
     run.process.send_signal(number)
     assert run.wait(60) == status
-    assert f"({signal.Signals(number).name}); {tmp_path} keeps what was done" in run.output()
+    assert f"ended by {signal.Signals(number).name}; {tmp_path} keeps what was done" in run.output()
     assert f"continue: python -m recipe.fspo.main resume={tmp_path}" in run.output()
     assert "*** SIG" not in run.output() and "Traceback" not in run.output()
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "interrupted"

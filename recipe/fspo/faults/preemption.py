@@ -36,30 +36,25 @@ def watch_for_warning() -> None:
     signal.signal(signal.SIGUSR1, note)
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, or SIGHUP of a closed terminal: ends a run as Ctrl-C does.
-
-    Attributes:
-        exit_status: As shells give it, 128 + signal: 143 or 129.
-        what: The signal in words.
-    """
-
-    def __init__(self, signum: int) -> None:
-        self.exit_status = 128 + signum
-        self.what = "terminated (SIGTERM)" if signum == signal.SIGTERM else "the terminal was closed (SIGHUP)"
-        super().__init__(self.what)
+#: The signal that ended this process's run, if one did: Ray raises a KeyboardInterrupt of its own in place of another.
+ENDED_BY: list[signal.Signals] = []
 
 
 def end_on_signals() -> None:
-    """Raise :class:`Terminated` in the main thread for SIGTERM and SIGHUP, once. Call there.
+    """Let SIGTERM, and SIGHUP of a closed terminal, end a run as Ctrl-C does, and note it in :data:`ENDED_BY`.
 
-    Again after ``ray.init``, which takes SIGTERM for a handler of its own that prints a C++ stack trace.
+    Call in the main thread, and again after ``ray.init``, which takes SIGTERM for a handler of its own that prints a
+    C++ stack trace.
+
+    Raises:
+        KeyboardInterrupt: in the main thread, once, when one of them comes.
     """
 
-    def end(signum: int, frame: object) -> None:
+    def end(signum: int, _: object) -> None:
         for each in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(each, signal.SIG_IGN)  # the end takes a few seconds, and is under way
-        raise Terminated(signum)
+        ENDED_BY.append(signal.Signals(signum))
+        raise KeyboardInterrupt
 
     for each in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(each) is not signal.SIG_IGN:  # nohup

@@ -9,7 +9,7 @@ from typing import Any, Final
 import yaml
 from omegaconf import DictConfig
 
-from recipe.fspo.faults.preemption import PREEMPTED, Preempted, Terminated
+from recipe.fspo.faults.preemption import ENDED_BY, PREEMPTED, Preempted
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import forked_workers
 
@@ -103,10 +103,10 @@ def _launch_or_exit(config: DictConfig, job: Job) -> None:
     except TrainingFailed as failed:
         print(f"error: {failed}{commands()}", file=sys.stderr)
         sys.exit(FAILED)
-    except KeyboardInterrupt as ended:
+    except KeyboardInterrupt:
         what, status = ("interrupted", INTERRUPTED)
-        if isinstance(ended, Terminated):
-            what, status = ended.what, ended.exit_status
+        if ENDED_BY:
+            what, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
         print(f"{what}; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
         sys.exit(status)
     if job.resumes and not config.evaluate:
