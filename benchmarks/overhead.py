@@ -155,7 +155,7 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
     length_B = torch.randint(1, WIDTH + 1, (sequences,))
     rewards = torch.nested.nested_tensor([torch.zeros(int(n)) for n in length_B], layout=torch.jagged)
 
-    def outcomes() -> None:  # what recipe.fspo.outcomes does with the batch once it is read
+    def outcomes() -> None:  # what recipe.fspo.accounting.outcomes does with the batch once it is read
         reward_B = torch.tensor([float(scores.sum()) for scores in rewards.unbind()])
         diagnostics.outcome_metrics("reward", reward_B, length_B)
         diagnostics.outcome_metrics("acc", reward_B, length_B)

@@ -178,7 +178,7 @@ class AttributeSums:
 
 
 def attribute_metrics(parts: Sequence[AttributeSums], resamples: int = 200) -> dict[str, float]:
-    """Acceptance by the attribute's bins and its error, under the names of :data:`fspo.diagnostics.METRICS`.
+    """Acceptance by the attribute's bins and its error, under the names of docs/metrics.md.
 
     Args:
         parts: Sums by one attribute, of each mini-batch but the first of its rollout batch.

@@ -1,8 +1,8 @@
 """One training step's diagnostics: a flat dict of metrics from the sums of its mini-batches.
 
-METRICS says what each metric means. Everything is computed on the driver from exact sums, so it depends on neither the
-micro-batch split nor the number of ranks. In mini-batch 0 of a rollout batch the policy has not moved and S = 0, so it
-is left out of all metrics but those named ``first_minibatch``.
+docs/metrics.md says what each metric means. Everything is computed on the driver from exact sums, so it depends on
+neither the micro-batch split nor the number of ranks. In mini-batch 0 of a rollout batch the policy has not moved and
+S = 0, so it is left out of all metrics but those named ``first_minibatch``.
 """
 
 from __future__ import annotations
@@ -20,75 +20,6 @@ from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bin
 from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES, SequenceSums, length_bin
 
 Array = npt.NDArray[np.float64]
-
-METRICS: Final[dict[str, str]] = {
-    "fspo/sequences": "sequences in the step's acceptance statistics (count)",
-    "fspo/accept_rate": "share with S inside the band, whatever the sign of A (symmetric acceptance)",
-    "fspo/clip_frac": "1 - accept_rate: share with S outside the band",
-    "fspo/clip_active_frac": "share whose gradient the clip removed (clip_high_frac + clip_low_frac)",
-    "fspo/clip_high_frac": "share with S above the band and A > 0",
-    "fspo/clip_low_frac": "share with S below the band and A < 0",
-    "fspo/overflow_frac": "share with a log-weight above the log-ratio clamp s_max",
-    "fspo/dual_clip_frac": "share whose gradient the dual clip removed",
-    "fspo/truncated_frac": "share cut at the maximum response length",
-    "fspo/advantage_zero_frac": "share with A = 0 (groups without dispersion)",
-    "fspo/accept_rate_mass": "share of the weight kept, sum(w * accepted) / sum(w)",
-    "fspo/accept_rate_truncated": "symmetric acceptance of the truncated sequences",
-    "fspo/accept_rate_advantage_zero": "symmetric acceptance of the sequences with A = 0",
-    "fspo/drift_per_token": "sum(S) / sum(L) (nats per token)",
-    "fspo/sigma_hat": "std of (S - drift_per_token * L) / sqrt(L), the dispersion (nats per sqrt(token))",
-    "fspo/S_mean": "mean of S (nats)",
-    "fspo/S_std": "standard deviation of S (nats)",
-    "fspo/S_q{quantile}": "quantile of S in percent (nats), from the histogram of S / sqrt(L): within 7%",
-    "fspo/z_mean": "mean of z = S / sqrt(L) (nats per sqrt(token))",
-    "fspo/z_std": "standard deviation of z (nats per sqrt(token))",
-    "fspo/z_q{quantile}": "quantile of z in percent (nats per sqrt(token)), from the histogram: within 7%",
-    "fspo/ratio_mean": "mean of exp(S); 1 in expectation over the old policy's samples",
-    "fspo/weight_mean": "mean of the algorithm's weight",
-    "fspo/ess_frac": "sum(w)**2 / (n * sum(w**2)), effective share of the sequences",
-    "fspo/first_minibatch_z_rms": "root mean square of z in mini-batch 0: 0 unless log-probs are not reproduced",
-    "fspo/noise_floor/S_rms/bin_{bin}": "root mean square of S before any weight has moved, by length bin (nats)",
-    "fspo/noise_floor/margin": "smallest half-width of the band over that noise, over the bins; absent if S is 0",
-    "fspo/lre": "Length Reweighting Error over the window, symmetric acceptance, plug-in",
-    "fspo/lre_max": "largest |a_b / abar - 1| over the window's bins",
-    "fspo/lre_debiased": "LRE with the share explained by noise taken out",
-    "fspo/lre_ci_low": "lower end of its 95% interval (bootstrap over mini-batches)",
-    "fspo/lre_ci_high": "upper end of its 95% interval",
-    "fspo/lre_noise_floor": "mean LRE that a flat rate would give with these counts",
-    "fspo/lre_active": "plug-in LRE, active acceptance",
-    "fspo/lre_active_debiased": "debiased LRE, active acceptance",
-    "fspo/lre_mass": "plug-in LRE, share of weight kept",
-    "fspo/lre_mass_debiased": "debiased LRE, share of weight kept",
-    "fspo/lre_nonzero_advantage": "plug-in LRE without the sequences with A = 0",
-    "fspo/lre_untruncated": "plug-in LRE without truncated sequences",
-    "fspo/window_sequences": "sequences in the window behind the LREs (count)",
-    "fspo/accept/bin_{bin}": "symmetric acceptance in the window's length bin",
-    "fspo/accept_low/bin_{bin}": "lower end of its 95% interval",
-    "fspo/accept_high/bin_{bin}": "upper end of its 95% interval",
-    "fspo/clip_high/bin_{bin}": "share with S above the band and A > 0, by bin",
-    "fspo/clip_low/bin_{bin}": "share with S below the band and A < 0, by bin",
-    "fspo/count/bin_{bin}": "sequences in the bin (count)",
-    "fspo/length/bin_{bin}": "mean length in the bin (tokens)",
-    "fspo/z_mean/bin_{bin}": "mean of z in the bin (nats per sqrt(token))",
-    "fspo/z_std/bin_{bin}": "standard deviation of z in the bin (nats per sqrt(token))",
-    "fspo/drift_per_token/bin_{bin}": "sum(S) / sum(L) in the bin (nats per token)",
-    "fspo/by_{attribute}/lre": "plug-in LRE over the bins of another attribute (fspo.attributes), this step",
-    "fspo/by_{attribute}/lre_debiased": "debiased LRE over the attribute's bins",
-    "fspo/by_{attribute}/noise_floor": "mean LRE that a flat rate would give with these counts",
-    "fspo/by_{attribute}/accept/{label}": "symmetric acceptance of the sequences in one bin of the attribute",
-    "fspo/by_{attribute}/count/{label}": "sequences in that bin (count)",
-    "fspo/funnel/{stage}": "responses that ended in this stage, this step (count)",
-    "fspo/funnel/under_way": "responses started that have not ended (count)",
-    "fspo/funnel/tokens_lost": "share of the tokens of finished responses that no update used",
-    "fspo/funnel/length_trained": "mean length of the responses that were trained on (tokens)",
-    "fspo/funnel/length_lost": "mean length of the finished responses that no update used (tokens)",
-    "fspo/funnel/staleness": "mean over responses trained on: steps since the prompt was issued",
-    "fspo/funnel/versions": "mean over responses trained on: policy versions that generated it",
-    "fspo/funnel/lre_{stage}": "debiased LRE of passing this stage, over the window of steps",
-    "fspo/funnel/lre_kept": "debiased LRE of being trained on, among finished responses, over the window",
-    "fspo/outcome/{name}/bin_{bin}": "mean of a per-sequence outcome (reward, accuracy) in the window's length bin",
-}
-"""What each metric means, with its unit; without one it is a ratio. {bin} is two digits, 00 holds the shortest."""
 
 QUANTILES: Final = (5, 25, 50, 75, 95)
 
@@ -118,8 +49,8 @@ class LengthDiagnostics:
             minibatches: Sums over all ranks of each mini-batch of the rollout batch, in order; the first has S = 0.
 
         Returns:
-            Metrics by name (see METRICS). An undefined metric (a mean of nothing, the LRE where nothing was accepted)
-            is absent rather than nan. A rollout batch of a single mini-batch has no acceptance statistics.
+            Metrics by name (docs/metrics.md). An undefined metric (a mean of nothing, the LRE where nothing was
+            accepted) is absent rather than nan. A rollout batch of a single mini-batch has no acceptance statistics.
 
         Raises:
             ValueError: If there is no mini-batch.

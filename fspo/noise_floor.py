@@ -48,7 +48,7 @@ class NoiseFloor:
         return float(margin_J.min()) if not np.isnan(self.half_width_J).any() and len(margin_J) else math.nan
 
     def metrics(self) -> dict[str, float]:
-        """Metrics by name (:data:`fspo.diagnostics.METRICS`); infinite and undefined ones are absent."""
+        """Metrics by name (docs/metrics.md); infinite and undefined ones are absent."""
         found = {f"fspo/noise_floor/S_rms/bin_{j:02d}": float(rms) for j, rms in enumerate(self.rms_J)}
         found["fspo/noise_floor/margin"] = self.margin
         return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -19,7 +19,7 @@ from fspo.attributes import NAMES as ATTRIBUTES
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.types import SequenceLossSettings
 from recipe.fspo import own_loss
-from recipe.fspo.served import unserved
+from recipe.fspo.launch.served import unserved
 
 Problems = Iterator[str]
 
@@ -130,7 +130,7 @@ def complete_mode(config: DictConfig) -> None:
 
 def problems(config: DictConfig) -> Problems:
     """Everything that contradicts itself or would be ignored: mode, loss and statistics that ``config`` names."""
-    yield from unserved(config)
+    yield from unserved(config, by_response=config.actor_rollout_ref.actor.policy_loss.loss_mode in ALGORITHMS)
     yield from _mode_problems(config)
     yield from _pi_old_problems(config)
     yield from _attribute_problems(config)

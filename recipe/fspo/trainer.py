@@ -25,25 +25,25 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from fspo.attributes import Attribute
 from fspo.samples import validation_samples
-from recipe.fspo.checkpoints.disk import room_for_save
-from recipe.fspo.checkpoints.integrity import remove_old, step_folder
-from recipe.fspo.checkpoints.state import load_state, save_state
-from recipe.fspo.cycle import Cycle
-from recipe.fspo.faults.phase import write_phase
-from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
-from recipe.fspo.faults.resources import wait_for_resources
-from recipe.fspo.launch import loggers, run_folder
-from recipe.fspo.launch.progress import PROGRESS
-from recipe.fspo.launch.run_folder import RunLog
-from recipe.fspo.outcomes import (
+from recipe.fspo.accounting.cycle import Cycle
+from recipe.fspo.accounting.outcomes import (
     SAMPLES_FILE,
     kl_to_start,
     prompt_of,
     read_outcomes,
     send_rows,
 )
+from recipe.fspo.accounting.replay_buffer import count_ends, prompt_tags
+from recipe.fspo.checkpoints.disk import room_for_save
+from recipe.fspo.checkpoints.integrity import remove_old, step_folder
+from recipe.fspo.checkpoints.state import load_state, save_state
+from recipe.fspo.faults.phase import write_phase
+from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
+from recipe.fspo.faults.resources import wait_for_resources
+from recipe.fspo.launch import loggers, run_folder
+from recipe.fspo.launch.progress import PROGRESS
+from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.recorder import join_ranks
-from recipe.fspo.replay_buffer import count_ends, prompt_tags
 from recipe.fspo.reward_manager import raise_failure
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 

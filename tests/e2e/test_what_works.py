@@ -108,7 +108,9 @@ WORKS = (
 )
 
 REFUSED = (
-    Refused("verl's own asynchronous trainers", "trainer.v1.trainer_mode=colocate_async", "trainer_mode=colocate_async"),
+    Refused(
+        "verl's own asynchronous trainers", "trainer.v1.trainer_mode=colocate_async", "trainer_mode=colocate_async"
+    ),
     Refused("verl's own synchronous trainer", "trainer.v1.trainer_mode=sync", "trainer_mode=sync"),
     Refused("verl's older trainer", "trainer.use_v1=false", "use_v1=false"),
     Refused("Megatron", "model_engine=megatron", "model_engine=megatron"),

@@ -64,7 +64,8 @@ class Text:
 _TRAINER = "recipe/fspo/trainer.py"
 _ALIGNMENT = "recipe/fspo/alignment/trainer.py"
 _WORKER = "recipe/fspo/worker.py"
-_REPLAY = "recipe/fspo/replay_buffer.py"
+_OUTCOMES = "recipe/fspo/accounting/outcomes.py"
+_REPLAY = "recipe/fspo/accounting/replay_buffer.py"
 _CPU_WEIGHTS = "recipe/fspo/cpu/checkpoint_engine.py"
 _LIMITS = "fspo/rewards/limits.py"
 _ENGINE, _TRACE = "verl.workers.engine.fsdp.transformer_impl", "recipe/fspo/rehearse/trace.py"
@@ -332,9 +333,17 @@ TEXTS = (
     ),
     # ---- layouts that we read
     Text(
-        "verl.trainer.ppo.v1.agent_loop_tq", '{uid}_{session_id}_{i}"', "recipe/fspo/outcomes.py", "keys of responses"
+        "verl.trainer.ppo.v1.agent_loop_tq",
+        '{uid}_{session_id}_{i}"',
+        _OUTCOMES,
+        "keys of responses",
     ),
-    Text("verl.trainer.ppo.v1.agent_loop_tq", "reward_extra_info", "recipe/fspo/outcomes.py", "what a reward returned"),
+    Text(
+        "verl.trainer.ppo.v1.agent_loop_tq",
+        "reward_extra_info",
+        _OUTCOMES,
+        "what a reward returned",
+    ),
     Text(
         "verl.utils.checkpoint.fsdp_checkpoint_manager",
         'f"extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"',

@@ -29,9 +29,9 @@ from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
 from fspo.types import SequenceLossSettings
+from recipe.fspo.accounting.outcomes import prompt_of
 from recipe.fspo.alignment.worker import WEIGHTS_FIELD, AlignmentWorker
 from recipe.fspo.launch.progress import PROGRESS
-from recipe.fspo.outcomes import prompt_of
 from recipe.fspo.trainer import FSPOTrainer
 
 _TENSORS = ("log_probs", "old_log_probs", "advantages", "response_mask")

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.losses import ALGORITHMS
 from recipe.fspo.launch.checks import read_model_config
 
 Problems = Iterator[str]
@@ -25,13 +24,17 @@ _STRATEGIES = ("fsdp", "fsdp2")
 _TOKEN_ESTIMATORS = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
 
 
-def unserved(config: DictConfig) -> Problems:
-    """A sentence for everything that ``config`` asks of verl and that this recipe does not serve."""
+def unserved(config: DictConfig, *, by_response: bool) -> Problems:
+    """A sentence for everything that ``config`` asks of verl and that this recipe does not serve.
+
+    Args:
+        by_response: whether the loss has one advantage for each response, not one for each token.
+    """
     yield from _trainer_problems(config)
     yield from _engine_problems(config)
     yield from _model_problems(config)
     yield from _lora_problems(config)
-    yield from _advantage_problems(config)
+    yield from _advantage_problems(config, by_response)
 
 
 def _trainer_problems(config: DictConfig) -> Problems:
@@ -100,11 +103,11 @@ def _lora_problems(config: DictConfig) -> Problems:
         )
 
 
-def _advantage_problems(config: DictConfig) -> Problems:
+def _advantage_problems(config: DictConfig, by_response: bool) -> Problems:
     estimator, loss_mode = str(config.algorithm.adv_estimator), config.actor_rollout_ref.actor.policy_loss.loss_mode
     if estimator == "remax":
         yield "algorithm.adv_estimator=remax needs greedy answers that verl's V1 trainer does not draw: set it to rloo"
-    if loss_mode not in ALGORITHMS:
+    if not by_response:
         if config.trainer.device == "cpu" and (estimator == "gae" or config.critic.enable):
             yield (
                 f"algorithm.adv_estimator={estimator} with critic.enable={config.critic.enable} needs a critic, and "

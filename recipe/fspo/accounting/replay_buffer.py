@@ -11,7 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from fspo.funnel import LengthFunnel
-from recipe.fspo.outcomes import prompt_of
+from recipe.fspo.accounting.outcomes import prompt_of
 
 #: verl's reasons to evict a group (stale, filtered, failed), in the order in which one is named for a group of several.
 _REASONS = ((2, "failed"), (0, "stale"), (1, "filtered"))

@@ -18,13 +18,13 @@ from fspo.noise_floor import noise_floor
 from fspo.records import to_record
 from fspo.sums import SequenceSums
 from fspo.types import BandState
+from recipe.fspo.accounting.outcomes import SAMPLES_FILE, Outcomes, grad_norm_metrics, outcome_metrics, training_samples
+from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.checkpoints.state import Stateful
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
-from recipe.fspo.outcomes import SAMPLES_FILE, Outcomes, grad_norm_metrics, outcome_metrics, training_samples
 from recipe.fspo.recorder import MiniBatch, count_unmoved, sequence_record
-from recipe.fspo.replay_buffer import train_on
 
 
 class Cycle:
