@@ -148,6 +148,7 @@ def with_executable(program: Path) -> Callable[[Path], list[str]]:
     return lambda spawner: [sys.executable, "-c", code.format(str(program), str(spawner))]
 
 
+@pytest.mark.release
 def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(
     server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_without_a_server_python_runs_what_is_spawned(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.release
 def test_a_process_whose_files_cannot_get_their_numbers_is_not_forked(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,35 +60,24 @@ found = [name for name in sys.modules if name.startswith("recipe.fspo.cpu")]
 assert not found, found
 """
 
-#: Code and environment by what is expected of it.
-FRESH = {
-    "light modules import nothing heavy": (LIGHT, {}),
-    "verl finds the losses and the platform": (VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}),
-    "a GPU run imports nothing of CPUs": (VERL_ON_GPUS, {}),
-}
+#: What is expected, code and environment.
+FRESH = [
+    pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
+    pytest.param(VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}, id="verl finds the losses and the platform"),
+    pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.release),
+]
 
 
-@pytest.fixture(scope="module")
-def processes() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """All of them at once, outside the checkout: each takes some seconds on one core."""
+@pytest.mark.parametrize(("code", "environment"), FRESH)
+def test_in_a_fresh_process(code: str, environment: dict[str, str]) -> None:
     inherited = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    started = {
-        name: subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code],
-            cwd=Path.home(),
-            env={**inherited, **environment},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, (code, environment) in FRESH.items()
-    }
-    yield started
-    for process in started.values():
-        process.kill()
-
-
-@pytest.mark.parametrize("expected", FRESH)
-def test_in_a_fresh_process(expected: str, processes: dict[str, subprocess.Popen[str]]) -> None:
-    process = processes[expected]
-    _, said = process.communicate(timeout=200)
-    assert process.returncode == 0, said[-2000:]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=Path.home(),  # outside the checkout
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from composing import composed, composed_from
@@ -263,7 +264,14 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"recipe.fspo.{module}.compose", composed_from)
 
 
-@pytest.mark.parametrize(("page", "command"), commands())
+def always_or_release() -> Iterator[Any]:
+    """The commands that a newcomer meets first are composed always, the other pages' with FSPO_TEST_ALL=1."""
+    for page, command in commands():
+        marks = () if page in ("README.md", "docs/index.md", "docs/demo.md") else (pytest.mark.release,)
+        yield pytest.param(page, command, marks=marks)
+
+
+@pytest.mark.parametrize(("page", "command"), always_or_release())
 def test_documented_command(
     page: str, command: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

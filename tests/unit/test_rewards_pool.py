@@ -109,6 +109,7 @@ def test_workers_are_bounded_in_memory(scorer: MathScorer) -> None:
         assert line.split()[3:5] == [str(1024 << 20)] * 2
 
 
+@pytest.mark.release
 def test_close_ends_all_processes_and_the_scorer_can_be_used_again(scorer: MathScorer) -> None:
     scorer.score("about 1", "2")
     started = [launcher_of(scorer), *launcher_of(scorer).children()]
@@ -127,6 +128,7 @@ print(scorer._pool._launcher._process.pid, flush=True)
 """
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("ending", ["os._exit(1)", "time.sleep(600)"])
 def test_no_process_outlives_its_parent(ending: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

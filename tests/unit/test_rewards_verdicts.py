@@ -48,6 +48,7 @@ def test_labelled_set_is_large_and_mixed() -> None:
     assert len({(row["response"], row["truth"]) for row in LABELLED}) == len(LABELLED)
 
 
+@pytest.mark.release  # ten CPU seconds; a sample is in test_rewards_normalise.py
 def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(scorer: MathScorer) -> None:
     verdicts = scorer.score_batch([row["response"] for row in LABELLED], [row["truth"] for row in LABELLED])
     expected = [direct(row["response"], row["truth"]) for row in LABELLED]
