@@ -54,6 +54,24 @@ def test_the_remedy_that_is_named_helps(overrides: list[str], hardware: dict[str
     assert planned(*overrides, *remedies, **hardware)["problems"] == []
 
 
+def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
+    separate = ["mode=separate_async", "actor_rollout_ref.rollout.nnodes=2"]
+    together, apart = planned(), planned(*separate)
+    assert (together["setup"]["rollout_gpus"], apart["setup"]["rollout_gpus"]) == (0, 16)
+    assert {name for name, value in apart["memory"]["rollout"].items() if value} <= {
+        "CUDA, NCCL, fragmentation", "vLLM weights", "vLLM keys and values", "vLLM the rest", "total",
+    }  # fmt: skip
+    assert not any("vLLM" in name for phase in PHASES[1:] for name in apart["memory"][phase])
+    # Twice the replicas, and no wait for the longest response; the copies of the weights are on the host.
+    assert apart["time_s"]["generation"] <= together["time_s"]["generation"] / 2
+    training = sum(apart["time_s"][name] for name in ("log_probs", "update", "offload"))
+    assert apart["time_s"]["total"] == max(training, apart["time_s"]["generation"])
+    copies = 2 * apart["model"]["parameters"] * apart["setup"]["master_bytes"]
+    assert apart["host_bytes_per_node"] - together["host_bytes_per_node"] == pytest.approx(copies)
+    assert planned(*separate, "fspo.pi_old=rollout")["host_bytes_per_node"] == together["host_bytes_per_node"]
+    assert planned("mode=colocate_async")["time_s"]["generation"] <= together["time_s"]["generation"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

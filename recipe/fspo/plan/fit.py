@@ -99,7 +99,7 @@ def _rollout_changes(model: ModelShape, setup: Setup, hardware: Hardware) -> Ite
     yield f"{fsdp}.param_offload", f"true {fsdp}.optimizer_offload=true", both
     for size in (2, 4, 8):
         pipeline = setup.replica_gpus // setup.tensor_parallel
-        if size > setup.tensor_parallel and model.heads % size == 0 and setup.ranks % (size * pipeline) == 0:
+        if size > setup.tensor_parallel and model.heads % size == 0 and setup.generating % (size * pipeline) == 0:
             yield (
                 "actor_rollout_ref.rollout.tensor_model_parallel_size",
                 str(size),
@@ -154,18 +154,22 @@ def _training_changes(model: ModelShape, setup: Setup) -> Iterator[Change]:
         )
 
 
+def _whole_replicas(setup: Setup, ranks: int) -> bool:
+    return setup.rollout_gpus > 0 or ranks % setup.replica_gpus == 0
+
+
 def _more_gpus(setup: Setup) -> Iterator[Change]:
     """More GPUs in a node, up to 8, then more nodes; only numbers that the mini-batch divides over."""
     sequences = setup.mini_prompts * setup.n
     grown = setup.shards == setup.ranks
     for gpus in (2, 4, 8):
         ranks = setup.nodes * gpus
-        if gpus > setup.gpus and sequences % ranks == 0 and ranks % setup.replica_gpus == 0:
+        if gpus > setup.gpus and sequences % ranks == 0 and _whole_replicas(setup, ranks):
             changed = dataclasses.replace(setup, gpus=gpus, shards=ranks if grown else setup.shards)
             yield "trainer.n_gpus_per_node", str(gpus), changed
     for nodes in range(setup.nodes + 1, _LARGEST_CLUSTER + 1):
         ranks = nodes * setup.gpus
-        if sequences % ranks == 0 and ranks % setup.replica_gpus == 0:
+        if sequences % ranks == 0 and _whole_replicas(setup, ranks):
             yield (
                 "trainer.nnodes",
                 str(nodes),

@@ -123,11 +123,13 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
     asleep = setup.gpu_memory_utilization * hardware.gpu_gb if not setup.vllm_sleeps else hardware.vllm_asleep_gb
     for phase in PHASES:
         items = memory.items[phase]
+        items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
+        if phase == "rollout" and setup.rollout_gpus:
+            continue  # on GPUs that only generate
         items["weights (shard)"] = shard if on_gpu.get(phase, True) else 0.0
         items["gradients (shard)"] = shard if phase in ("update", "optimizer") else 0.0
         items["Adam moments (shard)"] = 2 * shard if phase in ("update", "optimizer") or moments_stay else 0.0
-        items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
-        if phase != "rollout":
+        if phase != "rollout" and not setup.rollout_gpus:
             items["vLLM asleep"] = asleep * GIB
     _vllm(memory, model, setup, hardware)
     memory.items["log_probs"] |= _log_probs(model, setup)
@@ -139,10 +141,10 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
         "gathered parameters": float(setup.master_bytes * model.embedding),
         "bucket of weights": setup.bucket_bytes,
     }
-    if setup.vllm_sleeps:
+    if setup.vllm_sleeps and not setup.rollout_gpus:
         memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
     on_host = (setup.param_offload or setup.offload_policy) + 2 * (setup.optimizer_offload or setup.offload_policy)
-    states = (on_host + setup.reference) * model.parameters * setup.master_bytes / setup.shards
+    states = (on_host + setup.reference + setup.weight_copies) * model.parameters * setup.master_bytes / setup.shards
     memory.host_bytes = states * setup.gpus
     return memory
 

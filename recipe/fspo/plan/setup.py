@@ -147,11 +147,19 @@ class Setup:
     max_num_seqs: int
     max_num_batched_tokens: int
     reference_length: float | None
+    mode: str
+    rollout_gpus: int
+    weight_copies: int
 
     @property
     def ranks(self) -> int:
-        """GPUs in all."""
+        """GPUs that train."""
         return self.nodes * self.gpus
+
+    @property
+    def generating(self) -> int:
+        """GPUs that generate: those that train, or in ``separate_async`` others."""
+        return self.rollout_gpus or self.ranks
 
     @property
     def longest(self) -> int:
@@ -204,6 +212,8 @@ def read_setup(config: DictConfig) -> Setup:
     dynamic = bool(actor.use_dynamic_bsz)
     ulysses = max(actor.ulysses_sequence_parallel_size, fsdp.ulysses_sequence_parallel_size)
     longest = config.data.max_prompt_length + config.data.max_response_length
+    mode = str(trainer.v1.trainer_mode).removeprefix("fspo").removeprefix("_") or "sync"
+    separate = mode == "separate_async"
     return Setup(
         nodes=trainer.nnodes,
         gpus=trainer.n_gpus_per_node,
@@ -250,6 +260,10 @@ def read_setup(config: DictConfig) -> Setup:
         max_num_seqs=rollout.max_num_seqs,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         reference_length=config.fspo.reference_length,
+        mode=mode,
+        rollout_gpus=rollout.nnodes * rollout.n_gpus_per_node if separate else 0,
+        # verl's, for log-probs of the weights at the beginning of the step: those, and the newest.
+        weight_copies=2 if separate and config.fspo.pi_old == "actor" else 0,
     )
 
 

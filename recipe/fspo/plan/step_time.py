@@ -22,11 +22,20 @@ class StepTime:
     mean_response: float
     tokens: float
     concurrent: int
+    separate: bool
+
+    @property
+    def training_s(self) -> float:
+        """All but generation."""
+        return self.log_probs_s + self.update_s + self.offload_s
 
     @property
     def total_s(self) -> float:
-        """The parts follow each other in verl's synchronous trainer. Rewards and validation are not counted."""
-        return self.generation_s + self.log_probs_s + self.update_s + self.offload_s
+        """The parts follow each other; in ``mode=separate_async`` the slower of generation and training is the time.
+
+        Rewards and validation are not counted.
+        """
+        return max(self.generation_s, self.training_s) if self.separate else self.generation_s + self.training_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -42,7 +51,7 @@ def estimate(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memory
     - log-probs: F for the old policy, and F for the reference at the share of steps that need it, over
       ``N * gpu_tflops * mfu``;
     - update: 3 F (forward and twice that for backward), 4 F with gradient checkpointing, times the epochs;
-    - generation, for each of N / TP replicas: see :func:`generation_seconds`;
+    - generation, for each replica: see :func:`generation_seconds`;
     - offloading: every byte that moves once to the GPU and back, over ``host_gb_per_s``.
 
     Lengths are taken as uniform about the mean (between 0 and twice the mean, at most the maximum) in sums of squares:
@@ -67,6 +76,7 @@ def estimate(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memory
         mean_response=response,
         tokens=tokens,
         concurrent=concurrent,
+        separate=setup.rollout_gpus > 0,
     )
 
 
@@ -79,9 +89,10 @@ def generation_seconds(
     One decoding step reads the weights and the keys and values of c contexts at their mean length,
     ``(P bytes + c context kv_bytes) / (TP bandwidth decode_efficiency) + decode_overhead_ms``, or takes as long as the
     arithmetic if that is longer. ``sequences * mean_response / c`` such steps make all tokens; but no fewer steps than
-    the longest response has tokens, and those beyond the former read the weights for a few last sequences only.
+    the longest response has tokens, and those beyond the former read the weights for a few last sequences only. In the
+    asynchronous modes no step waits for the longest response.
     """
-    replicas = setup.ranks / setup.replica_gpus
+    replicas = setup.generating / setup.replica_gpus
     sequences = setup.sequences / replicas
     context = prompt + response / 2
     # Not the mean context: a sequence's blocks stay until it ends, and vLLM preempts when they run out.
@@ -94,6 +105,6 @@ def generation_seconds(
     compute = model.forward_flops(concurrent, 0.0) / rate
     overhead = hardware.decode_overhead_ms / 1e3
     steps = sequences * response / concurrent
-    tail = max(0.0, setup.max_response - steps)
+    tail = max(0.0, setup.max_response - steps) if setup.mode == "sync" else 0.0
     prefill = model.forward_flops(setup.prompts / replicas * prompt, 0.0) / rate  # a group shares its prompt's blocks
     return prefill + steps * (max(read, compute) + overhead) + tail * (weights + overhead), concurrent

@@ -46,7 +46,8 @@ def _head(planned: dict[str, Any]) -> Iterator[str]:
         f"{model['kv_bytes_per_token'] / 1024:.0f} KiB of keys and values per token"
     )
     yield (
-        f"{setup['nodes']} x {setup['gpus']} GPUs of {planned['hardware']['gpu_gb']:g} GiB; "
+        f"{setup['nodes']} x {setup['gpus']} GPUs of {planned['hardware']['gpu_gb']:g} GiB"
+        f"{' to train, ' + str(setup['rollout_gpus']) + ' to generate' if setup['rollout_gpus'] else ''}; "
         f"{setup['prompts']} prompts x {setup['n']} responses a step, "
         f"{setup['prompts'] // max(1, setup['mini_prompts']) * setup['epochs']} updates, "
         f"at most {setup['max_prompt']} + {setup['max_response']} tokens, "
@@ -83,13 +84,16 @@ def _rest(planned: dict[str, Any]) -> Iterator[str]:
         yield f"  {note}"
     tokens = planned["tokens_per_step"]
     yield f"tokens a step: {tokens['expected'] / 1e6:.1f}e6 expected, {tokens['at_most'] / 1e6:.1f}e6 at most"
+    separate, asynchronous = planned["setup"]["rollout_gpus"] > 0, planned["setup"]["mode"] != "sync"
     yield (
-        f"step time: {time['total']:.0f} s = generation {time['generation']:.0f} + log-probs {time['log_probs']:.0f} "
-        f"+ update {time['update']:.0f} + offloading {time['offload']:.0f}; {planned['tokens_per_s']:.0f} tokens/s"
+        f"step time: {time['total']:.0f} s = {'the larger of ' if separate else ''}generation {time['generation']:.0f} "
+        f"{'and' if separate else '+'} log-probs {time['log_probs']:.0f} + update {time['update']:.0f} + offloading "
+        f"{time['offload']:.0f}; {planned['tokens_per_s']:.0f} tokens/s"
     )
     yield (
-        f"  assuming mean lengths {planned['mean_prompt']:g} + {planned['mean_response']:g}, one response at the "
-        f"maximum, {planned['concurrent_sequences_per_replica']} sequences decoded together in a replica,"
+        f"  assuming mean lengths {planned['mean_prompt']:g} + {planned['mean_response']:g}, "
+        f"{'no wait for the longest response' if asynchronous else 'one response at the maximum'}, "
+        f"{planned['concurrent_sequences_per_replica']} sequences decoded together in a replica,"
     )
     yield (
         f"  mfu {hardware['mfu']:g} of {peak}, decoding at {hardware['decode_efficiency']:g} of {bandwidth}; "
