@@ -107,7 +107,7 @@ class Run:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def phase(self) -> Phase | None:
-        return read_phase([self.folder])
+        return read_phase(self.folder)
 
     def pids(self) -> list[int]:
         """Living processes of this start."""
@@ -167,7 +167,7 @@ def _steps(folder: Path, skip: int = 0) -> list[dict[str, Any]]:
     return complete_lines(folder / "metrics.jsonl")[skip:]
 
 
-def _aim(run: Run, role: str, moment: str, step: int) -> int:
+def aim(run: Run, role: str, moment: str, step: int) -> int:
     """Wait until the run is at the moment of the step, and return the process to be killed."""
     limit, victim, looked, found = time.monotonic() + START_LIMIT_S, None, 0.0, 0.0
     while run.process.poll() is None and time.monotonic() < limit:
@@ -189,7 +189,7 @@ def _aim(run: Run, role: str, moment: str, step: int) -> int:
     raise NotReached(f"{moment} of step {step} was not reached:\n{run.output()[-3000:]}")
 
 
-def _sentence(output: str) -> str:
+def sentence(output: str) -> str:
     """The line that says why the run ended."""
     lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
     return lines[0] if lines else ""
@@ -246,7 +246,7 @@ def run_row(folder: Path, process: str, moment: str) -> tuple[dict[str, Any], st
     run = Run(folder, (f"reward.custom_reward_function.path={reward}",) if process == "judge" else ())
     try:
         # One whole step first, that is not saved: its loss is the price of the fault.
-        victim = _aim(run, PROCESSES[process], moment, left[0] + SAVE_FREQ)
+        victim = aim(run, PROCESSES[process], moment, left[0] + SAVE_FREQ)
         os.kill(victim, signal.SIGKILL)
         killed, at = time.monotonic(), run.phase()
         assert at is not None
@@ -268,7 +268,7 @@ def _end(run: Run, killed: float) -> dict[str, Any]:
         time.sleep(0.1)
     row = {"end_s": round(ended - killed, 1), "gone_s": round(time.monotonic() - killed, 1), "left": len(left)}
     names = [" ".join(psutil.Process(pid).cmdline())[:60] for pid in left if psutil.pid_exists(pid)]
-    message = _sentence(run.output())
+    message = sentence(run.output())
     log = re.search(r"its log: (\S+)", message)
     return row | {
         "exit_code": 128 - code if code is not None and code < 0 else code,

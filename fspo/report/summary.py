@@ -40,7 +40,10 @@ def summarise(folder: Path) -> str:
             lines.append(_accuracy_line("before", int(steps[0]), float(values[0]), problems))
             lines.append(_accuracy_line("after ", int(steps[-1]), float(values[-1]), problems))
     figure = plot_run(folder, folder / "run.png")
-    status = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))["status"]
+    info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+    status = info["status"]
+    if (restarts := sum("reason" in each for each in info.get("starts", ()))) and info.get("effective_time_ratio"):
+        status += f", after {restarts} restart(s); {info['effective_time_ratio']:.0%} of the time in steps that count"
     return "\n".join([*lines, f"status: {status}", f"metrics: {folder / METRICS_FILE}", f"figure: {figure}"])
 
 

@@ -25,6 +25,8 @@ from recipe.fspo.launch.compose import (
 )
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform, forked_workers
+from recipe.fspo.launch.restarts import supervise
+from recipe.fspo.launch.run_folder import is_restart
 from recipe.fspo.launch.run_settings import NotARunError, with_settings_of_run
 
 #: Hydra's flags that print something in place of a run.
@@ -95,7 +97,7 @@ Settings often changed, of the recipe and of verl:
   trainer.nnodes=1 trainer.n_gpus_per_node=8                machine
   trainer.total_training_steps=300 trainer.save_freq=5 trainer.test_freq=10
   trainer.logger=[console,tensorboard,wandb]                verl's, into the run folder; fspo.log=all: every metric
-  hydra.searchpath=[FOLDER]                                 a folder of your own with algo/ or experiment/
+  hydra.searchpath=[FOLDER]                                 your algo/ (own loss: docs/extending.md) or experiment/
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there). --cfg job prints the resolved
 configuration, --multirun sweeps (algo=fspo,gspo seed=1,2), --hydra-help has Hydra's own flags.
@@ -129,7 +131,6 @@ def main() -> None:
     if any(argument.partition("=")[0] in _PRINTS for argument in sys.argv[1:]):
         _train()  # needs no machine that could run it
         return
-    own_run_id()  # before anything is started: whatever is, inherits it
     watch_for_warning()
     end_on_signals()
     os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
@@ -139,6 +140,9 @@ def main() -> None:
     except (HydraException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
+    if config.fspo.restarts and not several and not is_restart():
+        sys.exit(supervise(sys.argv[1:], Path(config.fspo.run_dir).absolute(), config.fspo.restarts))
+    own_run_id()  # before anything is started: whatever is, inherits it
     # Of several runs each begins it for itself. Beside this process's own imports.
     with contextlib.nullcontext() if several else forked_workers(config, JOB.modules):
         _train()

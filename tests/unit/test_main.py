@@ -79,6 +79,13 @@ def test_a_mistyped_key_is_refused_with_the_suggestion(
     assert "'expriment'.\nDid you mean experiment?\nTo append" in capsys.readouterr().err
 
 
+def test_a_word_for_true_or_false_is_refused() -> None:
+    for given in ("evaluate=ture", "trainer.val_before_train=no", "actor_rollout_ref.actor.use_kl_loss=Flase"):
+        with pytest.raises(HydraException, match=f"{given}: give true or false"):
+            compose(["algo=gspo", given])
+    assert compose(["trainer.experiment_name=on", "evaluate=TRUE"]).evaluate is True
+
+
 def test_a_folder_of_the_users_adds_to_verls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine/algo").mkdir(parents=True)
     (tmp_path / "mine/algo/other.yaml").write_text("# @package _global_\nfspo: {algo: other}\n")

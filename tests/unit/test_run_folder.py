@@ -10,13 +10,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from composing import composed
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.checkpoints.integrity import step_folder
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.checks import PreflightError
-from recipe.fspo.launch.run_settings import NotARunError, changed_settings, next_commands, refusal, with_settings_of_run
+from recipe.fspo.launch.run_settings import (
+    NotARunError,
+    _with_absolute_paths,
+    changed_settings,
+    next_commands,
+    refusal,
+    with_settings_of_run,
+)
 from recipe.fspo.launch.start import launch, prepare
 from recipe.fspo.main import JOB
 
@@ -163,6 +171,39 @@ def test_a_run_without_results_may_begin_anew_with_other_settings(tmp_path: Path
 def test_a_run_folder_may_be_moved(tmp_path: Path) -> None:
     begun(tmp_path / "a").rename(tmp_path / "b")
     assert changed_settings(ready(tmp_path / "b")) == []
+
+
+def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    write_dataset(tmp_path / "mine", 40, 9, 5)
+    (tmp_path / "mine/reward.py").write_text("def compute_score(**row):\n    return 0.0\n")
+    given = (
+        "data.train_files=[train.parquet]",
+        "data.val_files=test.parquet",
+        "reward.custom_reward_function.path=reward.py",
+        "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model",
+    )
+    monkeypatch.chdir(tmp_path / "mine")
+    kept = list(map(_with_absolute_paths, OverridesParser.create().parse_overrides(list(given))))
+    assert kept[0] == f"data.train_files=['{tmp_path}/mine/train.parquet']" and kept[3] == given[3]
+    begun(tmp_path / "run", *given)
+    monkeypatch.chdir(tmp_path)
+    assert changed_settings(ready(tmp_path / "run", *kept)) == []
+    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *given))]
+
+
+def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(**row):\n    return 0.0\n")
+    given = f"reward.custom_reward_function.path={reward}"
+    config = ready(begun(tmp_path / "run", given), given)
+    run_folder.begin(config)
+    assert "note:" not in capsys.readouterr().out
+    reward.write_text("def compute_score(**row):\n    return 1.0\n")
+    run_folder.begin(config)
+    assert f"from step 1 on other code is used than before: {reward} changed" in capsys.readouterr().out
+    (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
+    assert (change["key"], change["files"]) == ("code", [str(reward)]) and change["old"] != change["new"]
 
 
 def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
 
 def test_the_phase_is_read_as_written(tmp_path: Path) -> None:
     assert read_phase(tmp_path) is None
-    write_phase(tmp_path, 1, "weight sync", ending=True)
+    write_phase(tmp_path, Phase(1, "weight sync", ending=True))
     phase = read_phase(tmp_path)
     assert phase is not None and (phase.step, phase.ending) == (1, True)
     assert phase.words() == "during the weight sync of step 1"
@@ -149,7 +149,7 @@ time.sleep(60)
 
 
 def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path: Path) -> None:
-    write_phase(tmp_path, 2, "save")
+    write_phase(tmp_path, Phase(2, "save"))
     says = {
         "-": "error: the launching process (process ",
         "the FSDP worker died": "error: the FSDP worker died",

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PHASE_FILE = "phase.json"
@@ -23,24 +23,26 @@ class Phase:
         phase: One of :data:`PHASES`.
         since: Unix time at which the phase began, in seconds.
         ending: Whether the trainer has stopped, with or without an error, and is closing its processes.
+        moves: Counts what has happened in the phase, such as responses that have finished.
     """
 
     step: int
     phase: str
-    since: float
+    since: float = field(default_factory=time.time)
     ending: bool = False
+    moves: int = 0
 
     def words(self) -> str:
         """For a sentence: ``during start-up``, ``during the update of step 3``."""
         return "during start-up" if self.phase == "start-up" else f"during the {self.phase} of step {self.step}"
 
 
-def write_phase(run_dir: str | Path, step: int, phase: str, ending: bool = False) -> None:
+def write_phase(run_dir: str | Path, phase: Phase) -> None:
     """Replace ``phase.json``; a reader sees the old file or the new one. Costs no disk flush, unlike a checkpoint's."""
     path = Path(run_dir) / PHASE_FILE
     temporary = path.with_name(f".{PHASE_FILE}.tmp")
     with contextlib.suppress(OSError):  # best effort: a full disk must not end the run here
-        temporary.write_text(json.dumps(asdict(Phase(step, phase, time.time(), ending))) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(asdict(phase)) + "\n", encoding="utf-8")
         os.replace(temporary, path)
 
 

@@ -54,19 +54,20 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
+def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = RUN_ID_VARIABLE) -> list[int]:
     """Living processes of the run with this id, except the calling one.
 
     Args:
         run_id: Value of the variable.
         foreign: Processes known not to belong to the run, so that they are read once; brought up to date in place.
+        variable: Where it stands.
     """
     pids = set(psutil.pids()) - {os.getpid()}
     environments: dict[int, dict[str, str]] = {}
     for pid in pids - (foreign or set()):
         with contextlib.suppress(psutil.Error, OSError):
             environments[pid] = psutil.Process(pid).environ()
-    found = {pid for pid, environment in environments.items() if environment.get(RUN_ID_VARIABLE) == run_id}
+    found = {pid for pid, environment in environments.items() if environment.get(variable) == run_id}
     if foreign is not None:
         foreign &= pids
         # An empty one may belong to a process that is just being started.

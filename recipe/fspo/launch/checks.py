@@ -107,6 +107,14 @@ def _logger_problems(config: DictConfig) -> Problems:
         )
 
 
+def _fault_problems(config: DictConfig) -> Problems:
+    after_s = config.fspo.hang_after_s
+    if after_s is not None and not (type(after_s) in (int, float) and after_s >= 10):
+        yield f"fspo.hang_after_s={after_s} must be a number of seconds from 10 on, or null for no limit"
+    if type(config.fspo.restarts) is not int or config.fspo.restarts < 0:
+        yield f"fspo.restarts={config.fspo.restarts} must be a whole number of restarts in an hour, 0 for none"
+
+
 def _room_problems(config: DictConfig) -> Problems:
     folder, told = model_folder.find(config.actor_rollout_ref.model.path), read_model_config(config) or {}
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
@@ -253,6 +261,7 @@ _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
     _logger_problems,
     loggers.problems,
     _room_problems,
+    _fault_problems,
     data_files.problems,
     reward_function.problems,
     batch_problems,

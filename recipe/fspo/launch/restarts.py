@@ -1,0 +1,118 @@
+"""``fspo.restarts=N``: a run that failed is started again from its last checkpoint, N times an hour at most.
+
+The command becomes the parent of one start after the other, so that the death of a launching process costs no more than
+that of any other. Each start is the user's command with the same run folder. Two failures without a step in between
+are a fault that starting again does not mend, and end it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from recipe.fspo.faults.phase import read_phase
+from recipe.fspo.faults.processes import kill, processes_of
+from recipe.fspo.launch.commands import FAILED
+from recipe.fspo.launch.run_folder import INFO_FILE, METRICS_FILE, RESTARTED
+
+_FAMILY: Final = "FSPO_FAMILY"
+_HOUR_S: Final = 3600.0
+#: How long what a start has left may take to end by itself: the reaper needs 6 s and as much as 10 s to kill.
+_GONE_S: Final = 30.0
+#: Ended by somebody on purpose; a killed process was not.
+_ON_PURPOSE: Final = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
+
+
+def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
+    """Start the run until it ends otherwise than by a failure; returns the exit status of the last start.
+
+    Args:
+        arguments: Of ``python -m recipe.fspo.main``.
+        run_dir: Of the run, the same for all starts.
+        limit: Restarts in an hour.
+    """
+    family, restarts, reason = uuid.uuid4().hex, 0, ""
+    recent: deque[float] = deque(maxlen=limit)
+    command = [sys.executable, "-m", "recipe.fspo.main", *arguments, f"fspo.run_dir={run_dir}"]
+    while True:
+        before = _last_step(run_dir)
+        facts = {"restarts": restarts} | ({"reason": reason} if reason else {})
+        code = _run(command, {**os.environ, RESTARTED: json.dumps(facts), _FAMILY: family})
+        _wait_until_gone(family)
+        if code != FAILED and (code >= 0 or code in _ON_PURPOSE):
+            return code if code >= 0 else 128 - code
+        reason = _reason(run_dir, code)
+        stop = None
+        if restarts and _last_step(run_dir) <= before:
+            stop = "it failed twice without a step in between"
+        elif len(recent) == limit and time.monotonic() - recent[0] < _HOUR_S:
+            stop = f"it has been restarted {limit} times within an hour (fspo.restarts)"
+        if stop is not None:
+            print(f"error: not started again: {stop}", file=sys.stderr, flush=True)
+            return FAILED
+        recent.append(time.monotonic())
+        restarts += 1
+        print(f"restart {restarts}: {reason}", flush=True)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """One start. Signals for this process are for it; a terminal's Ctrl-C reaches it by itself."""
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(signum: int, _: object) -> None:
+        if child is None:
+            early.append(signum)
+        else:
+            child.send_signal(signum)
+
+    handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    old: dict[int, Callable[..., Any] | int | None] = {each: signal.signal(each, pass_on) for each in handled}
+    old[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)  # not ignored: the child would inherit that
+    try:
+        child = subprocess.Popen(command, env=dict(environment))
+        for signum in early:
+            child.send_signal(signum)
+        return child.wait()
+    finally:
+        for each, handler in old.items():
+            signal.signal(each, handler)
+
+
+def _wait_until_gone(family: str) -> None:
+    limit = time.monotonic() + _GONE_S
+    while (left := processes_of(family, variable=_FAMILY)) and time.monotonic() < limit:
+        time.sleep(0.2)
+    kill(left)
+
+
+def _last_step(run_dir: Path) -> int:
+    """The last step that was done; 0 without any."""
+    try:
+        lines = (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
+    return max(steps, default=0)
+
+
+def _reason(run_dir: Path, code: int) -> str:
+    try:
+        starts = json.loads((run_dir / INFO_FILE).read_text(encoding="utf-8"))["starts"]
+        said = starts[-1].get("error")
+    except (OSError, ValueError, LookupError):
+        said = None
+    if said is not None:
+        return str(said)
+    phase = read_phase(run_dir)
+    how = f"by signal {-code}" if code < 0 else f"with status {code}"
+    return f"the launching process ended {how}" + (f" {phase.words()}" if phase else "")

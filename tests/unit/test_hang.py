@@ -1,0 +1,161 @@
+"""A run without progress: when it is warned of and ended, and which process is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recipe.fspo.faults import hang
+from recipe.fspo.faults.hang import Doing, Hang, HangWatch, Patience, doing_here, suspects
+from recipe.fspo.faults.phase import Phase
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE, kill, processes_of
+
+Begin = Callable[[str, str], int]
+
+SLEEPS = "import time\ndef compute_score():\n    time.sleep(60)\nprint(flush=True)\ncompute_score()"
+WAITS = "import threading\nprint(flush=True)\nthreading.Event().wait(60)"
+LOOPS = "def endless():\n    while True:\n        pass\nprint(flush=True)\nendless()"
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    run_id = uuid.uuid4().hex
+    yield run_id
+    kill(processes_of(run_id))
+
+
+@pytest.fixture
+def begin(run_id: str, tmp_path: Path) -> Iterator[Begin]:
+    """Starts a Python program with a title like one of Ray's workers'; returns its number when it runs."""
+
+    def begin(title: str, code: str) -> int:
+        program = tmp_path / f"{title.rpartition(':')[2]}.py"
+        program.write_text(code, encoding="utf-8")
+        process = subprocess.Popen(
+            [title, "-I", str(program)],
+            executable=sys.executable,
+            env={**os.environ, RUN_ID_VARIABLE: run_id},
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        begun.append(process)
+        process.stdout.readline()
+        return process.pid
+
+    begun: list[subprocess.Popen[bytes]] = []
+    yield begin
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def test_patience_grows_with_what_a_phase_has_taken() -> None:
+    patience = Patience(90)
+    patience.measured("update", 20)
+    patience.measured("update", 3)
+    assert (patience.limit_s("update"), patience.limit_s("generation")) == (200, 90)
+
+
+def test_each_process_is_seen_as_it_is(run_id: str, begin: Begin) -> None:
+    reward, engine = begin("ray::RewardLoopWorker", SLEEPS), begin("ray::WorkerDict", WAITS)
+    loop, stopped = begin("VLLM::EngineCore", LOOPS), begin("ray::FSPOTaskRunner", WAITS)
+    os.kill(stopped, signal.SIGSTOP)
+    found = {doing.pid: doing for doing in doing_here(run_id)}
+    assert (found[reward].state, found[reward].where) == ("waits", "compute_score (RewardLoopWorker.py:3)")
+    assert (found[engine].state, found[engine].own) == ("waits", False)
+    assert (found[loop].state, found[loop].role) == ("busy", "vLLM engine")
+    assert found[loop].where is not None and found[loop].where.startswith("endless (EngineCore.py:")
+    assert found[stopped].words() == f"the trainer (process {stopped}) is stopped"
+    assert "  MainThread\n    compute_score (RewardLoopWorker.py:3)\n" in found[reward].stacks
+
+
+def test_what_explains_a_hang_is_named() -> None:
+    waits = Doing("trainer", 1, None, "waits", "get_objects (worker.py:1)", False, "")
+    ranks = [replace(waits, role="FSDP worker", pid=pid, where="all_gather (distributed.py:2)") for pid in (2, 3, 4)]
+    assert suspects([waits, *ranks]) == []
+    elsewhere = replace(ranks[0], pid=5, where="barrier (distributed.py:9)", node="b")
+    assert suspects([waits, *ranks, elsewhere]) == [elsewhere]
+    busy = replace(waits, role="vLLM engine", pid=6, state="busy")
+    assert suspects([waits, *ranks, elsewhere, busy]) == [busy]
+    own = replace(waits, role="reward worker", pid=7, own=True)
+    assert suspects([waits, busy, own]) == [own]
+    stopped = replace(waits, pid=8, state="stopped")
+    assert suspects([own, busy, stopped]) == [stopped]
+    assert elsewhere.words() == "the FSDP worker (process 5 on b) is in barrier (distributed.py:9)"
+
+
+class Watched:
+    """A watch with a limit of 0.4 s over a phase that a test sets."""
+
+    def __init__(self, run_id: str, folder: Path, after_s: float) -> None:
+        self.phase: Phase | None = None
+        self.said: list[str] = []
+        self.hangs: list[Hang] = []
+        self.over = threading.Event()
+        self.watch = HangWatch(
+            run_id, folder, after_s, lambda: self.phase, lambda: 0, self.said.append, self.hangs.append, self.over
+        )
+
+    def wait_for(self, true: Callable[[], object]) -> None:
+        limit = time.monotonic() + 30
+        while not true():
+            assert time.monotonic() < limit, self.said
+            time.sleep(0.02)
+
+
+def test_a_run_without_progress_is_warned_of_and_then_ended(
+    run_id: str, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(hang, "_END", 20)
+    reward = begin("ray::RewardLoopWorker", SLEEPS)
+    watched = Watched(run_id, tmp_path, 0.4)
+    watched.watch.start()
+    watched.wait_for(lambda: watched.said)
+    assert watched.said[0].startswith("warning: no progress for 0 s during start-up: the reward worker (process")
+    assert (
+        f"(process {reward}) is in compute_score" in watched.said[0] and str(tmp_path / "hang.txt") in watched.said[0]
+    )
+    assert "compute_score (RewardLoopWorker.py:3)" in (tmp_path / "hang.txt").read_text()
+    watched.phase = Phase(3, "generation")
+    watched.wait_for(lambda: len(watched.said) == 2)
+    assert watched.said[1].startswith("note: the run goes on") and watched.hangs == []
+    monkeypatch.setattr(hang, "_END", 1.75)
+    watched.wait_for(lambda: watched.hangs)
+    sentence = watched.hangs[0].sentence()
+    assert "during the generation of step 3: the reward worker" in sentence and "It was ended after" in sentence
+    watched.over.set()
+
+
+def test_progress_within_a_phase_counts(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.02)
+    watched = Watched(run_id, tmp_path, 5.0)
+    watched.watch.start()
+    for moves in range(20):  # as responses finish; ten times the longest pause would be far below 5 s
+        watched.phase = Phase(1, "generation", moves=moves)
+        time.sleep(0.05)
+    watched.over.set()
+    assert watched.said == [] and watched.hangs == []
+
+
+def test_other_programs_take_their_time_off_the_clock(run_id: str) -> None:
+    share = hang.Share(run_id)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        time.sleep(1.0)
+        foreign = share.ours()
+    finally:
+        for process in loops:
+            process.kill()
+            process.wait(10)
+    assert 0.2 <= foreign < 0.6

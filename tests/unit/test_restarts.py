@@ -1,0 +1,105 @@
+"""A failed run is started again, within limits; its history and how much of its time counted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipe.fspo.launch import restarts
+from recipe.fspo.launch.restarts import supervise
+from recipe.fspo.launch.run_folder import RESTARTED, effective_time_ratio, is_restart, told
+
+#: In place of Python: does what the next line of the plan says (steps done, exit status), and notes what it was given.
+START = """#!/bin/sh
+cd "$(dirname "$0")"
+n=$(wc -l < given); n=$((n + 1))
+echo "$FSPO_RESTARTED $*" >> given
+set -- $(sed -n "${n}p" plan)
+for step in $(seq 1 "$1"); do echo "{\\"step\\": $step}" >> metrics.jsonl; done
+[ "$2" != killed ] || kill -9 $$
+exit "$2"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "start"
+    program.write_text(START, encoding="utf-8")
+    program.chmod(0o755)
+    (tmp_path / "given").touch()
+    monkeypatch.setattr(sys, "executable", str(program))
+    return tmp_path
+
+
+def run(folder: Path, *plan: str, limit: int = 3) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status, and what the starts were told."""
+    (folder / "plan").write_text("\n".join(plan) + "\n", encoding="utf-8")
+    code = supervise(["algo=fspo"], folder, limit)
+    given = (folder / "given").read_text(encoding="utf-8").splitlines()
+    assert all(line.endswith(f"-m recipe.fspo.main algo=fspo fspo.run_dir={folder}") for line in given)
+    return code, [json.loads(line[: line.index("} ") + 1]) for line in given]
+
+
+def test_a_failed_run_is_started_again_until_it_finishes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, given = run(folder, "2 1", "4 killed", "6 0")
+    assert (code, [each["restarts"] for each in given]) == (0, [0, 1, 2])
+    assert "reason" not in given[0] and given[2]["reason"] == "the launching process ended by signal 9"
+    assert capsys.readouterr().out.splitlines()[1] == "restart 2: the launching process ended by signal 9"
+
+
+@pytest.mark.parametrize("status", [0, 2, 75, 130, 143])
+def test_other_ends_are_passed_on(folder: Path, status: int) -> None:
+    code, given = run(folder, f"1 {status}")
+    assert (code, len(given)) == (status, 1)
+
+
+def test_two_failures_without_a_step_between_end_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, given = run(folder, "0 1", "0 1", "9 0")
+    assert (code, len(given)) == (1, 2)
+    assert "not started again: it failed twice without a step in between" in capsys.readouterr().err
+
+
+def test_no_more_than_the_limit_within_an_hour(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = [f"{step} 1" for step in range(1, 6)]
+    assert run(folder, *plan, limit=2)[0] == 1
+    assert "restarted 2 times within an hour" in capsys.readouterr().err
+    assert len((folder / "given").read_text().splitlines()) == 3
+    monkeypatch.setattr(restarts, "_HOUR_S", 0.0)
+    (folder / "given").write_text("")
+    (folder / "metrics.jsonl").unlink()
+    assert run(folder, *plan, "6 0", limit=2)[0] == 0
+
+
+def test_the_warning_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "start").write_text("#!/bin/sh\ntrap 'exit 75' USR1\nkill -USR1 $PPID\nwhile :; do sleep 0.05; done\n")
+    before = signal.getsignal(signal.SIGUSR1)
+    assert supervise([], folder, 1) == 75
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_start_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_restart() and told() == {}
+    monkeypatch.setenv(RESTARTED, '{"restarts": 1, "reason": "x"}')
+    assert is_restart() and told() == {"restarts": 1, "reason": "x"}
+
+
+def test_the_time_that_counted() -> None:
+    def at(seconds: int) -> str:
+        return f"2026-01-01T00:{seconds // 60:02}:{seconds % 60:02}+00:00"
+
+    steps = [{"step": step, "metrics": {"timing_s/step": 10.0}} for step in (1, 2, 2, 3)]
+    validation = [{"step": 3, "metrics": {"timing_s/step": 10.0, "timing_s/testing": 5.0}}]
+    starts = [
+        {"started": at(0), "ended": at(30)},
+        {"started": at(40), "ended": at(60), "reason": "the trainer died"},  # the ten seconds between are lost
+        {"started": at(600), "ended": at(620)},  # begun by a person
+    ]
+    assert effective_time_ratio(starts, [*steps, *validation]) == pytest.approx(35 / 80)
+    assert effective_time_ratio([], []) is None
