@@ -261,8 +261,8 @@ def quantile_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
     return _rows([f"steps {_FIRST} and later, {len(found)} runs", *VIEWS], rows)
 
 
-def tables(grid: Path) -> str:
-    """All tables of the page."""
+def tables(grid: Path, common: bool = True) -> str:
+    """The tables of a section; ``common``: also those that judge the same records with other bands."""
     folders, planned, problems = expand_paths([grid])
     loaded = [load_run(folder) for folder in folders]
     # A run in progress has no place in a comparison; the table of runs says how far it is.
@@ -281,14 +281,13 @@ def tables(grid: Path) -> str:
         if not chosen:
             continue
         parts += [f"### {title}: own runs", own_tables(chosen, starts)]
-        if comparison == "default":
+        if comparison == "default" and common:
             parts.append("### Common records")
             parts += [
                 f"On the runs of {group.algo}:\n\n{found}"
                 for group in chosen
                 if (found := common_tables(group, starts))
             ]
-        if comparison == "default":
             parts += ["### The quantile band on common records", quantile_table(chosen, starts)]
         parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
         if (pairs := paired_differences(chosen, measures)) is not None:
@@ -313,10 +312,11 @@ def main() -> None:
     parser.add_argument(
         "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
     )
+    parser.add_argument("--section", default="tables", help="of the page: tables, or words for the second task")
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
     try:
-        replace_section(page, "tables", "")  # the tables take a while to compute
+        replace_section(page, arguments.section, "")  # the tables take a while to compute
     except ValueError as error:
         parser.error(f"{arguments.page}: {error}")
     with contextlib.ExitStack() as stack:
@@ -325,9 +325,9 @@ def main() -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             stack.enter_context(tarfile.open(grid)).extractall(folder, filter="data")
             grid = folder
-        text = tables(grid)
+        text = tables(grid, common=arguments.section == "tables")
     with atomic_path(arguments.page) as temporary:
-        temporary.write_text(replace_section(page, "tables", text), encoding="utf-8")
+        temporary.write_text(replace_section(page, arguments.section, text), encoding="utf-8")
 
 
 if __name__ == "__main__":

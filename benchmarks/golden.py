@@ -31,7 +31,7 @@ TOLERANCE: Final = 1e-9
 TOKENS, ROUNDS, MINI_BATCHES, SEQUENCES, LONGEST = 12, 6, 3, 24, 96
 STEP: Final = 0.25
 
-ARMS: Final[dict[str, SequenceLossSettings]] = {
+VARIANTS: Final[dict[str, SequenceLossSettings]] = {
     **ALGORITHMS,
     "fspo_dual_clip": dataclasses.replace(ALGORITHMS["fspo"], dual_clip=1.5),
     "seq_rloo_guard": dataclasses.replace(ALGORITHMS["seq_rloo"], s_max=0.1),
@@ -105,35 +105,37 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
 
 
 def trajectories() -> dict[str, Trajectory]:
-    """Those of all arms."""
-    return {name: trajectory(settings) for name, settings in ARMS.items()}
+    """Those of all variants."""
+    return {name: trajectory(settings) for name, settings in VARIANTS.items()}
 
 
 def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> list[str]:
     """A row of a Markdown table for each recorded quantity that has changed."""
     rows = []
-    for arm in sorted(before.keys() | after.keys()):
-        if arm not in before or arm not in after:
-            rows.append(f"| {arm} | all | | {'recorded' if arm in before else 'new'} | |")
+    for variant in sorted(before.keys() | after.keys()):
+        if variant not in before or variant not in after:
+            rows.append(f"| {variant} | all | | {'recorded' if variant in before else 'new'} | |")
             continue
-        for name, old in before[arm].items():
-            new = after[arm][name]
+        for name, old in before[variant].items():
+            new = after[variant][name]
             gaps = np.abs(np.subtract(old, new)) / np.maximum(np.maximum(np.abs(old), np.abs(new)), 1e-12)
             changed = np.flatnonzero(gaps > TOLERANCE)
             if len(changed):
                 first = int(changed[0])
-                rows.append(f"| {arm} | {name} | {first} | {old[first]:.6g} | {new[first]:.6g} | {gaps.max():.2g} |")
+                rows.append(
+                    f"| {variant} | {name} | {first} | {old[first]:.6g} | {new[first]:.6g} | {gaps.max():.2g} |"
+                )
     return rows
 
 
 def _as_text(recorded: dict[str, Trajectory]) -> str:
     """JSON with one quantity a line, so that a change can be read in a diff."""
-    arms = [
-        f"{json.dumps(arm)}: {{\n"
+    variants = [
+        f"{json.dumps(variant)}: {{\n"
         + ",\n".join(f" {json.dumps(name)}: {json.dumps(values)}" for name, values in found.items())
-        for arm, found in recorded.items()
+        for variant, found in recorded.items()
     ]
-    return "{\n" + "\n},\n".join(arms) + "\n}\n}\n"
+    return "{\n" + "\n},\n".join(variants) + "\n}\n}\n"
 
 
 def main() -> None:

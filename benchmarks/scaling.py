@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pages import complete_lines, markdown, replace_section
-from benchmarks.versus_verl.arms import ARMS, Arm
 from benchmarks.versus_verl.run import StartFailed, measure
 from benchmarks.versus_verl.tables import NOT_RUN
+from benchmarks.versus_verl.variants import VARIANTS, Variant
 from fspo.files import atomic_path
 from fspo.report.style import LIGHT, new_figure, save_png, themed
 
@@ -32,7 +32,7 @@ ROWS = Path(__file__).with_name("scaling.jsonl")
 PAGE, PLOT = Path("docs/performance.md"), Path("docs/images/performance-scaling.png")
 STEPS = 4
 RESPONSES = 8
-_PLAIN, _RECIPE = ARMS[0], ARMS[1]
+_PLAIN, _RECIPE = VARIANTS[0], VARIANTS[1]
 _GUESS_S = 100.0
 
 
@@ -105,27 +105,27 @@ def overrides(point: Point, model: Path) -> list[str]:
     ]
 
 
-def start(arm: Arm, point: Point) -> dict[str, Any]:
+def start(variant: Variant, point: Point) -> dict[str, Any]:
     """Measure one point; the row to keep."""
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         write_model(point, Path(folder))
-        row = measure(arm, overrides(point, Path(folder)), STEPS)
-    keep = ("arm", "date", "cores", "steps_s", "timings_s", "peak_pss_mib", "response_tokens", "others_share")
+        row = measure(variant, overrides(point, Path(folder)), STEPS)
+    keep = ("variant", "date", "cores", "steps_s", "timings_s", "peak_pss_mib", "response_tokens", "others_share")
     return {"point": point.name, **{name: row[name] for name in (*keep, "first_step_begins_s")}}
 
 
-def todo(rows: Sequence[dict[str, Any]], plain: bool) -> list[tuple[Arm, Point]]:
+def todo(rows: Sequence[dict[str, Any]], plain: bool) -> list[tuple[Variant, Point]]:
     """What has not been measured yet, the recipe's points first."""
-    done = {(row["arm"], row["point"]) for row in rows}
+    done = {(row["variant"], row["point"]) for row in rows}
     wanted = [(_RECIPE, point) for point in dict.fromkeys(p for points in AXES.values() for p in points)]
     if plain:
         wanted += [(_PLAIN, point) for point in (*LARGEST, BASE)]
-    return [(arm, point) for arm, point in wanted if (arm.name, point.name) not in done]
+    return [(variant, point) for variant, point in wanted if (variant.name, point.name) not in done]
 
 
-def step_s(rows: Sequence[dict[str, Any]], arm: Arm, point: Point) -> float | None:
+def step_s(rows: Sequence[dict[str, Any]], variant: Variant, point: Point) -> float | None:
     """Median of the later steps; None if it was not measured."""
-    found = [row["steps_s"] for row in rows if row["arm"] == arm.name and row["point"] == point.name]
+    found = [row["steps_s"] for row in rows if row["variant"] == variant.name and row["point"] == point.name]
     return median(found[-1]) if found else None
 
 
@@ -163,10 +163,10 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
         figure = new_figure(9, 2.9)
         panels = figure.subplots(1, len(axes), sharey=True)
         for panel, axis in zip(panels, axes, strict=True):
-            for arm, marker, colour in ((_RECIPE, "o-", LIGHT.arms["fspo"]), (_PLAIN, "s", LIGHT.others[0])):
-                found = [(getattr(p, axis), s) for p in AXES[axis] if (s := step_s(rows, arm, p)) is not None]
+            for variant, marker, colour in ((_RECIPE, "o-", LIGHT.arms["fspo"]), (_PLAIN, "s", LIGHT.others[0])):
+                found = [(getattr(p, axis), s) for p in AXES[axis] if (s := step_s(rows, variant, p)) is not None]
                 if found:
-                    panel.loglog(*zip(*found, strict=True), marker, color=colour, label=arm.title, markersize=5)
+                    panel.loglog(*zip(*found, strict=True), marker, color=colour, label=variant.title, markersize=5)
             ticks = [getattr(point, axis) for point in AXES[axis]]
             panel.set_xticks(ticks, [_number(axis, x) for x in ticks])
             panel.minorticks_off()
@@ -185,18 +185,18 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="plain verl at the largest points, too")
     arguments = parser.parse_args()
     began, status = time.monotonic(), 0
-    for arm, point in todo(complete_lines(ROWS), arguments.plain):
+    for variant, point in todo(complete_lines(ROWS), arguments.plain):
         if time.monotonic() - began + _GUESS_S > 60 * arguments.minutes:
             break
         try:
-            row = start(arm, point)
+            row = start(variant, point)
         except StartFailed as error:
             print(f"error: {point.name}: {error}", file=sys.stderr)
             status = 1
             continue
         with ROWS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"{arm.name}, {point.name}: {row['steps_s']} s, others {row['others_share']:.0%}", flush=True)
+        print(f"{variant.name}, {point.name}: {row['steps_s']} s, others {row['others_share']:.0%}", flush=True)
     rows = complete_lines(ROWS)
     section = table(rows)
     if rows:

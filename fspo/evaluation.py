@@ -32,7 +32,7 @@ __all__ = [
     "read_records",
 ]
 
-DEFAULT_LENGTH_EDGES: Final = (0, 512, 1024, 2048, 4096, 8192, 16384)
+DEFAULT_LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, slots=True)

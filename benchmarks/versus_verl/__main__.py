@@ -1,9 +1,9 @@
 """Plain verl and this recipe side by side: start-up, step time and memory of the demo.
 
-``python -m benchmarks.versus_verl`` starts the arms alternately, watches all their processes from outside, adds a line
-to ``benchmarks/versus_verl/runs.jsonl`` for each finished start, and renders the tables of docs/performance.md from the
-lines whose settings are today's. Interrupted, it continues where it was; ``--runs 0`` only renders; ``--floor`` adds
-the processor seconds of the imports that remain.
+``python -m benchmarks.versus_verl`` starts the variants alternately and watches all their processes from outside. It
+adds a line to ``benchmarks/versus_verl/runs.jsonl`` for each finished start, and renders docs/performance.md's tables
+from the lines whose settings are today's. Interrupted, it continues where it was; ``--runs 0`` only renders;
+``--floor`` adds the processor seconds of the imports that remain.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.pages import complete_lines, replace_section
 from benchmarks.versus_verl import floor, tables
-from benchmarks.versus_verl.arms import ARMS, Arm, fingerprint
 from benchmarks.versus_verl.run import StartFailed, measure
+from benchmarks.versus_verl.variants import VARIANTS, Variant, fingerprint
 from fspo.files import atomic_path
 
 ROWS = Path(__file__).with_name("runs.jsonl")
@@ -30,21 +30,21 @@ _FIRST_GUESS_S = 300.0
 
 def current(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows whose settings are today's."""
-    today = {arm.name: fingerprint(arm) for arm in ARMS}
-    return [row for row in rows if not row["extra"] and row["fingerprint"] == today.get(row["arm"])]
+    today = {variant.name: fingerprint(variant) for variant in VARIANTS}
+    return [row for row in rows if not row["extra"] and row["fingerprint"] == today.get(row["variant"])]
 
 
-def next_arm(rows: Sequence[dict[str, Any]], arms: Sequence[Arm], runs: int) -> Arm | None:
-    """The arm with the fewest finished runs, in their order; None if all have ``runs``."""
-    done = {arm: sum(row["arm"] == arm.name for row in rows) for arm in arms}
-    arm = min(arms, key=lambda arm: done[arm])
-    return arm if done[arm] < runs else None
+def next_variant(rows: Sequence[dict[str, Any]], variants: Sequence[Variant], runs: int) -> Variant | None:
+    """The variant with the fewest finished runs, in their order; None if all have ``runs``."""
+    done = {variant: sum(row["variant"] == variant.name for row in rows) for variant in variants}
+    variant = min(variants, key=lambda variant: done[variant])
+    return variant if done[variant] < runs else None
 
 
-def expected_s(rows: Sequence[dict[str, Any]], arm: Arm) -> float:
-    """How long a start of ``arm`` will take, from those that were."""
+def expected_s(rows: Sequence[dict[str, Any]], variant: Variant) -> float:
+    """How long a start of ``variant`` will take, from those that were."""
     return median(
-        [r["first_step_ends_s"] + sum(r["steps_s"]) for r in rows if r["arm"] == arm.name] or [_FIRST_GUESS_S]
+        [r["first_step_ends_s"] + sum(r["steps_s"]) for r in rows if r["variant"] == variant.name] or [_FIRST_GUESS_S]
     )
 
 
@@ -60,28 +60,32 @@ def render(page: str, rows: Sequence[dict[str, Any]]) -> str:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versus_verl", description=__doc__)
-    parser.add_argument("--runs", type=int, default=3, help="finished starts wanted of each arm (3)")
+    parser.add_argument("--runs", type=int, default=3, help="finished starts wanted of each variant (3)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no start that would end later")
-    parser.add_argument("--arms", default=",".join(arm.name for arm in ARMS), help="which of them (all)")
+    parser.add_argument(
+        "--variants", default=",".join(variant.name for variant in VARIANTS), help="which of them (all)"
+    )
     parser.add_argument("--rows", type=Path, default=ROWS, help="file of finished starts")
     parser.add_argument("--page", type=Path, default=PAGE, help="page whose sections to render")
     parser.add_argument("--floor", action="store_true", help="measure the imports that remain, too")
     arguments = parser.parse_args()
-    arms = [arm for arm in ARMS if arm.name in arguments.arms.split(",")]
+    variants = [variant for variant in VARIANTS if variant.name in arguments.variants.split(",")]
     began, status = time.monotonic(), 0
-    while (arm := next_arm(current(complete_lines(arguments.rows)), arms, arguments.runs)) is not None:
+    while (variant := next_variant(current(complete_lines(arguments.rows)), variants, arguments.runs)) is not None:
         left_s = 60 * arguments.minutes - (time.monotonic() - began)
-        if expected_s(current(complete_lines(arguments.rows)), arm) > left_s:
+        if expected_s(current(complete_lines(arguments.rows)), variant) > left_s:
             break
         try:
-            row = measure(arm)
+            row = measure(variant)
         except StartFailed as error:
             print(f"error: {error}", file=sys.stderr)
             status = 1
             break
         with arguments.rows.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        print(f"{arm.name}: first step {row['first_step_begins_s']:.0f} to {row['first_step_ends_s']:.0f} s, ", end="")
+        print(
+            f"{variant.name}: first step {row['first_step_begins_s']:.0f} to {row['first_step_ends_s']:.0f} s, ", end=""
+        )
         print(f"then {row['steps_s']} s, {row['peak_pss_mib']} MiB, others {row['others_share']:.0%}", flush=True)
     imports = floor.measure() if arguments.floor else None
     text = render(arguments.page.read_text(encoding="utf-8"), current(complete_lines(arguments.rows)))

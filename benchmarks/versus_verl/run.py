@@ -1,4 +1,4 @@
-"""One start of an arm, watched until its last step: what a row of the results holds."""
+"""One start of a variant, watched until its last step: what a row of the results holds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pages import complete_lines
-from benchmarks.versus_verl.arms import STEPS, Arm, command, fingerprint
 from benchmarks.versus_verl.sampler import Sampler
+from benchmarks.versus_verl.variants import STEPS, Variant, command, fingerprint
 
 _POLL_S = 0.1
 TIME_LIMIT_S = 900
@@ -59,8 +59,10 @@ def _values(entries: Iterable[dict[str, Any]], name: str) -> list[float]:
     return [entry["data"][name] for entry in entries if name in entry["data"]]
 
 
-def measure(arm: Arm, extra: Sequence[str] = (), steps: int = STEPS, keep: Path | None = None) -> dict[str, Any]:
-    """Start ``arm`` and watch it to its end.
+def measure(
+    variant: Variant, extra: Sequence[str] = (), steps: int = STEPS, keep: Path | None = None
+) -> dict[str, Any]:
+    """Start ``variant`` and watch it to its end.
 
     Raises:
         StartFailed: with the end of its output, if it does not reach its last step.
@@ -68,7 +70,7 @@ def measure(arm: Arm, extra: Sequence[str] = (), steps: int = STEPS, keep: Path 
     with contextlib.ExitStack() as stack:
         run_dir = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="versus-verl-")))
         run_dir.mkdir(parents=True, exist_ok=True)
-        words, environment = command(arm, run_dir, extra)
+        words, environment = command(variant, run_dir, extra)
         log, ended = run_dir / "stdout.log", []
         load_before = os.getloadavg()[0]
         with log.open("wb") as out:
@@ -85,7 +87,7 @@ def measure(arm: Arm, extra: Sequence[str] = (), steps: int = STEPS, keep: Path 
             entries = complete_lines(run_dir / "steps.jsonl")
             if len(ended) < steps:
                 tail = log.read_text(errors="replace")[-3000:]
-                raise StartFailed(f"{arm.name}: {len(ended)} of {steps} steps in {sampler.now():.0f} s\n{tail}")
+                raise StartFailed(f"{variant.name}: {len(ended)} of {steps} steps in {sampler.now():.0f} s\n{tail}")
             times = step_times(entries[:steps], ended)
             seen = sampler.report(times["first_step_begins_s"])
         finally:
@@ -94,8 +96,8 @@ def measure(arm: Arm, extra: Sequence[str] = (), steps: int = STEPS, keep: Path 
             sampler.kill_the_rest()
             process.wait()
     return {
-        "arm": arm.name,
-        "fingerprint": fingerprint(arm, extra),
+        "variant": variant.name,
+        "fingerprint": fingerprint(variant, extra),
         "extra": list(extra),
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "cores": len(os.sched_getaffinity(0)),

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.pages import markdown
-from benchmarks.versus_verl.arms import ARMS
+from benchmarks.versus_verl.variants import VARIANTS
 
 NOT_RUN = "`not run`"
 Row = Mapping[str, Any]
@@ -27,74 +27,77 @@ def step_medians(rows: Sequence[Row]) -> list[float]:
     return [median(row["steps_s"]) for row in rows]
 
 
-def _by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    return {arm.name: [row for row in rows if row["arm"] == arm.name] for arm in ARMS}
+def _by_variant(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    return {variant.name: [row for row in rows if row["variant"] == variant.name] for variant in VARIANTS}
 
 
-def _times(values: Mapping[str, Sequence[float]], arm: str) -> str:
-    """This arm's median as a multiple of the recipe's."""
-    if not values[arm] or not values["recipe"]:
+def _times(values: Mapping[str, Sequence[float]], variant: str) -> str:
+    """This variant's median as a multiple of the recipe's."""
+    if not values[variant] or not values["recipe"]:
         return NOT_RUN
-    return f"{median(values[arm]) / median(values['recipe']):.2f}"
+    return f"{median(values[variant]) / median(values['recipe']):.2f}"
 
 
 def _table(columns: Mapping[str, Mapping[str, Sequence[float]]], compared: str, digits: int) -> str:
     rows = []
-    for arm in ARMS:
-        cells = [spread(values[arm.name], digits) for values in columns.values()]
-        rows.append([arm.title, str(len(columns[compared][arm.name])), *cells, _times(columns[compared], arm.name)])
+    for variant in VARIANTS:
+        cells = [spread(values[variant.name], digits) for values in columns.values()]
+        rows.append(
+            [variant.title, str(len(columns[compared][variant.name])), *cells, _times(columns[compared], variant.name)]
+        )
     return markdown(["", "runs", *columns, f"{compared.split(',')[0]}, times the recipe's"], rows)
 
 
 def startup_table(rows: Sequence[Row]) -> str:
     """Start-up: command to the beginning and the end of the first step, and the processor seconds until then."""
-    arms = _by_arm(rows)
+    variants = _by_variant(rows)
     fields = {
         "first step begins, s": "first_step_begins_s",
         "first step ends, s": "first_step_ends_s",
         "CPU seconds until it begins": "cpu_until_first_step_s",
     }
     columns = {
-        title: {arm: [row[field] for row in found] for arm, found in arms.items()} for title, field in fields.items()
+        title: {variant: [row[field] for row in found] for variant, found in variants.items()}
+        for title, field in fields.items()
     }
     return _table(columns, "first step begins, s", 1)
 
 
 def step_table(rows: Sequence[Row]) -> str:
     """Step time: all of it, and verl's own timers of its parts."""
-    arms = _by_arm(rows)
-    columns: dict[str, dict[str, list[float]]] = {"step, s": {a: step_medians(found) for a, found in arms.items()}}
+    variants = _by_variant(rows)
+    columns: dict[str, dict[str, list[float]]] = {"step, s": {a: step_medians(found) for a, found in variants.items()}}
     for part in ("gen", "old_log_prob", "ref", "update_actor", "update_weights"):
         columns[part] = {
-            a: [row["timings_s"][part] for row in found if part in row["timings_s"]] for a, found in arms.items()
+            a: [row["timings_s"][part] for row in found if part in row["timings_s"]] for a, found in variants.items()
         }
     return _table(columns, "step, s", 1)
 
 
 def memory_table(rows: Sequence[Row]) -> str:
     """Peak of the sum over all processes."""
-    arms = _by_arm(rows)
-    columns = {"peak, MiB": {arm: [row["peak_pss_mib"] for row in found] for arm, found in arms.items()}}
+    variants = _by_variant(rows)
+    columns = {"peak, MiB": {variant: [row["peak_pss_mib"] for row in found] for variant, found in variants.items()}}
     return _table(columns, "peak, MiB", 0)
 
 
 def process_table(rows: Sequence[Row]) -> str:
     """Per kind of process: how many, when the first began, processor seconds until the first step, peak memory."""
-    arms = {name: found for name, found in _by_arm(rows).items() if found}
+    variants = {name: found for name, found in _by_variant(rows).items() if found}
     kinds: dict[str, dict[str, list[list[Row]]]] = {}
-    for arm, found in arms.items():
+    for variant, found in variants.items():
         for row in found:
             by_kind: dict[str, list[Row]] = {}
             for process in row["processes"]:
                 by_kind.setdefault(_same_kind(process["kind"]), []).append(process)
             for kind, processes in by_kind.items():
-                kinds.setdefault(kind, {}).setdefault(arm, []).append(processes)
-    titles = {arm.name: arm.title for arm in ARMS}
+                kinds.setdefault(kind, {}).setdefault(variant, []).append(processes)
+    titles = {variant.name: variant.title for variant in VARIANTS}
     lines = []
-    for kind, of_arms in kinds.items():
+    for kind, of_variants in kinds.items():
         cells, weight = [], 0.0
-        for arm in arms:
-            runs = of_arms.get(arm, [])
+        for variant in variants:
+            runs = of_variants.get(variant, [])
             if not runs:
                 cells.append("")
                 continue
@@ -106,11 +109,13 @@ def process_table(rows: Sequence[Row]) -> str:
             weight = max(weight, cpu, peak / 100)
         lines.append((weight, [kind, *cells]))
     lines.sort(key=lambda line: -line[0])
-    return markdown(["process", *(titles[arm] for arm in arms)], [cells for weight, cells in lines if weight >= 0.5])
+    return markdown(
+        ["process", *(titles[variant] for variant in variants)], [cells for weight, cells in lines if weight >= 0.5]
+    )
 
 
 def _same_kind(kind: str) -> str:
-    """One name for what has another in each arm."""
+    """One name for what has another in each variant."""
     return {"FSPOTaskRunner": "TaskRunner", "TaskRunnerV1": "TaskRunner"}.get(kind, kind)
 
 

@@ -325,6 +325,7 @@ def _check_reward(rows: Sequence[_Row], reward: str, found: Findings) -> None:
         found.problems.append(f"--reward {reward}: {problem}")
         return
     found.lines += ["", f"reward {path}:{name}    response = ground truth    no response"]
+    earned: dict[str, bool] = {}
     for row in _first_of_each_source(rows, _CALLS):
         scores = []
         for response in (str(row.truth), ""):
@@ -338,6 +339,12 @@ def _check_reward(rows: Sequence[_Row], reward: str, found: Findings) -> None:
                 return
             scores.append(float(result["score"] if isinstance(result, Mapping) else result))
         found.lines.append(f"  {row}, {row.source}: {scores[0]:g}    {scores[1]:g}")
+        earned[row.source] = earned.get(row.source, False) or scores[0] > scores[1]
+    if sources := [source for source, better in earned.items() if not better]:
+        found.lines.append(
+            f"note: {', '.join(sources)}: the ground truth scores no more than no response. That is right if it is no "
+            "answer, such as the cases of a program; try the function with an answer of your own then"
+        )
 
 
 def _call(function: Callable[..., Any], row: _Row, response: str) -> Any:

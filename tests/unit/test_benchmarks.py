@@ -20,10 +20,10 @@ from benchmarks.faults import PAGE, cells, read_rows, table, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import complete_lines, replace_section
 from benchmarks.versus_verl import tables
-from benchmarks.versus_verl.__main__ import current, expected_s, next_arm
-from benchmarks.versus_verl.arms import ARMS, SHARED, fingerprint
+from benchmarks.versus_verl.__main__ import current, expected_s, next_variant
 from benchmarks.versus_verl.run import lines_written, step_times
 from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
+from benchmarks.versus_verl.variants import SHARED, VARIANTS, fingerprint
 from recipe.fspo.faults.phase import PHASES
 
 # ---------------------------------------------------------------- plain verl side by side, and scaling
@@ -31,22 +31,27 @@ from recipe.fspo.faults.phase import PHASES
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.versus_verl.arms.compose", composed_from)
+    monkeypatch.setattr("benchmarks.versus_verl.variants.compose", composed_from)
 
 
 @cache
-def todays(arm: str) -> str:
-    return fingerprint(next(a for a in ARMS if a.name == arm))
+def todays(variant: str) -> str:
+    return fingerprint(next(a for a in VARIANTS if a.name == variant))
 
 
-def row(arm: str, begins: float = 50.0, steps: tuple[float, ...] = (10.0, 12.0, 11.0, 30.0)) -> dict[str, Any]:
+def row(variant: str, begins: float = 50.0, steps: tuple[float, ...] = (10.0, 12.0, 11.0, 30.0)) -> dict[str, Any]:
     processes = [
         {"kind": "WorkerDict", "began_s": 20.0, "cpu_s": 9.0, "peak_pss_mib": 500},
-        {"kind": "TaskRunnerV1" if arm != "recipe" else "FSPOTaskRunner", "began_s": 5, "cpu_s": 8, "peak_pss_mib": 9},
+        {
+            "kind": "TaskRunnerV1" if variant != "recipe" else "FSPOTaskRunner",
+            "began_s": 5,
+            "cpu_s": 8,
+            "peak_pss_mib": 9,
+        },
     ]
     return {
-        "arm": arm,
-        "fingerprint": todays(arm),
+        "variant": variant,
+        "fingerprint": todays(variant),
         "extra": [],
         "date": "2026-01-01 00:00",
         "cores": 2,
@@ -121,20 +126,20 @@ def test_the_sampler_sees_a_grandchild_whose_parent_has_ended(monkeypatch: pytes
     assert not any(Path(f"/proc/{pid}/exe").exists() and os.access(f"/proc/{pid}/exe", os.R_OK) for pid in pids[1:])
 
 
-def test_the_arm_with_the_fewest_runs_is_next_and_old_settings_do_not_count() -> None:
-    arms = ARMS[:2]
+def test_the_variant_with_the_fewest_runs_is_next_and_old_settings_do_not_count() -> None:
+    variants = VARIANTS[:2]
     rows = [row("verl"), row("verl"), row("recipe")]
-    assert next_arm(rows, arms, 2) == ARMS[1]
-    assert next_arm([*rows, row("recipe")], arms, 2) is None
-    assert expected_s(rows, ARMS[0]) == 133.0
+    assert next_variant(rows, variants, 2) == VARIANTS[1]
+    assert next_variant([*rows, row("recipe")], variants, 2) is None
+    assert expected_s(rows, VARIANTS[0]) == 133.0
     old, other = row("verl") | {"fingerprint": "x"}, row("verl") | {"extra": ["data.train_batch_size=8"]}
     assert current([*rows, old, other]) == rows
 
 
 def test_settings_of_plain_verl_and_of_the_recipe_are_told_apart() -> None:
-    assert len({fingerprint(arm) for arm in ARMS}) == len(ARMS)
-    assert fingerprint(ARMS[0]) == fingerprint(ARMS[0])
-    assert fingerprint(ARMS[0]) != fingerprint(ARMS[0], ["data.train_batch_size=8"])
+    assert len({fingerprint(variant) for variant in VARIANTS}) == len(VARIANTS)
+    assert fingerprint(VARIANTS[0]) == fingerprint(VARIANTS[0])
+    assert fingerprint(VARIANTS[0]) != fingerprint(VARIANTS[0], ["data.train_batch_size=8"])
 
 
 def test_tables_hold_medians_ranges_and_multiples() -> None:
@@ -160,7 +165,7 @@ def test_sections_are_replaced_and_a_missing_one_is_an_error() -> None:
 
 def test_scaling_resumes_and_fits_an_exponent() -> None:
     points = scaling.AXES["tokens"]
-    rows = [{"arm": "recipe", "point": p.name, "steps_s": [9, 2.0 * p.tokens, 1]} for p in points[:2]]
+    rows = [{"variant": "recipe", "point": p.name, "steps_s": [9, 2.0 * p.tokens, 1]} for p in points[:2]]
     rows = [r | {"steps_s": [2.0 * p.tokens] * 3} for r, p in zip(rows, points, strict=False)]
     left = scaling.todo(rows, plain=False)
     assert points[2] in [point for _, point in left]

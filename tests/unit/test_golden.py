@@ -41,11 +41,11 @@ def test_a_small_change_is_noticed(golden: ModuleType, change: dict[str, object]
 
 def test_every_branch_of_the_loss_is_taken(golden: ModuleType) -> None:
     recorded = json.loads(golden.RECORD.read_text(encoding="utf-8"))
-    for arm, name in (
+    for variant, name in (
         ("fspo", "high"),
         ("fspo", "low"),
         ("seq_gspo", "high"),
         ("fspo_dual_clip", "dual"),
         ("seq_rloo_guard", "overflow"),
     ):
-        assert sum(recorded[arm][name]) > 0, (arm, name)
+        assert sum(recorded[variant][name]) > 0, (variant, name)

@@ -1,4 +1,4 @@
-"""What is compared: the command, configuration and environment of each arm."""
+"""What is compared: the command, configuration and environment of each variant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipe.fspo.launch.compose import compose
 from recipe.fspo.launch.machine import CPU_ENVIRONMENT, platform_environment
 
 STEPS = 5
-#: Settings of every arm: the demo without validation and checkpoints, which are not compared.
+#: Settings of every variant: the demo without validation and checkpoints, which are not compared.
 SHARED = (
     "experiment=demo",
     f"trainer.total_training_steps={STEPS}",
@@ -42,7 +42,7 @@ _ON_CPUS = "attention over packs"
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One of the things compared."""
 
     name: str
@@ -52,10 +52,10 @@ class Arm:
     tuned_environment: bool = True
 
 
-ARMS = (
-    Arm("verl", "plain verl, same settings", True, ("algo=gspo_verl",)),
-    Arm("recipe", "this recipe", False, ("algo=gspo",)),
-    Arm("verl_untuned", "plain verl, as first run", True, ("algo=gspo_verl", *_UNTUNED), tuned_environment=False),
+VARIANTS = (
+    Variant("verl", "plain verl, same settings", True, ("algo=gspo_verl",)),
+    Variant("recipe", "this recipe", False, ("algo=gspo",)),
+    Variant("verl_untuned", "plain verl, as first run", True, ("algo=gspo_verl", *_UNTUNED), tuned_environment=False),
 )
 
 
@@ -92,30 +92,30 @@ def plain_config(overrides: Sequence[str], run_dir: Path, tuned_environment: boo
     return config, environment
 
 
-def command(arm: Arm, run_dir: Path, extra: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of a start of ``arm`` that logs each step to ``run_dir/steps.jsonl``."""
-    overrides = [*SHARED, *arm.overrides, *extra]
+def command(variant: Variant, run_dir: Path, extra: Sequence[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """Command line and environment of a start of ``variant`` that logs each step to ``run_dir/steps.jsonl``."""
+    overrides = [*SHARED, *variant.overrides, *extra]
     logger = {"VERL_FILE_LOGGER_PATH": str(run_dir / "steps.jsonl")}
-    if not arm.plain:
+    if not variant.plain:
         words = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={run_dir}", *overrides]
         return words, {**user_environment(), **logger}
-    config, environment = plain_config(overrides, run_dir, arm.tuned_environment)
+    config, environment = plain_config(overrides, run_dir, variant.tuned_environment)
     OmegaConf.save(config, run_dir / "plain.yaml")
     words = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={run_dir}", "--config-name=plain"]
     return [*words, f"hydra.run.dir={run_dir}"], {**user_environment(), **environment, **logger}
 
 
-def fingerprint(arm: Arm, extra: Sequence[str] = ()) -> str:
-    """Changes with the settings of an arm, so that old rows are told from today's.
+def fingerprint(variant: Variant, extra: Sequence[str] = ()) -> str:
+    """Changes with the settings of a variant, so that old rows are told from today's.
 
     Of the recipe's own settings only those count that change how a run is started; the rest is not verl's and costs
     nothing that a start or a step would show.
     """
-    config = compose([*SHARED, *arm.overrides, *extra, "fspo.run_dir=RUN"])
-    own = None if arm.plain else (_FORKED if config.fspo.fork_workers else None, _ON_CPUS)
+    config = compose([*SHARED, *variant.overrides, *extra, "fspo.run_dir=RUN"])
+    own = None if variant.plain else (_FORKED if config.fspo.fork_workers else None, _ON_CPUS)
     with open_dict(config):
         for key in _OF_THE_RECIPE:
             config.pop(key)
     # Not resolved: what is left refers to keys that are gone.
-    text = OmegaConf.to_yaml(config, sort_keys=True) + repr((sorted(CPU_ENVIRONMENT.items()), arm, own))
+    text = OmegaConf.to_yaml(config, sort_keys=True) + repr((sorted(CPU_ENVIRONMENT.items()), variant, own))
     return hashlib.sha256(text.encode()).hexdigest()[:10]

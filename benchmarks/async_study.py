@@ -1,0 +1,225 @@
+"""``python -m benchmarks.async_study FOLDER``: runs what is missing of docs/async-study.md, and writes its tables.
+
+Every condition is a grid of ``python -m recipe.fspo.compare`` in FOLDER, seed by seed, so that a study that is
+interrupted is paired as far as it goes. ``--tables`` runs nothing. Cells without a finished run are ``not run``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from benchmarks.fairness_study import difference_cell, lre_cell, own_counts
+from benchmarks.pages import markdown, replace_section
+from fspo.fairness import equal_mass_starts, merge_bins
+from fspo.fairness.bootstrap import mean_interval
+from fspo.files import atomic_path
+from fspo.funnel import STAGES, FunnelSteps, stage_fairness
+from fspo.report.runs import Run, load_run
+from fspo.report.tables import NOT_RUN, show_interval
+from fspo.sums import FINE_LENGTH_EDGES
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "async-study.md"
+ALGOS: Final = ("fspo", "rloo", "gspo", "fspo_quantile")
+SEEDS: Final = (1, 2, 3, 4, 5)
+DESIGN: Final = (
+    "experiment=demo",
+    "data.train_batch_size=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "trainer.total_training_steps=10",
+    "trainer.test_freq=10",
+    "trainer.val_before_train=false",
+    "trainer.save_freq=-1",
+    "fspo.kl_to_start=false",
+)
+_AT: Final = "trainer.v1.sampler.max_off_policy_threshold"
+_REMEDIES: Final = {
+    "drop2": (f"{_AT}=2",),
+    "wait2": (f"{_AT}=2", "trainer.v1.sampler.max_off_policy_strategy=wait"),
+    "evenly2": (f"{_AT}=2", "fspo.drop=evenly"),
+    "drop3": (f"{_AT}=3",),
+    "drop4": (f"{_AT}=4",),
+}
+#: The most informative first: conditions are run in this order.
+CONDITIONS: Final = {"sync": ("mode=sync",)} | {
+    f"{mode}_{name}": (f"mode={mode}_async", *overrides)
+    for mode in ("separate", "colocate")
+    for name, overrides in _REMEDIES.items()
+}
+ACCURACY: Final = "val-core/fspo/remainder/acc/mean@1"
+PHASES: Final = ("gen", "old_log_prob", "update_actor", "update_weights", "step")
+BINS: Final = 5
+
+Cells = dict[tuple[str, str], list[Run]]
+
+
+def run_missing(folder: Path, conditions: Sequence[str], algos: Sequence[str], seeds: Sequence[int]) -> int:
+    """Run every cell that is not finished; the exit status of the first that fails, else 0."""
+    for seed in seeds:
+        for name in conditions:
+            own = [f"algos=[{','.join(algos)}]", f"seeds=[{seed}]", f"out={folder / name}"]
+            command = [sys.executable, "-m", "recipe.fspo.compare", *own, *DESIGN, *CONDITIONS[name]]
+            if (code := subprocess.run(command, check=False).returncode) != 0:
+                return code
+    return 0
+
+
+def finished(folder: Path) -> Cells:
+    """The finished runs of every cell of the design."""
+    cells: Cells = {}
+    for name in CONDITIONS:
+        for algo in ALGOS:
+            found = [load_run(folder / name / "default" / algo / f"seed{seed}") for seed in SEEDS]
+            cells[name, algo] = [run for run in found if run.status == "finished"]
+    return cells
+
+
+def _mean(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    return show_interval(mean_interval(known), form) if known else "-"
+
+
+def _metric(run: Run, name: str) -> float | None:
+    _, values = run.series(name)
+    return float(values.mean()) if len(values) else None
+
+
+def _length(run: Run, stage: str) -> float:
+    index, steps = STAGES.index(stage), run.funnel
+    count = steps.ended_MSK[:, index, :-1].sum()
+    return float(steps.tokens_MS[:, index].sum() / count) if count else float("nan")
+
+
+def funnel_row(runs: Sequence[Run]) -> list[str]:
+    """Where the responses of one cell ended, and what it cost and gave; intervals are over seeds."""
+    shares = [run.funnel.ended_MSK.sum((0, 2)) / run.funnel.ended_MSK.sum() for run in runs]
+    tokens = [run.funnel.tokens_MS.sum(0) / run.funnel.tokens_MS.sum() for run in runs]
+    return [
+        _mean([share[STAGES.index("stale")] for share in shares], "{:.1%}"),
+        _mean([1 - share[STAGES.index("trained")] for share in tokens], "{:.1%}"),
+        _mean([_length(run, "stale") / _length(run, "trained") for run in runs], "{:.2f}"),
+        _mean([_metric(run, "fspo/funnel/staleness") for run in runs], "{:.2f}"),
+        _mean([_metric(run, "fspo/funnel/versions") for run in runs], "{:.2f}"),
+        _mean([_length(run, "trained") for run in runs], "{:.0f}"),
+        _mean([_metric(run, ACCURACY) for run in runs], "{:.3f}"),
+    ]
+
+
+def kept_by_length(runs: Sequence[Run], starts: np.ndarray) -> np.ndarray:
+    """Share of the finished responses of each length bin that was trained on; at least one of each counts as kept."""
+    ended_SJ = merge_bins(FunnelSteps.join([run.funnel for run in runs]).ended_MSK.sum(0)[:, :-1], starts)
+    total_J = ended_SJ.sum(0)
+    return np.divide(np.maximum(ended_SJ[-1], 1), total_J, out=np.ones_like(total_J), where=total_J > 0)
+
+
+def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
+    """LRE of the dropping, of the clip by two definitions, and of both (clip: symmetric) in a row.
+
+    For both, each bin has as many sequences as it would have without dropping; that rate is taken as known.
+    """
+    ended_MSK = FunnelSteps.join([run.funnel for run in runs]).ended_MSK[..., :-1]
+    dropped = stage_fairness(ended_MSK, starts).get("kept")
+    cell = "none dropped"
+    if dropped is not None:
+        cell = f"{dropped.debiased.value:.3f} [{dropped.debiased.low:.3f}, {dropped.debiased.high:.3f}]"
+    symmetric = [own_counts(run, "symmetric") for run in runs]
+    kept_J = kept_by_length(runs, starts)
+    both = [(merge_bins(a, starts), merge_bins(n, starts) / kept_J, None) for a, n, _ in symmetric]
+    return [
+        cell,
+        lre_cell(symmetric, starts),
+        lre_cell([own_counts(run, "active") for run in runs], starts),
+        lre_cell(both, np.arange(len(starts))),
+    ]
+
+
+def length_rows(name: str, runs: Sequence[Run], starts: np.ndarray) -> list[list[str]]:
+    """Share kept by the dropping and share accepted by the clip, by length."""
+    kept_J = kept_by_length(runs, starts)
+    parts = [own_counts(run, "symmetric") for run in runs]
+    accepted_J, total_J = (merge_bins(sum(part[i].sum(0) for part in parts)[None], starts)[0] for i in (0, 1))
+    accepted_J = accepted_J / np.maximum(total_J, 1)
+    rows = (("not dropped", kept_J), ("accepted by the clip", accepted_J), ("both", kept_J * accepted_J))
+    return [[name, what, *(f"{x:.3f}" for x in each)] for what, each in rows]
+
+
+def difference_row(runs: Sequence[Run], others: Sequence[Run], starts: np.ndarray) -> list[str] | None:
+    """A condition minus ``sync``, seeds paired: LRE of the clip, and held-out accuracy."""
+    a, b = ({run.seed: run for run in each} for each in (runs, others))
+    seeds = sorted(a.keys() & b.keys())
+    if not seeds:
+        return None
+    cells = [
+        difference_cell([own_counts(a[s], view) for s in seeds], [own_counts(b[s], view) for s in seeds], starts)
+        for view in ("symmetric", "active")
+    ]
+    gain = [(_metric(a[s], ACCURACY), _metric(b[s], ACCURACY)) for s in seeds]
+    cells.append(_mean([x - y for x, y in gain if x is not None and y is not None], "{:+.3f}"))
+    return [str(len(seeds)), *(f"**{cell[1:]}**" if cell.startswith("*") else cell for cell in cells)]
+
+
+def tables(folder: Path) -> str:
+    """All tables of the page."""
+    cells = finished(folder)
+    rows = [[name, *(", ".join(str(r.seed) for r in cells[name, a]) or NOT_RUN for a in ALGOS)] for name in CONDITIONS]
+    parts = ["### Seeds that are finished", markdown(["condition", *ALGOS], rows)]
+    filled = {key: runs for key, runs in cells.items() if runs}
+    if not filled:
+        return "\n\n".join(parts)
+    everything = FunnelSteps.join([run.funnel for runs in filled.values() for run in runs])
+    starts = equal_mass_starts(everything.ended_MSK[..., :-1].sum((0, 1)), BINS)
+    key = [[name, algo, str(len(runs))] for (name, algo), runs in filled.items()]
+    head = ["condition", "algo", "runs"]
+
+    def table(title: str, columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+        parts.extend([f"### {title}", markdown([*head, *columns], [[*k, *r] for k, r in zip(key, body, strict=True)])])
+
+    columns = ["dropped", "tokens lost", "length dropped / trained", "staleness", "versions", "length", "accuracy"]
+    table("Where responses end", columns, [funnel_row(runs) for runs in filled.values()])
+    stages = ["dropping", "clip, symmetric", "clip, active", "dropping and clip"]
+    table("LRE by stage, debiased", stages, [lre_row(runs, starts) for runs in filled.values()])
+    seconds = [
+        [_mean([_metric(r, f"timing_s/{p}") for r in runs], "{:.1f}") for p in PHASES] for runs in filled.values()
+    ]
+    table("Seconds a step, by phase", PHASES, seconds)
+    edges = [f"L {int(FINE_LENGTH_EDGES[start])}..." for start in starts]
+    by_length = [
+        row for (name, algo), runs in filled.items() if algo == "fspo" for row in length_rows(name, runs, starts)
+    ]
+    parts += ["### FSPO by length", markdown(["condition", "share", *edges], by_length)]
+    pairs = [
+        [name, algo, *row]
+        for (name, algo), runs in filled.items()
+        if name != "sync" and (row := difference_row(runs, cells["sync", algo], starts)) is not None
+    ]
+    if pairs:
+        columns = ["condition - sync", "algo", "paired seeds", "LRE clip, symmetric", "LRE clip, active", "accuracy"]
+        parts += ["### Differences to synchronous training", markdown(columns, pairs)]
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.async_study", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS, metavar="NAME")
+    parser.add_argument("--algos", nargs="+", default=list(ALGOS), choices=ALGOS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    given = parser.parse_args()
+    folder = given.folder.absolute()
+    code = 0 if given.tables else run_missing(folder, given.conditions, given.algos, given.seeds)
+    text = replace_section(PAGE.read_text(encoding="utf-8"), "tables", tables(folder))
+    with atomic_path(PAGE) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
