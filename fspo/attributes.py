@@ -85,8 +85,11 @@ REWARD_DISPERSION: Final = Attribute("reward_dispersion", edges=(1e-9, 0.125, 0.
 TRUNCATED: Final = Attribute("truncated", categories=("ended", "truncated"))
 """Whether the response was cut at the maximum length."""
 
+STALENESS: Final = Attribute("staleness", categories=("0", "1", "2", "3", "4_or_more"))
+"""Policy versions between the one that sampled the response and the newest before its update, rounded down."""
 
-NAMES: Final = ("difficulty", "reward_dispersion", "truncated", "data_source")
+
+NAMES: Final = ("difficulty", "reward_dispersion", "truncated", "data_source", "staleness")
 """The attributes that :func:`bin_batch` knows; the bins of ``data_source`` are the sources in the batch."""
 
 
@@ -112,6 +115,7 @@ def bin_batch(
     group_B: torch.Tensor,
     truncated_B: torch.Tensor,
     data_source_B: Sequence[str],
+    staleness_B: torch.Tensor,
 ) -> tuple[tuple[Attribute, ...], torch.Tensor]:
     """The attributes ``names`` of a batch, and the bin of every sequence by each of them.
 
@@ -121,6 +125,7 @@ def bin_batch(
         group_B: Any integer that names the group (prompt) of each sequence; groups must be whole.
         truncated_B: bool, true where the response was cut at the maximum length.
         data_source_B: Name of the data set that each prompt comes from.
+        staleness_B: Staleness of each sequence.
 
     Returns:
         ``(attributes, bin_BA)``: int64 [B, number of attributes].
@@ -135,6 +140,7 @@ def bin_batch(
         "difficulty": (DIFFICULTY, DIFFICULTY.bin_of(mean_B)),
         "reward_dispersion": (REWARD_DISPERSION, REWARD_DISPERSION.bin_of(std_B)),
         "truncated": (TRUNCATED, truncated_B.to(torch.int64)),
+        "staleness": (STALENESS, staleness_B.to(torch.int64).clamp(max=len(STALENESS.labels) - 1)),
     }
     if "data_source" in names:
         sources = Attribute("data_source", categories=tuple(sorted(set(data_source_B))))
@@ -205,4 +211,9 @@ def attribute_metrics(parts: Sequence[AttributeSums], resamples: int = 200) -> d
     for label, rate, count in zip(attribute.labels, error.rate_K, total_G, strict=True):
         if count > 0:
             metrics |= {f"{head}/accept/{label}": float(rate), f"{head}/count/{label}": float(count)}
+    sums_GF = np.sum([part.sums_GF.numpy() for part in parts], axis=0)
+    z_G, square_G = (sums_GF[:, FIELDS.index(name)] for name in ("z", "z_squared"))
+    for label, count, z, square in zip(attribute.labels, total_G, z_G, square_G, strict=True):
+        if count > 0:
+            metrics[f"{head}/z_std/{label}"] = max(square / count - (z / count) ** 2, 0.0) ** 0.5
     return {name: value for name, value in metrics.items() if np.isfinite(value)}

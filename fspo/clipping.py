@@ -32,6 +32,7 @@ def acceptance_band(
     settings: SequenceLossSettings,
     state: BandState | None = None,
     dtype: torch.dtype = torch.float32,
+    staleness_B: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The acceptance band on S for sequences of the given lengths.
 
@@ -47,6 +48,10 @@ def acceptance_band(
     ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
     ============ ============================================== =====================================
 
+    With ``staleness="sqrt"``, L in ``sqrt`` is replaced by L (k + 1), k the staleness. Defined here: where pi_old is
+    the policy that sampled, S is the sum of k + 1 shifts of the policy, one for each version since and one for the
+    update in progress. If shifts are independent and of one dispersion sigma per token, Var(S) = (k + 1) sigma^2 L.
+
     The half-widths of ``quantile`` are looked up, not interpolated. The fine bins are narrow (a factor of 2**(1/8)),
     their values are already smoothed over neighbouring bins (:mod:`fspo.calibration`), and acceptance is counted in the
     same bins.
@@ -57,6 +62,7 @@ def acceptance_band(
         state: Measured drift and widths. Before any data (or None) there is no drift, and ``adaptive`` and
             ``quantile`` are the ``sqrt`` band.
         dtype: Floating type of the result.
+        staleness_B: k, at least 0; None: 0 for all.
 
     Returns:
         ``(centre_B, lower_B, upper_B)`` in nats, with ``lower_B <= centre_B <= upper_B``.
@@ -68,7 +74,8 @@ def acceptance_band(
         low, high = -math.log1p(-settings.clip_low), math.log1p(settings.clip_high)
         growth_B = length if settings.band == "linear" else torch.ones_like(length)
         return centre_B, centre_B - low * growth_B, centre_B + high * growth_B
-    root_B = length.sqrt()
+    shifts = 1 if staleness_B is None or settings.staleness == "none" else staleness_B.to(length) + 1
+    root_B = (length * shifts).sqrt()
     if settings.band == "adaptive" and state.dispersion is not None and settings.target_acceptance is not None:
         half_B = gaussian_half_width(settings.target_acceptance) * state.dispersion * root_B
     elif settings.band == "quantile" and state.half_width_K:

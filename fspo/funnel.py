@@ -18,19 +18,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fspo.fairness.bins import equal_mass_starts, merge_bins
 from fspo.fairness.interval import Array
-from fspo.fairness.lre import length_reweighting_error
+from fspo.fairness.lre import LengthReweightingError, length_reweighting_error
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")
 _RESAMPLES: Final = 200
 _K: Final = FINE_LENGTH_EDGES.numel() - 1
+Bins = npt.NDArray[np.int64]
 
 
 class LengthFunnel:
@@ -153,26 +156,68 @@ class LengthFunnel:
 
 
 def stage_errors(ended_MSK: Array, bins: int) -> dict[str, float]:
-    """LRE of passing each stage that removed a response, and of the whole.
+    """The debiased values of :func:`stage_fairness` as metrics; undefined ones are absent."""
+    starts = equal_mass_starts(ended_MSK.sum((0, 1)), bins)
+    errors = {name: error.debiased.value for name, error in stage_fairness(ended_MSK, starts, _RESAMPLES).items()}
+    return {f"fspo/funnel/lre_{name}": value for name, value in errors.items() if np.isfinite(value)}
+
+
+@dataclass(frozen=True, slots=True)
+class FunnelSteps:
+    """Records of a run's steps as arrays; the columns of ``ended_MSK`` are the fine length bins, the last: not known.
+
+    Attributes:
+        ended_MSK: Responses that ended, by step, stage and fine length bin, [M, S, K + 1].
+        tokens_MS: Tokens of those whose length is known.
+        staleness_MK, versions_MK: Sums over the responses trained on, [M, K].
+    """
+
+    ended_MSK: Array
+    tokens_MS: Array
+    staleness_MK: Array
+    versions_MK: Array
+
+    @classmethod
+    def of(cls, records: Sequence[Mapping[str, Any]]) -> FunnelSteps:
+        """From records of :meth:`LengthFunnel.end_step`.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError: If a record is none.
+        """
+        m = len(records)
+        columns_MCK = np.zeros((m, len(STAGES) + 2, _K + 1))
+        for index, record in enumerate(records):
+            for k, *columns in record["rows"]:
+                columns_MCK[index, :, k] = columns
+        tokens_MS = np.array([[record["tokens"][stage] for stage in STAGES] for record in records], dtype=np.float64)
+        known_MCK = columns_MCK[..., :-1]
+        return cls(columns_MCK[:, :-2], tokens_MS.reshape(m, len(STAGES)), known_MCK[:, -2], known_MCK[:, -1])
+
+    @classmethod
+    def join(cls, parts: Sequence[FunnelSteps]) -> FunnelSteps:
+        """The steps of several runs, one after another."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def stage_fairness(ended_MSK: Array, starts: Bins, resamples: int = 1000) -> dict[str, LengthReweightingError]:
+    """LRE of passing each stage that removed a response, and of the whole (``kept``); nothing if none removed any.
 
     With n_sb the responses of length bin b that ended in stage s, those that reach s are the sum over s' >= s of n_s'b,
     in the order of STAGES, and the rate of passing it is 1 - n_sb / reach_sb. The whole: trained over finished.
 
     Args:
         ended_MSK: Responses that ended, by step, stage and fine length bin, [M, S, K].
-        bins: Length bins of equal mass wanted.
+        starts: Length bins, as first fine bins.
+        resamples: Of the bootstrap over steps behind the intervals.
     """
-    starts = equal_mass_starts(ended_MSK.sum((0, 1)), bins)
     merged_MSK = merge_bins(ended_MSK, starts)
-    errors: dict[str, float] = {}
+    errors: dict[str, LengthReweightingError] = {}
     reach_MSK = merged_MSK[:, ::-1].cumsum(1)[:, ::-1]
     for index, stage in enumerate(STAGES[:-1]):
         if merged_MSK[:, index].any():
             passed_MK = reach_MSK[:, index] - merged_MSK[:, index]
-            errors[f"fspo/funnel/lre_{stage}"] = length_reweighting_error(
-                passed_MK, reach_MSK[:, index], resamples=_RESAMPLES
-            ).debiased.value
+            errors[stage] = length_reweighting_error(passed_MK, reach_MSK[:, index], resamples=resamples)
     if errors:
-        whole = length_reweighting_error(merged_MSK[:, -1], reach_MSK[:, 0], resamples=_RESAMPLES)
-        errors["fspo/funnel/lre_kept"] = whole.debiased.value
-    return {name: value for name, value in errors.items() if np.isfinite(value)}
+        errors["kept"] = length_reweighting_error(merged_MSK[:, -1], reach_MSK[:, 0], resamples=resamples)
+    return errors

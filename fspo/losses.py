@@ -124,6 +124,7 @@ def sequence_policy_loss(
     settings: SequenceLossSettings,
     band_state: BandState | None = None,
     rollout_is_weights_BT: torch.Tensor | None = None,
+    staleness_B: torch.Tensor | None = None,
 ) -> SequenceLossOutput:
     r"""Per-sequence clipped surrogate loss, with everything that diagnostics need.
 
@@ -149,17 +150,23 @@ def sequence_policy_loss(
         band_state: Measured drift and band widths for this mini-batch; None before any data.
         rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
             tokens. It multiplies loss and gradient of the sequence, and nothing else.
+        staleness_B: k of each sequence; needed, and used, with ``staleness="sqrt"`` only.
 
     Returns:
         Loss and diagnostics by sequence. The caller takes the average.
 
     Raises:
-        ValueError: If shapes differ.
+        ValueError: If shapes differ, or ``staleness_B`` is needed and missing.
         UnusableRowsError: If a log-probability of a response token is NaN or infinite, or if advantages or rollout
             weights are not finite or not constant over a sequence. The message names the row. One reduction over the
             rows tests all of this, so that there is one device synchronisation per call.
     """
     _check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
+    if settings.staleness != "none" and staleness_B is None:
+        raise ValueError(
+            f"staleness={settings.staleness!r} needs the staleness of each sequence, which only the trainer of "
+            "recipe.fspo sends: set it to 'none'"
+        )
     mask_BT = response_mask_BT.to(torch.bool)
     live_log_ratio_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT)
     with torch.no_grad():
@@ -184,7 +191,7 @@ def sequence_policy_loss(
             )
 
         positive_length_B = length_B.clamp(min=1)
-        centre_B, lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype)
+        centre_B, lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype, staleness_B)
         above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
         gain_B, penalty_B = advantage_B > 0, advantage_B < 0
         clipped_high_B, clipped_low_B = above_B & gain_B, below_B & penalty_B

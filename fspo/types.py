@@ -19,7 +19,9 @@ Vocabulary:
 * *weight*: ``exp(S)`` or ``exp(S / L)``;
 * *drift*: the mean of S at length L; *dispersion*: the standard deviation of ``S / sqrt(L)`` about its drift;
 * *rollout batch*: the sequences sampled by one policy, pi_old; they are used in several mini-batches, with an optimizer
-  step after each.
+  step after each;
+* *staleness* k: policy versions between the one that sampled a sequence and the newest before its update; 0 in
+  synchronous training.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ __all__ = [
     "GradScale",
     "SequenceLossOutput",
     "SequenceLossSettings",
+    "Staleness",
     "Weight",
 ]
 
@@ -45,6 +48,7 @@ Band = Literal["constant", "sqrt", "linear", "adaptive", "quantile"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
+Staleness = Literal["none", "sqrt"]
 
 _CALIBRATED: Final = ("adaptive", "quantile")
 _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
@@ -89,6 +93,8 @@ class SequenceLossSettings:
             constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
             at 10 too.
         target_acceptance: Acceptance rate that the ``adaptive`` and ``quantile`` bands aim at; None for the others.
+        staleness: Whether the half-width of the ``sqrt`` band grows with the staleness k of a sequence: ``none``, or
+            ``sqrt``: c * sqrt(L (k + 1)). Only where pi_old is the policy that sampled. Defined here.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
@@ -105,9 +111,16 @@ class SequenceLossSettings:
     dual_clip: float | None = None
     s_max: float = 10.0
     target_acceptance: float | None = None
+    staleness: Staleness = "none"
 
     def __post_init__(self) -> None:
-        for key, choices in (("band", Band), ("drift", Drift), ("weight", Weight), ("grad_scale", GradScale)):
+        for key, choices in (
+            ("band", Band),
+            ("drift", Drift),
+            ("weight", Weight),
+            ("grad_scale", GradScale),
+            ("staleness", Staleness),
+        ):
             value, known = getattr(self, key), get_args(choices)
             if value not in known:
                 raise ValueError(f"{key}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
@@ -144,6 +157,12 @@ class SequenceLossSettings:
             raise ValueError(
                 f"target_acceptance={self.target_acceptance!r} has no effect with band={self.band!r}; "
                 f"set it to None, or band to one of {', '.join(_CALIBRATED)}"
+            )
+        if self.staleness == "sqrt" and (self.band, self.drift) != ("sqrt", "none"):
+            raise ValueError(
+                f"staleness='sqrt' widens a sqrt band around 0, not band={self.band!r} with drift={self.drift!r}: what "
+                "is measured in training has the staleness of the responses in it; set staleness to 'none', or "
+                "band='sqrt' and drift='none'"
             )
 
     @property

@@ -5,6 +5,7 @@ Imported on its own, not with :mod:`fspo.fairness`: scipy takes a second to load
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,16 +139,18 @@ def pooled_difference(
 
 def _resampled(statistic: Callable[..., Any], data: tuple[Array, ...], resamples: int, seed: int) -> Array:
     """The statistic of each of ``resamples`` bootstrap resamples of paired data."""
-    found = stats.bootstrap(
-        data,
-        statistic,
-        paired=True,
-        vectorized=True,
-        n_resamples=resamples,
-        batch=max(1, _BATCH_ENTRIES // len(data[0])),
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # of values that are all equal
+        found = stats.bootstrap(
+            data,
+            statistic,
+            paired=True,
+            vectorized=True,
+            n_resamples=resamples,
+            batch=max(1, _BATCH_ENTRIES // len(data[0])),
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
     return np.asarray(found.bootstrap_distribution)
 
 

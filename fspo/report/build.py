@@ -20,6 +20,7 @@ from fspo.files import atomic_path
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_records
 from fspo.report.figures import comparison_figures
 from fspo.report.findings import Finding, compared, findings
+from fspo.report.funnel import funnel_finding, funnel_table
 from fspo.report.groups import (
     LengthProfile,
     Measure,
@@ -116,10 +117,10 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
             Comparison(
                 name,
                 compared(chosen),
-                findings(chosen, profiles, measures, starts),
+                findings(chosen, profiles, measures, starts) + funnel_finding(chosen, bins),
                 [(algo, floor) for algo, floor in floors if isinstance(floor, str)],
-                _tables(chosen, measures, starts),
-                _draw(chosen, profiles, starts, out / "figures", name),
+                _tables(chosen, measures, starts, bins),
+                _draw(chosen, profiles, starts, out / "figures", name, bins),
             )
         )
     samples = shown_samples(runs, starts, problems)
@@ -165,13 +166,14 @@ def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
 
 
 def _tables(
-    groups: Sequence[RunGroup], measures: Sequence[Measure], starts: npt.NDArray[np.int64]
+    groups: Sequence[RunGroup], measures: Sequence[Measure], starts: npt.NDArray[np.int64], bins: int
 ) -> dict[str, Table | None]:
     return {
         "final": final_numbers(groups, measures),
         "paired": paired_differences(groups, measures),
         "common_records": common_record_table(common_records(groups, starts), groups),
         "attributes": attribute_table(groups),
+        "funnel": funnel_table(groups, bins),
     }
 
 
@@ -181,13 +183,14 @@ def _draw(
     starts: npt.NDArray[np.int64],
     folder: Path,
     comparison: str,
+    bins: int,
 ) -> dict[str, Picture]:
     """Draw the figures in both themes; those for light backgrounds are also written as files."""
     drawn: dict[str, dict[str, bytes]] = {}
     texts: dict[str, tuple[str, str]] = {}
     for theme in THEMES:
         with themed(theme):
-            for figure in comparison_figures(groups, profiles, starts, theme):
+            for figure in comparison_figures(groups, profiles, starts, theme, bins):
                 buffer = io.BytesIO()
                 figure.figure.savefig(buffer, format="png", dpi=120)
                 drawn.setdefault(figure.name, {})[theme.name] = buffer.getvalue()

@@ -39,13 +39,13 @@ def common_records(
 ) -> list[CommonRecord]:
     """The band of each group on the records of each group, with its own and with matched clip values.
 
-    Clip values are matched on the records of the group. Bands that depend on measurements during training have no fixed
-    edges to evaluate and are left out.
+    Clip values are matched on the records of the group. Bands that depend on measurements during training, or on the
+    staleness of a response, which is not recorded, have no fixed edges to evaluate and are left out.
     """
     bands: dict[str, SequenceLossSettings] = {}
     for group in groups:
         settings = next((s for run in group.runs if (s := run.loss_settings) is not None), None)
-        if settings is not None and not settings.needs_state:
+        if settings is not None and not settings.needs_state and settings.staleness == "none":
             bands[group.algo] = settings
     found: list[CommonRecord] = []
     for group in groups:

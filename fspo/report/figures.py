@@ -17,6 +17,8 @@ from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
 from fspo.matching import Sequences
 from fspo.noise_floor import SAFE_MARGIN, NoiseFloor
+from fspo.report.funnel import CAPTION as ABOUT_FUNNEL
+from fspo.report.funnel import funnel_figures
 from fspo.report.groups import LengthProfile, RunGroup, group_noise_floor, problems_interval
 from fspo.report.runs import Array, Run
 from fspo.report.style import (
@@ -91,6 +93,7 @@ def comparison_figures(
     profiles: Mapping[str, Mapping[str, LengthProfile | None]],
     starts: npt.NDArray[np.int64],
     theme: Theme,
+    bins: int = 8,
 ) -> Iterator[NamedFigure]:
     """All figures of one comparison. Call inside :func:`fspo.report.style.themed` with the same theme.
 
@@ -99,6 +102,7 @@ def comparison_figures(
         profiles: Their :func:`fspo.report.groups.clip_profiles`.
         starts: Length bins, as there.
         theme: Colours.
+        bins: Length bins of the funnel, which holds responses that were not trained on too.
     """
     looks = group_looks([group.algo for group in groups], theme)
     runs = [run for group in groups for run in group.runs]
@@ -116,6 +120,8 @@ def comparison_figures(
         figure, axes = _panel(title := f"{group.algo}: S / sqrt(L) by length, against the Gaussian")
         _draw_distribution(axes, group, looks[group.algo], theme)
         yield NamedFigure(f"distribution_{group.algo}", title, figure, _ABOUT_DISTRIBUTION)
+    for name, alternative, figure in funnel_figures(groups, looks, theme, bins):
+        yield NamedFigure(name, alternative, figure, ABOUT_FUNNEL)
     figure, axes = _panel(title := "Band's half-width over the noise floor, by length")
     if _draw_noise_floor(axes, groups, starts, looks, theme):
         yield NamedFigure("noise_floor", title, figure, _ABOUT_NOISE_FLOOR)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 import yaml  # type: ignore[import-untyped]
 
+from fspo.funnel import FunnelSteps
 from fspo.losses import resolve_settings
 from fspo.records import from_record
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, Z_EDGES, SequenceSums
@@ -24,6 +25,7 @@ Array = npt.NDArray[np.float64]
 
 METRICS_FILE: Final = "metrics.jsonl"
 LENGTH_STATS_FILE: Final = "length_stats.jsonl"
+FUNNEL_FILE: Final = "funnel.jsonl"
 INFO_FILE: Final = "run.json"
 CONFIG_FILE: Final = "config.yaml"
 LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
@@ -64,6 +66,7 @@ class Run:
         info: run.json, empty if missing or broken.
         steps: Metrics by step, in order. Where a step was logged twice (after a resume), the later line counts.
         lengths: Length statistics.
+        funnel: Where responses ended, one entry per step; none for a run from before there was a funnel.
         problems: What could not be read, each with file and line.
     """
 
@@ -71,6 +74,7 @@ class Run:
     info: dict[str, Any] = field(default_factory=dict)
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     lengths: LengthStats = field(default_factory=lambda: _empty_lengths())
+    funnel: FunnelSteps = field(default_factory=lambda: FunnelSteps.of([]))
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -169,6 +173,8 @@ def load_run(path: Path) -> Run:
     if not run.steps:
         run.problems.append(f"{path / METRICS_FILE}: no step logged")
     run.lengths = _read_lengths(path / LENGTH_STATS_FILE, run.problems)
+    if (path / FUNNEL_FILE).exists():
+        run.funnel = _read_funnel(path / FUNNEL_FILE, run.problems)
     return run
 
 
@@ -285,6 +291,18 @@ def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
         found.step_M = np.array([step for step, _ in order])
         found.sums_MKF, found.cells_M = np.stack([parts[k][0] for k in order]), [parts[k][1] for k in order]
     return found
+
+
+def _read_funnel(path: Path, problems: list[str]) -> FunnelSteps:
+    """Of a step that was done twice, the later record."""
+    records: dict[int, dict[str, Any]] = {}
+    for number, line in read_lines(path, problems):
+        try:
+            FunnelSteps.of([line])
+            records[int(line["step"])] = line
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            problems.append(f"{path}:{number}: not a record of the length funnel ({error!r})")
+    return FunnelSteps.of(list(records.values()))
 
 
 def _empty_lengths() -> LengthStats:

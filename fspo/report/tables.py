@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from fspo.fairness import Interval, LengthReweightingError, length_reweighting_error
+from fspo.fairness.bootstrap import ratio_interval
 from fspo.report.common_records import CommonRecord
 from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval
 from fspo.report.runs import Array, PlannedRun, Run
@@ -81,7 +82,7 @@ def common_record_table(records: Sequence[CommonRecord], groups: Sequence[RunGro
     for matched in (False, True):
         for algo in dict.fromkeys(group.algo for group in groups):
             cells = [_record_cell(found[key]) if (key := (algo, matched, s)) in found else "" for s in sources]
-            why = "this clip rate is out of its reach" if algo in bands else "no fixed band: measured, or not on S"
+            why = "this clip rate is out of its reach" if algo in bands else "no fixed band, or not on S"
             rows.append((f"{algo}, {'matched' if matched else 'own'} clips", "", _why(cells, why)))
     return Table([f"on {source}'s records" for source in sources], rows) if rows else None
 
@@ -103,7 +104,21 @@ def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
         for index, name in enumerate(names):
             cells = [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]
             rows.append((name, attribute, _why(cells, "no sequences")))
+        for name in names:
+            cells = [_dispersion(group, f"fspo/by_{attribute}", name) for group in groups]
+            rows.append((f"{name}: z_std", "dispersion of S / sqrt(L)", _why(cells, "no sequences")))
     return Table(group_heads(groups), rows) if rows else None
+
+
+def _dispersion(group: RunGroup, head: str, label: str) -> str:
+    """Root of the mean variance of z within a step, over all steps in which it was logged, weighted by sequences."""
+    steps = [values for run in group.runs for values in run.steps.values() if f"{head}/z_std/{label}" in values]
+    count = np.array([values[f"{head}/count/{label}"] for values in steps])
+    if not count.sum():
+        return ""
+    found = ratio_interval(count * np.array([values[f"{head}/z_std/{label}"] for values in steps]) ** 2, count)
+    root = Interval(found.value**0.5, float(np.sqrt(found.low)), float(np.sqrt(found.high)), found.n)
+    return show_interval(root, "{:.4f}")
 
 
 def _labels(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
@@ -116,6 +131,7 @@ def _labels(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
                 names = found.setdefault(match["attribute"], [])
                 if match["label"] not in names:
                     names.append(match["label"])
+    found.get("staleness", []).sort()  # a step may have one of them only
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
@@ -60,6 +61,7 @@ class SequencePolicyLossConfig(PolicyLossConfig):
     dual_clip: float | None = None
     s_max: float | None = None
     target_acceptance: float | None = None
+    staleness: str | None = None
 
     def __post_init__(self) -> None:
         self.settings()
@@ -133,6 +135,8 @@ def problems(config: DictConfig) -> Problems:
     yield from unserved(config, by_response=config.actor_rollout_ref.actor.policy_loss.loss_mode in ALGORITHMS)
     yield from _mode_problems(config)
     yield from _pi_old_problems(config)
+    yield from _unused_correction_problems(config)
+    yield from _drop_problems(config)
     yield from _attribute_problems(config)
     if not isinstance(config.fspo.samples, int) or config.fspo.samples < 0:
         yield f"fspo.samples={config.fspo.samples} must be a whole number of responses to keep, 8 by default; 0: none"
@@ -146,6 +150,21 @@ def _pi_old_problems(config: DictConfig) -> Problems:
         yield "fspo.pi_old=rollout needs actor_rollout_ref.rollout.calculate_log_probs=true: vLLM's log-probabilities"
 
 
+def _drop_problems(config: DictConfig) -> Problems:
+    sampler = config.trainer.v1.sampler
+    if config.fspo.drop not in ("stale", "evenly"):
+        yield f"fspo.drop={config.fspo.drop} must be stale or evenly (docs/async.md)"
+    elif config.fspo.drop == "evenly":
+        for wrong, what in (
+            (config.trainer.v1.trainer_mode == "fspo", "mode=sync, where nothing is dropped"),
+            (sampler.max_off_policy_strategy != "drop", "max_off_policy_strategy=wait, which drops nothing"),
+            (sampler.max_off_policy_threshold is None, "max_off_policy_threshold=null, where nothing is stale"),
+            (bool(sampler.custom_sampler.path), "a custom_sampler, which drops by its own rule"),
+        ):
+            if wrong:
+                yield f"fspo.drop=evenly has no effect with {what}: set one of the two to its default"
+
+
 def _mode_problems(config: DictConfig) -> Problems:
     if config.trainer.v1.trainer_mode != "fspo_separate_async":
         return
@@ -157,10 +176,10 @@ def _mode_problems(config: DictConfig) -> Problems:
             f"trainer.v1.separate_async.parameter_sync_step={steps} times actor.ppo_mini_batch_size={mini} is not "
             f"data.train_batch_size={batch}: leave it out, so that it follows from the two"
         )
-    if config.fspo.attributes:
+    if config.fspo.attributes and config.fspo.attributes != ["staleness"]:
         yield (
             f"fspo.attributes={config.fspo.attributes} compares a step's groups, and mode=separate_async sees a "
-            "mini-batch at a time: set it to []"
+            "mini-batch at a time: set it to [] or [staleness]"
         )
     if rollout.nnodes < 1 or rollout.n_gpus_per_node < 1:
         yield (
@@ -208,6 +227,7 @@ def loss_problems(config: DictConfig) -> Problems:
         return
     yield from _ignored_problems(config, policy_loss.loss_mode)
     yield from _clip_problems(settings)
+    yield from _staleness_problems(config, settings)
     yield from _micro_batch_problems(config)
     yield from _rollout_correction_problems(config)
 
@@ -276,6 +296,22 @@ def _clip_problems(settings: SequenceLossSettings) -> Problems:
             )
 
 
+def _staleness_problems(config: DictConfig, settings: SequenceLossSettings) -> Problems:
+    if settings.staleness == "none":
+        return
+    if config.fspo.pi_old != "rollout":
+        yield (
+            f"{_POLICY_LOSS}.staleness={settings.staleness} with fspo.pi_old={config.fspo.pi_old}: S then starts from "
+            "the actor's weights at the beginning of the step, however stale the response; set "
+            "fspo.pi_old=rollout, or staleness to none"
+        )
+    elif config.trainer.v1.trainer_mode == "fspo":
+        yield (
+            f"{_POLICY_LOSS}.staleness={settings.staleness} has no effect with mode=sync, where nothing is stale: set "
+            "it to none, or mode to colocate_async or separate_async"
+        )
+
+
 def _micro_batch_problems(config: DictConfig) -> Problems:
     # A different padding changes rounding, and 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -296,10 +332,43 @@ def _rollout_correction_problems(config: DictConfig) -> Problems:
     if correction.get("bypass_mode"):
         yield (
             "algorithm.rollout_correction.bypass_mode=true replaces the policy loss by verl's own: set it to false to "
-            "train with a sequence-level loss"
+            "train with a sequence-level loss (fspo.pi_old=rollout spares the same forward pass)"
         )
     if correction.get("rollout_is") not in (None, "sequence"):
         yield (
             f"algorithm.rollout_correction.rollout_is={correction.get('rollout_is')!r} gives one weight per token, and "
             "a sequence-level loss has one per sequence: set it to 'sequence' or null"
         )
+    if "token_" in str(correction.get("rollout_rs")):
+        yield (
+            f"algorithm.rollout_correction.rollout_rs={correction.rollout_rs} removes single tokens, and S and L would "
+            "be those of the rest: take a rule for whole responses (seq_...), or null"
+        )
+
+
+def _unused_correction_problems(config: DictConfig) -> Problems:
+    correction = config.algorithm.get("rollout_correction") or {}
+    weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
+    if weights is None and rules is None:
+        return
+    if config.fspo.pi_old == "rollout":
+        yield (
+            "algorithm.rollout_correction has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities "
+            "with themselves; set fspo.pi_old to actor, or rollout_is and rollout_rs to null"
+        )
+    elif not config.actor_rollout_ref.rollout.calculate_log_probs:
+        yield (
+            "algorithm.rollout_correction has no effect with actor_rollout_ref.rollout.calculate_log_probs=false: set "
+            "it to true"
+        )
+    # Here and not above: the module imports verl's engines. It reads the thresholds, so that a wrong one says so now.
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
+
+    mask_BT = torch.ones(1, 1)
+    try:
+        if rules is not None:
+            compute_rollout_rejection_mask(0 * mask_BT, mask_BT, rules, correction.get("rollout_rs_threshold"))
+        if weights is not None:
+            compute_rollout_correction_weights(0 * mask_BT, mask_BT, weights, correction.get("rollout_is_threshold"))
+    except (TypeError, ValueError) as error:
+        yield f"algorithm.rollout_correction: {error}"

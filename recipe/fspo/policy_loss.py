@@ -91,6 +91,7 @@ def _make_policy_loss(name: str) -> Callable[..., LossAndMetrics]:
             _settings(config, name),
             band_state=RECORDER.current_band_state(),
             rollout_is_weights_BT=rollout_is_weights,
+            staleness_B=RECORDER.staleness_B(),
         )
         RECORDER.add(output, response_mask)
         loss = _mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Rows of :attr:`MiniBatch.sequences`: those of sequences.jsonl, and what else a sample tells (booleans as 0 and 1).
 SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted", "removed")
-#: Column of a batch, int64 [B, 1 + A]: each sequence's row number, then its bin by each attribute (fspo.attributes).
+#: Column of a batch, float64 [B, 2 + A]: each sequence's row number, staleness, and bin by each of fspo.attributes.
 ROWS: Final = "fspo_rows"
 
 
@@ -155,6 +155,10 @@ class Recorder:
             return self._band_state
         return self._band_state.at_mini_batch(len(self._mini_batches) - 1)
 
+    def staleness_B(self) -> torch.Tensor | None:
+        """The staleness of the sequences of the micro-batch in progress; None if it was not sent."""
+        return None if self.row_BC is None else self.row_BC[:, 1]
+
     def add(self, output: SequenceLossOutput, response_mask_BT: torch.Tensor) -> None:
         """Add one micro-batch to the mini-batch in progress."""
         if not self._mini_batches or not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
@@ -164,8 +168,8 @@ class Recorder:
         mini_batch.sums.add_(output, truncated_B=truncated_B)
         if mini_batch.attribute_sums:
             assert self.row_BC is not None, "the bins of the attributes come with the batch"
-            for sums, bin_B in zip(mini_batch.attribute_sums, self.row_BC.unbind(1)[1:], strict=True):
-                sums.add_(output, bin_B, truncated_B)
+            for sums, bin_B in zip(mini_batch.attribute_sums, self.row_BC.unbind(1)[2:], strict=True):
+                sums.add_(output, bin_B.to(torch.int64), truncated_B)
         if self._keep_sequences:
             row_B = torch.full_like(output.length_B, -1) if self.row_BC is None else self.row_BC[:, 0]
             removed_B = output.clipped_high_B | output.clipped_low_B | output.dual_clipped_B

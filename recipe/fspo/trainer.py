@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from recipe.fspo.accounting.replay_buffer import count_ends, prompt_tags
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old, step_folder
 from recipe.fspo.checkpoints.state import load_state, save_state
-from recipe.fspo.faults.phase import write_phase
+from recipe.fspo.faults.phase import Phase, write_phase
 from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
 from recipe.fspo.faults.resources import wait_for_resources
 from recipe.fspo.launch import loggers, run_folder
@@ -70,7 +71,8 @@ class FSPOHooks(PPOTrainer):
         self._generations: tuple[Sequence[str], Sequence[str], Sequence[float]] = ((), (), ())
         self._began_s = 0.0
         self._save_s = 0.0
-        self._phase = "start-up"
+        self._phase = Phase(0, "start-up")
+        self._moved_s = 0.0
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
         super().__init__(config)
         #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
@@ -80,11 +82,19 @@ class FSPOHooks(PPOTrainer):
     # ---------------------------------------------------------------- what it is doing
 
     def _enter(self, phase: str) -> None:
-        self._phase = phase
-        write_phase(self.config.fspo.run_dir, self.global_steps, phase)
+        self._phase = Phase(self.global_steps, phase)
+        write_phase(self.config.fspo.run_dir, self._phase)
+
+    def _moved(self) -> None:
+        """Note progress within a phase, once a second at most."""
+        if time.monotonic() - self._moved_s > 1:
+            self._moved_s = time.monotonic()
+            self._phase = replace(self._phase, moves=self._phase.moves + 1)
+            write_phase(self.config.fspo.run_dir, self._phase)
 
     def _ending(self) -> None:
-        write_phase(self.config.fspo.run_dir, self.global_steps, self._phase, ending=True)
+        self._phase = replace(self._phase, step=self.global_steps, ending=True)
+        write_phase(self.config.fspo.run_dir, self._phase)
 
     def on_sample_end(self) -> None:
         raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
@@ -104,7 +114,9 @@ class FSPOHooks(PPOTrainer):
         replay_buffer = super()._build_replay_buffer()
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s.
         replay_buffer.poll_interval = self.config.fspo.poll_interval_s
-        count_ends(replay_buffer, self._cycle.funnel, self.config.actor_rollout_ref.rollout.n, self._position)
+        responses = self.config.actor_rollout_ref.rollout.n
+        count_ends(replay_buffer, self._cycle.funnel, responses, self._position, self._cycle.drops)
+        replay_buffer.moved = self._moved
         return replay_buffer
 
     def _init_resource_pool_mgr(self) -> None:
@@ -131,7 +143,7 @@ class FSPOHooks(PPOTrainer):
             self._reseed_sampling()
             super().fit(agent_loop_manager)
         except Exception:
-            if self._phase in ("generation", "validation"):  # without any reward verl stops for another reason
+            if self._phase.phase in ("generation", "validation"):  # without any reward verl stops for another reason
                 raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
             raise
         finally:
@@ -283,9 +295,9 @@ class FSPOHooks(PPOTrainer):
         self._enter("update")
         outcomes = read_outcomes(batch)
         attributes: tuple[Attribute, ...] = ()
-        if (names := self.config.fspo.attributes) or self.config.fspo.samples:
+        if (names := self.config.fspo.attributes) or self.config.fspo.samples or self._cycle.needs_staleness:
             longest, first_row = self.config.data.max_response_length, self._cycle.rows
-            batch, attributes = send_rows(batch, outcomes, names, longest, first_row)
+            batch, attributes = send_rows(batch, outcomes, names, longest, self.global_steps, first_row)
         self.actor_rollout_wg.begin_update(self._cycle.band_state, attributes)
         batch = super()._update_actor(batch, metrics)
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)

@@ -66,57 +66,103 @@ def test_a_mode_trains_is_killed_resumes_and_counts_every_response(start: Starte
     assert sum(sums[step, 1].total("S_squared") for step in funnel) > 1e-3
 
 
-def split_recording(folder: Path, parts: int) -> None:
-    """Store what ``sync`` recorded (``GBS8.../STEP/0``) where ``separate_async`` looks (``GBS1.../STEP/PART``).
+def order_recording(folder: Path, parts: int) -> None:
+    """Sort what ``sync`` recorded by prompt, and store it also where ``separate_async`` looks for its mini-batches.
 
-    verl names the folder after the prompts that it draws at a time, and stores each mini-batch of a cycle by itself.
+    verl records responses in the order in which they were done; a replay takes the prompts in the recording's order. It
+    joins the parts of a step, and of each prompt the first responses, so that every part may hold them all.
     """
     from verl.utils.tensordict_utils import index_select_tensor_dict
 
-    for path in folder.glob("*/GBS8_*/*/0/tq_batch.pt"):
+    for path in folder.glob("*/*/*/*/0/tq_batch.pt"):
         whole = torch.load(path, weights_only=False)
-        groups: dict[str, list[int]] = {}
-        for index, key in enumerate(whole["keys"]):
-            groups.setdefault(key.split("_")[0], []).append(index)
-        share = len(groups) // parts
-        step = Path(str(path.parents[1]).replace("GBS8_", "GBS1_"))
-        for part in range(parts):
-            rows = [row for group in list(groups.values())[part * share : (part + 1) * share] for row in group]
-            (step / str(part)).mkdir(parents=True, exist_ok=True)
-            shutil.copy(path.with_name("meta.json"), step / str(part) / "meta.json")
-            chosen = {name: [whole[name][row] for row in rows] for name in ("keys", "tags")}
-            tensors = {"tensordict": index_select_tensor_dict(whole["tensordict"], rows)}
-            torch.save(whole | chosen | tensors, step / str(part) / "tq_batch.pt")
+        prompt = list(whole["tensordict"]["index"])
+        rows = sorted(range(len(prompt)), key=prompt.__getitem__)
+        whole |= {name: [whole[name][row] for row in rows] for name in ("keys", "tags")}
+        whole["tensordict"] = index_select_tensor_dict(whole["tensordict"], rows)
+        torch.save(whole, path)
+        for part in range(1, parts):
+            shutil.copytree(path.parent, path.parents[1] / str(part))
 
 
 def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starter, tmp_path: Path) -> None:
+    """With four mini-batches between transfers of the weights, and with one and vLLM's log-probabilities as pi_old.
+
+    With four, S is not 0 in the later ones; with vLLM's it is not 0 in the only one.
+    """
     recording = tmp_path / "recording"
 
-    def run(name: str, *overrides: str) -> Start:
-        replay = (
+    def run(name: str, prompts: int, *overrides: str) -> Start:
+        each = start(
+            tmp_path / name / "replay" / "run",  # verl looks for a recording under the run's name, here replay/run
+            *SMALL,
+            "trainer.experiment_name=replay",
+            "trainer.total_training_steps=3",
+            "trainer.v1.separate_async.num_warmup_batches=0",
             "skip.rollout_tq.enable=true",
             f"skip.rollout_tq.dump_dir={recording}",
             "skip.rollout_tq.steps=[1,2,3]",
+            "data.shuffle=false",
+            "data.gen_batch_size=1",  # as in separate_async, and a part of the recording's name
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+            *overrides,
         )
-        warm_up = "trainer.v1.separate_async.num_warmup_batches=0"
-        steps = "trainer.total_training_steps=3"
-        each = start(tmp_path / name, *SMALL, steps, *replay, warm_up, "trainer.experiment_name=replay", *overrides)
         assert each.wait(400) == 0, each.output()[-4000:]
         return each
 
-    run("recorded")
-    pairs = []
-    for mini, parts in ((8, 1), (2, 4)):
-        size = f"actor_rollout_ref.actor.ppo_mini_batch_size={mini}"
-        pairs.append([run(f"sync{mini}", size)])
-        split_recording(recording, parts)
-        pairs[-1].append(run(f"separate{mini}", size, "mode=separate_async"))
-    for synchronous, asynchronous in pairs:
-        one, other = synchronous.steps(), asynchronous.steps()
+    pairs = [[run("sync2", 2)]]
+    order_recording(recording, parts=4)
+    pairs[0].append(run("separate2", 2, "mode=separate_async"))
+    rollout = "fspo.pi_old=rollout"
+    pairs.append([run("sync8", 8, rollout), run("separate8", 8, rollout, "mode=separate_async")])
+    for pair in pairs:
+        one, other = (each.steps() for each in pair)
         for step in (1, 2, 3):
             for name in ("actor/pg_loss", "actor/grad_norm"):
                 assert other[step][name] == pytest.approx(one[step][name], rel=1e-5, abs=1e-5), (step, name)
-        moved = [from_record(record).total("S_squared") for record in lines(synchronous, "length_stats.jsonl")]
-        again = [from_record(record).total("S_squared") for record in lines(asynchronous, "length_stats.jsonl")]
+        records = [[from_record(record) for record in lines(each, "length_stats.jsonl")] for each in pair]
+        moved, again = ([sums.total("S_squared") for sums in each] for each in records)
         assert again == pytest.approx(moved, rel=1e-4, abs=1e-6)
-    assert max(moved) > 1e-3  # there is a mini-batch in which S is not 0
+        assert max(moved) > 1e-3  # there is a mini-batch in which S is not 0
+    # Before any update, S to vLLM's own log-probabilities is the difference between vLLM and the actor.
+    assert 0 < moved[0] / RESPONSES < 1e-8
+
+
+def test_dropping_evenly_and_a_band_that_widens_with_staleness(start: Starter, tmp_path: Path) -> None:
+    run = start(
+        tmp_path,
+        *SMALL,
+        "mode=separate_async",
+        f"trainer.total_training_steps={STEPS}",
+        "trainer.v1.separate_async.num_warmup_batches=2",
+        "trainer.v1.sampler.max_off_policy_threshold=2",
+        "fspo.drop=evenly",
+        "fspo.pi_old=rollout",
+        "actor_rollout_ref.rollout.calculate_log_probs=true",
+        "actor_rollout_ref.actor.policy_loss.staleness=sqrt",
+        "fspo.attributes=[staleness]",
+        "fspo.record_sequences=true",
+    )
+    assert run.wait(500) == 0, run.output()[-4000:]
+    funnel, metrics = lines(run, "funnel.jsonl"), run.steps()
+    assert sum(ended(record, "stale") for record in funnel) > 0
+    assert all(ended(record, "trained") == RESPONSES for record in funnel)
+    # Some are trained on that verl would have dropped: a prompt that has seen more than 2 versions is over 1 step old.
+    assert max(metrics[step]["fspo/funnel/staleness"] for step in range(1, STEPS + 1)) > 1
+    checked = 0
+    for step in range(1, STEPS + 1):
+        for k in range(4):
+            if (
+                metrics[step].get(f"fspo/by_staleness/count/{k}") != RESPONSES
+                or metrics[step]["fspo/funnel/versions"] != 1
+            ):
+                continue  # the band is known where all responses of the step have one staleness
+            parts = [record for record in lines(run, "sequences.jsonl") if record["step"] == step]
+            inside = [
+                abs(s) <= 0.03 * (length * (k + 1)) ** 0.5
+                for part in parts
+                for s, length in zip(part["S"], part["L"], strict=True)
+            ]
+            assert metrics[step]["fspo/accept_rate"] == pytest.approx(sum(inside) / RESPONSES, abs=1e-9)
+            checked += k > 0
+    assert checked > 0

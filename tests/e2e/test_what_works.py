@@ -91,6 +91,11 @@ WORKS = (
     Works("KL loss", f"{A}.use_kl_loss=true {A}.kl_loss_coef=0.01", "penalties"),
     Works("entropy bonus", f"{A}.entropy_coeff=0.001", "penalties"),
     Works("importance weights against vLLM", "algorithm.rollout_correction.rollout_is=sequence", "penalties"),
+    Works(
+        "rejection of responses against vLLM",
+        "algorithm.rollout_correction.rollout_rs=seq_mean_k3 algorithm.rollout_correction.rollout_rs_threshold=0.01",
+        "penalties",
+    ),
     Works("TensorBoard, W&B without network", "trainer.logger=[console,tensorboard,wandb]", "penalties"),
     Works(
         "torch's profiler",
@@ -136,6 +141,11 @@ REFUSED = (
         "reinforce_plus_plus",
     ),
     Refused("importance weights by token", "algorithm.rollout_correction.rollout_is=token", "rollout_is='token'"),
+    Refused(
+        "rejection by token",
+        "algorithm.rollout_correction.rollout_rs=token_k1 algorithm.rollout_correction.rollout_rs_threshold=2",
+        "rollout_rs=token_k1 removes",
+    ),
 )
 
 

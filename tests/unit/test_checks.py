@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from composing import composed
 
+from benchmarks.async_study import CONDITIONS, DESIGN
 from fspo.files import local_path
 from fspo.losses import ALGORITHMS
+from recipe.fspo.compare.__main__ import FAIR
 from recipe.fspo.config import complete_loss
 from recipe.fspo.config import problems as problems_of_settings
 from recipe.fspo.launch import checks
@@ -50,6 +52,12 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
     assert problems(f"algo={algo}") == []
 
 
+@pytest.mark.release
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_every_condition_of_the_asynchronous_study_passes(problems: Problems, condition: str) -> None:
+    assert problems(*FAIR, *DESIGN, *CONDITIONS[condition]) == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -66,6 +74,23 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
         (["actor_rollout_ref.actor.checkpoint.async_save=true"], r"async_save=true"),
         (["fspo.attributes=[length]"], r"fspo\.attributes=\['length'\] .* of difficulty, "),
         (["fspo.attributes=truncated"], r"fspo\.attributes=truncated .*list"),
+        (["mode=separate_async", "fspo.attributes=[truncated]"], r"set it to \[\] or \[staleness\]"),
+        (["fspo.drop=fairly"], r"fspo\.drop=fairly must be stale or evenly"),
+        (["fspo.hang_after_s=soon"], r"fspo\.hang_after_s=soon must be a number of seconds from 10 on"),
+        (["fspo.drop=evenly"], r"fspo\.drop=evenly has no effect with mode=sync"),
+        (
+            ["mode=colocate_async", "fspo.drop=evenly", "trainer.v1.sampler.max_off_policy_strategy=wait"],
+            r"fspo\.drop=evenly has no effect with max_off_policy_strategy=wait",
+        ),
+        (["actor_rollout_ref.actor.policy_loss.staleness=sqrt"], r"staleness=sqrt with fspo\.pi_old=actor: S then"),
+        (
+            [
+                "actor_rollout_ref.actor.policy_loss.staleness=sqrt",
+                "fspo.pi_old=rollout",
+                "actor_rollout_ref.rollout.calculate_log_probs=true",
+            ],
+            r"staleness=sqrt has no effect with mode=sync",
+        ),
         (["trainer.max_actor_ckpt_to_keep=1"], r"max_actor_ckpt_to_keep=1"),
         (["algo=rloo", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: set it to 2 or more"),
         (["actor_rollout_ref.rollout.top_p=0.9"], r"top_p=0\.9 .*set it to 1"),
@@ -91,6 +116,21 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
         (["actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024"], r"=2048 differs from .*=1024"),
         (["algorithm.rollout_correction.bypass_mode=true"], r"bypass_mode=true"),
         (["algorithm.rollout_correction.rollout_is=token"], r"rollout_is='token' .*'sequence'"),
+        (["algorithm.rollout_correction.rollout_rs='seq_sum_k1,token_k1'"], r"rollout_rs=.*token_k1 removes single"),
+        (["algorithm.rollout_correction.rollout_rs=seq_mean_k3"], r"rollout_rs_threshold must be provided"),
+        (["algorithm.rollout_correction.rollout_rs=seq_mean"], r"rollout_rs"),
+        (
+            ["algorithm.rollout_correction.rollout_is=sequence", "algorithm.rollout_correction.rollout_is_threshold=0"],
+            r"algorithm\.rollout_correction: rollout_is_threshold upper bound must be positive",
+        ),
+        (["algorithm.rollout_correction.rollout_is=sequence", "fspo.pi_old=rollout"], r"no effect with fspo\.pi_old="),
+        (
+            [
+                "algorithm.rollout_correction.rollout_is=sequence",
+                "actor_rollout_ref.rollout.calculate_log_probs=false",
+            ],
+            r"no effect with .*calculate_log_probs=false",
+        ),
         (["grad_scale=matched", "fspo.reference_length=null"], r"reference_length=None: grad_scale=matched"),
     ],
 )

@@ -81,6 +81,35 @@ def test_quantile_band_looks_its_width_up_by_fine_bin() -> None:
     assert band(100, loss) == pytest.approx((0, -0.1, 0.2))
 
 
+@given(length=st.integers(1, 200_000), staleness=st.integers(0, 40), low=st.floats(0, 1), high=st.floats(0, 1))
+@settings(deadline=None, max_examples=100)
+def test_a_band_that_widens_with_staleness(length: int, staleness: int, low: float, high: float) -> None:
+    plain = SequenceLossSettings(band="sqrt", clip_low=low, clip_high=high)
+    wide = dataclasses.replace(plain, staleness="sqrt")
+
+    def edges(loss: SequenceLossSettings, k: float | None, tokens: int = length) -> tuple[torch.Tensor, ...]:
+        staleness_B = None if k is None else torch.tensor([k], dtype=F64)
+        return acceptance_band(torch.tensor([tokens]), loss, dtype=F64, staleness_B=staleness_B)
+
+    assert edges(wide, 0) == edges(wide, None) == edges(plain, None)  # of the newest policy: nothing changes
+    assert edges(plain, staleness) == edges(plain, None)  # nor where it is not asked for
+    # k versions of staleness are what k + 1 times the tokens are to the plain band.
+    torch.testing.assert_close(edges(wide, staleness), edges(plain, None, length * (staleness + 1)), rtol=1e-12, atol=0)
+
+
+def test_independent_shifts_are_accepted_alike_at_every_staleness() -> None:
+    generator = torch.Generator().manual_seed(0)
+    loss = SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03, staleness="sqrt")
+    rates = []
+    for k in (0, 1, 3, 8):
+        length_B = torch.randint(10, 500, (20_000,), generator=generator)
+        shifts = torch.randn(k + 1, 20_000, generator=generator, dtype=F64) * 0.03 * length_B.sqrt()
+        _, lower_B, upper_B = acceptance_band(length_B, loss, dtype=F64, staleness_B=torch.full((20_000,), k))
+        s_B = shifts.sum(0)
+        rates.append(float(((lower_B <= s_B) & (s_B <= upper_B)).double().mean()))
+    assert rates == pytest.approx([0.6827] * 4, abs=0.012)  # of a Gaussian, one standard deviation
+
+
 @given(
     name=st.sampled_from(sorted(ALGORITHMS)),
     length=st.integers(1, 200_000),
@@ -108,6 +137,9 @@ def test_gaussian_half_width() -> None:
         ({"drift": "k3"}, r"drift='k3'.*'kl'"),
         ({"weight": "token"}, r"weight='token'"),
         ({"grad_scale": "L"}, r"grad_scale='L'"),
+        ({"staleness": "linear"}, r"staleness='linear'"),
+        ({"staleness": "sqrt", "drift": "kl"}, r"staleness='sqrt' widens .*drift='kl'"),
+        ({"staleness": "sqrt", "band": "linear"}, r"staleness='sqrt' widens .*band='linear'"),
         ({"clip_low": -0.1}, r"clip_low=-0.1"),
         ({"clip_high": math.nan}, r"clip_high=nan"),
         ({"clip_high": math.inf}, r"clip_high=inf"),

@@ -155,7 +155,10 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
     printed = capsys.readouterr().out
     assert re.search(r"^own/task +2  7, 7, 7, 7, 7$", printed, re.M)
     assert "  | 102%44=\n  ground truth: '18'" in printed
-    assert f"row 2 of {file}, own/other: 1    0" in printed
+    assert f"row 2 of {file}, own/other: 1    0" in printed and "note: " not in printed
+    reward.write_text("def score(data_source, **_):\n    return data_source == 'own/other'\n")
+    assert main(command) == 0
+    assert "note: own/task, own/other: the ground truth scores no more than no response" in capsys.readouterr().out
     command[-1] = str(reward)
     assert main(command) == 1
     assert "it has no function 'compute_score'" in capsys.readouterr().err

@@ -263,6 +263,7 @@ def test_bins_of_a_batch() -> None:
         "group_B": torch.tensor([4, 4, 4, 4, 2, 2]),
         "truncated_B": torch.tensor([False, True, False, False, False, False]),
         "data_source_B": ["b"] * 4 + ["a"] * 2,
+        "staleness_B": torch.tensor([0.0, 0.5, 1.0, 3.5, 4.0, 7.0]),
     }
     attributes, bin_BA = bin_batch(NAMES, **batch)
     labels = [[attribute.labels[i] for i in column] for attribute, column in zip(attributes, bin_BA.T, strict=True)]
@@ -271,6 +272,7 @@ def test_bins_of_a_batch() -> None:
         ["0.375_to_0.5"] * 4 + ["below_1e-09"] * 2,  # standard deviations of sqrt(3)/4 = 0.43, and of 0
         ["ended", "truncated", "ended", "ended", "ended", "ended"],
         ["b"] * 4 + ["a"] * 2,
+        ["0", "0", "1", "3", "4_or_more", "4_or_more"],
     ]
     attributes, bin_BA = bin_batch(["truncated"], **batch)
     assert [attribute.name for attribute in attributes] == ["truncated"] and bin_BA.shape == (6, 1)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from verl.protocol import DataProto
+from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.policy_loss import register_losses
+from recipe.fspo.recorder import RECORDER
+
+#: Of the rows of random_batch, and what the trainer may send with them.
+LENGTH_STALENESS = ((12, 0), (7, 4), (3, 0.5), (1, 1), (9, 9))
 
 
 def test_a_taken_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +46,20 @@ def random_batch() -> dict[str, torch.Tensor]:
     mask = (torch.arange(width) < length[:, None]).long()
     advantage = torch.randn(rows, 1, generator=generator).expand(rows, width) * mask
     return {"old_log_prob": old, "log_prob": new, "advantages": advantage, "response_mask": mask}
+
+
+def test_the_loss_reads_the_staleness_that_the_trainer_has_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SequencePolicyLossConfig(loss_mode="fspo", clip_low=0.01, clip_high=0.01, staleness="sqrt")
+    config, loss = actor_config(settings, global_batch_size=5, dp_size=1), core_algos.get_policy_loss_fn("fspo")
+    with pytest.raises(ValueError, match="staleness of each sequence, which only the trainer"):
+        loss(**random_batch(), config=config)
+    staleness_B = torch.tensor([*(k for _, k in LENGTH_STALENESS), 0])
+    monkeypatch.setattr(RECORDER, "row_BC", torch.stack([torch.arange(6), staleness_B], dim=1))
+    batch = {f"{name.rstrip('s')}_BT": value for name, value in random_batch().items()}
+    batch["advantages_BT"] = batch.pop("advantage_BT")
+    expected = sequence_policy_loss(**batch, settings=settings.settings(), staleness_B=staleness_B)
+    assert torch.equal(loss(**random_batch(), config=config)[0], expected.loss_B.sum() / 5)
+    assert expected.upper_B[:5].tolist() == pytest.approx([0.01 * (n * (k + 1)) ** 0.5 for n, k in LENGTH_STALENESS])
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -72,3 +93,39 @@ def test_typed_settings_override_the_defaults() -> None:
         SequencePolicyLossConfig(loss_mode="fspo", clip_high=-1)
     with pytest.raises(ValueError, match="not a sequence-level loss"):
         SequencePolicyLossConfig(loss_mode="vanilla")
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize(
+    "rule", ["seq_sum_k1", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"]
+)
+def test_verls_rollout_correction_weighs_and_removes_whole_responses(name: str, weighted: bool, rule: str) -> None:
+    batch = random_batch()
+    gap_B1 = torch.tensor([[0.9], [0.01], [-0.02], [0.05], [-0.03], [0.0]])  # of one response only is it large
+    data = DataProto.from_dict(
+        {
+            "old_log_probs": batch["old_log_prob"],
+            "rollout_log_probs": batch["old_log_prob"] - gap_B1,
+            "response_mask": batch["response_mask"],
+        }
+    )
+    correction = RolloutCorrectionConfig(
+        rollout_is="sequence" if weighted else None, rollout_rs=rule, rollout_rs_threshold=1.5 if "k1" in rule else 0.3
+    )
+    data, _ = compute_rollout_correction_and_add_to_batch(data, correction)
+    kept_B = data.batch["response_mask"].any(1)
+    assert kept_B.tolist() == [False, True, True, True, True, False]
+    weight_BT = data.batch["rollout_is_weights"] if weighted else None
+
+    def gradient_BT(response_mask: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+        log_prob = batch["log_prob"].clone().requires_grad_()
+        config = actor_config(SequencePolicyLossConfig(loss_mode=name), global_batch_size=6, dp_size=1)
+        given = batch | {"log_prob": log_prob, "response_mask": response_mask}
+        loss, _ = core_algos.get_policy_loss_fn(name)(**given, config=config, rollout_is_weights=weights)
+        return torch.autograd.grad(loss, log_prob)[0]
+
+    plain_BT = gradient_BT(batch["response_mask"], None) * kept_B[:, None]
+    factor_B1 = (gap_B1 * batch["response_mask"].sum(1, keepdim=True)).exp().clamp(max=2) if weighted else 1
+    assert plain_BT.any()
+    assert torch.allclose(gradient_BT(data.batch["response_mask"], weight_BT), plain_BT * factor_B1, rtol=1e-5)

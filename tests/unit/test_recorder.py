@@ -96,7 +96,7 @@ def test_columns_find_their_rows_under_any_split() -> None:
         for mini_batch in range(4):  # two mini-batches, two epochs
             recorder.begin_mini_batch()
             first = 8 * (mini_batch % 2) + 4 * rank
-            recorder.row_BC = torch.tensor([[first + i] for i in (2, 0, 1, 3)])
+            recorder.row_BC = torch.tensor([[first + i, 0.0] for i in (2, 0, 1, 3)])
             recorder.add(*micro_batch(seed=4 * mini_batch + rank))
         ranks.append(recorder.pop())
     mini_batches = join_ranks(ranks)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fspo.diagnostics import LengthDiagnostics
+from fspo.funnel import STAGES, LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.noise_floor import NoiseFloor
 from fspo.records import to_record
@@ -413,6 +414,7 @@ def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None
         labels = ("ended", "truncated")
         head = "fspo/by_truncated"
         rates = {f"{head}/accept/{name}": a / n for name, a, n in zip(labels, accepted, count, strict=True) if n}
+        rates |= {f"{head}/z_std/{name}": 0.01 * n for name, n in zip(labels, count, strict=True) if n}
         return rates | {f"{head}/count/{name}": n for name, n in zip(labels, count, strict=True) if n}
 
     runs = [
@@ -425,7 +427,59 @@ def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None
     rows = {(head, why): cells for head, why, cells in table.rows}
     assert rows["ended", "truncated"] == ["80.0% of 20", "(no sequences)"]  # (3 + 5 + 8) / 20
     assert rows["truncated", "truncated"] == ["40.0% of 10", "(no sequences)"]
+    pooled = ((4 * 0.04**2 + 6 * 0.06**2 + 10 * 0.1**2) / 20) ** 0.5
+    assert rows["ended: z_std", "dispersion of S / sqrt(L)"][0].startswith(f"{pooled:.4f} [")
     # Shares 2/3 and 1/3, acceptance 0.8 and 0.4 against 2/3 overall: plug-in LRE 0.267, less what noise explains.
     value = float(rows["truncated: LRE", "debiased, symmetric acceptance"][0].split()[0])
     assert 0 < value < 0.267
     assert attribute_table(group_runs(runs[2:])) is None
+
+
+def funnel_lines(steps: int, seed: int, lost_short: float, lost_long: float) -> list[str]:
+    """Records of a run in which long and short responses are stale at these rates."""
+    rng, funnel, lines = np.random.default_rng(seed), LengthFunnel(), []
+    for step in range(1, steps + 1):
+        funnel.start(66)
+        funnel.end("failed", [], unknown=2)
+        for length, rate in ((20, lost_short), (150, lost_long)):
+            stale = int(rng.binomial(32, rate))
+            funnel.end("stale", [length] * stale)
+            funnel.train([length] * (32 - stale), [length // 50] * (32 - stale), [1 + length // 100] * (32 - stale))
+        lines.append(json.dumps(funnel.end_step(step)[1]))
+    return lines
+
+
+def test_the_length_funnel_of_runs_that_lose_responses(tmp_path: Path) -> None:
+    uneven, even, whole = (write_run(tmp_path / name, name, 0) for name in ("fspo", "seq_rloo", "seq_gspo"))
+    again = funnel_lines(3, 7, 1.0, 1.0)  # of steps that were done twice, the later record counts
+    (uneven / "funnel.jsonl").write_text("\n".join([*again, *funnel_lines(20, 1, 0.0, 0.4), "{}"]) + "\n")
+    (even / "funnel.jsonl").write_text("\n".join(funnel_lines(20, 2, 0.3, 0.3)) + "\n")
+    all_kept = LengthFunnel()
+    all_kept.train([5], [0], [1])
+    (whole / "funnel.jsonl").write_text(json.dumps(all_kept.end_step(1)[1]) + "\n")
+    report = build_report([uneven, even, whole], tmp_path / "out")
+    assert [p for p in report.problems if "funnel" in p] == [
+        f"{uneven / 'funnel.jsonl'}:24: not a record of the length funnel (KeyError('rows'))"
+    ]
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["comparisons"]["default"]
+    rows = {row[0]: row[2] for row in summary["funnel"]["rows"]}
+    records = [json.loads(line) for line in funnel_lines(20, 1, 0.0, 0.4)]
+    ends = [np.sum([row[1:6] for each in records for row in each["rows"]], axis=0)[STAGES.index(s)] for s in STAGES]
+    stale, trained = ends[STAGES.index("stale")], ends[STAGES.index("trained")]
+    assert rows["stale"] == [f"{stale} ({stale / 1320:.1%})", rows["stale"][1], "(none lost)"]
+    assert rows["failed"][0] == "40 (3.0%)" and rows["trained"][0].startswith(f"{trained} ")
+    assert rows["mean length, lost"][0].startswith("150.0 [150.0, 150.0]")
+    tokens = sum(each["tokens"]["trained"] for each in records)
+    assert rows["mean length, trained on"][0].startswith(f"{tokens / trained:.1f} [")
+    assert rows["tokens lost"][0].startswith(f"{stale * 150 / (stale * 150 + tokens):.1%} [")
+    assert rows["stale: LRE"][0] == rows["trained on: LRE"][0] != rows["stale: LRE"][1]
+    (found,) = [each for each in summary["findings"] if each["subject"] == "The length funnel"]
+    assert "fspo: lengths fare differently" in found["sentence"] and "150 lost" in found["sentence"]
+    assert "rloo: no difference between lengths can be told" in found["sentence"] and "gspo" not in found["sentence"]
+    drawn = {path.name for path in (tmp_path / "out" / "figures").glob("*funnel*")}
+    assert drawn == {"default_funnel_fspo.png", "default_funnel_rloo.png"}
+
+
+def test_a_run_without_losses_has_no_funnel(tmp_path: Path) -> None:
+    build_report([write_run(tmp_path / "run", "fspo", 0)], tmp_path / "out")
+    assert "length funnel" not in (tmp_path / "out" / "report.html").read_text()

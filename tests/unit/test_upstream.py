@@ -79,6 +79,18 @@ NAMES = (
     Name("verl.utils.config", "validate_config", "recipe/fspo/launch/start.py", "verl's own checks before Ray starts"),
     Name("verl.trainer.ppo.utils", "need_critic", "recipe/fspo/launch/start.py", "an argument of validate_config"),
     Name("verl.trainer.ppo.utils", "need_reference_policy", "recipe/fspo/launch/start.py", "the same"),
+    Name(
+        "verl.trainer.ppo.rollout_corr_helper",
+        "compute_rollout_rejection_mask",
+        "recipe/fspo/config.py",
+        "reads a threshold before the run does",
+    ),
+    Name(
+        "verl.trainer.ppo.rollout_corr_helper",
+        "compute_rollout_correction_weights",
+        "recipe/fspo/config.py",
+        "the same",
+    ),
     Name(_BASE, "register_trainer", _TRAINER, PUBLIC),
     Name(_BASE, "PPOTrainer", _TRAINER, "what is mixed into its subclasses"),
     Name("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync", _TRAINER, "subclassed; trainer_mode 'sync' is set"),
@@ -100,6 +112,13 @@ NAMES = (
     ),
     Name(
         "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBufferAsync._terminal_eviction_reasons",
+        _REPLAY,
+        "which groups are dropped; their order in what it returns",
+        ("global_steps", "partition_id"),
+    ),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._select_prompt_uids",
         _REPLAY,
         "verl's order among prompts of one step is that of a set",
@@ -114,6 +133,13 @@ NAMES = (
         _REPLAY,
         "responses missing in a batch",
         ("partition_id", "selected_prompt_uids", "partition_snapshot"),
+    ),
+    Name(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._wait_for_next_poll",
+        _REPLAY,
+        "notes progress; counts rows by partition and state",
+        ("partition_id", "last_debug_time"),
     ),
     Name("verl.checkpoint_engine.base", "CheckpointEngine", _CPU_WEIGHTS, "subclassed"),
     Name("verl.checkpoint_engine.base", "CheckpointEngineRegistry", _CPU_WEIGHTS, PUBLIC),
@@ -332,6 +358,12 @@ TEXTS = (
         "what the mistyped key was",
     ),
     # ---- layouts that we read
+    Text(
+        "verl.trainer.ppo.v1.replay_buffer",
+        'self.max_off_policy_strategy == "drop"',
+        _REPLAY,
+        "any other value than its two drops nothing and asserts nothing",
+    ),
     Text(
         "verl.trainer.ppo.v1.agent_loop_tq",
         '{uid}_{session_id}_{i}"',

@@ -12,6 +12,7 @@ from transfer_queue import KVBatchMeta
 from fspo.attributes import attribute_metrics
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
+from fspo.drops import EvenDrops
 from fspo.fairness import equal_mass_starts
 from fspo.funnel import LengthFunnel
 from fspo.noise_floor import noise_floor
@@ -42,6 +43,9 @@ class Cycle:
             self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
         self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
         self.funnel = LengthFunnel(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        groups = config.fspo.window_steps * config.data.train_batch_size
+        #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
+        self.drops = EvenDrops(config.fspo.lre_bins, groups) if config.fspo.drop == "evenly" else None
         #: Step at which a prompt was first issued, where a resumed run has issued it again.
         self.first_issue: dict[str, int] = {}
         self._warned_margin = math.inf
@@ -54,13 +58,23 @@ class Cycle:
         return sum(len(each.keys) for each in self._outcomes)
 
     @property
+    def needs_staleness(self) -> bool:
+        """Whether the band asks for the staleness of each response."""
+        return self._settings is not None and self._settings.staleness != "none"
+
+    @property
     def band_state(self) -> BandState | None:
         """What the updates of this cycle use; None for a band that is not measured."""
         return None if self._band_controller is None else self._band_controller.state
 
     def stateful_parts(self) -> dict[str, Stateful | None]:
         """What belongs to a checkpoint."""
-        return {"diagnostics": self._diagnostics, "band_controller": self._band_controller, "funnel": self.funnel}
+        return {
+            "diagnostics": self._diagnostics,
+            "band_controller": self._band_controller,
+            "funnel": self.funnel,
+            "drops": self.drops,
+        }
 
     def add(self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], step: int) -> None:
         """Take in one update of the actor."""

@@ -154,17 +154,26 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
     return metrics | _distinct_share(outcomes.keys, outcomes.responses, acc_B)
 
 
+def _staleness(tag: dict[str, Any], step: int) -> float:
+    """k of a response: versions between those that wrote it, their middle if several, and the newest, step - 1."""
+    first, last = tag.get("min_global_steps"), tag.get("max_global_steps")
+    return 0.0 if first is None or last is None else max(0.0, step - 1 - (first + last) / 2)
+
+
 def send_rows(
-    batch: KVBatchMeta, outcomes: Outcomes, names: Sequence[str], max_response_length: int, first_row: int = 0
+    batch: KVBatchMeta, outcomes: Outcomes, names: Sequence[str], max_response_length: int, step: int, first_row: int
 ) -> tuple[KVBatchMeta, tuple[Attribute, ...]]:
     """Add to the batch in TransferQueue, from where the workers read it, what tells one sequence from another.
 
     Returns:
         The batch with the new column (:data:`~recipe.fspo.recorder.ROWS`: position in ``outcomes``, counted from
-        ``first_row``, and bin by each of the attributes ``names``) and the attributes.
+        ``first_row``, staleness at the update of ``step``, and bin by each of the attributes ``names``) and the
+        attributes.
     """
     attributes: tuple[Attribute, ...] = ()
-    row_BC = torch.arange(first_row, first_row + len(outcomes.keys))[:, None]
+    tags = dict(zip(batch.keys, batch.tags, strict=True))
+    staleness_B = torch.tensor([_staleness(tags[key], step) for key in outcomes.keys], dtype=torch.float64)
+    row_BC = torch.stack([torch.arange(first_row, first_row + len(outcomes.keys)), staleness_B], dim=1)
     if names:
         attributes, bin_BA = bin_batch(
             names,
@@ -172,10 +181,13 @@ def send_rows(
             group_B=outcomes.group_B,
             truncated_B=end_of_response(outcomes.response_mask_BT) >= max_response_length,
             data_source_B=outcomes.data_source_B,
+            staleness_B=staleness_B,
         )
         row_BC = torch.cat([row_BC, bin_BA], dim=1)
     rows = dict(zip(outcomes.keys, row_BC, strict=True))
-    padding_C = torch.tensor([-1] + [0] * len(names))  # a row without tokens, which no sum counts
+    padding_C = torch.tensor(
+        [-1.0] + [0.0] * (1 + len(names)), dtype=torch.float64
+    )  # a row without tokens, which no sum counts
     column = TensorDict({ROWS: torch.stack([rows.get(key, padding_C) for key in batch.keys])}, [len(batch.keys)])
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column), attributes
 

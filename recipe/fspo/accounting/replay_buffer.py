@@ -1,15 +1,16 @@
-"""verl's replay buffer, which also counts by length the responses that it removes (:mod:`fspo.funnel`)."""
+"""verl's replay buffer, which also counts by length what it removes (:mod:`fspo.funnel`), and can remove evenly."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from fspo.drops import EvenDrops
 from fspo.funnel import LengthFunnel
 from recipe.fspo.accounting.outcomes import prompt_of
 
@@ -26,6 +27,33 @@ class _Counting(ReplayBuffer):  # type: ignore[misc]
     funnel: LengthFunnel
     responses: int
     position: dict[str, int]
+    drops: EvenDrops | None
+    #: Called whenever a response or a prompt has changed its state.
+    moved: Callable[[], None] = staticmethod(lambda: None)
+    _seen: Any = None
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> _Reasons:
+        stale, *others = super()._terminal_eviction_reasons(global_steps, partition_id)
+        if self.drops is not None and partition_id == "train":  # verl finds none stale then, see count_ends
+            issued, finished = self.prompt_global_steps[partition_id], self.finished_keys[partition_id]
+            found = _responses(item for item in self.partitions[partition_id].items() if prompt_of(item[0]) in finished)
+            lengths: dict[str, list[int]] = {uid: [] for uid in finished}
+            for response, (length, _) in found.items():
+                lengths[prompt_of(response)].append(length)
+            stale = self.drops.choose(
+                {uid: sum(each) / max(1, len(each)) for uid, each in lengths.items()},
+                {uid: global_steps - issued.get(uid, global_steps) + 1 for uid in finished},
+                self.max_off_policy_threshold,
+            )
+        return (stale, *others)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        kinds = (self.partitions, self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
+        seen = [len(each[partition_id]) for each in kinds]
+        if seen != self._seen:
+            self._seen = seen
+            self.moved()
+        return float(super()._wait_for_next_poll(partition_id, last_debug_time))
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
         # verl takes the oldest first, and among those of one step, a set, any. Here: in the data loader's order.
@@ -73,7 +101,13 @@ def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[in
     return found
 
 
-def count_ends(buffer: ReplayBuffer, funnel: LengthFunnel, responses: int, position: dict[str, int]) -> None:
+def count_ends(
+    buffer: ReplayBuffer,
+    funnel: LengthFunnel,
+    responses: int,
+    position: dict[str, int],
+    drops: EvenDrops | None = None,
+) -> None:
     """Make a replay buffer count in ``funnel`` what it removes, and hand out prompts of one step in their order.
 
     verl builds its buffer from a name in the configuration and takes another class only without group filtering, so
@@ -84,11 +118,14 @@ def count_ends(buffer: ReplayBuffer, funnel: LengthFunnel, responses: int, posit
         funnel: Counts responses.
         responses: To each prompt.
         position: Of prompts in the data loader's order; those it does not hold come first.
+        drops: Chooses the groups to drop in place of verl, which drops the stale ones.
     """
     if isinstance(buffer, ReplayBuffer):
         kind = type(buffer)
         buffer.__class__ = type(f"Counting{kind.__name__}", (_Counting, kind), {})
-        buffer.funnel, buffer.responses, buffer.position = funnel, responses, position
+        buffer.funnel, buffer.responses, buffer.position, buffer.drops = funnel, responses, position, drops
+        if drops is not None:
+            buffer.max_off_policy_strategy = "evenly"  # neither of verl's two: it drops none, and lets stale ones pass
 
 
 def prompt_tags(partition_id: str) -> dict[str, dict[str, Any]]:
