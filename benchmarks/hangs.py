@@ -89,7 +89,7 @@ def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str
     reward = Path(__file__).with_name("faults_reward.py")
     path = (f"reward.custom_reward_function.path={reward}", "reward.custom_reward_function.name=hang_or_score")
     os.environ["FSPO_FAULTS_HANG"] = str(trigger)
-    run = Run(folder, path if how != "stopped" else ())
+    run = Run(folder, path)  # in all rows: a resumed run keeps its reward
     try:
         victim = aim(run, PROCESSES[process], moment, left[0] + SAVE_FREQ)
         if how == "stopped":

@@ -104,6 +104,7 @@ def test_processes_are_named_by_what_they_do(line: str, kind: str) -> None:
     assert process_kind(line) == kind
 
 
+@pytest.mark.release
 def test_the_sampler_sees_a_grandchild_whose_parent_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.versus_verl.sampler.PSS_INTERVAL_S", 0.2)
     monkeypatch.setattr("benchmarks.versus_verl.sampler.CPU_INTERVAL_S", 0.2)

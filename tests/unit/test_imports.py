@@ -63,7 +63,9 @@ assert not found, found
 #: What is expected, code and environment.
 FRESH = [
     pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
-    pytest.param(VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}, id="verl finds the losses and the platform"),
+    pytest.param(
+        VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}, id="verl finds the losses and the platform", marks=pytest.mark.release
+    ),
     pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.release),
 ]
 

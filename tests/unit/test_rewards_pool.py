@@ -61,6 +61,7 @@ def test_worker_killed_from_outside_costs_no_verdict(scorer: MathScorer) -> None
     assert increase(scorer, before, "workers_replaced", "crashed") == [1, 0]
 
 
+@pytest.mark.release
 def test_launcher_killed_from_outside_is_replaced(scorer: MathScorer) -> None:
     assert scorer.score(r"\boxed{u+1}", "1+u").status is Status.CORRECT
     launcher = launcher_of(scorer)
@@ -152,6 +153,7 @@ def test_no_process_outlives_its_parent(ending: str) -> None:
         parent.stdout.close()
 
 
+@pytest.mark.release
 def test_forked_child_starts_its_own_workers(scorer: MathScorer) -> None:
     scorer.score("about 1", "2")
     pid = os.fork()

@@ -101,6 +101,7 @@ def assert_parity(scorer: MathScorer, rng: random.Random, n: int) -> int:
     return shortened
 
 
+@pytest.mark.release
 def test_whole_responses_agree_with_direct_math_verify(scorer: MathScorer) -> None:
     assert assert_parity(scorer, random.Random(0), 150) > 50
 
