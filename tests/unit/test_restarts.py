@@ -12,7 +12,7 @@ import pytest
 
 from recipe.fspo.launch import restarts
 from recipe.fspo.launch.restarts import supervise
-from recipe.fspo.launch.run_folder import RESTARTED, effective_time_ratio, is_restart, told
+from recipe.fspo.launch.run_folder import RESTARTED, effective_time_ratio, is_restart, logged, told
 
 #: In place of Python: does what the next line of the plan says (steps done, exit status), and notes what it was given.
 START = """#!/bin/sh
@@ -88,6 +88,12 @@ def test_a_start_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_restart() and told() == {}
     monkeypatch.setenv(RESTARTED, '{"restarts": 1, "reason": "x"}')
     assert is_restart() and told() == {"restarts": 1, "reason": "x"}
+
+
+def test_a_line_that_a_kill_cut_short_is_no_step(tmp_path: Path) -> None:
+    assert logged(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "metrics": {}\n{"step": 3}\n{"ste')
+    assert [line["step"] for line in logged(tmp_path)] == [1, 3]
 
 
 def test_the_time_that_counted() -> None:

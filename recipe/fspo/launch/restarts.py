@@ -22,7 +22,7 @@ from typing import Any, Final
 from recipe.fspo.faults.phase import read_phase
 from recipe.fspo.faults.processes import kill, processes_of
 from recipe.fspo.launch.commands import FAILED
-from recipe.fspo.launch.run_folder import INFO_FILE, METRICS_FILE, RESTARTED
+from recipe.fspo.launch.run_folder import INFO_FILE, RESTARTED, logged
 
 _FAMILY: Final = "FSPO_FAMILY"
 _HOUR_S: Final = 3600.0
@@ -97,12 +97,7 @@ def _wait_until_gone(family: str) -> None:
 
 def _last_step(run_dir: Path) -> int:
     """The last step that was done; 0 without any."""
-    try:
-        lines = (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0
-    steps = [json.loads(line)["step"] for line in lines if line.endswith("}")]
-    return max(steps, default=0)
+    return max((line["step"] for line in logged(run_dir)), default=0)
 
 
 def _reason(run_dir: Path, code: int) -> str:

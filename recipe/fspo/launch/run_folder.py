@@ -155,12 +155,17 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
     folder = Path(run_dir)
     starts = (run_info(folder) or {}).get("starts", [])
     starts[-1] |= {"ended": _now(), "status": status} | ({"error": error.splitlines()[0]} if error else {})
-    try:
-        text = (folder / METRICS_FILE).read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    note(run_dir, status=status, starts=starts, effective_time_ratio=effective_time_ratio(starts, lines))
+    note(run_dir, status=status, starts=starts, effective_time_ratio=effective_time_ratio(starts, logged(folder)))
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``, without those that a kill cut short."""
+    lines = []
+    with contextlib.suppress(OSError):
+        for line in (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(line))
+    return lines
 
 
 def is_restart() -> bool:
