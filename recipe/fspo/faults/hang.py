@@ -38,7 +38,11 @@ _LOOK_EVERY_S = 1.0
 _LEAST_SHARE = 0.2
 _DUMP_S = 20.0
 _SAMPLES = 5
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+#: Where a thread that waits usually is; this recipe has some, too.
+_LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    str(Path(__file__).resolve().parents[1]),
+)
 
 
 @dataclass(frozen=True)
