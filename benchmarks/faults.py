@@ -85,11 +85,17 @@ def verdict(row: Row) -> str:
         found.append("processes left")
     if not row["message"] or not row.get("log_exists"):
         found.append("message")
+    return ", ".join([*found, *failures_of_resume(row)])
+
+
+def failures_of_resume(row: Row) -> list[str]:
+    """What a row fails of the requirements on what was lost, and on how the next start took it up."""
+    found = []
     if row["steps_lost"] > SAVE_FREQ:
         found.append("lost more than since the last save")
     if "WRONG" in (row.get("resume") or ""):
         found.append("resume")
-    return ", ".join(found)
+    return found
 
 
 def table(rows: list[Row]) -> str:

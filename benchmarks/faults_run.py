@@ -134,6 +134,13 @@ class Run:
                 return pid
         return None
 
+    def left(self) -> list[int]:
+        """What is still there LEFT_AFTER_S seconds from now."""
+        limit = time.monotonic() + LEFT_AFTER_S
+        while (left := self.pids()) and time.monotonic() < limit:
+            time.sleep(0.1)
+        return left
+
     def stop(self) -> None:
         """Kill what is left, by process id."""
         for pid in self.pids():
@@ -264,8 +271,7 @@ def _end(run: Run, killed: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"end_s": None, "gone_s": None, "exit_code": None, "left": len(run.pids()), "message": "did not end"}
     ended = time.monotonic()
-    while (left := run.pids()) and time.monotonic() < ended + LEFT_AFTER_S:
-        time.sleep(0.1)
+    left = run.left()
     row = {"end_s": round(ended - killed, 1), "gone_s": round(time.monotonic() - killed, 1), "left": len(left)}
     names = [" ".join(psutil.Process(pid).cmdline())[:60] for pid in left if psutil.pid_exists(pid)]
     message = sentence(run.output())

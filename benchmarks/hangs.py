@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.faults import PAGE
+from benchmarks.faults import PAGE, failures_of_resume
 from benchmarks.faults_run import (
-    LEFT_AFTER_S,
     PROCESSES,
     SAVE_FREQ,
     NotReached,
@@ -71,11 +70,7 @@ def verdict(row: dict[str, Any]) -> str:
         found.append("processes left")
     if f"the {PROCESSES[row['process']]} (process" not in row["message"] or _SAYS[row["how"]] not in row["message"]:
         found.append("message")
-    if row["steps_lost"] > SAVE_FREQ:
-        found.append("lost more than since the last save")
-    if "WRONG" in (row.get("resume") or ""):
-        found.append("resume")
-    return ", ".join(found)
+    return ", ".join([*found, *failures_of_resume(row)])
 
 
 def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str, Any], str | None]:
@@ -104,9 +99,7 @@ def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str
             time.sleep(0.2)
         row: dict[str, Any] = {"process": process, "how": how, "moment": moment, "step": at.step, "named_s": named}
         ended = time.monotonic()
-        while (pids := run.pids()) and time.monotonic() < ended + LEFT_AFTER_S:
-            time.sleep(0.1)
-        code = run.process.poll()
+        pids, code = run.left(), run.process.poll()
         row |= {"end_s": None if code is None else round(ended - began, 1), "exit_code": code, "left": len(pids)}
         row |= {"message": sentence(run.output()), "steps_lost": max(0, at.step - tracked_step(folder))}
         return row, resume_of(run, *left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,3 +40,13 @@ def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     POLICY_LOSS_REGISTRY.clear()
     POLICY_LOSS_REGISTRY.update(before)
     sys.modules.pop("my_loss", None)
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    """Of a run of the test's own; whatever is marked with it is killed at the end."""
+    from recipe.fspo.faults.processes import kill, processes_of
+
+    run_id = uuid.uuid4().hex
+    yield run_id
+    kill(processes_of(run_id))

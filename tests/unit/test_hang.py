@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,20 +18,13 @@ import pytest
 from recipe.fspo.faults import hang
 from recipe.fspo.faults.hang import Doing, Hang, HangWatch, Patience, doing_here, suspects
 from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE, kill, processes_of
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 
 Begin = Callable[[str, str], int]
 
 SLEEPS = "import time\ndef compute_score():\n    time.sleep(60)\nprint(flush=True)\ncompute_score()"
 WAITS = "import threading\nprint(flush=True)\nthreading.Event().wait(60)"
 LOOPS = "def endless():\n    while True:\n        pass\nprint(flush=True)\nendless()"
-
-
-@pytest.fixture
-def run_id() -> Iterator[str]:
-    run_id = uuid.uuid4().hex
-    yield run_id
-    kill(processes_of(run_id))
 
 
 @pytest.fixture

@@ -21,13 +21,6 @@ Begin = Callable[[str], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def run_id() -> Iterator[str]:
-    run_id = uuid.uuid4().hex
-    yield run_id
-    kill(processes_of(run_id))
-
-
-@pytest.fixture
 def begin(run_id: str, tmp_path: Path) -> Iterator[Begin]:
     """Starts a process with a title like one of Ray's or vLLM's and with this run's run_id."""
     begun: list[subprocess.Popen[bytes]] = []

@@ -37,6 +37,8 @@ _LOOK_EVERY_S = 1.0
 #: The least share of a second that counts where other programs take the machine.
 _LEAST_SHARE = 0.2
 _DUMP_S = 20.0
+#: Before the run folder tells a phase.
+_BEGINNING = Phase(0, "start-up", 0.0)
 _SAMPLES = 5
 #: Where a thread that waits usually is; this recipe has some, too.
 _LIBRARIES = (
@@ -136,7 +138,7 @@ class HangWatch:
         self._thread.start()
 
     def _run(self) -> None:
-        last: tuple[Phase | None, int] | None = None
+        last: tuple[Phase, int] | None = None
         waited, warned, share, since = 0.0, "", Share(self._run_id), time.monotonic()
         looked = since
         while not self._over.wait(_LOOK_EVERY_S):
@@ -144,16 +146,15 @@ class HangWatch:
             # This process may have been stopped itself (Ctrl-Z), or the machine asleep.
             waited += min(now - looked, 10 * _LOOK_EVERY_S) * share.ours()
             looked = now
-            phase = self._phase()
-            name = phase.phase if phase else "start-up"
+            phase = self._phase() or _BEGINNING
             if (signs := (phase, self._lines())) != last:
                 if last is not None:
-                    self._patience.measured(last[0].phase if last[0] else "start-up", waited)
+                    self._patience.measured(last[0].phase, waited)
                 if warned:
                     self._say(f"note: the run goes on, after {now - since:.0f} s without progress")
                 last, waited, warned, since = signs, 0.0, "", now
                 continue
-            limit = self._patience.limit_s(name)
+            limit = self._patience.limit_s(phase.phase)
             if waited > limit and not warned:
                 warned = self._diagnose(phase, now - since)
                 self._say(f"warning: {warned}. The run ends if there is none for {_END * limit - waited:.0f} s more")
@@ -161,15 +162,14 @@ class HangWatch:
                 self._report(Hang("", None, None, phase, told=f"{warned}. It was ended after {now - since:.0f} s"))
                 return
 
-    def _diagnose(self, phase: Phase | None, waited: float) -> str:
+    def _diagnose(self, phase: Phase, waited: float) -> str:
         """Look at all processes, write their stacks, and say in one sentence which of them explains it."""
         found = [*doing_here(self._run_id), *doing_elsewhere(self._run_id)]
         text = [f"{doing.words()}\n{doing.stacks}" for doing in found]
         self._file.write_text(f"{time.strftime('%F %T')}, {waited:.0f} s without progress\n\n" + "\n".join(text))
         chosen = suspects(found)
         why = "; ".join(doing.words() for doing in chosen[:3]) or "every process waits for another"
-        when = phase.words() if phase else "during start-up"
-        return f"no progress for {waited:.0f} s {when}: {why}; stacks of all processes: {self._file}"
+        return f"no progress for {waited:.0f} s {phase.words()}: {why}; stacks of all processes: {self._file}"
 
 
 class Share:

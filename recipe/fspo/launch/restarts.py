@@ -22,7 +22,8 @@ from typing import Any, Final
 from recipe.fspo.faults.phase import read_phase
 from recipe.fspo.faults.processes import kill, processes_of
 from recipe.fspo.launch.commands import FAILED
-from recipe.fspo.launch.run_folder import INFO_FILE, RESTARTED, logged
+from recipe.fspo.launch.run_folder import RESTARTED, logged
+from recipe.fspo.launch.run_settings import run_info
 
 _FAMILY: Final = "FSPO_FAMILY"
 _HOUR_S: Final = 3600.0
@@ -101,12 +102,8 @@ def _last_step(run_dir: Path) -> int:
 
 
 def _reason(run_dir: Path, code: int) -> str:
-    try:
-        starts = json.loads((run_dir / INFO_FILE).read_text(encoding="utf-8"))["starts"]
-        said = starts[-1].get("error")
-    except (OSError, ValueError, LookupError):
-        said = None
-    if said is not None:
+    starts = (run_info(run_dir) or {}).get("starts") or [{}]
+    if (said := starts[-1].get("error")) is not None:
         return str(said)
     phase = read_phase(run_dir)
     how = f"by signal {-code}" if code < 0 else f"with status {code}"
