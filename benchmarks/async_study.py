@@ -30,27 +30,38 @@ ALGOS: Final = ("fspo", "rloo", "gspo", "fspo_quantile")
 SEEDS: Final = (1, 2, 3, 4, 5)
 DESIGN: Final = (
     "experiment=demo",
-    "data.train_batch_size=16",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "trainer.total_training_steps=10",
-    "trainer.test_freq=10",
+    "data.train_batch_size=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "trainer.total_training_steps=16",
+    "trainer.test_freq=16",
     "trainer.val_before_train=false",
     "trainer.save_freq=-1",
     "fspo.kl_to_start=false",
+    f"reward.custom_reward_function.path={Path(__file__).with_name('async_reward.py')}",
+    "reward.custom_reward_function.name=score_later",
 )
 _AT: Final = "trainer.v1.sampler.max_off_policy_threshold"
+_ROLLOUT: Final = (
+    f"{_AT}=3",
+    "fspo.pi_old=rollout",
+    "actor_rollout_ref.rollout.calculate_log_probs=true",
+    "fspo.attributes=[staleness]",
+)
 _REMEDIES: Final = {
-    "drop2": (f"{_AT}=2",),
-    "wait2": (f"{_AT}=2", "trainer.v1.sampler.max_off_policy_strategy=wait"),
-    "evenly2": (f"{_AT}=2", "fspo.drop=evenly"),
     "drop3": (f"{_AT}=3",),
+    "evenly3": (f"{_AT}=3", "fspo.drop=evenly"),
+    "wait3": (f"{_AT}=3", "trainer.v1.sampler.max_off_policy_strategy=wait"),
+    "drop2": (f"{_AT}=2",),
     "drop4": (f"{_AT}=4",),
+    "rollout3": _ROLLOUT,
+    "widening3": (*_ROLLOUT, "actor_rollout_ref.actor.policy_loss.staleness=sqrt"),
 }
 #: The most informative first: conditions are run in this order.
 CONDITIONS: Final = {"sync": ("mode=sync",)} | {
-    f"{mode}_{name}": (f"mode={mode}_async", *overrides)
+    f"{mode}_{name}": (f"mode={mode}_async", f"trainer.v1.{mode}_async.num_warmup_batches=2", *overrides)
     for mode in ("separate", "colocate")
     for name, overrides in _REMEDIES.items()
+    if (mode, name) not in {("colocate", "rollout3"), ("colocate", "widening3")}
 }
 ACCURACY: Final = "val-core/fspo/remainder/acc/mean@1"
 PHASES: Final = ("gen", "old_log_prob", "update_actor", "update_weights", "step")
