@@ -37,6 +37,8 @@ DESIGN: Final = (
     "trainer.val_before_train=false",
     "trainer.save_freq=-1",
     "fspo.kl_to_start=false",
+)
+_SLOW: Final = (
     f"reward.custom_reward_function.path={Path(__file__).with_name('async_reward.py')}",
     "reward.custom_reward_function.name=score_later",
 )
@@ -58,7 +60,7 @@ _REMEDIES: Final = {
 }
 #: The most informative first: conditions are run in this order.
 CONDITIONS: Final = {"sync": ("mode=sync",)} | {
-    f"{mode}_{name}": (f"mode={mode}_async", f"trainer.v1.{mode}_async.num_warmup_batches=2", *overrides)
+    f"{mode}_{name}": (f"mode={mode}_async", *_SLOW, f"trainer.v1.{mode}_async.num_warmup_batches=2", *overrides)
     for mode in ("separate", "colocate")
     for name, overrides in _REMEDIES.items()
     if (mode, name) not in {("colocate", "rollout3"), ("colocate", "widening3")}
