@@ -5,6 +5,7 @@ Ctrl-C and the death of a worker are in test_train.py, where two of its starts e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -178,3 +179,22 @@ def test_a_killed_run_heals_itself(start: Starter, tmp_path: Path) -> None:
     # A step that was saved and not yet logged is the only one that may be missing; none is there twice.
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and len(steps) >= 6 and steps[-1] == 8
+
+
+@pytest.mark.slow
+def test_a_process_killed_for_memory_is_named_so(
+    start: Starter, tmp_path: Path, memory_limit: Callable[[int], Path]
+) -> None:
+    cgroup = memory_limit(2**40)
+    run = start(tmp_path, *SMALL, "trainer.total_training_steps=50")
+    (cgroup / "cgroup.procs").write_text(str(run.process.pid))  # those that it starts are in it, too
+    run.wait_for("step 2/50", 300)
+    used = next(cgroup.glob("memory.usage_in_bytes"), cgroup / "memory.current")
+    size = int(used.read_text())
+    with contextlib.suppress(OSError):  # version 1 refuses a limit below what cannot be given back
+        while run.process.poll() is None and size > 2**28:
+            memory_limit(size := size * 49 // 50)
+    assert run.wait(100) == 1
+    assert re.search(r"^error: .* \(process \d+\) was killed for memory during .* step \d+", run.output(), re.M)
+    assert re.search(r"its job or container may use \d\.\d GiB; ask for more, or lower \w+", run.output())
+    assert run.left_behind() == []

@@ -67,6 +67,29 @@ def test_a_worker_that_died_before_it_was_watched_is_named_by_what_ray_says(logs
     assert death == Death("FSDP worker", 4520, str(logs / "worker-5bc91ca5-01000000-4520.err"), None)
 
 
+#: Of an error of Ray 2.56, shortened.
+LOW_ON_MEMORY = (
+    "OutOfMemoryError: 1 worker(s) were killed due to the node running low on memory. Memory on the node "
+    "(IP: 192.0.2.2, ID: 4a3d) was 5.57GB used / 23.54GB limit (0.236623)\nOOM kill reason: Memory usage exceeded\n"
+    "Selected to kill: (Actor(7486f57e): job ID=01000000, lease ID=00000000, task name=WorkerDict.__init__, required "
+    "resources="
+    "{CPU: 1}, pid=4520, actual memory used=0.03GB, worker ID=ba43)\n"
+)
+
+
+def test_a_worker_that_ray_ended_for_memory_is_named_so(logs: Path, tmp_path: Path) -> None:
+    death = death_in(LOW_ON_MEMORY, None, logs)
+    assert death is not None and death.sentence().startswith(
+        "the FSDP worker (process 4520) was killed for memory: Ray found 5.57GB of this machine's 23.54GB used "
+        "(RAY_memory_usage_threshold); ask for more, or lower actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    )
+    watched = failure(RuntimeError(LOW_ON_MEMORY), tmp_path / "log", Death("agent loop", 4520, None, None), None)
+    assert str(watched).startswith("the agent loop (process 4520) was killed for memory: Ray found")
+    seen = Death("trainer", 1, None, None)
+    assert "for memory" in str(failure(RuntimeError(LOW_ON_MEMORY), tmp_path / "log", seen, None))
+    assert "for memory" not in str(failure(RuntimeError("gone"), tmp_path / "log", seen, None))
+
+
 def test_an_actor_that_was_ended_on_purpose_has_not_died(logs: Path) -> None:
     assert death_in(actor_died("The actor is dead because it was killed by `ray.kill`."), None, logs) is None
 

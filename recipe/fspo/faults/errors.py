@@ -7,8 +7,10 @@ import os
 import re
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
+from recipe.fspo.faults import memory
 from recipe.fspo.faults.phase import Phase
 from recipe.fspo.faults.processes import ROLES
 from recipe.fspo.faults.watchdog import Death
@@ -20,6 +22,9 @@ _ACTOR_GONE = re.compile(r"class_name: (?:\S*\.)?(?P<name>\w+)\n(?:\t\w+: .*\n)*
 _ENGINE_FAILED = re.compile(
     r"ray::vLLMHttpServer\.\w+\(\)\S* \(pid=(?P<pid>\d+).*Engine core initialization failed", re.DOTALL
 )
+#: Ray ends processes by itself when a machine's memory is nearly used up.
+_RAY_MEMORY = re.compile(r"running low on memory\..* was (?P<used>\S+) used / (?P<limit>\S+) limit")
+_RAY_ENDED = re.compile(r"Selected to kill: .*?task name=(?P<name>\w+).*? pid=(?P<pid>\d+)")
 
 
 class ExplainedError(RuntimeError):
@@ -47,7 +52,10 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
     if isinstance(reason, ExplainedError):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     ray_logs = (Path(tempfile.gettempdir()) / "ray" / "session_latest").resolve() / "logs"
-    death = death or death_in(str(error), phase, ray_logs)
+    told = death_in(str(error), phase, ray_logs)
+    if death is None or (told is not None and told.memory is not None):
+        # The watchdog knows better what a process is than the name of its task.
+        death = replace(death, memory=told.memory) if death and told and death.pid == told.pid else told
     if death is not None:
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
@@ -71,6 +79,12 @@ def death_in(error: str, phase: Phase | None, ray_logs: Path) -> Death | None:
         ray_logs: Folder of the logs of Ray's workers.
     """
     gone, engine = _ACTOR_GONE.search(error), _ENGINE_FAILED.search(error)
+    used, ended = _RAY_MEMORY.search(error), _RAY_ENDED.search(error)
+    if used is not None and ended is not None:
+        role = ROLES.get(f"ray::{ended['name']}", ended["name"])
+        there = f"Ray found {used['used']} of this machine's {used['limit']} used (RAY_memory_usage_threshold)"
+        log = _log(ray_logs, ended["pid"])
+        return Death(role, int(ended["pid"]), log, phase, memory=f"{there}; {memory.remedy(role)}")
     if gone is not None and "killed by `ray.kill`" not in error:
         role = ROLES.get(f"ray::{gone['name']}", gone["name"])
         return Death(role, int(gone["pid"]), _log(ray_logs, gone["pid"]), phase)

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from recipe.fspo.faults import memory
 from recipe.fspo.faults.phase import Phase
 from recipe.fspo.faults.processes import CLOSED_BY_TRAINER, ROLES, log_of, processes_of, role_of
 
@@ -40,14 +41,18 @@ class Death:
     log: str | None
     phase: Phase | None
     node: str | None = None
+    #: Where the kernel killed it for memory: how much there was, and what to lower.
+    memory: str | None = None
 
     def sentence(self) -> str:
-        """Which process, when, and where its log is."""
+        """Which process, when, why if that is known, and where its log is."""
         there = f" on {self.node}" if self.node else ""
         process = "" if self.pid is None else f" (process {self.pid}{there})"
         when = f" {self.phase.words()}" if self.phase else ""
         log = f"; its log: {self.log}{there}" if self.log else ""
-        return f"the {self.role}{process} died{when}{log}"
+        how = "died" if self.memory is None else "was killed for memory"
+        why = "" if self.memory is None else f": {self.memory}"
+        return f"the {self.role}{process} {how}{when}{why}{log}"
 
 
 class Watchdog:
@@ -71,7 +76,7 @@ class Watchdog:
     ) -> None:
         self._run_id, self.phase = run_id, phase
         self._on_death, self._stop_run, self._leave = on_death, stop, leave
-        self._known: dict[int, tuple[str, int, str | None]] = {}  # by file descriptor: role, process, log
+        self._known: dict[int, tuple[str, int, str | None, str]] = {}  # by descriptor: role, process, log, cgroups
         self._seen: set[int] = set()
         self._foreign: set[int] = set()
         self._poll = select.poll()
@@ -93,11 +98,13 @@ class Watchdog:
         self.death = self.death or death
 
     def _run(self) -> None:
+        kills = memory.kills()
         while self.death is None and not self.over.is_set():
+            earlier, kills = kills, memory.kills()  # a process may be killed while others are looked for
             self._look()
             ended = {descriptor for descriptor, _ in self._poll.poll(1000 * _LOOK_EVERY_S)}
             if ended and not self.over.is_set():
-                self.death = self._first_of(ended)
+                self.death = self._first_of(ended, memory.kills() > earlier)
         for descriptor in self._known:
             os.close(descriptor)
         if self.death is None:
@@ -116,22 +123,23 @@ class Watchdog:
                 continue
             with contextlib.suppress(OSError):  # it has gone in the meantime
                 descriptor = os.pidfd_open(pid)
-                self._known[descriptor] = (role, pid, log_of(pid))
+                self._known[descriptor] = (role, pid, log_of(pid), memory.cgroups_of(pid))
                 self._seen.add(pid)
                 self._poll.register(descriptor, select.POLLIN)
 
-    def _first_of(self, ended: set[int]) -> Death | None:
+    def _first_of(self, ended: set[int], for_memory: bool) -> Death | None:
         """The cause among processes that ended within the same moment: the others ended because of it."""
         phase = self.phase()
         order = list(ROLES.values())
         cause: Death | None = None
         for descriptor in ended:
             self._poll.unregister(descriptor)
-            role, pid, log = self._known[descriptor]
+            role, pid, log, cgroups = self._known[descriptor]
             if phase is not None and phase.ending and role in CLOSED_BY_TRAINER:
                 continue
             if cause is None or order.index(role) > order.index(cause.role):
-                cause = Death(role, pid, log, phase)
+                why = memory.explanation(role, cgroups) if for_memory else None
+                cause = Death(role, pid, log, phase, memory=why)
         return cause
 
 
@@ -139,12 +147,12 @@ class Watchdog:
 class _NodeWatcher:
     """Waits on one node, as the launching process does on its own."""
 
-    def first_death(self, run_id: str) -> tuple[str, int, str | None]:
-        """Role, process and log of the first process of the run that dies here; returns only then."""
+    def first_death(self, run_id: str) -> tuple[str, int, str | None, str | None]:
+        """Of the first process of the run that dies here: role, process, log, memory; returns only then."""
         heard: queue.Queue[Death] = queue.Queue()
         Watchdog(run_id, lambda: None, heard.put, lambda: None, lambda: None).start()
         death = heard.get()
-        return death.role, death.pid, death.log
+        return death.role, death.pid, death.log, death.memory
 
 
 class OtherNodes:
@@ -187,10 +195,10 @@ class OtherNodes:
                 continue
             phase = self._phase()
             try:
-                role, pid, log = ray.get(answer)
+                role, pid, log, short = ray.get(answer)
             except ray.exceptions.RayError:
                 self._report(Death(f"Ray node {name}", None, None, phase))
             else:
                 if phase is None or not phase.ending or role not in CLOSED_BY_TRAINER:
-                    self._report(Death(role, pid, log, phase, node=name))
+                    self._report(Death(role, pid, log, phase, node=name, memory=short))
             del self._watchers[node_id]
