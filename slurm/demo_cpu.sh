@@ -6,6 +6,7 @@
 #SBATCH --time=02:00:00
 #SBATCH --signal=B:USR1@300
 #SBATCH --requeue
+#SBATCH --no-kill
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 export FSPO_WARNING_LEAD_S="${FSPO_WARNING_LEAD_S:-300}" # as in --signal

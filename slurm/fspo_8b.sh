@@ -10,6 +10,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:USR1@1800
 #SBATCH --requeue
+#SBATCH --no-kill
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
 export FSPO_WARNING_LEAD_S="${FSPO_WARNING_LEAD_S:-1800}" # as in --signal

@@ -2,7 +2,9 @@
 # Brings Ray up on the nodes of a SLURM job, runs one command on the first node, and takes Ray down again:
 #   launch.sh COMMAND [ARGUMENT...]
 # Exit status: the command's own; 1 if Ray did not come up or a node was lost. A command that ends with status 75 has
-# saved its state after the warning signal: the job is requeued. Every variable is explained in docs/clusters.md.
+# saved its state after the warning signal: the job is requeued. After the loss of a node the command is started again,
+# FSPO_RESTARTS times: at once where enough nodes answer, else in a requeued job. Every variable is explained in
+# docs/clusters.md.
 set -euo pipefail
 
 readonly PREEMPTED=75
@@ -24,12 +26,16 @@ for manifest in ${FSPO_MANIFEST:-}; do
         fail "FSPO_MANIFEST: the files named above are not those of $manifest; carry them over again"
 done
 export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
-export FSPO_LOG_DIR="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-${SLURM_RESTART_COUNT:-0}"
-mkdir -p "$FSPO_LOG_DIR" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
+logs="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-${SLURM_RESTART_COUNT:-0}"
+mkdir -p "$logs" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 # srun no longer takes this from sbatch by itself.
 [[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
-mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-head="${nodes[0]}"
+mapfile -t allocated < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+wanted="${FSPO_NODES:-${#allocated[@]}}"
+[[ $wanted =~ ^[1-9][0-9]*$ ]] && ((wanted <= ${#allocated[@]})) ||
+    fail "FSPO_NODES=$wanted: the job has ${#allocated[@]} node(s), of which that many are to be used"
+restarts="${FSPO_RESTARTS:-3}"
+[[ $restarts =~ ^[0-9]+$ ]] || fail "FSPO_RESTARTS=$restarts is not a number of restarts"
 ready_within="${FSPO_READY_TIMEOUT:-300}"
 
 # ------------------------------------------------------------------- containers
@@ -83,13 +89,18 @@ stop_step() { # NAME SECONDS
     wait "${step_pid[$1]}" 2>/dev/null || true
 }
 
-stop_everything() {
-    trap '' TERM INT USR1
+stop_steps() {
     stop_step fspo_command 20
     stop_step fspo_ready 1
     stop_step fspo_ray_workers 20
     stop_step fspo_ray_head 20
-    rm -f "$RAY_AUTH_TOKEN_PATH"
+    step_pid=()
+    rm -f "${RAY_AUTH_TOKEN_PATH:-}"
+}
+
+stop_everything() {
+    trap '' TERM INT USR1
+    stop_steps
 }
 
 # Like `sleep 1`, but a signal's trap runs at once.
@@ -98,13 +109,13 @@ pause() {
     wait $! || true
 }
 
-# Waits for a step to end by itself; its exit status is in $status. The loss of a Ray node ends the job.
+# Waits for a step to end by itself; its exit status is in $status. If a Ray node ends first, $lost says which.
 watch_step() { # NAME
     local ray seconds=0
     status=0
     while is_running "$1"; do
         for ray in fspo_ray_head fspo_ray_workers; do
-            [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray"
+            [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray" || return 0
         done
         # srun hands USR1 to the processes of its step. Again and again: until the command has a handler, it ignores it.
         if [[ $warned == yes && $1 == fspo_command ]] && ((seconds++ % 5 == 0)); then
@@ -118,7 +129,23 @@ watch_step() { # NAME
 lost_node() { # NAME OF STEP
     local which="$head"
     [[ $1 == fspo_ray_head ]] || which="$(sed -n 's/^srun: error: \([^:]*\): task.*/\1/p' "$FSPO_LOG_DIR/srun.log" | head -1)"
-    fail "Ray ended on node ${which:-(one of ${nodes[*]:1})}; see $FSPO_LOG_DIR/ray-${which:-*}.log"
+    lost="Ray ended on node ${which:-(one of ${nodes[*]:1})}; see $FSPO_LOG_DIR/ray-${which:-*}.log"
+    status=1
+    return 1
+}
+
+# Sets $answering to those of some nodes on which a step can be started. (SLURM itself notices a dead node late.)
+ask() { # NODE...
+    local node
+    local -A asked=()
+    answering=()
+    for node in "$@"; do
+        timeout --kill-after=5 30 srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" true </dev/null >/dev/null 2>&1 &
+        asked[$node]=$!
+    done
+    for node in "$@"; do
+        if wait "${asked[$node]}"; then answering+=("$node"); else say "node $node does not answer"; fi
+    done
 }
 
 # ------------------------------------------------------------------- signals
@@ -134,63 +161,107 @@ on_cancel() {
     exit 143
 }
 
-# ------------------------------------------------------------------- Ray
-# A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
-unset RAY_AUTH_TOKEN RAY_ADDRESS
-(
-    umask 077
-    od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH"
-)
-trap stop_everything EXIT
-trap on_cancel TERM INT
-trap on_warning USR1
+# ------------------------------------------------------------------- Ray and the command
+# Brings Ray up on $nodes, runs the command and sets $status; $lost says so if a node was lost on the way.
+run() { # COMMAND [ARGUMENT...]
+    local waited workers tail_pid ray
+    lost="" head="${nodes[0]}"
+    export FSPO_LOG_DIR="$logs${attempt:+.$attempt}"
+    mkdir -p "$FSPO_LOG_DIR"
+    # A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
+    export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
+    unset RAY_AUTH_TOKEN RAY_ADDRESS
+    (
+        umask 077
+        od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH"
+    )
+    start_step fspo_ray_head "$head" 1 "$FSPO_LOG_DIR/ray.log" head "$FSPO_LOG_DIR/ray_address"
+    for ((waited = 0; waited < ready_within; waited++)); do
+        [[ ! -s $FSPO_LOG_DIR/ray_address ]] || break
+        is_running fspo_ray_head || fail "Ray's head did not start on node $head; see $FSPO_LOG_DIR/ray-$head.log"
+        pause
+    done
+    [[ -s $FSPO_LOG_DIR/ray_address ]] ||
+        fail "Ray's head on node $head was not up after $ready_within s (FSPO_READY_TIMEOUT); see $FSPO_LOG_DIR/ray-$head.log"
+    RAY_ADDRESS="$(<"$FSPO_LOG_DIR/ray_address")"
+    export RAY_ADDRESS
+    if ((${#nodes[@]} > 1)); then
+        workers="$(
+            IFS=,
+            echo "${nodes[*]:1}"
+        )"
+        start_step fspo_ray_workers "$workers" "$((${#nodes[@]} - 1))" "$FSPO_LOG_DIR/ray.log" worker "$RAY_ADDRESS"
+    fi
+    start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.fspo.faults.resources \
+        --timeout "$ready_within" "${nodes[@]}"
+    watch_step fspo_ready
+    [[ -z $lost ]] || return 0
+    ((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see $FSPO_LOG_DIR/ray-*.log"
+    say "Ray is up on ${#nodes[@]} node(s) at $RAY_ADDRESS"
 
-say "job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}, ${#nodes[@]} node(s): ${nodes[*]}; logs: $FSPO_LOG_DIR"
-start_step fspo_ray_head "$head" 1 "$FSPO_LOG_DIR/ray.log" head "$FSPO_LOG_DIR/ray_address"
-for ((waited = 0; waited < ready_within; waited++)); do
-    [[ ! -s $FSPO_LOG_DIR/ray_address ]] || break
-    is_running fspo_ray_head || fail "Ray's head did not start on node $head; see $FSPO_LOG_DIR/ray-$head.log"
-    pause
-done
-[[ -s $FSPO_LOG_DIR/ray_address ]] ||
-    fail "Ray's head on node $head was not up after $ready_within s (FSPO_READY_TIMEOUT); see $FSPO_LOG_DIR/ray-$head.log"
-RAY_ADDRESS="$(<"$FSPO_LOG_DIR/ray_address")"
-export RAY_ADDRESS
-if ((${#nodes[@]} > 1)); then
-    workers="$(
-        IFS=,
-        echo "${nodes[*]:1}"
-    )"
-    start_step fspo_ray_workers "$workers" "$((${#nodes[@]} - 1))" "$FSPO_LOG_DIR/ray.log" worker "$RAY_ADDRESS"
-fi
-start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.fspo.faults.resources \
-    --timeout "$ready_within" "${nodes[@]}"
-watch_step fspo_ready
-((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see $FSPO_LOG_DIR/ray-*.log"
-say "Ray is up on ${#nodes[@]} node(s) at $RAY_ADDRESS"
-
-# ------------------------------------------------------------------- the command
-if [[ $warned == yes ]]; then
-    say "the warning came before the command was started: nothing to save"
-    status=$PREEMPTED
-else
+    if [[ $warned == yes ]]; then
+        say "the warning came before the command was started: nothing to save"
+        status=$PREEMPTED
+        return 0
+    fi
     start_step fspo_command "$head" 1 "$FSPO_LOG_DIR/command.log" run "$@"
     # Shown here as well, but not through a pipe: the exit status must be the command's own.
     tail --pid="${step_pid[fspo_command]}" --follow=name --retry --lines=+1 "$FSPO_LOG_DIR/command.log" 2>/dev/null &
     tail_pid=$!
     watch_step fspo_command
+    if [[ -n $lost ]]; then
+        stop_steps # the command may wait for the node; its last words are shown before the error
+    elif ((status == 1)); then
+        # The command itself may have been the first to notice that a node is gone.
+        pause
+        for ray in fspo_ray_head fspo_ray_workers; do
+            [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray" || break
+        done
+        ask "${nodes[@]}"
+        ((${#answering[@]} == ${#nodes[@]})) || lost="${lost:-a node of ${nodes[*]} was lost}"
+    fi
     wait "$tail_pid" || true
     say "the command ended with status $status; log: $FSPO_LOG_DIR/command.log"
-fi
+}
 
-if ((status == PREEMPTED)); then
+# The same job once more, with the same run folder.
+requeue() {
     stop_everything
     trap - EXIT
     # Not SLURM_JOB_ID alone: one task of an array has the id of the whole array.
-    job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+    local job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
     job="${job:-$SLURM_JOB_ID}"
     say "requeueing job $job: it continues from its last checkpoint"
     timeout 60 scontrol requeue "$job" || say "error: SLURM refused the requeue; submit the job again by hand" >&2
-fi
+}
+
+trap stop_everything EXIT
+trap on_cancel TERM INT
+trap on_warning USR1
+
+say "job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}, ${#allocated[@]} node(s): ${allocated[*]}; logs: $logs"
+# A line for each restart after a loss, over all requeues of the job.
+history="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restarts" attempt=""
+nodes=("${allocated[@]:0:wanted}")
+touch "$history"
+run "$@"
+while [[ -n $lost && $warned == no ]]; do
+    used="$(wc -l <"$history")"
+    ((used < restarts)) || fail "$lost. The job has been restarted $used times (FSPO_RESTARTS)"
+    say "error: $lost" >&2
+    stop_steps
+    ask "${allocated[@]}"
+    if ((${#answering[@]} >= wanted)); then
+        nodes=("${answering[@]:0:wanted}")
+        attempt=$((${attempt:-1} + 1))
+        say "restart $((used + 1)) of at most $restarts, on ${nodes[*]}" | tee -a "$history"
+        run "$@"
+    else
+        say "restart $((used + 1)) of at most $restarts, in the queue: $wanted node(s) are needed (FSPO_NODES)" | tee -a "$history"
+        requeue
+        exit 1
+    fi
+done
+((status != PREEMPTED)) || requeue
+[[ -z $lost ]] || fail "$lost"
 exit "$status"

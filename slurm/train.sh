@@ -7,6 +7,6 @@ export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
 exec bash "$FSPO_ROOT/slurm/launch.sh" python -m recipe.fspo.main \
     "++ray_kwargs.ray_init.address=auto" \
-    "trainer.nnodes=$SLURM_JOB_NUM_NODES" \
+    "trainer.nnodes=${FSPO_NODES:-$SLURM_JOB_NUM_NODES}" \
     "fspo.run_dir=$FSPO_RUN_DIR" "hydra.run.dir=$FSPO_RUN_DIR" \
     "$@"

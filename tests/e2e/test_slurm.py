@@ -1,14 +1,16 @@
-"""The job scripts on a real SLURM: two emulated nodes of this machine, installed and started by the test itself."""
+"""The job scripts on a real SLURM: three emulated nodes of this machine, installed and started by the test itself."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from real_stack import SMALL
 from slurm_cluster import REPOSITORY, Cluster, tail, why_not
@@ -31,6 +33,15 @@ print("NODES", *sorted(node["NodeName"] for node in ray.nodes() if node["Alive"]
 print("TOKEN LENGTH", len(open(path).read()))
 sys.exit(7)
 """
+#: Ends with status 1 when a node is gone, as a run does, and with 0 after a while.
+WATCH = """\
+import ray, sys, time
+ray.init(address="auto", log_to_driver=False)
+for _ in range(20):
+    time.sleep(1)
+    if len([node for node in ray.nodes() if node["Alive"]]) < 2:
+        sys.exit("a node of Ray is gone")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=2)
+    cluster = Cluster(tmp_path_factory.mktemp("slurm"), nodes=3)
     try:
         cluster.start()
         yield cluster
@@ -142,23 +153,72 @@ def test_a_missing_node_is_named(
     assert_nothing_left(cluster, job, run_dir)
 
 
-@pytest.mark.slow
-def test_a_lost_node_ends_the_job(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
-) -> None:
-    import psutil
-
-    job, log, run_dir = submit(bare_job(tmp_path), "sleep", "600")
-    wait_for("Ray is up", cluster, job, log, 180)
-    raylet = next(
+def ray_of(job: str, kind: str, start: str = "raylet") -> psutil.Process:
+    """Ray's process on the head or the other node of a job."""
+    return next(
         process
         for process in psutil.process_iter()
-        if process.name() == "raylet" and f"fspo-{job}-0-worker" in " ".join(process.cmdline())
+        if process.name() == start and f"fspo-{job}-0-{kind}" in " ".join(process.cmdline())
     )
-    raylet.kill()
+
+
+@pytest.mark.slow
+def test_a_lost_node_that_comes_back_costs_a_restart(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]
+) -> None:
+    job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL, "trainer.save_freq=1", "trainer.total_training_steps=6")
+    wait_for("step 2/6", cluster, job, log, 500)
+    ray_of(job, "worker").kill()
+    wait_for("restart 1 of at most 3, on node1 node2", cluster, job, log, 120)
+    ended = cluster.wait_for_end(job, 600, log)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "0"), tail(log)
+    assert "error: Ray ended on node node2; see " in log.read_text()
+    # A step that was saved and not yet logged is the only one that may be missing; none is there twice.
+    assert steps(run_dir) == sorted(set(steps(run_dir))) and len(steps(run_dir)) >= 5 and steps(run_dir)[-1] == 6
+    assert {path.name for path in (run_dir / "slurm").iterdir()} == {
+        f"{job}-restart-0", f"{job}-restart-0.2", f"{job}-restarts"
+    }  # fmt: skip
+    assert_nothing_left(cluster, job, run_dir)
+
+
+@pytest.mark.slow
+def test_restarts_have_a_budget(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
+) -> None:
+    job, log, run_dir = submit(bare_job(tmp_path), "sleep", "600", FSPO_RESTARTS="0")
+    wait_for("Ray is up", cluster, job, log, 180)
+    ray_of(job, "worker").kill()
     ended = cluster.wait_for_end(job, 60, log)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), tail(log)
     assert "error: Ray ended on node node2; see " in log.read_text()
+    assert "The job has been restarted 0 times (FSPO_RESTARTS)" in log.read_text()
+    assert_nothing_left(cluster, job, run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spare", [True, False], ids=["a spare node", "no spare node"])
+def test_a_node_that_is_lost_for_good_is_replaced(
+    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path, spare: bool
+) -> None:
+    size, watch = ("--nodes=3",) if spare else (), tmp_path / "watch.py"
+    watch.write_text(WATCH)
+    command = ("--no-kill", *size, bare_job(tmp_path), "python", str(watch))
+    job, log, run_dir = submit(*command, FSPO_NODES="2")
+    wait_for("Ray is up on 2 node(s)", cluster, job, log, 180)
+    cluster.lose("node2")
+    try:
+        if spare:
+            wait_for("restart 1 of at most 3, on node1 node3", cluster, job, log, 120)
+        else:
+            wait_for("restart 1 of at most 3, in the queue: 2 node(s) are needed (FSPO_NODES)", cluster, job, log, 120)
+    finally:
+        cluster.bring_back("node2")
+    ended = cluster.wait_for_end(job, 300, log)
+    said = log.read_text()
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
+    assert ended["Restarts"] == ("0" if spare else "1")
+    assert "node node2 does not answer" in said and said.count("Ray is up on 2 node(s)") == 2
+    shutil.rmtree(f"/tmp/fspo-{job}-0-worker")  # on the dead node
     assert_nothing_left(cluster, job, run_dir)
 
 
