@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -14,6 +15,7 @@ from real_stack import SMALL, Start, Starter
 
 from fspo.funnel import STAGES
 from fspo.records import from_record
+from recipe.fspo.faults.processes import role_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -166,3 +168,27 @@ def test_dropping_evenly_and_a_band_that_widens_with_staleness(start: Starter, t
             assert metrics[step]["fspo/accept_rate"] == pytest.approx(sum(inside) / RESPONSES, abs=1e-9)
             checked += k > 0
     assert checked > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "which", "how"),
+    [
+        ("colocate_async", 0, signal.SIGKILL),
+        ("separate_async", 0, signal.SIGKILL),
+        ("separate_async", 1, signal.SIGKILL),
+        ("separate_async", 1, signal.SIGSTOP),
+    ],
+)
+def test_a_killed_or_stopped_engine_ends_a_mode(
+    start: Starter, tmp_path: Path, mode: str, which: int, how: signal.Signals
+) -> None:
+    """In ``separate_async`` there are two: one on the ranks that train, for validation, and one that only generates."""
+    run = start(tmp_path, *SMALL, f"mode={mode}", "trainer.total_training_steps=50", "fspo.hang_after_s=30")
+    run.wait_for("step 3/50", 500)
+    engines = sorted(process.pid for process in run.processes() if role_of(process.pid) == "vLLM engine")
+    assert len(engines) == (2 if mode == "separate_async" else 1)
+    os.kill(engines[which], how)
+    assert run.wait(300) == 1
+    said = "died during" if how == signal.SIGKILL else "is stopped"
+    assert f"the vLLM engine (process {engines[which]}) {said}" in run.output(), run.output()[-3000:]
+    assert run.left_behind() == []
