@@ -6,9 +6,9 @@ advantage estimator and, up to a constant factor, one gradient scale (overrides 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -107,8 +107,11 @@ def _start(run: PlannedRun, request: Request) -> int:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            with contextlib.suppress(KeyboardInterrupt):
-                process.wait(timeout=60)  # it has had the same signal and ends by itself
+            try:
+                process.wait(timeout=30)  # a terminal's Ctrl-C was for it, too
+            except (KeyboardInterrupt, subprocess.TimeoutExpired):
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=60)
             raise
 
 
