@@ -33,11 +33,16 @@ def ended(record: dict[str, Any], stage: str) -> int:
     return sum(row[1 + STAGES.index(stage)] for row in record["rows"])
 
 
-@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
-def test_a_mode_trains_is_killed_resumes_and_counts_every_response(start: Starter, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "drop"), [("colocate_async", "stale"), ("separate_async", "stale"), ("separate_async", "evenly")]
+)
+def test_a_mode_trains_is_killed_resumes_and_counts_every_response(
+    start: Starter, tmp_path: Path, mode: str, drop: str
+) -> None:
     command = (
         *SMALL,
         f"mode={mode}",
+        f"fspo.drop={drop}",
         f"trainer.total_training_steps={STEPS}",
         "trainer.save_freq=2",
         "trainer.v1.sampler.max_off_policy_threshold=2",  # so that something is dropped

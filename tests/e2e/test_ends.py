@@ -198,3 +198,52 @@ def test_a_process_killed_for_memory_is_named_so(
     assert re.search(r"^error: .* \(process \d+\) was killed for memory during .* step \d+", run.output(), re.M)
     assert re.search(r"its job or container may use \d\.\d GiB; ask for more, or lower \w+", run.output())
     assert run.left_behind() == []
+
+
+#: A policy loss in which one rank enters a collective that the other skips, once the file is there.
+SKIPPING_LOSS = """
+import os
+from dataclasses import dataclass
+import torch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn, register_policy_loss
+from verl.workers.config import PolicyLossConfig
+
+@dataclass
+class SkippingLossConfig(PolicyLossConfig):
+    loss_mode: str = "skipping"
+    trigger: str = ""
+
+@register_policy_loss("skipping")
+def loss(*given, config, **named):
+    if os.path.exists(config.policy_loss.trigger) and torch.distributed.get_rank() == 1:
+        torch.distributed.barrier()
+    return get_policy_loss_fn("vanilla")(*given, config=config, **named)
+"""
+SKIPPING_ALGO = """# @package _global_
+fspo: {algo: skipping}
+algorithm: {adv_estimator: grpo}
+actor_rollout_ref: {actor: {policy_loss: {_target_: skipping.SkippingLossConfig, loss_mode: skipping, trigger: ""}}}
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_wait_in_different_collectives_are_named(
+    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf/algo").mkdir(parents=True)
+    (tmp_path / "conf/algo/skipping.yaml").write_text(SKIPPING_ALGO)
+    (tmp_path / "skipping.py").write_text(SKIPPING_LOSS)
+    monkeypatch.chdir(tmp_path)
+    trigger = tmp_path / "trigger"
+    run = start(
+        tmp_path / "run", *SMALL, f"hydra.searchpath=[{tmp_path}/conf]", "algo=skipping", "fspo.hang_after_s=30",
+        f"actor_rollout_ref.actor.policy_loss.trigger={trigger}", "trainer.n_gpus_per_node=2",
+        "trainer.total_training_steps=50",
+    )  # fmt: skip
+    run.wait_for("step 2/50", 400)
+    trigger.touch()
+    assert run.wait(300) == 1
+    assert re.search(r"^error: no progress for .* during the update of step \d+: the FSDP worker", run.output(), re.M)
+    assert "barrier (" in run.output(), run.output()[-3000:]
+    assert "barrier" in (run.run_dir / "hang.txt").read_text()
+    assert run.left_behind() == []

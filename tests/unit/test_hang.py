@@ -78,6 +78,8 @@ def test_what_explains_a_hang_is_named() -> None:
     assert suspects([waits, *ranks]) == []
     elsewhere = replace(ranks[0], pid=5, where="barrier (distributed.py:9)", node="b")
     assert suspects([waits, *ranks, elsewhere]) == [elsewhere]
+    assert suspects([waits, ranks[0], elsewhere]) == [ranks[0], elsewhere]
+    assert suspects([waits, ranks[0]]) == []
     busy = replace(waits, role="vLLM engine", pid=6, state="busy")
     assert suspects([waits, *ranks, elsewhere, busy]) == [busy]
     own = replace(waits, role="reward worker", pid=7, own=True)

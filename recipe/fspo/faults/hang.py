@@ -271,16 +271,16 @@ def _place(frame: dict[str, Any]) -> str:
 
 def suspects(found: Sequence[Doing]) -> list[Doing]:
     """The processes that explain a hang: those that are stopped; else in code of no library; else busy; else a rank
-    that is elsewhere than the other ranks."""
+    that is elsewhere than the other ranks. Of two ranks in two places nobody knows which is wrong: both are named."""
     places = [doing.where for doing in found if doing.role == "FSDP worker"]
-    usual = max(places, key=places.count, default=None)
+    usual = max(places, key=places.count, default=None) if len(set(places)) < len(places) else None
     reasons: Iterator[list[Doing]] = (
         [doing for doing in found if test(doing)]
         for test in (
             lambda doing: doing.state == "stopped",
             lambda doing: doing.own,
             lambda doing: doing.state == "busy",
-            lambda doing: doing.role == "FSDP worker" and places.count(usual) > 1 and doing.where != usual,
+            lambda doing: doing.role == "FSDP worker" and len(places) > 1 and doing.where != usual,
         )
     )
     return next((chosen for chosen in reasons if chosen), [])

@@ -1,0 +1,144 @@
+"""``python -m benchmarks.healing FOLDER``: faults at random in a long run with ``fspo.restarts``; docs/reliability.md.
+
+``kills`` (SIGKILL), or with ``--hangs`` hangs (SIGSTOP), of a process drawn at random, on average every ten minutes.
+Interrupted, the same command goes on with the run, and draws other faults. Rows: benchmarks/faults/healing.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from benchmarks.faults import PAGE
+from benchmarks.pages import complete_lines, markdown, replace_section
+from fspo.files import atomic_path
+from recipe.fspo.faults.processes import role_of
+
+ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "healing.jsonl"
+SETTINGS: Final = (
+    "experiment=demo",
+    "fspo.restarts=100",
+    "trainer.total_epochs=1000",
+    "trainer.total_training_steps=100000",
+    "trainer.save_freq=1",
+    "trainer.test_freq=20",
+    "trainer.max_actor_ckpt_to_keep=2",
+)
+#: Seconds between faults: their mean, and how far from it, as a share.
+EVERY_S: Final = 600.0
+JITTER: Final = 0.5
+LAUNCHER: Final = "launching process"
+#: Every process of the run inherits it from here.
+MARK: Final = "FSPO_HEALING"
+
+
+def family_of(parent: int) -> dict[str, list[int]]:
+    """Processes of the run by role; the launching one is the parent's child."""
+    children = psutil.Process(parent).children()
+    found = {LAUNCHER: [child.pid for child in children if "recipe.fspo.main" in child.cmdline()]}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == str(os.getpid()) and (role := role_of(process.pid)) is not None:
+                found.setdefault(role, []).append(process.pid)
+        except psutil.Error:
+            continue
+    return {role: pids for role, pids in found.items() if pids}
+
+
+def strike(parent: int, how: signal.Signals, draw: random.Random) -> str | None:
+    """Kill or stop one process; its role, or None if there is none at the moment."""
+    found = family_of(parent)
+    if how == signal.SIGSTOP:
+        found.pop(LAUNCHER, None)  # nobody watches it, and a stopped Ray node is found by Ray
+    if not found:
+        return None
+    role = draw.choice(sorted(found))
+    os.kill(draw.choice(found[role]), how)
+    return role
+
+
+def go_on(folder: Path, minutes: float, hangs: bool, seed: int) -> list[str]:
+    """Run for some minutes; returns what was struck, in order."""
+    starts = len(json.loads((folder / "run.json").read_text())["starts"]) if (folder / "run.json").exists() else 0
+    draw, struck = random.Random(f"{seed} {starts}"), []
+    command = [sys.executable, "-m", "recipe.fspo.main", *SETTINGS, f"fspo.run_dir={folder}", f"seed={seed}"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "healing.log").open("ab") as log:
+        run = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, MARK: str(os.getpid())})
+    end, next_s = time.monotonic() + 60 * minutes, time.monotonic() + EVERY_S * draw.uniform(1 - JITTER, 1 + JITTER)
+    while run.poll() is None and time.monotonic() < end:
+        if time.monotonic() > next_s and (role := strike(run.pid, signal.SIGSTOP if hangs else signal.SIGKILL, draw)):
+            next_s = time.monotonic() + EVERY_S * draw.uniform(1 - JITTER, 1 + JITTER)
+            struck.append(role)
+            print(f"{time.strftime('%H:%M:%S')} {role}", flush=True)
+        time.sleep(1)
+    if run.poll() is None:
+        run.send_signal(signal.SIGINT)
+    if (code := run.wait(180)) not in (0, 130):
+        print(f"the run ended with status {code}; see {folder / 'healing.log'}", file=sys.stderr)
+    return struck
+
+
+def summary(folder: Path, hangs: bool, struck: list[str], minutes: float, seed: int) -> dict[str, Any]:
+    """What became of the run, all its starts together."""
+    info = json.loads((folder / "run.json").read_text())
+    steps = [line["step"] for line in complete_lines(folder / "metrics.jsonl") if line["step"] > 0]
+    return {
+        "faults": "hangs" if hangs else "kills",
+        "seed": seed,
+        "minutes": round(minutes, 1),
+        "struck": struck,
+        "restarts": sum("reason" in start for start in info["starts"]),
+        "steps": max(steps),
+        "logged_twice": len(steps) - len(set(steps)),
+        "not_logged": max(steps) - len(set(steps)),
+        "ettr": round(info["effective_time_ratio"], 4),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The table of the page."""
+    header = ("faults", "minutes", "struck", "restarts", "steps", "done twice", "not logged", "ETTR")
+    lines = []
+    for row in rows:
+        roles = ", ".join(f"{row['struck'].count(role)} {role}" for role in sorted(set(row["struck"])))
+        numbers = [row[name] for name in ("restarts", "steps", "logged_twice", "not_logged")]
+        lines.append([row["faults"], f"{row['minutes']:.0f}", roles, *map(str, numbers), f"{row['ettr']:.1%}"])
+    return markdown(header, lines) if lines else "Not run yet."
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder")
+    parser.add_argument("--minutes", type=float, default=95.0)
+    parser.add_argument("--hangs", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    folder, rows = given.folder.absolute(), complete_lines(ROWS)
+    faults = "hangs" if given.hangs else "kills"
+    before = next((row for row in rows if (row["faults"], row["seed"]) == (faults, given.seed)), None)
+    struck = go_on(folder, given.minutes, given.hangs, given.seed)
+    minutes = given.minutes + (before["minutes"] if before else 0.0)
+    row = summary(folder, given.hangs, [*(before["struck"] if before else []), *struck], minutes, given.seed)
+    rows = [each for each in rows if each is not before] + [row]
+    with atomic_path(ROWS) as temporary:
+        temporary.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
+    page = replace_section(PAGE.read_text(encoding="utf-8"), "healing", table(rows))
+    with atomic_path(PAGE) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    print(row)
+
+
+if __name__ == "__main__":
+    main()
