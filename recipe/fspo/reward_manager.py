@@ -1,4 +1,4 @@
-"""verl's plain reward manager, plus the response's length in tokens, and an end of the run where a reward fails.
+"""verl's plain reward manager, plus what the trainer tells of a response, and an end of the run where a reward fails.
 
 verl logs the exception of a reward function in a worker's file and trains on without that response. Here the first one
 ends the run: the manager keeps what went wrong, and the trainer asks for it (:func:`raise_failure`).
@@ -7,6 +7,7 @@ ends the run: the manager keeps what went wrong, and the trainer asks for it (:f
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,6 +19,8 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 from fspo.rewards.custom import BadReward, describe, result_problem
 from recipe.fspo.faults.errors import ExplainedError
 
+#: Of the response's tokens: equal for equal responses.
+RESPONSE_DIGEST: Final = "response_digest"
 _SHOWN: Final = 300  # characters of a response and a ground truth in a message
 _ASK_S: Final = 30.0
 
@@ -53,21 +56,24 @@ class TokenLengthRewardManager(NaiveRewardManager):
             self.compute_score = lambda **given: _checked(reward(**given))
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """As verl's, with what :mod:`fspo.evaluation` reads of a response where the reward function does not tell it.
+        """As verl's, with what :mod:`fspo.evaluation` and the trainer read of a response.
+
+        One value each, so that neither moves its tokens. What the reward function tells by these names comes first.
 
         Raises:
             RewardFailed: the reward function raised, or returned something else than a finite number or a dict with
                 one as `score`.
         """
         item = data[-1:][0]
-        mask = item.batch["attention_mask"][-item.batch["responses"].shape[-1] :]
+        tokens = item.batch["responses"]
+        mask = item.batch["attention_mask"][-tokens.shape[-1] :]
         # The object is shared with `data`; data sets without extra_info get an empty one from verl's RLHFDataset.
         row = item.non_tensor_batch
         row["extra_info"]["response_length"] = int(mask.sum())
         try:
             result: dict[str, Any] = await super().run_single(data)
         except Exception as error:
-            response = self.tokenizer.decode(item.batch["responses"][: int(mask.sum())], skip_special_tokens=True)
+            response = self.tokenizer.decode(tokens[: int(mask.sum())], skip_special_tokens=True)
             message = self._message(row, response, error)
             self.failure = self.failure or message
             raise RewardFailed(message) from error
@@ -76,6 +82,8 @@ class TokenLengthRewardManager(NaiveRewardManager):
             "response_length": int(mask.sum()),
             "data_source": source,
             "problem_id": str(info.get("problem_id", f"{source}/{info.get('index', '')}")),
+            "score": float(result["reward_score"]),
+            RESPONSE_DIGEST: hashlib.blake2b(tokens[: int(mask.sum())].numpy().tobytes(), digest_size=8).hexdigest(),
         }
         result["reward_extra_info"] = told | result["reward_extra_info"]
         return result

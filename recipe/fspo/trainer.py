@@ -293,7 +293,7 @@ class FSPOHooks(PPOTrainer):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("update")
-        outcomes = read_outcomes(batch)
+        outcomes = read_outcomes(batch, self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path is not None)
         attributes: tuple[Attribute, ...] = ()
         if (names := self.config.fspo.attributes) or self.config.fspo.samples or self._cycle.needs_staleness:
             longest, first_row = self.config.data.max_response_length, self._cycle.rows

@@ -7,7 +7,7 @@ read here from the batch in TransferQueue.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +21,11 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.rewards import status_rates
 from fspo.samples import is_right, quarters, sample_line, spread
 from recipe.fspo.recorder import ROWS, MiniBatch, columns_by_row, end_of_response
+from recipe.fspo.reward_manager import RESPONSE_DIGEST
 
 SAMPLES_FILE: Final = "samples.jsonl"
+#: verl's count of the turns of a prompt and one answer, of which every token is the model's.
+_ONE_TURN: Final = 2
 
 
 def prompt_of(key: str) -> str:
@@ -46,12 +49,12 @@ def grad_norm_metrics(norms: Sequence[float | None], clip: float) -> dict[str, f
     }
 
 
-def _distinct_share(keys: list[str], responses: Any, correct_B: torch.Tensor | None) -> dict[str, float]:
+def _distinct_share(keys: list[str], digest_B: list[str], correct_B: torch.Tensor | None) -> dict[str, float]:
     """Distinct responses over responses, and the same among the right ones, counted within each prompt's group."""
-    seen: set[tuple[str, bytes]] = set()
-    right: set[tuple[str, bytes]] = set()
-    for row, (key, tokens) in enumerate(zip(keys, responses.unbind(), strict=True)):
-        response = (prompt_of(key), tokens.numpy().tobytes())
+    seen: set[tuple[str, str]] = set()
+    right: set[tuple[str, str]] = set()
+    for row, (key, digest) in enumerate(zip(keys, digest_B, strict=True)):
+        response = (prompt_of(key), digest)
         seen.add(response)
         if correct_B is not None and correct_B[row] > 0:
             right.add(response)
@@ -66,8 +69,9 @@ class Outcomes:
     """The responses of one training batch and what became of them, without padding rows."""
 
     keys: list[str]  # of TransferQueue: prompt's identifier, "_", number of the response
-    responses: Any  # nested, [B, length], what a tool has written included
-    response_mask_BT: torch.Tensor  # nonzero on the model's tokens
+    length_B: torch.Tensor  # in tokens of the model's
+    end_B: torch.Tensor  # position after the last of them: more, if a tool has written some of the response
+    digest_B: list[str]  # of the tokens: equal for equal responses
     reward_B: torch.Tensor
     data_source_B: list[str]
     info_B: list[dict[str, Any]]  # what the reward function returned besides the score
@@ -75,23 +79,13 @@ class Outcomes:
     @classmethod
     def join(cls, parts: Sequence[Outcomes]) -> Outcomes:
         """The responses of several batches as one."""
-        if len(parts) == 1:
-            return parts[0]
-        rows = [row for part in parts for row in part.responses.unbind()]
-        masks_T = [mask_T for part in parts for mask_T in part.response_mask_BT]
+        columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
         return cls(
-            keys=[key for part in parts for key in part.keys],
-            responses=torch.nested.nested_tensor(rows, layout=torch.jagged),
-            response_mask_BT=torch.nn.utils.rnn.pad_sequence(masks_T, batch_first=True),
-            reward_B=torch.cat([part.reward_B for part in parts]),
-            data_source_B=[source for part in parts for source in part.data_source_B],
-            info_B=[info for part in parts for info in part.info_B],
+            **{
+                name: torch.cat(column) if torch.is_tensor(column[0]) else [value for part in column for value in part]
+                for name, column in columns.items()
+            }  # type: ignore[arg-type]
         )
-
-    @property
-    def length_B(self) -> torch.Tensor:
-        """Response lengths in tokens of the model's."""
-        return (self.response_mask_BT != 0).sum(dim=1)
 
     @property
     def group_B(self) -> torch.Tensor:
@@ -101,19 +95,35 @@ class Outcomes:
         return torch.tensor([number[prompt] for prompt in prompts])
 
 
-def read_outcomes(batch: KVBatchMeta) -> Outcomes:
-    """Read a training batch's responses and rewards from TransferQueue."""
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    fields = ["rm_scores", "responses", "response_mask", "extra_fields", "data_source"]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields)
-    return Outcomes(
-        keys=keys,
-        responses=data["responses"],
-        response_mask_BT=data["response_mask"].to_padded_tensor(0),
-        reward_B=torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()]),
-        data_source_B=[str(source) for source in list(data["data_source"])],
-        info_B=[_reward_info(value) for value in list(data["extra_fields"])],
-    )
+def read_outcomes(batch: KVBatchMeta, own_agents: bool) -> Outcomes:
+    """Read what became of a training batch from TransferQueue: one value a response, where that is enough.
+
+    Args:
+        batch: With verl's tags.
+        own_agents: Whether agent loops that are not verl's may have written into the responses.
+    """
+
+    def read(names: list[str]) -> Any:
+        return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+
+    tags = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)}
+    keys = list(tags)
+    data = read(["extra_fields", "data_source", "num_turns"])
+    info_B = [_reward_info(value) for value in list(data["extra_fields"])]
+    if not own_agents and max(int(turns) for turns in list(data["num_turns"])) <= _ONE_TURN:
+        length_B = end_B = torch.tensor([int(tag["response_len"]) for tag in tags.values()])
+    else:
+        mask_BT = read(["response_mask"])["response_mask"].to_padded_tensor(0)
+        length_B, end_B = (mask_BT != 0).sum(dim=1), end_of_response(mask_BT)
+    if all(RESPONSE_DIGEST in info and "score" in info for info in info_B):
+        reward_B = torch.tensor([float(info["score"]) for info in info_B])
+        digest_B = [str(info[RESPONSE_DIGEST]) for info in info_B]
+    else:  # another reward manager than this recipe's
+        tokens = read(["rm_scores", "responses"])
+        reward_B = torch.tensor([float(scores.sum()) for scores in tokens["rm_scores"].unbind()])
+        digest_B = [row.numpy().tobytes().hex() for row in tokens["responses"].unbind()]
+    source_B = [str(source) for source in list(data["data_source"])]
+    return Outcomes(keys, length_B, end_B, digest_B, reward_B, source_B, info_B)
 
 
 def kl_to_start(batch: KVBatchMeta) -> float:
@@ -151,7 +161,7 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
     if gains:
         metrics["reward/normalised/accepted"] = sum(gain > 0 for gain in gains) / len(gains)
         metrics["reward/normalised/rejected"] = sum(gain < 0 for gain in gains) / len(gains)
-    return metrics | _distinct_share(outcomes.keys, outcomes.responses, acc_B)
+    return metrics | _distinct_share(outcomes.keys, outcomes.digest_B, acc_B)
 
 
 def _staleness(tag: dict[str, Any], step: int) -> float:
@@ -179,7 +189,7 @@ def send_rows(
             names,
             reward_B=outcomes.reward_B,
             group_B=outcomes.group_B,
-            truncated_B=end_of_response(outcomes.response_mask_BT) >= max_response_length,
+            truncated_B=outcomes.end_B >= max_response_length,
             data_source_B=outcomes.data_source_B,
             staleness_B=staleness_B,
         )
@@ -209,7 +219,7 @@ def training_samples(
     """Lines of ``samples.jsonl`` for one training batch: of all lengths, right and wrong, accepted and clipped.
 
     They come from the mini-batches after the first, where acceptance means something, if there are any. Only the
-    prompts of the chosen rows are read from TransferQueue. Of a loss that is not recorded S and acceptance are unknown.
+    texts of the chosen rows are read from TransferQueue. Of a loss that is not recorded S and acceptance are unknown.
 
     Args:
         mini_batches: Of all ranks, with :attr:`~recipe.fspo.recorder.MiniBatch.sequences`.
@@ -224,12 +234,13 @@ def training_samples(
     right_N = [is_right(outcomes.info_B[row], float(outcomes.reward_B[row])) for row in row_N]
     columns = [quarters(known["L"]), right_N, known.get("accepted", right_N), outcomes.group_B[row_N].tolist()]
     chosen = spread(columns, n, (seed, step))
-    keys, responses = [outcomes.keys[row_N[i]] for i in chosen], outcomes.responses.unbind()
-    texts = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["prompts"])
-    for sample, (i, prompt) in enumerate(zip(chosen, texts["prompts"].unbind(), strict=True)):
+    keys = [outcomes.keys[row_N[i]] for i in chosen]
+    texts = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["prompts", "responses"])
+    both = zip(texts["prompts"].unbind(), texts["responses"].unbind(), strict=True)
+    for sample, (i, (prompt, response)) in enumerate(zip(chosen, both, strict=True)):
         row = row_N[i]
         facts = {name: as_type(known[name][i]) for name, as_type in _TOLD.items() if name in known}
         yield sample_line(
             "training", step, outcomes.info_B[row], sample=sample, prompt=decode(prompt),
-            response=decode(responses[row]), reward=float(outcomes.reward_B[row]), **facts,
+            response=decode(response), reward=float(outcomes.reward_B[row]), **facts,
         )  # fmt: skip

@@ -1,0 +1,82 @@
+"""What the trainer reads of a step's responses: one value each, and the same as from their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+
+from fspo.diagnostics import LengthDiagnostics
+from recipe.fspo.accounting import outcomes
+from recipe.fspo.accounting.outcomes import Outcomes, outcome_metrics, read_outcomes
+from recipe.fspo.reward_manager import RESPONSE_DIGEST
+
+TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
+REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}
+
+
+class Queue:
+    """TransferQueue's read of these rows; notes the columns."""
+
+    def __init__(self, told: bool, turns: int = 2, by_tool: int = 0) -> None:
+        self.read: set[str] = set()
+        self._told, self._turns, self._by_tool = told, turns, by_tool
+
+    def column(self, name: str, keys: list[str]) -> Any:
+        if name == "num_turns":
+            return [self._turns] * len(keys)
+        if name == "data_source":
+            return ["math"] * len(keys)
+        if name == "extra_fields":
+            return [{"raw_prompt": "?", "reward_extra_info": self._info(key)} for key in keys]
+        rows = {
+            "responses": lambda key: torch.tensor(TOKENS[key]),
+            "response_mask": lambda key: torch.tensor([int(i >= self._by_tool) for i in range(len(TOKENS[key]))]),
+            "rm_scores": lambda key: torch.tensor([0.0] * (len(TOKENS[key]) - 1) + [REWARD[key]]),
+        }
+        return torch.nested.nested_tensor([rows[name](key) for key in keys], layout=torch.jagged)
+
+    def _info(self, key: str) -> dict[str, Any]:
+        digest = "-".join(map(str, TOKENS[key]))
+        return {"acc": float(REWARD[key] == 1)} | (
+            {"score": REWARD[key], RESPONSE_DIGEST: digest} if self._told else {}
+        )
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
+        self.read |= set(select_fields)
+        return {name: self.column(name, keys) for name in select_fields}
+
+
+def read(queue: Queue, monkeypatch: pytest.MonkeyPatch, own_agents: bool = False) -> Outcomes:
+    monkeypatch.setattr(outcomes.tq, "kv_batch_get", queue.kv_batch_get)
+    tags = [{"response_len": len(tokens)} for tokens in TOKENS.values()]
+    padding = {"response_len": 1, "is_padding": True}
+    return read_outcomes(KVBatchMeta([*TOKENS, "pad_0_0"], [*tags, padding], "train"), own_agents)
+
+
+def test_no_tokens_are_read_and_the_metrics_are_those_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, untold = Queue(told=True), Queue(told=False)
+    metrics = [
+        outcome_metrics(found, LengthDiagnostics(bins=2, window=1))
+        for found in (read(told, monkeypatch), read(untold, monkeypatch, own_agents=True))
+    ]
+    assert told.read == {"extra_fields", "data_source", "num_turns"}
+    assert untold.read == told.read | {"responses", "response_mask", "rm_scores"}
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["fspo/outcome/distinct"] == 0.75
+
+
+@pytest.mark.parametrize(("turns", "own_agents"), [(4, False), (2, True)])
+def test_what_a_tool_has_written_does_not_count(turns: int, own_agents: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(Queue(told=True, turns=turns, by_tool=1), monkeypatch, own_agents)
+    assert found.length_B.tolist() == [2, 2, 0, 1]
+    assert found.end_B.tolist() == [3, 3, 0, 2]
+
+
+def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = read(Queue(told=True), monkeypatch)
+    both = Outcomes.join([one, one])
+    assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
+    assert both.group_B.tolist() == [0, 0, 1, 1] * 2
