@@ -19,6 +19,7 @@ Array = npt.NDArray[np.float64]
 VIEWS: Final[dict[str, str]] = {
     "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
     "active": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0); share of sequences",
+    "active_nonzero_advantage": "active, over the sequences whose advantage is not zero: the others have no gradient",
     "mass": "share of the algorithm's weight kept, sum(w * accepted) / sum(w)",
     "ratio_mass": "share of the importance ratio kept, sum(exp(S) * accepted) / sum(exp(S)), whatever the weight",
     "nonzero_advantage": "symmetric, over the sequences whose advantage is not zero",
@@ -65,6 +66,9 @@ def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
         return Counts(accepted, count)
     if view == "active":
         return Counts(count - column("clipped_high") - column("clipped_low"), count)
+    if view == "active_nonzero_advantage":
+        total = count - column("advantage_zero")  # the clip is never active where A = 0
+        return Counts(total - column("clipped_high") - column("clipped_low"), total)
     if view == "mass":
         weight = column("weight")
         return Counts(column("weight_accepted"), weight, _effective(weight, column("weight_squared")))
