@@ -22,14 +22,15 @@ import torch
 
 from benchmarks.pages import replace_section
 from fspo.acceptance import acceptance_counts
-from fspo.calibration import BandController
+from fspo.calibration import BandController, leans
 from fspo.clipping import acceptance_band
 from fspo.fairness import debiased_lre, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.interval import Array
+from fspo.fairness.lre import MIN_CLUSTERS
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
-from fspo.matching import Sequences, match_clip
+from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.records import from_record
 from fspo.report.groups import RunGroup, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
@@ -38,6 +39,9 @@ from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
 VIEWS: Final = ("symmetric", "active", "mass")
+#: Views of the tables of the active band, and the first step that it has something to go by.
+ACTIVE_VIEWS: Final = ("active_nonzero_advantage", "active", "symmetric")
+_ACTIVE_FIRST: Final = 2
 BINS: Final = 8
 CLIP_RATE: Final = 0.15
 #: Step from which a calibrated band has at least two steps behind it.
@@ -84,6 +88,10 @@ def _bin(length: Array) -> np.ndarray:
 
 def causal_states(run: Path, settings: SequenceLossSettings, window: int) -> dict[int, BandState]:
     """For each step the state that a calibrated band would have had: measured on the steps before it."""
+    moved: dict[int, list[Array]] = {}
+    if settings.band == "active" and (records := read_sequences(run)) is not None:
+        for step, *columns in zip(records.step, records.s, records.length, records.advantage, strict=True):
+            moved.setdefault(step, [np.zeros((0, 2))]).append(leans(*columns))  # first the mini-batch that is left out
     rounds: dict[int, dict[int, SequenceSums]] = {}
     for line in (run / "length_stats.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -91,7 +99,7 @@ def causal_states(run: Path, settings: SequenceLossSettings, window: int) -> dic
     controller, states = BandController(settings, window=window), {}
     for step in sorted(rounds):
         states[step] = controller.state
-        controller.update([rounds[step][index] for index in sorted(rounds[step])])
+        controller.update([rounds[step][index] for index in sorted(rounds[step])], moved.get(step))
     return states
 
 
@@ -111,8 +119,10 @@ def band_counts(
         state = states[step] if states else None
         _, low_B, high_B = acceptance_band(torch.from_numpy(length).long(), settings, state, dtype=torch.float64)
         inside = (low_B.numpy() <= s) & (s <= high_B.numpy())
-        if view == "active":
+        if view.startswith("active"):
             inside = inside | ~np.where(s > 0, advantage > 0, advantage < 0)
+        if view == "active_nonzero_advantage":
+            s, length, inside = (x[advantage != 0] for x in (s, length, inside))
         log_weight = s if settings.weight == "sequence" else s / length
         weight = np.exp(np.minimum(log_weight, settings.s_max)) if view == "mass" else np.ones_like(s)
         where = _bin(length)
@@ -124,9 +134,9 @@ def band_counts(
     return np.stack(accepted), tot, effective
 
 
-def own_counts(run: Run, view: str) -> Counts:
+def own_counts(run: Run, view: str, first_step: int = 1) -> Counts:
     """What a run's own band did, from its exact sums."""
-    counts = acceptance_counts(run.lengths.sums_MKF, view)
+    counts = acceptance_counts(run.lengths.sums_MKF[run.lengths.step_M >= first_step], view)
     return counts.accepted, counts.total, counts.effective
 
 
@@ -261,6 +271,52 @@ def quantile_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
     return _rows([f"steps {_FIRST} and later, {len(found)} runs", *VIEWS], rows)
 
 
+def match_active(found: Sequence[MiniBatches], settings: SequenceLossSettings, target: float) -> SequenceLossSettings:
+    """Clip values at which a band keeps the share ``target`` of the gradients that are not 0, in hindsight."""
+    s, length, advantage = (
+        np.concatenate([x for r in found for x, step in zip(column(r), r.step, strict=True) if step >= _ACTIVE_FIRST])
+        for column in (lambda r: r.s, lambda r: r.length, lambda r: r.advantage)
+    )
+    moved = advantage != 0
+    needed = needed_factor(Sequences.from_pairs(s[moved], length[moved]), settings)
+    factor = float(np.quantile(np.where((advantage * s)[moved] > 0, needed, 0.0), target))
+    return dataclasses.replace(settings, clip_low=settings.clip_low * factor, clip_high=settings.clip_high * factor)
+
+
+def active_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
+    """The active band, calibrated on the steps before, on the runs of all groups, beside bands that keep 0.9."""
+    found = [(run.path, r) for group in groups for run in group.runs if (r := read_sequences(run.path)) is not None]
+    rows = []
+
+    def row(name: str, band: SequenceLossSettings, states: Sequence[Mapping[int, BandState] | None]) -> None:
+        pairs = list(zip(found, states, strict=True))
+        cells = [
+            lre_cell([band_counts(r, band, v, s, _ACTIVE_FIRST) for (_, r), s in pairs], starts) for v in ACTIVE_VIEWS
+        ]
+        rows.append((name, cells))
+
+    for target, window in ((0.85, 2), (0.85, 3), (0.85, 4), (0.85, 8), (0.8, 3)):
+        band = dataclasses.replace(ALGORITHMS["fspo_active"], target_acceptance=target)
+        states = [causal_states(path, band, window) for path, _ in found]
+        row(f"active, target {target:g}, last {window} steps", band, states)
+    for name, loss in _BASELINES.items():
+        band = match_active([r for _, r in found], ALGORITHMS[loss], 0.9)
+        row(f"{name}, matched to 0.9", band, [None] * len(found))
+    return _rows([f"steps {_ACTIVE_FIRST} and later, {len(found)} runs", *ACTIVE_VIEWS], rows)
+
+
+def active_own_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
+    """Own runs in the views of the active band, with mini-batches and, from eight seeds on, with seeds resampled."""
+    rows = []
+    for group in groups:
+        each = {v: [own_counts(run, v, _ACTIVE_FIRST) for run in group.runs] for v in ACTIVE_VIEWS}
+        rows.append((f"{group.algo} (n = {len(group.runs)})", [lre_cell(each[v], starts) for v in ACTIVE_VIEWS]))
+        if len(group.runs) >= MIN_CLUSTERS:
+            by_seed = {v: [(a.sum(0)[None], t.sum(0)[None], None) for a, t, _ in each[v]] for v in ACTIVE_VIEWS}
+            rows.append((f"{group.algo}, seeds resampled", [lre_cell(by_seed[v], starts) for v in ACTIVE_VIEWS]))
+    return _rows([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
+
+
 def tables(grid: Path, common: bool = True) -> str:
     """The tables of a section; ``common``: also those that judge the same records with other bands."""
     folders, planned, problems = expand_paths([grid])
@@ -281,6 +337,8 @@ def tables(grid: Path, common: bool = True) -> str:
         if not chosen:
             continue
         parts += [f"### {title}: own runs", own_tables(chosen, starts)]
+        if any(group.algo == "fspo_active" for group in chosen):
+            parts += [f"### {title}: own runs, by what the clip removes", active_own_table(chosen, starts)]
         if comparison == "default" and common:
             parts.append("### Common records")
             parts += [
@@ -289,6 +347,7 @@ def tables(grid: Path, common: bool = True) -> str:
                 if (found := common_tables(group, starts))
             ]
             parts += ["### The quantile band on common records", quantile_table(chosen, starts)]
+            parts += ["### The active band on common records", active_table(groups, starts)]
         parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
         if (pairs := paired_differences(chosen, measures)) is not None:
             parts.append(markdown(pairs, "Difference"))
@@ -312,7 +371,7 @@ def main() -> None:
     parser.add_argument(
         "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
     )
-    parser.add_argument("--section", default="tables", help="of the page: tables, or words for the second task")
+    parser.add_argument("--section", default="tables", help="of the page: tables, words (second task) or active")
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
     try:

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from fspo.calibration import BandController
+from fspo.calibration import BandController, leans
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
@@ -68,7 +68,7 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
     for index in range(ROUNDS):
         tokens, mask, advantages = _round(index)
         old = _log_prob(logits.detach(), tokens)
-        sums = []
+        sums, moved = [], []
         for k in range(MINI_BATCHES):
             rows = slice(k * SEQUENCES, (k + 1) * SEQUENCES)
             output = sequence_policy_loss(
@@ -85,6 +85,7 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
             with torch.no_grad():
                 logits -= STEP * gradient / norm if norm > 0 else 0.0
             sums.append(SequenceSums.zeros().add_(output))
+            moved.append(leans(output.log_ratio_B.detach(), output.length_B, output.advantage_B))
             values = {
                 "loss": loss,
                 "gradient": norm,
@@ -100,7 +101,7 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
             for name, value in values.items():
                 found[name].append(float(f"{float(value.detach()):.12g}"))
         if controller is not None:
-            controller.update(sums)
+            controller.update(sums, moved)
     return found
 
 

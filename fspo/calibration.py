@@ -1,9 +1,9 @@
-"""Measuring where the acceptance bands should lie: drift, dispersion and quantile widths.
+"""Measuring where the acceptance bands should lie: drift, dispersion, quantile widths and the lean.
 
-The bands with ``drift="kl"``, ``band="adaptive"`` or ``band="quantile"`` depend on whole mini-batches over all ranks,
-and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
-(:class:`fspo.sums.SequenceSums`) of past rollout batches and sends a :class:`~fspo.types.BandState` before the next
-update.
+The bands with ``drift="kl"`` and the ``adaptive``, ``quantile`` and ``active`` ones depend on whole mini-batches over
+all ranks, and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
+(:class:`fspo.sums.SequenceSums`) of past rollout batches, for ``active`` from their leans, and sends a
+:class:`~fspo.types.BandState` before the next update.
 
 All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the abstract, the
 introduction and summaries were available. ``docs/algorithms.md`` gives the measurements behind the choices.
@@ -11,6 +11,7 @@ introduction and summaries were available. ``docs/algorithms.md`` gives the meas
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES, ZERO_CELL, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
-__all__ = ["BandController", "BandState", "drift_per_token", "local_half_widths"]
+__all__ = ["BandController", "BandState", "active_line", "drift_per_token", "leans", "local_half_widths"]
 
 Array = npt.NDArray[np.float64]
 
@@ -36,6 +37,8 @@ _REACH: Final = 8
 """A local quantile takes in at most this many fine bins (one octave of length) on either side."""
 _PRIOR_COUNT: Final = 20.0
 """The pooled quantile counts as much as this many sequences in a local quantile."""
+_FEWEST_LEANS: Final = 20
+_BISECTIONS: Final = 60
 
 
 def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
@@ -87,6 +90,54 @@ def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: flo
     return tuple(widths)
 
 
+def leans(log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike, advantage_B: npt.ArrayLike) -> Array:
+    """``(U, L)`` of the sequences whose advantage is not 0, with the lean U = sign(A) S; float64 [N, 2]."""
+    s, length, advantage = (np.asarray(x, dtype=np.float64) for x in (log_ratio_B, length_B, advantage_B))
+    rows_N2: Array = np.stack([np.sign(advantage) * s, length], axis=1)[advantage != 0]
+    return rows_N2
+
+
+def active_line(leans_N2: Array, target_acceptance: float) -> tuple[float, float] | None:
+    r"""The line ``a + b * sqrt(L)`` below which the share ``target_acceptance`` of the leans lies. Defined here.
+
+    It is the quantile regression (Koenker and Bassett, 1978) of U on (1, sqrt(L)), with a, b >= 0. Its optimality
+    conditions are what is wanted of the clip: of the sequences given, the share above the line is 1 - target, and it
+    is not correlated with sqrt(L). For a given b, a is a quantile of ``U - b * sqrt(L)``; b is bisected between 0 (the
+    constant band) and the quantile of ``U / sqrt(L)`` (the sqrt band, a = 0).
+
+    Args:
+        leans_N2: (U, L) of each sequence, see :func:`leans`; their order does not matter.
+        target_acceptance: Share of the leans below the line, between 0 and 1.
+
+    Returns:
+        (a, b) in nats and nats per square root of a token; None for fewer than 20 leans, or if so many are <= 0 that
+        the line would be 0.
+    """
+    n = len(leans_N2)
+    if n < _FEWEST_LEANS:
+        return None
+    # Sorted, so that sums do not depend on the order in which ranks and micro-batches delivered.
+    U, root = leans_N2[np.lexsort(leans_N2.T)].T
+    root = np.sqrt(root)
+    rank = min(math.ceil(target_acceptance * n), n) - 1
+
+    def quantile(values_N: Array) -> float:
+        return float(np.partition(values_N, rank)[rank])
+
+    low, high = 0.0, quantile(U / root)
+    if high <= 0:
+        return None
+    for _ in range(_BISECTIONS):
+        b = (low + high) / 2
+        rest = U - b * root
+        if root[rest > quantile(rest)].sum() > (1 - target_acceptance) * root.sum():
+            low = b  # the removed ones are too long
+        else:
+            high = b
+    b = (low + high) / 2
+    return max(0.0, quantile(U - b * root)), b
+
+
 def _quantile(counts_C: Array, level: float) -> float:
     """Quantile of |z| from its histogram, log-linear within a cell; 0 without data."""
     cumulative = np.cumsum(counts_C)
@@ -124,10 +175,11 @@ def _fold(sums: SequenceSums, kl: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What is kept of a rollout batch: (count, S, z_squared, length) by mini-batch, and the folded histogram."""
+    """What is kept of a rollout batch: (count, S, z_squared, length) by mini-batch, folded histogram, and leans."""
 
     totals_M4: Array
     folded_KC: Array
+    leans_N2: Array
 
 
 class BandController:
@@ -144,6 +196,7 @@ class BandController:
     * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)``, each mini-batch about its own drift. The
       drift that was in force at the time would not do: one extreme rollout batch would then widen the bands for two
       windows instead of one.
+    * line: :func:`active_line` of the leans of the off-policy mini-batches.
 
     Widths are pooled over the rollout batch and do not follow the position. A band that widens with every optimizer
     step would not limit how far the policy moves.
@@ -185,23 +238,35 @@ class BandController:
         """The state for the next rollout batch; the default before any data."""
         return self._state
 
-    def update(self, mini_batches: Sequence[SequenceSums]) -> BandState:
+    def update(
+        self, mini_batches: Sequence[SequenceSums], leans_by_mini_batch: Sequence[Array] | None = None
+    ) -> BandState:
         """Add a finished rollout batch and return the state for the next one.
 
         Args:
             mini_batches: The sums over all ranks of each mini-batch, in the order of their use, including the first.
+            leans_by_mini_batch: :func:`leans` of each mini-batch over all ranks; needed by ``band="active"`` only.
 
         Raises:
-            ValueError: If there is no mini-batch.
+            ValueError: If there is no mini-batch, or not one entry of leans for each where the band needs them.
         """
         if not mini_batches:
             raise ValueError("mini_batches is empty: pass the sums of every mini-batch of the rollout batch, in order")
+        kept = [np.zeros((0, 2))]
+        if self._settings.band == "active":
+            given = 0 if leans_by_mini_batch is None else len(leans_by_mini_batch)
+            if leans_by_mini_batch is None or given != len(mini_batches):
+                raise ValueError(
+                    f"band='active' needs the leans of each of the {len(mini_batches)} mini-batches, got {given}"
+                )
+            kept += leans_by_mini_batch[self._skip :]
         totals_M4 = np.array([[m.total(f) for f in ("count", "S", "z_squared", "length")] for m in mini_batches])
         drifts = self._drifts([totals_M4])
         folded_KC = np.zeros((_K, _CELLS))
         for index, sums in enumerate(mini_batches[self._skip :], self._skip):
             folded_KC += _fold(sums, drifts[index])
-        self._batches.append(_Batch(totals_M4, folded_KC))
+        leans_N2 = np.concatenate(kept)
+        self._batches.append(_Batch(totals_M4, folded_KC, leans_N2[np.lexsort(leans_N2.T)]))
         self._state = self._estimate()
         return self._state
 
@@ -233,6 +298,11 @@ class BandController:
                 if self._settings.band == "quantile" and target is not None
                 else ()
             ),
+            active_line=(
+                active_line(np.concatenate([b.leans_N2 for b in self._batches]), target)
+                if self._settings.band == "active" and target is not None
+                else None
+            ),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -240,7 +310,10 @@ class BandController:
         # Checkpoints hold the key "rounds", so it keeps its name.
         return {
             "drift": self._settings.drift,
-            "rounds": [{"totals_M4": b.totals_M4.copy(), "folded_KC": b.folded_KC.copy()} for b in self._batches],
+            "rounds": [
+                {"totals_M4": b.totals_M4.copy(), "folded_KC": b.folded_KC.copy(), "leans_N2": b.leans_N2.copy()}
+                for b in self._batches
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,7 +327,11 @@ class BandController:
                 f"the saved band state was measured with drift={state.get('drift')!r}, this run has "
                 f"drift={self._settings.drift!r}; resume with the same setting, or start from the weights alone"
             )
-        batches = [_Batch(np.array(b["totals_M4"]), np.array(b["folded_KC"])) for b in state["rounds"]]
+        batches = [
+            # Checkpoints from before the active band have no leans.
+            _Batch(*(np.array(b.get(name, np.zeros((0, 2)))) for name in ("totals_M4", "folded_KC", "leans_N2")))
+            for b in state["rounds"]
+        ]
         for b in batches:
             if b.folded_KC.shape != (_K, _CELLS) or b.totals_M4.ndim != 2 or b.totals_M4.shape[1] != 4:
                 raise ValueError(

@@ -46,6 +46,7 @@ def acceptance_band(
     ``linear``   [L * log(1 - eps_low), L * log(1 + eps_high)]  GSPO, arXiv 2507.18071
     ``adaptive`` -+ q * dispersion * sqrt(L)                    defined here
     ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
+    ``active``   -+ (a + b * sqrt(L)), (a, b) = active_line     defined here
     ============ ============================================== =====================================
 
     With ``staleness="sqrt"``, L in ``sqrt`` is replaced by L (k + 1), k the staleness. Defined here: where pi_old is
@@ -59,8 +60,8 @@ def acceptance_band(
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift and widths. Before any data (or None) there is no drift, and ``adaptive`` and
-            ``quantile`` are the ``sqrt`` band.
+        state: Measured drift and widths. Before any data (or None) there is no drift, and ``adaptive``, ``quantile``
+            and ``active`` are the ``sqrt`` band.
         dtype: Floating type of the result.
         staleness_B: k, at least 0; None: 0 for all.
 
@@ -82,6 +83,8 @@ def acceptance_band(
         edges = FINE_LENGTH_EDGES.to(length_B.device)
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
         half_B = widths_K[torch.bucketize(length_B, edges, right=True) - 1] * root_B
+    elif settings.band == "active" and state.active_line is not None:
+        half_B = state.active_line[0] + state.active_line[1] * root_B
     else:
         return centre_B, centre_B - settings.clip_low * root_B, centre_B + settings.clip_high * root_B
     return centre_B, centre_B - half_B, centre_B + half_B

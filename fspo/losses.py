@@ -35,6 +35,7 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
         # Defined here; c = 0.03 holds for the first rollout batch only.
         "fspo_adaptive": SequenceLossSettings(band="adaptive", target_acceptance=0.85),
         "fspo_quantile": SequenceLossSettings(band="quantile", target_acceptance=0.85),
+        "fspo_active": SequenceLossSettings(band="active", target_acceptance=0.85),
         # eps = 0.2 is the default of TRL's RLOOTrainer.
         "seq_rloo": SequenceLossSettings(band="constant", clip_low=0.2, clip_high=0.2),
         # eps = 3e-4 / 4e-4 is the GSPO authors' recommendation (verl#2775); LUSPO takes the same.

@@ -100,7 +100,7 @@ def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_pe
         drift_per_token: kl >= 0 (nats per token), used if the settings centre the band at -L * kl.
 
     Raises:
-        ValueError: If the band has no clip values to scale (``adaptive``, ``quantile``) or one of them is 0.
+        ValueError: If the band has no clip values to scale (it is measured) or one of them is 0.
     """
     if settings.calibrated:
         raise ValueError(f"band={settings.band!r} has no clip values to scale; it is matched by target_acceptance")
@@ -133,8 +133,8 @@ def match_clip(
     Returns:
         New settings. Where equal sequences make an exact match impossible, the clip rate is the largest one not above
         the target. For ``constant`` and ``linear`` clip_low stays just below 1, where every S below the centre is
-        accepted. The ``adaptive`` and ``quantile`` bands get ``target_acceptance = 1 - target_clip_rate``, and the
-        target as their clip rate.
+        accepted. The measured bands get ``target_acceptance = 1 - target_clip_rate``, and the target as their clip
+        rate; for ``active`` it is the share of the sequences with A != 0 whose gradient the clip removes.
 
     Raises:
         ValueError: If ``target_clip_rate`` is not in (0, 1), if at least 1 - target_clip_rate of the sequences have

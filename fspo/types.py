@@ -17,6 +17,8 @@ Vocabulary:
 * acceptance *band*: an interval ``[lower, upper]`` for S, which may depend on the length ``L``;
 * *accepted*: S lies inside the (closed) band; *clipped*: the band removes the gradient of the sequence;
 * *weight*: ``exp(S)`` or ``exp(S / L)``;
+* *lean*: ``U = sign(A) S``, how far the policy has moved in the direction of the advantage; the clip acts where it is
+  above the band's half-width;
 * *drift*: the mean of S at length L; *dispersion*: the standard deviation of ``S / sqrt(L)`` about its drift;
 * *rollout batch*: the sequences sampled by one policy, pi_old; they are used in several mini-batches, with an optimizer
   step after each;
@@ -44,13 +46,13 @@ __all__ = [
     "Weight",
 ]
 
-Band = Literal["constant", "sqrt", "linear", "adaptive", "quantile"]
+Band = Literal["constant", "sqrt", "linear", "adaptive", "quantile", "active"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
 Staleness = Literal["none", "sqrt"]
 
-_CALIBRATED: Final = ("adaptive", "quantile")
+_CALIBRATED: Final = ("adaptive", "quantile", "active")
 _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
 
 
@@ -60,13 +62,13 @@ class SequenceLossSettings:
 
     The clip values have two units, which depend on the band (:attr:`clip_unit` says it in words):
 
-    ========================== ==== ================================ ======================================
-    band                       name unit                             meaning
-    ========================== ==== ================================ ======================================
-    ``constant``, ``linear``   eps  none; clip_low is below 1        bounds of the ratio: 1 - eps, 1 + eps
-    ``sqrt``                   c    nats per square root of a token  half-width of the band over sqrt(L)
-    ``adaptive``, ``quantile`` c    nats per square root of a token  the same, for the first rollout batch
-    ========================== ==== ================================ ======================================
+    ======================== ==== ================================ ======================================
+    band                     name unit                             meaning
+    ======================== ==== ================================ ======================================
+    ``constant``, ``linear`` eps  none; clip_low is below 1        bounds of the ratio: 1 - eps, 1 + eps
+    ``sqrt``                 c    nats per square root of a token  half-width of the band over sqrt(L)
+    the measured ones        c    nats per square root of a token  the same, for the first rollout batch
+    ======================== ==== ================================ ======================================
 
     Attributes:
         band: How the half-width of the acceptance band on S grows with the length L.
@@ -76,7 +78,8 @@ class SequenceLossSettings:
             ``adaptive`` -- ``+-c * sqrt(L)``, ``c = q * dispersion``, q the Gaussian quantile of ``target_acceptance``
             (defined here);
             ``quantile`` -- ``+-c(L) * sqrt(L)``, c(L) the measured quantile of ``|S - drift| / sqrt(L)`` near L
-            (defined here).
+            (defined here);
+            ``active`` -- ``+-(a + b * sqrt(L))``, the measured quantile of the lean ``sign(A) * S`` (defined here).
         clip_low: Lower clip value, eps_low or c_low.
         clip_high: Upper clip value, eps_high or c_high.
         drift: Where the band is centred. ``none``: at 0 (FSPO v3 and the others). ``kl``: at ``-L * drift_per_token``
@@ -92,7 +95,8 @@ class SequenceLossSettings:
         s_max: Log-ratio clamp: the largest log-weight (S, or S / L when length-normalised). Beyond it the weight is the
             constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
             at 10 too.
-        target_acceptance: Acceptance rate that the ``adaptive`` and ``quantile`` bands aim at; None for the others.
+        target_acceptance: Acceptance rate that the measured bands aim at; None for the others. For ``active`` it is
+            that of the active view among the sequences with A != 0: the share whose gradient is kept.
         staleness: Whether the half-width of the ``sqrt`` band grows with the staleness k of a sequence: ``none``, or
             ``sqrt``: c * sqrt(L (k + 1)). Only where pi_old is the policy that sampled. Defined here.
 
@@ -158,6 +162,11 @@ class SequenceLossSettings:
                 f"target_acceptance={self.target_acceptance!r} has no effect with band={self.band!r}; "
                 f"set it to None, or band to one of {', '.join(_CALIBRATED)}"
             )
+        if self.band == "active" and self.drift != "none":
+            raise ValueError(
+                f"drift={self.drift!r} moves the centre of the band, and band='active' measures the lean about 0: set "
+                "drift to 'none', or band to 'quantile'"
+            )
         if self.staleness == "sqrt" and (self.band, self.drift) != ("sqrt", "none"):
             raise ValueError(
                 f"staleness='sqrt' widens a sqrt band around 0, not band={self.band!r} with drift={self.drift!r}: what "
@@ -197,12 +206,15 @@ class BandState:
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
         dispersion: sigma_hat > 0, the root mean square of ``(S - drift) / sqrt(L)``; None before any data.
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
+        active_line: (a, b), both >= 0, of the half-width ``a + b * sqrt(L)`` of the ``active`` band, in nats and nats
+            per square root of a token; None before any data.
     """
 
     drift_per_token: float = 0.0
     drift_by_mini_batch: tuple[float, ...] = ()
     dispersion: float | None = None
     half_width_K: tuple[float, ...] = field(default=(), repr=False)
+    active_line: tuple[float, float] | None = None
 
     def at_mini_batch(self, index: int) -> BandState:
         """The state with the drift of one mini-batch, given by its position in the rollout batch, from 0.

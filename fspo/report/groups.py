@@ -25,7 +25,17 @@ from fspo.noise_floor import NoiseFloor, noise_floor
 from fspo.report.runs import Array, Run
 from fspo.sums import FIELDS, SequenceSums
 
-_ALGO_ORDER: Final = ("fspo", "fspo_v1", "fspo_adaptive", "fspo_quantile", "rloo", "seq_rloo", "gspo", "seq_gspo")
+_ALGO_ORDER: Final = (
+    "fspo",
+    "fspo_v1",
+    "fspo_adaptive",
+    "fspo_quantile",
+    "fspo_active",
+    "rloo",
+    "seq_rloo",
+    "gspo",
+    "seq_gspo",
+)
 _LAST_SHARE: Final = 0.1
 
 

@@ -49,6 +49,7 @@ LIGHT: Final = Theme(
         "fspo_v1": "#56b4e9",
         "fspo_adaptive": "#b8860b",
         "fspo_quantile": "#b0508f",
+        "fspo_active": "#5c8a00",
     },
     ("#8a6d3b", "#6b5bd2", "#7a7f87", "#a33c3c"),
 )
@@ -65,6 +66,7 @@ DARK: Final = Theme(
         "fspo_v1": "#9fd8ff",
         "fspo_adaptive": "#f0b93a",
         "fspo_quantile": "#e58cc4",
+        "fspo_active": "#b5d94c",
     },
     ("#d0b27c", "#a79bff", "#b9bec8", "#ef7f7f"),
 )

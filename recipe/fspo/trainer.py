@@ -134,7 +134,8 @@ class FSPOHooks(PPOTrainer):
         PROGRESS.say("sending the weights to vLLM")
         super().on_init_end()
         fspo = self.config.fspo
-        self.actor_rollout_wg.record(sequences=fspo.record_sequences or fspo.samples > 0, run_dir=fspo.run_dir)
+        sequences = fspo.record_sequences or fspo.samples > 0 or self._cycle.needs_sequences
+        self.actor_rollout_wg.record(sequences=sequences, run_dir=fspo.run_dir)
         # Runs of a comparison must begin with the same weights; this is how a reader can tell.
         run_folder.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_log_ratios, uneven_rollout_batch
-from fspo.calibration import BandController, drift_per_token, local_half_widths
+from fspo.calibration import BandController, active_line, drift_per_token, leans, local_half_widths
 from fspo.clipping import acceptance_band
 from fspo.fairness.bins import equal_mass_starts, merge_bins
 from fspo.fairness.lre import length_reweighting_error
@@ -18,6 +18,7 @@ from fspo.types import BandState, SequenceLossSettings
 
 ADAPTIVE = SequenceLossSettings(band="adaptive", target_acceptance=0.85)
 QUANTILE = SequenceLossSettings(band="quantile", target_acceptance=0.85)
+ACTIVE = SequenceLossSettings(band="active", target_acceptance=0.85)
 V1 = SequenceLossSettings(drift="kl")
 QUANTILE_V1 = SequenceLossSettings(band="quantile", target_acceptance=0.85, drift="kl")
 K = FINE_LENGTH_EDGES.numel() - 1
@@ -171,6 +172,8 @@ def test_checkpoint_continues_bit_for_bit(settings: SequenceLossSettings) -> Non
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="mini_batches is empty"):
         BandController(V1).update([])
+    with pytest.raises(ValueError, match="leans of each of the 4 mini-batches, got 0"):
+        BandController(ACTIVE).update(a_round(0.03))
     with pytest.raises(ValueError, match="window=0"):
         BandController(V1, window=0)
     with pytest.raises(ValueError, match=r"drift='kl'.*drift='none'"):
@@ -210,3 +213,114 @@ def test_quantile_band_is_fair_to_length_where_sqrt_is_not(target: float) -> Non
         rates[band] = accepted.sum() / total.sum()
     assert rates["quantile"] == pytest.approx(target, abs=0.02)
     assert errors["quantile"] <= 0.01 < 0.02 < errors["adaptive"]
+
+
+def moved(n: int, seed: int, mean: float = 0.05, sigma: float = 0.01) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """S, L and A of leans with one mean at every length and a dispersion that grows like sqrt(L); A = 0 in a third."""
+    rng = np.random.default_rng(seed)
+    lengths = np.exp(rng.uniform(0, np.log(400), n)).astype(np.int64)
+    advantage = rng.integers(-1, 2, n) * rng.uniform(0.1, 2.0, n)
+    sign = np.where(advantage == 0, rng.choice([-1, 1], n), np.sign(advantage))
+    return sign * (mean + sigma * np.sqrt(lengths) * rng.normal(size=n)), lengths, advantage
+
+
+def active_round(seed: int, scale: float = 1.0, n: int = 300) -> tuple[list[SequenceSums], list[np.ndarray]]:
+    batches = [moved(n, 10 * seed + i, 0.05 * scale * i / 3, 0.01 * scale * i / 3) for i in range(4)]
+    return [sums_of_log_ratios(S, L) for S, L, _ in batches], [leans(*batch) for batch in batches]
+
+
+@pytest.mark.parametrize("target", [0.5, 0.85, 0.95])
+def test_active_line_removes_the_target_share_without_correlation_with_sqrt_length(target: float) -> None:
+    found = leans(*moved(3000, 0))
+    line = active_line(found, target)
+    assert line is not None and min(line) > 0
+    U, root = found[:, 0], np.sqrt(found[:, 1])
+    removed = line[0] + line[1] * root < U
+    # Exact up to the two sequences that lie on the line.
+    assert abs(removed.sum() - (1 - target) * U.size) <= 2
+    assert abs((root * (removed - (1 - target))).sum()) <= 2 * root.max()
+    if target == 0.85:
+        assert line == pytest.approx((0.05, 1.0364 * 0.01), abs=0.004)  # mean + q sigma sqrt(L)
+
+
+def test_active_line_lies_between_the_constant_and_the_sqrt_band() -> None:
+    rng = np.random.default_rng(0)
+    L = rng.integers(1, 400, 4000)
+    noise = np.abs(rng.normal(size=L.size))
+    constant, slope = active_line(np.stack([0.1 * noise, L], axis=1), 0.9) or (0, 0)
+    assert constant == pytest.approx(0.1645, abs=0.01) and slope == pytest.approx(0, abs=1e-3)
+    constant, slope = active_line(np.stack([0.03 * noise * np.sqrt(L), L], axis=1), 0.9) or (0, 0)
+    assert constant == pytest.approx(0, abs=0.03) and slope == pytest.approx(0.0493, abs=3e-3)
+    # A faster growth would ask for a negative constant, a fall with length for a negative slope.
+    constant, slope = active_line(np.stack([0.01 * noise * L, L], axis=1), 0.9) or (1, 0)
+    assert constant == pytest.approx(0, abs=1e-9) and slope > 0
+    constant, slope = active_line(np.stack([noise / L, L], axis=1), 0.9) or (0, 1)
+    assert constant > 0 and slope == pytest.approx(0, abs=1e-9)
+
+
+def test_no_active_line_without_enough_leans_or_without_movement() -> None:
+    found = leans(*moved(3000, 0))
+    assert active_line(found[:19], 0.85) is None
+    assert active_line(found * [0, 1], 0.85) is None
+    assert active_line(found * [-1, 1], 0.05) is None  # nearly all leans are negative
+
+
+def test_sequences_without_advantage_take_no_part_in_the_active_band() -> None:
+    S, L, A = moved(3000, 0)
+    wild = np.where(A == 0, 100 * S, S)
+    np.testing.assert_array_equal(leans(wild, L, A), leans(S, L, A))
+    assert len(leans(S, L, A)) == (A != 0).sum() < S.size
+
+
+def test_active_band_is_causal_forgets_and_leaves_the_first_mini_batch_out() -> None:
+    controller = BandController(ACTIVE, window=2)
+    assert controller.state.active_line is None
+    sums_of, leans_of = active_round(1)
+    first = controller.update(sums_of, [leans(*moved(300, 99, 5.0)), *leans_of[1:]])
+    assert first == BandController(ACTIVE).update(sums_of, leans_of)
+    assert controller.state is first
+    controller.update(*active_round(2, scale=20))
+    controller.update(*active_round(3))
+    clean = BandController(ACTIVE, window=2)
+    clean.update(*active_round(3))
+    assert controller.update(*active_round(4)) == clean.update(*active_round(4))
+
+
+def test_active_band_continues_bit_for_bit_from_a_checkpoint() -> None:
+    controller = BandController(ACTIVE, window=3)
+    for seed in range(4):
+        controller.update(*active_round(seed))
+    saved = pickle.loads(pickle.dumps(controller.state_dict()))
+    restored = BandController(ACTIVE, window=3)
+    restored.load_state_dict(saved)
+    assert restored.state == controller.state and restored.state.active_line is not None
+    assert restored.update(*active_round(9)) == controller.update(*active_round(9))
+    for batch in saved["rounds"]:  # a checkpoint from before there was this band
+        del batch["leans_N2"]
+    old = BandController(ADAPTIVE)
+    old.load_state_dict(saved)
+    assert old.state.dispersion is not None
+
+
+def test_active_band_is_flat_by_what_the_clip_removes_where_the_others_are_not() -> None:
+    """Applied causally to leans of one mean and a dispersion like sqrt(L), which the sqrt band clips when short."""
+    controller = BandController(ACTIVE, window=3)
+    kept: dict[str, np.ndarray] = {name: np.zeros((2, K)) for name in ("active", "sqrt", "constant")}
+    fixed = {
+        "sqrt": SequenceLossSettings(clip_low=0.021, clip_high=0.021),
+        "constant": SequenceLossSettings(band="constant", clip_low=0.15, clip_high=0.176),
+    }
+    for number in range(60):
+        batches = [moved(800, 1000 * number + i) for i in range(3)]
+        for S, L, A in batches[1:] if number >= 3 else []:
+            for name, settings in {"active": ACTIVE, **fixed}.items():
+                upper = acceptance_band(torch.from_numpy(L), settings, controller.state, torch.float64)[2].numpy()
+                keep = np.sign(A) * S <= upper
+                for row, chosen in enumerate((keep & (A != 0), A != 0)):
+                    kept[name][row] += np.bincount(length_bin(torch.from_numpy(L[chosen])).numpy(), minlength=K)
+        controller.update([sums_of_log_ratios(S, L) for S, L, _ in batches], [leans(*batch) for batch in batches])
+    starts = equal_mass_starts(kept["active"][1], 8)
+    errors = {name: length_reweighting_error(*merge_bins(rows, starts)) for name, rows in kept.items()}
+    assert errors["active"].rate == pytest.approx(0.85, abs=0.01)
+    assert errors["active"].debiased.value <= 0.01 < 0.05 < errors["constant"].debiased.value
+    assert errors["sqrt"].debiased.value > 0.1

@@ -53,6 +53,12 @@ def test_default_bands_cross_where_the_clip_values_say(first: str, second: str, 
     assert gap(round(crossing * 0.97)) * gap(round(crossing * 1.03)) < 0
 
 
+def test_active_band_is_a_line_in_sqrt_length_once_measured() -> None:
+    loss = SequenceLossSettings(band="active", clip_low=0.01, clip_high=0.02, target_acceptance=0.85)
+    assert band(100, loss) == band(100, loss, BandState()) == pytest.approx((0, -0.1, 0.2))
+    assert band(100, loss, BandState(active_line=(0.07, 0.003))) == pytest.approx((0, -0.1, 0.1))
+
+
 @pytest.mark.parametrize("kind", ["constant", "sqrt", "linear"])
 def test_drift_moves_the_whole_band_and_only_when_asked(kind: str) -> None:
     base = SequenceLossSettings(band=kind, clip_low=0.02, clip_high=0.03)
@@ -119,8 +125,9 @@ def test_independent_shifts_are_accepted_alike_at_every_staleness() -> None:
 )
 @settings(deadline=None, max_examples=100)
 def test_centre_lies_inside_every_band(name: str, length: int, drift: float, low: float, high: float) -> None:
-    loss = dataclasses.replace(ALGORITHMS[name], clip_low=low, clip_high=high, drift="kl")
-    state = BandState(drift_per_token=drift, dispersion=0.02, half_width_K=(0.03,) * K)
+    loss = dataclasses.replace(ALGORITHMS[name], clip_low=low, clip_high=high)
+    loss = dataclasses.replace(loss, drift="none" if loss.band == "active" else "kl")
+    state = BandState(drift_per_token=drift, dispersion=0.02, half_width_K=(0.03,) * K, active_line=(0.0, 0.02))
     centre, lower, upper = band(length, loss, state)
     assert lower <= centre <= upper
 
@@ -149,6 +156,8 @@ def test_gaussian_half_width() -> None:
         ({"s_max": 0.0}, r"s_max=0.0"),
         ({"s_max": 100.0}, r"s_max=100.0"),
         ({"target_acceptance": 0.85}, r"target_acceptance=0.85 has no effect with band='sqrt'"),
+        ({"band": "active", "target_acceptance": 0.85, "drift": "kl"}, r"drift='kl' moves .*drift to 'none'"),
+        ({"band": "active"}, r"target_acceptance=None.*between 0 and 1"),
         ({"band": "adaptive"}, r"target_acceptance=None.*between 0 and 1"),
         ({"band": "quantile", "target_acceptance": 1.0}, r"target_acceptance=1.0"),
     ],
@@ -172,4 +181,5 @@ def test_which_settings_need_a_state() -> None:
         "fspo_v1",
         "fspo_adaptive",
         "fspo_quantile",
+        "fspo_active",
     }

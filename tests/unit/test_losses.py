@@ -19,7 +19,10 @@ from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 F64 = torch.float64
 STATE = BandState(
-    drift_per_token=2e-3, dispersion=0.05, half_width_K=tuple(np.linspace(0.02, 0.08, FINE_LENGTH_EDGES.numel() - 1))
+    drift_per_token=2e-3,
+    dispersion=0.05,
+    half_width_K=tuple(np.linspace(0.02, 0.08, FINE_LENGTH_EDGES.numel() - 1)),
+    active_line=(0.05, 0.02),
 )
 
 VARIANTS: dict[str, SequenceLossSettings] = {
@@ -74,6 +77,8 @@ def reference(
         elif loss.band == "quantile":
             k = sum(1 for edge in FINE_LENGTH_EDGES.tolist() if edge <= length) - 1
             low = high = state.half_width_K[k] * root
+        elif loss.band == "active":
+            low = high = state.active_line[0] + state.active_line[1] * root
         n = length if loss.weight == "length_normalised" else 1
         ratio = torch.exp(S / n)
         value = torch.maximum(-A * ratio, -A * torch.clamp(ratio, math.exp((mu - low) / n), math.exp((mu + high) / n)))
@@ -297,7 +302,9 @@ SPLITS: dict[str, list[list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["fspo", "fspo_v1", "fspo_quantile", "seq_rloo", "seq_gspo", "fspo dual"])
+@pytest.mark.parametrize(
+    "name", ["fspo", "fspo_v1", "fspo_quantile", "fspo_active", "seq_rloo", "seq_gspo", "fspo dual"]
+)
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("pad", [0, 3])
 def test_gradient_and_sums_do_not_depend_on_the_split(name: str, split: str, pad: int) -> None:

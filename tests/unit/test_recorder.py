@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+from fspo.calibration import BandController, active_line, leans
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
 from recipe.fspo.recorder import Recorder, columns_by_row, end_of_response, join_ranks, sequence_record
@@ -64,6 +66,25 @@ def test_ranks_are_joined_by_mini_batch() -> None:
     assert row["L"] == [8, 5, 2] * 2
     with pytest.raises(ValueError, match="shorter"):
         join_ranks([per_rank[0], per_rank[1][:1]])
+
+
+@pytest.mark.parametrize("ranks", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[7, 2, 5], [0, 6, 1, 3, 4]]])
+def test_the_active_band_is_the_same_bit_for_bit_on_any_ranks(ranks: list[list[int]]) -> None:
+    per_rank = []
+    for seeds in ranks:
+        recorder = Recorder()
+        recorder.enable(max_response_length=8, sequences=True)
+        for mini_batch in range(2):
+            recorder.begin_mini_batch()
+            for seed in seeds:
+                recorder.add(*micro_batch(10 * mini_batch + seed))
+        per_rank.append(recorder.pop())
+    mini_batches = join_ranks(per_rank)
+    controller = BandController(ALGORITHMS["fspo_active"])
+    state = controller.update([x.sums for x in mini_batches], [leans(*x.sequences[:3]) for x in mini_batches])
+    outputs = [micro_batch(10 + seed)[0] for seed in range(8)]
+    rows = [leans(x.log_ratio_B[:3], x.length_B[:3], x.advantage_B[:3]) for x in outputs]
+    assert state.active_line == active_line(np.concatenate(rows), 0.85) is not None
 
 
 def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:

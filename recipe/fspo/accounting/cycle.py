@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
 from fspo.attributes import attribute_metrics
-from fspo.calibration import BandController
+from fspo.calibration import BandController, leans
 from fspo.diagnostics import LengthDiagnostics
 from fspo.drops import EvenDrops
 from fspo.fairness import equal_mass_starts
@@ -63,6 +63,11 @@ class Cycle:
         return self._settings is not None and self._settings.staleness != "none"
 
     @property
+    def needs_sequences(self) -> bool:
+        """Whether the band is measured from S, L and A of every sequence, not from sums."""
+        return self._settings is not None and self._settings.band == "active"
+
+    @property
     def band_state(self) -> BandState | None:
         """What the updates of this cycle use; None for a band that is not measured."""
         return None if self._band_controller is None else self._band_controller.state
@@ -93,7 +98,8 @@ class Cycle:
         if unmoved:
             metrics |= self._noise_floor_metrics(sums[:unmoved])
         if self._band_controller is not None and unmoved < len(sums):
-            self._band_controller.update(sums)
+            needed = self.needs_sequences
+            self._band_controller.update(sums, [leans(*x.sequences[:3]) for x in mini_batches] if needed else None)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[unmoved:]), strict=True):
             metrics |= attribute_metrics(by_attribute)
