@@ -18,10 +18,11 @@ from real_stack import SMALL, Start, Starter
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 4
-#: An adaptive band, so that there is a state to continue; a learning rate that is another one at each step.
+#: The band with the largest state, over all steps; a learning rate that is another one at each step.
 OVERRIDES = (
     *SMALL,
-    "algo=fspo_adaptive",
+    "algo=fspo_active",
+    f"fspo.calibration_rounds={STEPS}",
     f"trainer.total_training_steps={STEPS}",
     "trainer.save_freq=100",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=10",

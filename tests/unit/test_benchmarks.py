@@ -11,11 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from composing import composed, composed_from
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import scaling
+from benchmarks import fairness_study, scaling
 from benchmarks.faults import PAGE, cells, read_rows, table, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import complete_lines, replace_section
@@ -24,6 +25,9 @@ from benchmarks.versus_verl.__main__ import current, expected_s, next_variant
 from benchmarks.versus_verl.run import lines_written, step_times
 from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
 from benchmarks.versus_verl.variants import SHARED, VARIANTS, fingerprint
+from fspo.calibration import active_line, leans
+from fspo.losses import ALGORITHMS
+from fspo.types import BandState
 from recipe.fspo.faults.phase import PHASES
 
 # ---------------------------------------------------------------- plain verl side by side, and scaling
@@ -242,3 +246,22 @@ def test_every_process_is_killed_and_every_moment_is_a_phase() -> None:
 
 def test_the_committed_table_is_made_of_the_committed_rows() -> None:
     assert table(read_rows()) in PAGE.read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------- the fairness study
+
+
+def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None:
+    draw = np.random.default_rng(0)
+    L = [draw.integers(1, 200, 500).astype(float) for _ in range(4)]
+    A = [draw.integers(-1, 2, 500).astype(float) for _ in range(4)]
+    S = [0.05 * a + 0.02 * np.sqrt(n) * draw.normal(size=500) for a, n in zip(A, L, strict=True)]
+    records = fairness_study.MiniBatches([1, 2, 2, 3], S, L, A)
+    line = active_line(np.concatenate([leans(*x) for x in list(zip(S, L, A, strict=True))[1:]]), 0.9)
+    bands = {name: fairness_study.match_active([records], ALGORITHMS[name], 0.9) for name in ("fspo", "seq_rloo")}
+    bands["fspo_active"] = ALGORITHMS["fspo_active"]
+    states = dict.fromkeys((1, 2, 3), BandState(active_line=line))
+    for name, band in bands.items():
+        accepted, total, _ = fairness_study.band_counts(records, band, "active_nonzero_advantage", states, 2)
+        assert accepted.sum() / total.sum() == pytest.approx(0.9, abs=2e-3), name
+        assert total.sum() == sum((a != 0).sum() for a in A[1:])

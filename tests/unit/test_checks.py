@@ -204,6 +204,12 @@ def test_matched_gradient_scale_divides_the_token_sums(algo: str, multiplier: fl
     assert found == (None if multiplier is None else pytest.approx(multiplier))
 
 
+def test_the_active_band_has_a_window_of_its_own_unless_another_is_given() -> None:
+    given = ["algo=fspo_active", "fspo.run_dir=/nowhere"]
+    assert composed(*given).fspo.calibration_rounds == 3 < composed("fspo.run_dir=/nowhere").fspo.calibration_rounds
+    assert composed(*given, "fspo.calibration_rounds=5").fspo.calibration_rounds == 5
+
+
 def test_a_run_names_every_setting_of_its_loss() -> None:
     config = composed("algo=rloo", "fspo.run_dir=/nowhere", "actor_rollout_ref.actor.policy_loss.clip_high=0.3")
     complete_loss(config)

@@ -215,6 +215,7 @@ def test_views_of_acceptance() -> None:
     assert rates["active"] == pytest.approx(1 - removed.double().mean().item())
     some = output.advantage_B != 0
     assert rates["nonzero_advantage"] == pytest.approx(output.accepted_B[some].double().mean().item())
+    assert rates["active_nonzero_advantage"] == pytest.approx(1 - removed[some].double().mean().item())
     with pytest.raises(KeyError, match="unknown view"):
         acceptance_counts(stack_sums([sums]), "nope")
 
