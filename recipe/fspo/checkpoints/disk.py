@@ -1,4 +1,4 @@
-"""A save on a disk without room for it: said in one sentence, before anything is written if possible.
+"""A save on a disk without room for it, or that cannot be written: said in one sentence, beforehand if possible.
 
 A checkpoint is about as large as the one before it, so the room for it can be checked beforehand. The first of a run,
 or a disk that others fill meanwhile, fails half-way: what was written is removed then, so that the last good checkpoint
@@ -22,6 +22,12 @@ from recipe.fspo.faults.errors import ExplainedError
 _MARGIN = 1.02
 #: What torch.save says instead of the system's reason.
 _SIGNS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWriter failed", "unexpected pos")
+#: A file system that was mounted read-only after an error, that fails, or that another host has taken away.
+_NOT_WRITABLE = tuple(os.strerror(each) for each in (errno.EROFS, errno.EIO, errno.EACCES, errno.ESTALE))
+
+
+class NotWritable(ExplainedError):
+    """A checkpoint cannot be written; the message says why, where, and which one is the last."""
 
 
 class DiskFull(ExplainedError):
@@ -37,12 +43,15 @@ def _mib(size: float) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
+def _kept(good: Path | None) -> str:
+    return f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+
+
 def _message(root: Path, step: int, needed: int | None, good: Path | None) -> str:
     need = "" if needed is None else f"{_mib(needed)} are needed (the size of the last one) and "
-    kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
     return (
         f"the disk has no room for the checkpoint of step {step}: {need}{_mib(shutil.disk_usage(root).free)} are free "
-        f"in {root}; {kept}. Make room before you continue"
+        f"in {root}; {_kept(good)}. Make room before you continue"
     )
 
 
@@ -65,6 +74,7 @@ def room_for_save(root: Path, step: int, keep: int | None) -> Iterator[None]:
 
     Raises:
         DiskFull: if there is not enough room, or was not.
+        NotWritable: if the file system is read-only or fails.
     """
     root.mkdir(parents=True, exist_ok=True)
     good = latest(root)
@@ -78,6 +88,11 @@ def room_for_save(root: Path, step: int, keep: int | None) -> Iterator[None]:
         yield
     except Exception as error:
         folder = step_folder(root, step)
+        if (why := next((each for each in _NOT_WRITABLE if each in str(error)), None)) is not None:
+            raise NotWritable(
+                f"the checkpoint of step {step} cannot be written to {root} ({why}); {_kept(good)}. Mend the file "
+                "system before you continue"
+            ) from error
         if not any(sign in str(error) for sign in _SIGNS):
             raise
         message = _message(root, step, needed, good)  # how much was free when it failed
