@@ -1,7 +1,8 @@
 """``python -m benchmarks.async_study FOLDER``: runs what is missing of docs/async-study.md, and writes its tables.
 
 Every condition is a grid of ``python -m recipe.fspo.compare`` in FOLDER, seed by seed, so that a study that is
-interrupted is paired as far as it goes. ``--tables`` runs nothing. Cells without a finished run are ``not run``.
+interrupted is paired as far as it goes. ``--tables`` runs nothing; FOLDER may then be an archive (.tar.xz). Cells
+without a finished run are ``not run``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.fairness_study import difference_cell, lre_cell, own_counts
-from benchmarks.pages import markdown, replace_section
+from benchmarks.pages import markdown, opened, replace_section
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
 from fspo.files import atomic_path
@@ -226,9 +227,9 @@ def main() -> None:
     parser.add_argument("--algos", nargs="+", default=list(ALGOS), choices=ALGOS)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     given = parser.parse_args()
-    folder = given.folder.absolute()
-    code = 0 if given.tables else run_missing(folder, given.conditions, given.algos, given.seeds)
-    text = replace_section(PAGE.read_text(encoding="utf-8"), "tables", tables(folder))
+    code = 0 if given.tables else run_missing(given.folder.absolute(), given.conditions, given.algos, given.seeds)
+    with opened(given.folder) as folder:
+        text = replace_section(PAGE.read_text(encoding="utf-8"), "tables", tables(folder))
     with atomic_path(PAGE) as temporary:
         temporary.write_text(text, encoding="utf-8")
     sys.exit(code)

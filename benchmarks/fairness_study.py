@@ -7,11 +7,8 @@ run``; what is there is reported. The tables between the page's markers are repl
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import tarfile
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.pages import replace_section
+from benchmarks.pages import opened, replace_section
 from fspo.acceptance import acceptance_counts
 from fspo.calibration import BandController, leans
 from fspo.clipping import acceptance_band
@@ -378,12 +375,7 @@ def main() -> None:
         replace_section(page, arguments.section, "")  # the tables take a while to compute
     except ValueError as error:
         parser.error(f"{arguments.page}: {error}")
-    with contextlib.ExitStack() as stack:
-        grid = arguments.grid
-        if grid.is_file():
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            stack.enter_context(tarfile.open(grid)).extractall(folder, filter="data")
-            grid = folder
+    with opened(arguments.grid) as grid:
         text = tables(grid, common=arguments.section == "tables")
     with atomic_path(arguments.page) as temporary:
         temporary.write_text(replace_section(page, arguments.section, text), encoding="utf-8")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,17 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n") and line.strip()]
     return []
+
+
+@contextlib.contextmanager
+def opened(records: Path) -> Iterator[Path]:
+    """A folder of runs, or an archive of one (.tar.xz), as a folder."""
+    if records.is_dir():
+        yield records
+        return
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(records) as archive:
+        archive.extractall(folder, filter="data")
+        yield Path(folder)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
