@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +27,7 @@ from fspo.fairness.lre import MIN_CLUSTERS
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip, needed_factor
+from fspo.recorded import MiniBatches, read_sequences
 from fspo.records import from_record
 from fspo.report.groups import RunGroup, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
@@ -47,36 +47,6 @@ _BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 
 #: Accepted and all (sequences or weight) by mini-batch and fine length bin, and the sequences that weights are worth.
 Counts = tuple[Array, Array, Array | None]
-
-
-@dataclass(frozen=True, slots=True)
-class MiniBatches:
-    """The recorded sequences of one run, without the first mini-batch of each step."""
-
-    step: list[int]
-    s: list[Array]
-    length: list[Array]
-    advantage: list[Array]
-
-    def pooled(self) -> tuple[Array, Array]:
-        """S and L of all sequences."""
-        return np.concatenate(self.s), np.concatenate(self.length)
-
-
-def read_sequences(run: Path) -> MiniBatches | None:
-    """``sequences.jsonl`` of a run; None if it recorded none. A line cut short by a kill is left out."""
-    path, rows = run / "sequences.jsonl", []
-    if not path.is_file():
-        return None
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            row = json.loads(line)
-            if row["minibatch"] > 0:
-                rows.append(row)
-    if not rows:
-        return None
-    columns = ([np.asarray(row[name], dtype=np.float64) for row in rows] for name in ("S", "L", "A"))
-    return MiniBatches([row["step"] for row in rows], *columns)
 
 
 def _bin(length: Array) -> np.ndarray:

@@ -8,7 +8,6 @@ holds *exactly*. Used by the tests and by ``python -m benchmarks.bands``. Define
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from fspo.clipping import acceptance_band
 from fspo.sums import SequenceSums, length_bin, z_cell
+from fspo.token_kinds import TokenKinds
 from fspo.types import BandState, SequenceLossSettings
 
 __all__ = [
@@ -30,67 +30,6 @@ __all__ = [
 
 Array = npt.NDArray[np.float64]
 Lengths = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenKinds:
-    """Tokens with two outcomes: at a position of kind j, the first has probability p_j under pi_old and q_j under pi.
-
-    A token's log-ratio is ``log(q/p)`` with probability p and ``log((1-q)/(1-p))`` otherwise, so its exponential has
-    mean ``q + (1 - q) = 1`` exactly, and so has ``exp(S)`` at any length. The kind of each position is drawn uniformly.
-
-    Attributes:
-        p_J: Probabilities under pi_old, between 0 and 1.
-        q_J: Probabilities under pi.
-    """
-
-    p_J: Array
-    q_J: Array
-
-    @classmethod
-    def random(cls, sigma: float, rng: np.random.Generator, kinds: int = 256) -> TokenKinds:
-        """Half near-certain tokens, half open ones, moved so that Var(S) is about ``sigma**2 * L``."""
-        logit = np.where(rng.random(kinds) < 0.5, rng.normal(5.0, 1.0, kinds), rng.normal(0.0, 1.0, kinds))
-        p = 1 / (1 + np.exp(-logit))
-        shift = rng.normal(0.0, 1.0, kinds)
-        shift *= sigma / math.sqrt(float(np.mean(p * (1 - p) * shift**2)))
-        return cls(p, 1 / (1 + np.exp(-(logit + shift))))
-
-    @property
-    def kl_per_token(self) -> float:
-        """KL(pi_old || pi) per token, in nats: the exact drift is ``-L`` times this."""
-        p, q = self.p_J, self.q_J
-        return float(np.mean(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))))
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation of the log-ratio of one token: ``Var(S) = sigma**2 * L`` exactly."""
-        up, down = self._log_ratios_J()
-        return float(math.sqrt(np.mean(self.p_J * up**2 + (1 - self.p_J) * down**2) - self.kl_per_token**2))
-
-    def log_ratios(self, length_B: Lengths, rng: np.random.Generator) -> Array:
-        """S of sequences of the given lengths, by counting hits per kind instead of drawing tokens one by one."""
-        kinds = self.p_J.size
-        positions_BJ = rng.multinomial(length_B, np.full(kinds, 1 / kinds))
-        hits_BJ = rng.binomial(positions_BJ, self.p_J)
-        up, down = self._log_ratios_J()
-        result: Array = hits_BJ @ up + (positions_BJ - hits_BJ) @ down
-        return result
-
-    def log_probs(
-        self, length_B: Lengths, width: int, rng: np.random.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Token by token, as a loss sees them: ``(log_prob_BT, old_log_prob_BT, response_mask_BT)``, zero-padded."""
-        mask_BT = np.arange(width) < length_B[:, None]
-        kind_BT = rng.integers(self.p_J.size, size=mask_BT.shape)
-        p_BT, q_BT = self.p_J[kind_BT], self.q_J[kind_BT]
-        hit_BT = rng.random(mask_BT.shape) < p_BT
-        log_prob_BT = np.where(mask_BT, np.log(np.where(hit_BT, q_BT, 1 - q_BT)), 0.0)
-        old_log_prob_BT = np.where(mask_BT, np.log(np.where(hit_BT, p_BT, 1 - p_BT)), 0.0)
-        return torch.from_numpy(log_prob_BT), torch.from_numpy(old_log_prob_BT), torch.from_numpy(mask_BT)
-
-    def _log_ratios_J(self) -> tuple[Array, Array]:
-        return np.log(self.q_J / self.p_J), np.log((1 - self.q_J) / (1 - self.p_J))
 
 
 def gaussian_log_ratios(length_B: Lengths, sigma_B: Array | float, rng: np.random.Generator) -> Array:

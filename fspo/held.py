@@ -1,0 +1,120 @@
+"""Finite differences of a loss, with what it detaches held fixed.
+
+A loss such as ``-(ratio.detach() * advantages * log_prob)`` has, on purpose, another gradient than its value: the
+detached ratio counts as a constant. Its gradient is right if it is that of the value *with every detached part held at
+the point*. Two evaluations are therefore made with the parts of the first: a live tensor that enters ``detach()`` or a
+block under ``torch.no_grad()`` is recorded in one, and put in its place in the other. Defined here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["finite_differences"]
+
+Value = Callable[[torch.Tensor], torch.Tensor]
+
+#: Small enough for float64, and large enough for a loss that computes in float32.
+_STEPS: Final = (1e-6, 1e-3)
+_CUTS: Final = frozenset(
+    {
+        torch.detach,
+        torch.Tensor.detach,
+        torch.Tensor.detach_,
+        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__float__,
+    }
+)
+
+
+class _Held(TorchFunctionMode):
+    """Records the live tensors that enter a part without a gradient, or puts recorded ones in their place."""
+
+    def __init__(self, recorded: list[torch.Tensor] | None = None) -> None:
+        super().__init__()
+        self.seen: list[torch.Tensor] = []
+        self._recorded = recorded
+        self._in_function = 0
+
+    def __enter__(self) -> Self:
+        # Gradients are off inside the forward pass of a torch.autograd.Function too, and its result has one.
+        self._apply = torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            args = args if torch.is_grad_enabled() else self._hold(args)
+            self._in_function += 1
+            try:
+                return self._apply.__func__(cls, *args, **kwargs)
+            finally:
+                self._in_function -= 1
+
+        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        reads = getattr(func, "__name__", "") == "__get__"  # an attribute, such as the shape
+        if func in _CUTS or not (torch.is_grad_enabled() or self._in_function or reads):
+            args, kwargs = self._hold(args), self._hold(kwargs)
+        return func(*args, **kwargs)
+
+    def _hold(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not value.requires_grad:
+                return value
+            self.seen.append(value)
+            if self._recorded is None:
+                return value
+            return self._recorded[min(len(self.seen), len(self._recorded)) - 1].clone()
+        if isinstance(value, dict):
+            return {key: self._hold(each) for key, each in value.items()}
+        return type(value)(map(self._hold, value)) if type(value) in (list, tuple) else value
+
+
+def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor, held: bool) -> list[torch.Tensor]:
+    """Central differences of a scalar function by the entries of ``at_BT`` inside the mask, one tensor for each step.
+
+    Args:
+        value: The function; it may use autograd and ``torch.no_grad()``.
+        at_BT: Where, float64 [B, T].
+        mask_BT: Which entries; the others are 0 in the result.
+        held: Hold what the function detaches at its value at ``at_BT``.
+    """
+    with _Held() as base:
+        value(at_BT.clone().requires_grad_())
+    recorded = [each.detach() for each in base.seen]
+
+    def evaluate(point_BT: torch.Tensor) -> float:
+        point_BT = point_BT.requires_grad_()
+        if not held:
+            return float(value(point_BT).detach())
+        with _Held(recorded):
+            result = value(point_BT)
+        return float(result.detach())
+
+    found = []
+    for step in _STEPS:
+        difference_BT = torch.zeros_like(at_BT)
+        for index in mask_BT.nonzero().tolist():
+            ends = []
+            for sign in (1.0, -1.0):
+                point_BT = at_BT.clone()
+                point_BT[tuple(index)] += sign * step
+                ends.append(evaluate(point_BT))
+            difference_BT[tuple(index)] = (ends[0] - ends[1]) / (2 * step)
+        found.append(difference_BT)
+    return found

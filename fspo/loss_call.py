@@ -1,0 +1,193 @@
+"""A policy loss as verl calls it, on responses made for a test. Defined here.
+
+A loss is a function of verl's registry: ``loss(old_log_prob, log_prob, advantages, response_mask, loss_agg_mode,
+config, rollout_is_weights)`` -> (scalar, metrics), or the scalar alone. ``config.global_batch_info`` has the sizes of
+the whole mini-batch (``dp_size``, ``batch_num_tokens``, ``global_batch_size``, ``loss_scale_factor``), because one call
+sees one micro-batch of one rank: verl adds up the gradients of micro-batches and averages those of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fspo.token_kinds import TokenKinds
+
+__all__ = ["ARGUMENTS", "Batch", "Config", "LossError", "PolicyLoss", "synthetic_batch"]
+
+#: The keyword arguments with which verl calls a policy loss.
+ARGUMENTS: Final = (
+    "old_log_prob",
+    "log_prob",
+    "advantages",
+    "response_mask",
+    "loss_agg_mode",
+    "config",
+    "rollout_is_weights",
+)
+
+
+class LossError(Exception):
+    """The loss cannot be checked; the message names what is wrong and the remedy, in a sentence."""
+
+
+class Config(dict[str, Any]):
+    """A mapping whose keys are attributes too, as in verl's configuration of the actor."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"config has no {name}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Responses of a mini-batch as verl hands them to a loss; all [B, T], the mask is bool."""
+
+    log_prob_BT: torch.Tensor
+    old_log_prob_BT: torch.Tensor
+    advantages_BT: torch.Tensor
+    mask_BT: torch.Tensor
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """The function of every tensor."""
+        return Batch(*(function(getattr(self, field.name)) for field in dataclasses.fields(self)))
+
+    def rows(self, index: slice | torch.Tensor) -> Batch:
+        """Some of the responses."""
+        return self.map(lambda each: each[index])
+
+    def to(self, dtype: torch.dtype) -> Batch:
+        """With floating tensors of another type."""
+        return self.map(lambda each: each.to(dtype) if each.is_floating_point() else each)
+
+    def padding(self, value: float) -> Batch:
+        """With ``value`` outside the mask."""
+        return self.map(lambda each: each.masked_fill(~self.mask_BT, value) if each.is_floating_point() else each)
+
+    def on_policy(self) -> Batch:
+        """With log_prob = old_log_prob."""
+        return dataclasses.replace(self, log_prob_BT=self.old_log_prob_BT)
+
+
+def synthetic_batch(
+    length_B: Sequence[int], sigma_B: Sequence[float], advantage_B: Sequence[float], seed: int = 0, gaps: bool = False
+) -> Batch:
+    """Responses of :class:`fspo.token_kinds.TokenKinds`, float64; padding is 0, as verl pads.
+
+    Args:
+        length_B: Length of each response.
+        sigma_B: Dispersion of each: the standard deviation of S is about sigma sqrt(L).
+        advantage_B: A of each.
+        seed: Of the tokens.
+        gaps: Mask a tenth of the tokens inside the responses, as the words of a tool are.
+    """
+    rng, width = np.random.default_rng(seed), max(length_B)
+    rows = [
+        TokenKinds.random(sigma, rng, 64).log_probs(np.array([length]), width, rng)
+        for length, sigma in zip(length_B, sigma_B, strict=True)
+    ]
+    log_prob_BT, old_log_prob_BT, mask_BT = (torch.cat(column) for column in zip(*rows, strict=True))
+    if gaps:
+        mask_BT = mask_BT & torch.from_numpy(rng.random(mask_BT.shape) > 0.1)
+        mask_BT[torch.arange(len(length_B)), torch.tensor(length_B) - 1] = True
+    advantages_BT = torch.tensor(advantage_B, dtype=torch.float64)[:, None].expand_as(log_prob_BT)
+    return Batch(log_prob_BT, old_log_prob_BT, advantages_BT.contiguous(), mask_BT).padding(0.0)
+
+
+class PolicyLoss:
+    """A policy loss with what verl calls it with.
+
+    Args:
+        function: The loss.
+        config: An object with ``global_batch_info``, a mapping that is filled before each call as verl does.
+        loss_agg_mode: verl's word for how token losses are averaged; a loss may ignore it.
+
+    Raises:
+        LossError: If it does not accept verl's keyword arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any], config: Any, loss_agg_mode: str = "token-mean") -> None:
+        self._function, self._config, self._mode = function, config, loss_agg_mode
+        try:
+            inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
+        except TypeError as error:
+            raise LossError(
+                f"verl calls a policy loss with the keyword arguments {', '.join(ARGUMENTS)}, and this one cannot be "
+                f"called so ({error}): give them these names, and end its parameters with **_"
+            ) from None
+        except ValueError:
+            pass  # a function without a signature; the first call tells
+
+    def value(self, batch: Batch, dp_size: int = 1, whole: Batch | None = None, seed: int = 0) -> torch.Tensor:
+        """The scalar of one micro-batch of ``whole``.
+
+        A loss that draws random numbers draws the same ones with the same ``seed``; those of the process stay.
+
+        Raises:
+            LossError: If the loss raises, or returns no scalar that depends on log_prob.
+        """
+        mask_BT = (whole or batch).mask_BT
+        self._config.global_batch_info.update(
+            dp_size=dp_size,
+            batch_num_tokens=int(mask_BT.sum()),
+            global_batch_size=int(mask_BT.any(dim=1).sum()),
+            loss_scale_factor=getattr(self._config, "loss_scale_factor", None),
+        )
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                result = self._function(
+                    old_log_prob=batch.old_log_prob_BT,
+                    log_prob=batch.log_prob_BT,
+                    advantages=batch.advantages_BT,
+                    response_mask=batch.mask_BT,
+                    loss_agg_mode=self._mode,
+                    config=self._config,
+                    rollout_is_weights=None,
+                )
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            place = next((each for each in reversed(frames) if each.filename != __file__), frames[-1])
+            remedy = "see what it expects"
+            if isinstance(error, AttributeError | KeyError) and "config" in str(error):
+                remedy = "give it with --config KEY=VALUE"
+            elif isinstance(error, KeyError):
+                remedy = "if it is a key of config, give it with --config KEY=VALUE"
+            raise LossError(
+                f"the loss raises {type(error).__name__}: {error} ({place.filename}:{place.lineno}): {remedy}"
+            ) from error
+        scalar = result[0] if isinstance(result, tuple | list) and result else result
+        if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
+            what = f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else repr(scalar)
+            raise LossError(
+                f"the loss returns {what[:80]}: return the scalar tensor to differentiate, or a tuple of it and a "
+                "dictionary of metrics"
+            )
+        return scalar.reshape(())
+
+    def gradient(
+        self, batch: Batch, dp_size: int = 1, whole: Batch | None = None, seed: int = 0
+    ) -> tuple[torch.Tensor, float]:
+        """Gradient with respect to log_prob, [B, T], and the loss; arguments as in :meth:`value`."""
+        leaf_BT = batch.log_prob_BT.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            scalar = self.value(dataclasses.replace(batch, log_prob_BT=leaf_BT), dp_size, whole, seed)
+        if not scalar.requires_grad:
+            raise LossError(
+                "what the loss returns does not depend on log_prob for autograd: do not detach it, and compute it "
+                "outside torch.no_grad()"
+            )
+        try:
+            (gradient_BT,) = torch.autograd.grad(scalar, leaf_BT, allow_unused=True)
+        except RuntimeError as error:
+            raise LossError(f"the backward pass of the loss raises {error}: see what it expects") from error
+        return torch.zeros_like(leaf_BT) if gradient_BT is None else gradient_BT, float(scalar.detach())

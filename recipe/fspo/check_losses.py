@@ -1,0 +1,87 @@
+"""``python -m recipe.fspo.check_losses [NAME ...]``: fspo.check_loss on the losses of verl's registry, ours included.
+
+A loss is called with verl's own configuration of the actor and the settings of ``conf/algo``. A NAME is a value of
+``algo``, or a loss of the registry that no file of ``conf/algo`` names; none: all. Exit status as of fspo.check_loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+import recipe.fspo.policy_loss  # noqa: F401  (registers the losses)
+from fspo.check_loss import check
+from fspo.length_bias import DISPERSIONS, recorded, synthetic
+from fspo.loss_call import LossError, PolicyLoss
+from fspo.losses import ALGORITHMS
+from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.launch.compose import CONF_DIR, choices
+
+#: What a loss needs that verl has no default for.
+_NEEDED: Final[dict[str, dict[str, Any]]] = {"dro": {"dro_beta": 0.1}, "bypass_mode": {"rollout_correction": {}}}
+
+
+def actors() -> dict[str, dict[str, Any]]:
+    """Settings of the actor: those of each file in conf/algo, then of the losses that none of them names."""
+    base = OmegaConf.load(CONF_DIR / "base.yaml").actor_rollout_ref.actor.loss_agg_mode
+    found: dict[str, dict[str, Any]] = {}
+    for algo in choices("algo"):
+        actor = OmegaConf.load(CONF_DIR / "algo" / f"{algo}.yaml").actor_rollout_ref.actor
+        settings = OmegaConf.to_container(actor)
+        assert isinstance(settings, dict)
+        found[algo] = {"loss_agg_mode": base} | {str(key): value for key, value in settings.items()}
+    named = {actor["policy_loss"]["loss_mode"] for actor in found.values()}
+    for name in POLICY_LOSS_REGISTRY:
+        if name not in named:
+            found[name] = {"loss_agg_mode": base, "policy_loss": {"loss_mode": name} | _NEEDED.get(name, {})}
+    return found
+
+
+def policy_loss(actor: dict[str, Any]) -> PolicyLoss:
+    """The registered loss that an actor's settings name, with verl's configuration."""
+    settings = dict(actor)
+    loss = dict(settings.pop("policy_loss"))
+    if "_target_" in loss:
+        config = instantiate(loss)
+    else:
+        config = (SequencePolicyLossConfig if loss["loss_mode"] in ALGORITHMS else PolicyLossConfig)(**loss)
+    verls = FSDPActorConfig(
+        strategy="fsdp2", rollout_n=2, ppo_micro_batch_size_per_gpu=1, policy_loss=config, **settings
+    )
+    return PolicyLoss(POLICY_LOSS_REGISTRY[loss["loss_mode"]], verls, settings["loss_agg_mode"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m recipe.fspo.check_losses", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="values of algo, or losses of verl's registry")
+    parser.add_argument("--records", type=Path, metavar="RUN", help="also judge the clips on a run's sequences.jsonl")
+    options = parser.parse_args(arguments)
+    known = actors()
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"{unknown[0]} is no loss here: choose from {', '.join(known)}")
+    try:
+        samples = {f"synthetic log-ratios of {sigma:g} a token": synthetic(sigma) for sigma in DISPERSIONS}
+        if options.records is not None:
+            samples[f"the responses of {options.records}, tokens drawn"] = recorded(options.records)
+    except LossError as error:
+        print(error, file=sys.stderr)
+        return 2
+    conforms = True
+    for name in options.names or known:
+        report = check(policy_loss(known[name]), samples)
+        conforms &= report.conforms
+        print(f"{name}, loss_agg_mode={known[name]['loss_agg_mode']}\n\n{report.text()}\n", flush=True)
+    return 0 if conforms else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,85 @@
+"""The command: its report, its exit status, and one sentence for what cannot be checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fspo.check_loss import configured, main
+from fspo.loss_call import LossError
+
+SOURCE = """
+import torch
+
+def sound(old_log_prob, log_prob, advantages, response_mask, config, **_):
+    info = config.global_batch_info
+    loss_BT = torch.where(response_mask, -advantages * (log_prob - old_log_prob).clamp(-20, 20).exp(), 0.0)
+    length_B1 = response_mask.sum(-1, keepdim=True).clamp(min=1)
+    return (loss_BT / length_B1).sum() / info["global_batch_size"] * info["dp_size"], {}
+
+def mean(old_log_prob, log_prob, advantages, response_mask, config, **_):
+    return -(advantages * (log_prob - old_log_prob).clamp(-20, 20).exp()).mean()
+
+def hungry(config, **_):
+    return config.policy_loss.beta * 1.0
+
+def fed(config, **given):
+    assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
+    return sound(config=config, **given)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "check_loss_example.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_sound_loss_conforms(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check_loss_example:sound"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\nok ") == 8 and "FAIL" not in said and said.endswith("conforms: 8 checks passed\n")
+    assert "per token ~ 1/L: every response counts alike" in said
+    assert "weighed by the ratio of the token" in said
+    assert "synthetic log-ratios of 0.03 a token: keeps 100.0% of the weight" in said
+    assert "LRE symmetric  0.000 [0.000, 0.000]" in said
+
+
+def test_a_faulty_one_does_not(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check_loss_example:mean"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  micro-batches" in said and "does not conform: padding, micro-batches" in said
+    assert main(["check_loss_example:fed", "--config", "policy_loss.beta=0.5", "--config", "name=x"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["check_loss_example"], "is not of the form module:function"),
+        (["no_such_module:f"], "no_such_module cannot be imported (ModuleNotFoundError"),
+        (["check_loss_example:sond"], "has no sond (did you mean sound?)"),
+        (["check_loss_example:number"], "'3', which cannot be called"),
+        (["check_loss_example:hungry"], "config has no beta"),
+        (["check_loss_example:sound", "--config", "clip"], "--config clip is not KEY=VALUE"),
+        (["check_loss_example:sound", "--config", "clip_ratio.low=1"], "clip_ratio is a value"),
+        (["check_loss_example:sound", "--records", "nowhere"], "--records nowhere does not exist"),
+    ],
+)
+def test_what_cannot_be_checked_ends_with_a_sentence(
+    own: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert says in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_settings_are_read_as_values() -> None:
+    config = configured(["clip_ratio_high=0.28", "policy_loss.vespo.k_pos=2", "loss_agg_mode=token-sum"])
+    assert (config.clip_ratio_high, config.policy_loss.vespo.k_pos, config.loss_agg_mode) == (0.28, 2, "token-sum")
+    assert config.get("clip_ratio_c", 20.0) == 3.0
+    with pytest.raises(LossError, match="KEY=VALUE"):
+        configured(["policy_loss.=1"])

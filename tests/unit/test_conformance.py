@@ -1,0 +1,227 @@
+"""Every planted fault of a policy loss is found by the check that is for it; sound losses pass them all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fspo.conformance import checks
+from fspo.loss_call import Config, LossError, PolicyLoss
+from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
+
+Loss = Callable[..., Any]
+
+
+def of_library(name: str) -> Loss:
+    def loss(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        config: Any = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        info = config.global_batch_info
+        output = sequence_policy_loss(log_prob, old_log_prob, advantages, response_mask, ALGORITHMS[name])
+        return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
+
+    return loss
+
+
+def token_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    config: Any = None,
+    term: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda d, a: -a * d.clamp(-20, 20).exp(),
+    mean: str = "tokens",
+    **_: Any,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """A sound mean over the tokens of the mini-batch, of which the faults below change one thing."""
+    info = config.global_batch_info
+    loss_BT = term(log_prob - old_log_prob, advantages)
+    if mean == "padding too":
+        return loss_BT.sum() / info["batch_num_tokens"] * info["dp_size"], {}
+    loss_BT = torch.where(response_mask, loss_BT, 0.0)
+    if mean == "width":
+        return loss_BT.sum() / loss_BT.shape[1] / info["global_batch_size"] * info["dp_size"], {}
+    if mean == "rows":
+        return loss_BT.sum() / len(loss_BT), {}
+    if mean == "own tokens":
+        return loss_BT.sum() / response_mask.sum(), {}
+    if mean == "ranks":
+        return loss_BT.sum() / info["batch_num_tokens"], {}
+    if mean == "order":
+        loss_BT = loss_BT * torch.arange(1.0, len(loss_BT) + 1)[:, None]
+    return loss_BT.sum() / info["batch_num_tokens"] * info["dp_size"], {}
+
+
+class HalfGradient(torch.autograd.Function):
+    """exp(x) with half its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return 0.5 * grads[0] * ctx.saved_tensors[0].exp()
+
+
+def faulty(**change: Any) -> Loss:
+    def loss(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
+        return token_loss(old_log_prob, log_prob, advantages, response_mask, config, **change)
+
+    return loss
+
+
+def in_place(log_prob: torch.Tensor, advantages: torch.Tensor, **others: Any) -> Any:
+    advantages *= 0.5
+    return token_loss(log_prob=log_prob, advantages=advantages, **others)
+
+
+def at_random(log_prob: torch.Tensor, **others: Any) -> Any:
+    return token_loss(log_prob=log_prob * (1 + torch.rand(log_prob.shape[0], 1)), **others)
+
+
+def whitened(advantages: torch.Tensor, **others: Any) -> Any:
+    return token_loss(advantages=advantages - advantages.mean(), **others)
+
+
+def found(loss: Loss) -> dict[str, str]:
+    """What is found wrong, by check."""
+    config = Config(global_batch_info={})
+    return {check.name: check.says for check in checks(PolicyLoss(loss, config)) if not check.passed}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_the_librarys_losses_pass(name: str) -> None:
+    assert found(of_library(name)) == {}
+
+
+def test_a_sound_loss_of_tokens_passes() -> None:
+    assert found(token_loss) == {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "check", "says"),
+    [
+        (faulty(mean="padding too"), "padding", "other values in the padding"),
+        (faulty(mean="width"), "padding", "5 columns of padding"),
+        (faulty(mean="rows"), "padding", "3 rows without a token"),
+        (faulty(mean="rows"), "micro-batches", "micro-batches of"),
+        (faulty(mean="own tokens"), "micro-batches", "micro-batches of"),
+        (whitened, "micro-batches", "micro-batches of"),
+        (faulty(mean="ranks"), "ranks", "ranks: the gradient changes by"),
+        (faulty(mean="order"), "order", "order: the (gradient|loss) changes"),
+        (faulty(term=lambda d, a: -a * d.exp()), "finite", r"token log-ratios of \+90 over 4 tokens, A = 1, float32"),
+        (
+            faulty(term=lambda d, a: -a * HalfGradient.apply(d.clamp(-20, 20))),
+            "gradient",
+            "finite differences give",
+        ),
+        (faulty(term=lambda d, a: a * d.clamp(-20, 20).exp()), "direction", "missing minus"),
+        (faulty(term=lambda d, a: (-a * d.clamp(-20, 20).exp()) * 0), "direction", "0 everywhere"),
+        (in_place, "repeats", "changes its input advantages in place"),
+        (at_random, "repeats", "a second call"),
+    ],
+)
+def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
+    problems = found(loss)
+    assert check in problems, problems
+    assert re.search(says, problems[check]), problems[check]
+
+
+def test_one_fault_is_not_blamed_on_all() -> None:
+    # A loss that overflows is otherwise sound, and one with a wrong backward pass is invariant.
+    assert set(found(faulty(term=lambda d, a: -a * d.exp()))) == {"finite"}
+    assert set(found(faulty(term=lambda d, a: -a * HalfGradient.apply(d.clamp(-20, 20))))) == {"gradient"}
+    assert {"padding", "finite", "gradient", "direction"}.isdisjoint(found(at_random))
+
+
+def test_what_is_detached_counts_as_constant() -> None:
+    def cispo(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
+        weight_BT = (log_prob - old_log_prob).clamp(-20, 20).exp().clamp(0.8, 1.2).detach()
+        return token_loss(
+            old_log_prob, log_prob, advantages, response_mask, config, lambda d, a: -weight_BT * a * (d + old_log_prob)
+        )
+
+    report = {check.name: check for check in checks(PolicyLoss(cispo, Config(global_batch_info={})))}
+    assert report["gradient"].passed and "held fixed" in report["gradient"].says
+
+
+def test_a_block_without_gradient_is_held_too_but_no_function_of_autograd() -> None:
+    def mixed(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
+        with torch.no_grad():
+            weight_B = (sequence_log_ratio(log_prob, old_log_prob, response_mask)).clamp(-1, 1).exp()
+            weight_B.mul_(0.5)
+        S_B = sequence_log_ratio(log_prob, old_log_prob, response_mask)  # a torch.autograd.Function
+        A_B = (advantages * response_mask).sum(-1) / response_mask.sum(-1).clamp(min=1)
+        info = config.global_batch_info
+        return (-A_B * weight_B * S_B).sum() / info["global_batch_size"] * info["dp_size"]
+
+    assert found(mixed) == {}
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (lambda x, y: x, "keyword arguments old_log_prob, .*missing a required argument"),
+        (lambda log_prob, old_log_prob, advantages, response_mask, config: 0, r"end its parameters with \*\*_"),
+        (lambda log_prob, **_: log_prob, r"returns a tensor of shape \(12, 40\): return the scalar"),
+        (lambda **_: None, "returns None: return the scalar"),
+        (lambda log_prob, **_: log_prob.detach().sum(), "does not depend on log_prob for autograd"),
+        (lambda config, **_: config.beta, r"config has no beta \(.*test_conformance.py:\d+\): give it with --config"),
+        (lambda **_: 1 / 0, r"raises ZeroDivisionError: .*test_conformance.py"),
+    ],
+)
+def test_what_cannot_be_checked_is_said_in_a_sentence(loss: Loss, says: str) -> None:
+    with pytest.raises(LossError, match=says) as error:
+        checks(PolicyLoss(loss, Config(global_batch_info={})))
+    assert "\n" not in str(error.value)
+
+
+def test_the_sizes_are_those_that_verl_hands_in() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def loss(config: Any, response_mask: torch.Tensor, **others: Any) -> Any:
+        seen.append(dict(config.global_batch_info) | {"here": int(response_mask.any(1).sum())})
+        return token_loss(config=config, response_mask=response_mask, **others)
+
+    config = Config(global_batch_info={}, loss_scale_factor=7)
+    checks(PolicyLoss(loss, config))
+    assert {key for sizes in seen for key in sizes} == {
+        "dp_size",
+        "batch_num_tokens",
+        "global_batch_size",
+        "loss_scale_factor",
+        "here",
+    }
+    assert any(sizes["dp_size"] == 2 and sizes["global_batch_size"] == 12 and sizes["here"] == 6 for sizes in seen)
+    assert all(sizes["loss_scale_factor"] == 7 for sizes in seen)
+    assert len({sizes["batch_num_tokens"] for sizes in seen if sizes["global_batch_size"] == 12}) == 1
+
+
+def test_the_random_numbers_of_the_process_are_left_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    checks(PolicyLoss(at_random, Config(global_batch_info={})))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_loss_that_computes_in_float32_passes() -> None:
+    def loss(**given: Any) -> Any:
+        given = {
+            key: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            for key, value in given.items()
+        }
+        return token_loss(**given)
+
+    assert found(loss) == {}

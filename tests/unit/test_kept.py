@@ -1,0 +1,102 @@
+"""The share of its weight that a sequence keeps: by hand, and as acceptance where a loss accepts or rejects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fspo.kept import Gradient, kept_output, unclipped_weight
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.sums import SequenceSums
+from fspo.types import BandState
+
+
+def gradient_of(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Gradient:
+    def gradient(log_prob_BT: torch.Tensor, advantages_BT: torch.Tensor) -> torch.Tensor:
+        leaf_BT = log_prob_BT.clone().requires_grad_()
+        return torch.autograd.grad(loss(leaf_BT, advantages_BT).sum(), leaf_BT)[0]
+
+    return gradient
+
+
+def random_batch(rows: int = 200, width: int = 30) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    old = -torch.rand(rows, width, generator=generator, dtype=torch.float64)
+    new = old + 0.05 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    mask = torch.arange(width) < torch.randint(0, width + 1, (rows, 1), generator=generator)
+    advantage = torch.randint(-1, 2, (rows, 1), generator=generator).double().expand(rows, width)
+    return new, old, advantage, mask
+
+
+def test_weights_by_hand() -> None:
+    d, mask = torch.tensor([[0.1, 0.2, -0.4, 9.0]]), torch.tensor([[True, True, True, False]])
+    for weight, expected in {
+        "none": [0, 0, 0],
+        "token": [0.1, 0.2, -0.4],
+        "prefix": [0.1, 0.3, -0.1],
+        "sequence": [-0.1] * 3,
+        "length_normalised": [-0.1 / 3] * 3,
+    }.items():
+        found = unclipped_weight(d, mask, weight)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, torch.tensor([[*torch.tensor(expected).exp().tolist(), 0.0]]))
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_it_is_acceptance_where_a_loss_accepts_or_rejects(name: str) -> None:
+    new, old, advantage, mask = random_batch()
+    settings, state = ALGORITHMS[name], BandState()
+
+    def loss(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        return sequence_policy_loss(log_prob, old, advantages, mask, settings, state).loss_B
+
+    expected = sequence_policy_loss(new, old, advantage, mask, settings, state)
+    weight = "sequence" if settings.weight == "sequence" else "length_normalised"
+    found = kept_output(gradient_of(loss), new, old, advantage, mask, weight)
+    for field in ("accepted_B", "clipped_high_B", "clipped_low_B", "log_ratio_B", "length_B", "advantage_B"):
+        torch.testing.assert_close(getattr(found, field), getattr(expected, field).to(getattr(found, field).dtype))
+    torch.testing.assert_close(found.weight_B[found.valid_B], expected.weight_B[found.valid_B])
+    assert torch.equal(found.valid_B, expected.valid_B)
+    assert expected.clipped_high_B.any() and expected.clipped_low_B.any()
+    sums = (SequenceSums.zeros().add_(each) for each in (found, expected))
+    torch.testing.assert_close(*(each.sums_KF[:, :5].sum(0)[[0, 1, 3, 4]] for each in sums))
+
+
+def test_a_clip_of_tokens_keeps_those_inside_weighted_by_their_ratio() -> None:
+    ratio = torch.tensor([[1.0, 1.3, 0.7], [1.3, 1.3, 0.5]], dtype=torch.float64)
+    old, mask = torch.zeros(2, 3, dtype=torch.float64), torch.ones(2, 3, dtype=torch.bool)
+    advantage = torch.tensor([[1.0], [-2.0]], dtype=torch.float64).expand(2, 3)
+
+    def loss(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        r = log_prob.exp()
+        return torch.maximum(-advantages * r, -advantages * r.clamp(0.8, 1.2)) * 5  # any scale
+
+    found = kept_output(gradient_of(loss), ratio.log(), old, advantage, mask, "token")
+    torch.testing.assert_close(found.accepted_B, torch.tensor([1.0 / 3.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(found.clipped_high_B, torch.tensor([1.3 / 3.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(found.clipped_low_B, torch.tensor([0.0, 0.5 / 3.1], dtype=torch.float64))
+
+
+def test_what_is_raised_is_kept_and_what_turns_round_is_lost() -> None:
+    old, mask = torch.zeros(1, 2, dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
+    new = torch.tensor([[0.5, 1.5]], dtype=torch.float64).log()
+    one = torch.ones(1, 2, dtype=torch.float64)
+
+    def cispo(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        return -log_prob.exp().clamp(0.8, 1.2).detach() * advantages * log_prob
+
+    def turning(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        return -advantages * (log_prob - 2 * log_prob.square())  # gradient -A (1 - 4 d)
+
+    kept = 1 - kept_output(gradient_of(cispo), new, old, one, mask, "token").clipped_high_B
+    torch.testing.assert_close(kept, torch.tensor([(0.5 + 1.2) / 2.0], dtype=torch.float64))
+    kept = 1 - kept_output(gradient_of(turning), new, old, one, mask, "none").clipped_high_B
+    torch.testing.assert_close(kept, torch.tensor([0.5], dtype=torch.float64))  # d = log 1.5: 1 - 4 d < 0
+
+
+def test_what_has_nothing_to_lose_keeps_all() -> None:
+    new, old, advantage, mask = random_batch(20)
+    found = kept_output(gradient_of(lambda x, a: (-a * x) * 0), new, old, advantage, mask, "token")
+    assert torch.equal(found.accepted_B, found.valid_B.double())
+    assert not found.clipped_high_B.any() and not found.clipped_low_B.any() and bool((~found.valid_B).any())
