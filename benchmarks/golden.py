@@ -5,7 +5,8 @@
 
 A bigram model of 12 tokens takes 18 optimizer steps (6 rounds of 3 mini-batches) on fixed responses with fixed
 advantages, in float64. All steps have the same size, so that algorithms of different gradient scale move alike. It
-shows what a change does to a loss and its bands, not whether an algorithm learns.
+shows what a change does to a loss and its bands, not whether an algorithm learns. verl's own losses are recorded too: a
+new pin may change them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +22,12 @@ import numpy as np
 import torch
 
 from fspo.calibration import BandController, leans
+from fspo.kept import UnclippedWeight, kept_output
+from fspo.loss_call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.sums import SequenceSums
-from fspo.types import SequenceLossSettings
+from fspo.types import SequenceLossOutput, SequenceLossSettings
 
 RECORD: Final = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets" / "golden_trajectories.json"
 TOLERANCE: Final = 1e-9
@@ -38,7 +43,18 @@ VARIANTS: Final[dict[str, SequenceLossSettings]] = {
     "fspo_quantile_drift": dataclasses.replace(ALGORITHMS["fspo_quantile"], drift="kl"),
 }
 
+#: verl's own losses, by their ``algo``, with clips at which this small training leaves none of their branches out.
+VERLS: Final[dict[str, dict[str, float]]] = {
+    "sapo": {"tau_pos": 20.0, "tau_neg": 30.0},
+    "gmpo": {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03},
+    "cispo": {"clip_ratio_high": 0.02},
+    "dppo_tv": {"clip_ratio_low": 0.002, "clip_ratio_high": 0.003, "clip_ratio_c": 1.05},
+    "dppo_kl": {"clip_ratio_low": 2e-5, "clip_ratio_high": 3e-5, "clip_ratio_c": 1.05},
+}
+
 Trajectory = dict[str, list[float]]
+#: Loss of a mini-batch and what it does to each sequence, of log_prob, old_log_prob, advantages, mask and its position.
+Loss = Callable[..., tuple[torch.Tensor, SequenceLossOutput]]
 
 
 def _round(index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -57,10 +73,46 @@ def _log_prob(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return table[tokens[:, :-1], tokens[:, 1:]]
 
 
+def of_library(loss: Callable[..., SequenceLossOutput], settings: object) -> Loss:
+    """A loss of :mod:`fspo.relatives`."""
+
+    def both(*batch: torch.Tensor, **_: object) -> tuple[torch.Tensor, SequenceLossOutput]:
+        output = loss(*batch, settings)
+        return output.loss_B.mean(), output
+
+    return both
+
+
+def of_verl(loss: PolicyLoss, weight: UnclippedWeight) -> Loss:
+    """A loss of verl's registry, with what it keeps."""
+
+    def both(
+        new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, **_: object
+    ) -> tuple[torch.Tensor, SequenceLossOutput]:
+        def gradient(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+            return loss.gradient(Batch(log_prob, old, advantages, mask))[0]
+
+        output = kept_output(gradient, new, old, advantages, mask, weight)
+        return loss.value(Batch(new, old, advantages, mask)), output
+
+    return both
+
+
 def trajectory(settings: SequenceLossSettings) -> Trajectory:
-    """What is recorded of one algorithm, by mini-batch."""
-    logits = torch.zeros(TOKENS, TOKENS, dtype=torch.float64, requires_grad=True)
+    """What is recorded of a member of the family, by mini-batch."""
     controller = BandController(settings, min_count=10) if settings.needs_state else None
+
+    def both(*batch: torch.Tensor, mini_batch: int) -> tuple[torch.Tensor, SequenceLossOutput]:
+        state = None if controller is None else controller.state.at_mini_batch(mini_batch)
+        output = sequence_policy_loss(*batch, settings, state)
+        return output.loss_B.mean(), output
+
+    return trajectory_of(both, controller)
+
+
+def trajectory_of(both: Loss, controller: BandController | None = None) -> Trajectory:
+    """What is recorded of any loss, by mini-batch."""
+    logits = torch.zeros(TOKENS, TOKENS, dtype=torch.float64, requires_grad=True)
     found: Trajectory = {
         name: []
         for name in ("loss", "gradient", "S_mean", "S_std", "accepted", "high", "low", "dual", "overflow", "upper")
@@ -71,15 +123,8 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
         sums, moved = [], []
         for k in range(MINI_BATCHES):
             rows = slice(k * SEQUENCES, (k + 1) * SEQUENCES)
-            output = sequence_policy_loss(
-                _log_prob(logits, tokens[rows]),
-                old[rows],
-                advantages[rows],
-                mask[rows],
-                settings,
-                None if controller is None else controller.state.at_mini_batch(k),
-            )
-            loss = output.loss_B.mean()
+            new = _log_prob(logits, tokens[rows])
+            loss, output = both(new, old[rows], advantages[rows], mask[rows], mini_batch=k)
             (gradient,) = torch.autograd.grad(loss, logits)
             norm = gradient.norm()
             with torch.no_grad():
@@ -102,12 +147,24 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
                 found[name].append(float(f"{float(value.detach()):.12g}"))
         if controller is not None:
             controller.update(sums, moved)
+    if not np.isfinite(found["upper"]).all() or max(found["upper"]) > 1e20:
+        del found["upper"]  # no band on S
     return found
 
 
 def trajectories() -> dict[str, Trajectory]:
-    """Those of all variants."""
-    return {name: trajectory(settings) for name, settings in VARIANTS.items()}
+    """Those of all variants, then of the losses that are not of the family."""
+    from recipe.fspo.check_losses import actors, policy_loss  # imports verl
+    from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
+
+    found = {name: trajectory(settings) for name, settings in VARIANTS.items()}
+    found["vespo"] = trajectory_of(of_library(vespo_loss, VespoSettings()))
+    found["ctpo_la"] = trajectory_of(of_library(ctpo_la_loss, CtpoSettings()))
+    for algo, clips in VERLS.items():
+        actor = actors()[algo] | clips
+        weight = UNCLIPPED_WEIGHTS[actor["policy_loss"]["loss_mode"]]
+        found[algo] = trajectory_of(of_verl(policy_loss(actor), weight))
+    return found
 
 
 def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> list[str]:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-import recipe.fspo.policy_loss  # noqa: F401  (registers the losses)
+import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
 from fspo.check_loss import check
 from fspo.length_bias import DISPERSIONS, recorded, synthetic
 from fspo.loss_call import LossError, PolicyLoss

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -18,6 +18,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from fspo.attributes import NAMES as ATTRIBUTES
 from fspo.losses import ALGORITHMS, resolve_settings
+from fspo.relatives import RELATIVES
 from fspo.types import SequenceLossSettings
 from recipe.fspo import own_loss
 from recipe.fspo.launch.served import unserved
@@ -29,6 +30,14 @@ _POLICY_LOSS = f"{_ACTOR}.policy_loss"
 
 #: Keys of the actor that token-level losses read and the sequence-level ones do not.
 _TOKEN_LEVEL_KEYS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
+#: Which of them each of the other losses reads.
+_CLIP_RATIOS = ("clip_ratio_low", "clip_ratio_high")
+_READ_BY: Final[dict[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("vanilla", "dppo_tv", "dppo_kl", "gspo"), (*_CLIP_RATIOS, "clip_ratio_c")),  # gspo: below
+    **dict.fromkeys(("cispo", "geo_mean"), _CLIP_RATIOS),
+    "sapo": ("tau_pos", "tau_neg"),
+    **dict.fromkeys(RELATIVES, ()),
+}
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
 _GROUP_ESTIMATORS = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk"})
 #: A clip value per token (linear band) above this, or per sqrt(token) below it, belongs to the other algorithm:
@@ -132,7 +141,8 @@ def complete_mode(config: DictConfig) -> None:
 
 def problems(config: DictConfig) -> Problems:
     """Everything that contradicts itself or would be ignored: mode, loss and statistics that ``config`` names."""
-    yield from unserved(config, by_response=config.actor_rollout_ref.actor.policy_loss.loss_mode in ALGORITHMS)
+    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    yield from unserved(config, by_response=loss_mode in ALGORITHMS or loss_mode in RELATIVES)
     yield from _mode_problems(config)
     yield from _pi_old_problems(config)
     yield from _unused_correction_problems(config)
@@ -224,6 +234,10 @@ def loss_problems(config: DictConfig) -> Problems:
         yield f"fspo.reference_length={length!r}: grad_scale=matched needs a typical response length in tokens, above 0"
     if settings is None:
         yield from own_loss.problems(config)
+        yield from _unread_problems(config, policy_loss.loss_mode)
+        if policy_loss.loss_mode in RELATIVES:
+            yield from _micro_batch_problems(config)
+            yield from _rollout_correction_problems(config)
         return
     yield from _ignored_problems(config, policy_loss.loss_mode)
     yield from _clip_problems(settings)
@@ -273,6 +287,21 @@ def _ignored_problems(config: DictConfig, loss_mode: str) -> Problems:
             yield (
                 f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}: remove it, and set "
                 f"{_POLICY_LOSS}.clip_low, clip_high or dual_clip instead"
+            )
+
+
+def _unread_problems(config: DictConfig, loss_mode: str) -> Problems:
+    actor = config.actor_rollout_ref.actor
+    if loss_mode not in _READ_BY:
+        return
+    for key in _TOKEN_LEVEL_KEYS:
+        # verl's losses read clip_ratio where one of the other two is null.
+        read = key in _READ_BY[loss_mode] or (key == "clip_ratio" and None in (actor[each] for each in _CLIP_RATIOS))
+        if not read and actor[key] is not None and actor[key] != _default(key):
+            used = ", ".join(_READ_BY[loss_mode])
+            yield (
+                f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}"
+                f"{f', which reads {used}' if used else ''}: leave it at its default"
             )
 
 

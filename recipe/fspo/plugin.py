@@ -16,4 +16,6 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     merge_duplicate_process_group_backend()
     report_vllm_version()
 
-import recipe.fspo.policy_loss  # noqa: F401  (registers the losses; after the platform, which its imports query)
+# After the platform, which their imports query: both register losses.
+import recipe.fspo.policy_loss
+import recipe.fspo.relatives  # noqa: F401

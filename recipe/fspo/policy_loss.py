@@ -17,15 +17,19 @@ from typing import Any
 import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
+from fspo.kept import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, resolve_settings, sequence_policy_loss
-from fspo.token_level import token_level_output
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.own_loss import is_verls
 from recipe.fspo.recorder import RECORDER
 
-#: verl's losses whose clip acts on something else than the ratio of single tokens to their own old probability.
-_NOT_A_TOKEN_CLIP = ("gspo", "geo_mean", "dro", "gpg", "bypass_mode")
+#: By what verl's losses weigh a token without their clip; gspo has a band, and bypass_mode is another loss inside.
+UNCLIPPED_WEIGHTS: dict[str, UnclippedWeight] = {
+    **dict.fromkeys(("vanilla", "dppo_tv", "dppo_kl", "sapo", "clip_cov", "kl_cov", "cispo"), "token"),
+    **dict.fromkeys(("gpg", "dro"), "none"),
+    "geo_mean": "length_normalised",
+}
 #: What a registered loss returns: the scalar to differentiate, and verl's metrics of one micro-batch.
 LossAndMetrics = tuple[torch.Tensor, dict[str, float]]
 
@@ -37,7 +41,7 @@ def _settings(config: Any, loss_mode: str) -> SequenceLossSettings:
     return ALGORITHMS[loss_mode]
 
 
-def _mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_batch_info: Any) -> torch.Tensor:
+def mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_batch_info: Any) -> torch.Tensor:
     """Sum over this micro-batch, over the sequences of the whole mini-batch on all ranks.
 
     verl averages gradients over ranks, hence the factor ``dp_size``. The engine passes the mini-batch's size, so the
@@ -94,7 +98,7 @@ def _make_policy_loss(name: str) -> Callable[..., LossAndMetrics]:
             staleness_B=RECORDER.staleness_B(),
         )
         RECORDER.add(output, response_mask)
-        loss = _mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info)
+        loss = mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info)
         return loss, _metrics(output)
 
     policy_loss.__name__ = f"policy_loss_{name}"
@@ -127,16 +131,28 @@ def _clips(config: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _describe(name: str, config: Any, arguments: tuple[torch.Tensor, ...]) -> SequenceLossOutput | None:
-    low, high = _clips(config)
+def _describe(
+    name: str, config: Any, call: Callable[..., Any], arguments: tuple[torch.Tensor, ...]
+) -> SequenceLossOutput | None:
+    """What verl's loss ``name``, ``call(log_prob, advantages)``, keeps of each sequence; None if that is not known."""
     if name == "gspo":
+        low, high = _clips(config)
         settings = resolve_settings({"loss_mode": "seq_gspo", "clip_low": low, "clip_high": high})
         assert settings is not None
         with torch.no_grad():
             return sequence_policy_loss(*arguments, settings)
-    if name in _NOT_A_TOKEN_CLIP:
+    if name not in UNCLIPPED_WEIGHTS:
         return None
-    return token_level_output(*arguments, low, high)
+
+    def gradient(log_prob_BT: torch.Tensor, advantages_BT: torch.Tensor) -> torch.Tensor:
+        leaf_BT = log_prob_BT.detach().clone().requires_grad_()
+        # clip_cov draws random numbers, and the training must draw those that it would draw without this.
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            loss, _ = call(leaf_BT, advantages_BT)
+        found: torch.Tensor = torch.autograd.grad(loss, leaf_BT)[0]
+        return found
+
+    return kept_output(gradient, *arguments, weight=UNCLIPPED_WEIGHTS[name])
 
 
 def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +166,11 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
         config: Any = None,
         **others: Any,
     ) -> Any:
-        output = _describe(name, config, (log_prob.detach(), old_log_prob, advantages, response_mask))
+        def call(log_prob_BT: torch.Tensor, advantages_BT: torch.Tensor) -> Any:
+            unweighted = others | {"rollout_is_weights": None}
+            return loss(old_log_prob, log_prob_BT, advantages_BT, response_mask, *rest, config=config, **unweighted)
+
+        output = _describe(name, config, call, (log_prob.detach(), old_log_prob, advantages, response_mask))
         if output is not None:
             RECORDER.add(output, response_mask)
         return loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)

@@ -172,9 +172,10 @@ class Recorder:
                 sums.add_(output, bin_B.to(torch.int64), truncated_B)
         if self._keep_sequences:
             row_B = torch.full_like(output.length_B, -1) if self.row_BC is None else self.row_BC[:, 0]
-            removed_B = output.clipped_high_B | output.clipped_low_B | output.dual_clipped_B
+            lost_B = sum(each.float() for each in (output.clipped_high_B, output.clipped_low_B, output.dual_clipped_B))
             told = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
-            columns = (*told, row_B.to(output.length_B.device), output.accepted_B, removed_B)
+            # Of a loss that keeps a share: accepted if most of the weight is, removed if most of it is lost.
+            columns = (*told, row_B.to(output.length_B.device), output.accepted_B > 0.5, lost_B > 0.5)
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
             mini_batch.sequences = np.concatenate([mini_batch.sequences, rows.cpu().numpy()], axis=1)
 

@@ -100,6 +100,23 @@ def test_every_condition_of_the_asynchronous_study_passes(problems: Problems, co
         (["actor_rollout_ref.actor.clip_ratio_c=5"], r"clip_ratio_c=5 is ignored by loss_mode=fspo"),
         (["algo=gspo_verl", "actor_rollout_ref.actor.clip_ratio_c=5"], r"clip_ratio_c=5 is ignored by verl's gspo"),
         (["algo=gspo_verl", "actor_rollout_ref.actor.clip_ratio_low=0.2"], r"clip_ratio_low=0\.2 .*3e-4"),
+        (
+            ["algo=sapo", "actor_rollout_ref.actor.clip_ratio_low=0.1"],
+            r"low=0\.1 is ignored by loss_mode=sapo, .* tau_pos",
+        ),
+        (["algo=cispo", "actor_rollout_ref.actor.clip_ratio=0.1"], r"clip_ratio=0\.1 is ignored by loss_mode=cispo"),
+        (["algo=cispo", "actor_rollout_ref.actor.tau_neg=2"], r"tau_neg=2 is ignored by loss_mode=cispo, which reads"),
+        (
+            ["algo=vespo", "actor_rollout_ref.actor.clip_ratio_high=0.3"],
+            r"clip_ratio_high=0\.3 is ignored by .*vespo: ",
+        ),
+        (["algo=vespo", "actor_rollout_ref.actor.policy_loss.k_pos=0"], r"VespoLossConfig: k_pos=0 must be a finite"),
+        (["algo=ctpo_la", "+actor_rollout_ref.actor.policy_loss.clip_hihg=1"], r"no field clip_hihg \(did you mean"),
+        (["algo=ctpo_la", "algorithm.rollout_correction.rollout_is=token"], r"rollout_is='token' .*'sequence'"),
+        (
+            ["algo=vespo", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024"],
+            r"=2048 differs from .*=1024",
+        ),
         (["actor_rollout_ref.actor.policy_loss.clip_low=3e-4"], r"clip_low=0\.0003 .*band=linear"),
         (["algo=gspo", "actor_rollout_ref.actor.policy_loss.clip_high=0.03"], r"clip_high=0\.03 .*band=sqrt"),
         (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),

@@ -85,10 +85,11 @@ MAY_DIFFER = {
 TOKEN_LEVEL_MAY_DIFFER = MAY_DIFFER | {
     "actor_rollout_ref.actor.clip_ratio_low",
     "actor_rollout_ref.actor.clip_ratio_high",
+    "actor_rollout_ref.actor.clip_ratio_c",
     "actor_rollout_ref.actor.loss_agg_mode",
     "critic.loss_agg_mode",  # verl's default follows the actor's; there is no critic here
 }
-TOKEN_LEVEL = {"gspo_verl", "grpo", "dapo"}
+TOKEN_LEVEL = {"gspo_verl", "grpo", "dapo", "gmpo", "cispo", "dppo_tv", "dppo_kl"}
 
 
 @functools.cache

@@ -27,7 +27,7 @@ def golden() -> ModuleType:
 
 def test_every_loss_moves_as_recorded(golden: ModuleType) -> None:
     recorded = json.loads(golden.RECORD.read_text(encoding="utf-8"))
-    assert set(ALGORITHMS) <= set(recorded)
+    assert set(ALGORITHMS) | {"vespo", "ctpo_la"} | set(golden.VERLS) <= set(recorded)
     assert golden.differences(recorded, golden.trajectories()) == []
 
 
@@ -47,5 +47,10 @@ def test_every_branch_of_the_loss_is_taken(golden: ModuleType) -> None:
         ("seq_gspo", "high"),
         ("fspo_dual_clip", "dual"),
         ("seq_rloo_guard", "overflow"),
+        ("vespo", "high"),
+        ("vespo", "low"),
+        ("ctpo_la", "high"),
+        ("ctpo_la", "low"),
+        *((algo, side) for algo in golden.VERLS for side in ("high", "low")),
     ):
         assert sum(recorded[variant][name]) > 0, (variant, name)

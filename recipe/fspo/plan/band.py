@@ -21,7 +21,7 @@ _LARGEST_EXPONENT: Final = 700.0
 
 
 def settings_of(config: DictConfig) -> SequenceLossSettings | None:
-    """The loss library's settings; None for verl's own token-level losses.
+    """The loss library's settings; None for the losses that have no band on S.
 
     Raises:
         NotPlannableError: for a value out of range; a run refuses it in the same words.
@@ -51,7 +51,15 @@ def describe(config: DictConfig, sigma: float) -> dict[str, Any]:
     if settings is None:
         actor = config.actor_rollout_ref.actor
         clip = f"{actor.clip_ratio_low:g}/{actor.clip_ratio_high:g}"
-        return described | {"notes": [f"token-level loss: each token's ratio is clipped at {clip}; no band on S"]}
+        does = {
+            "vanilla": f"token-level loss: each token's ratio is clipped at {clip}",
+            "cispo": f"the weight of each token is clipped at {clip}",
+            "geo_mean": f"each token's log-ratio is clipped at {clip}",
+            "dppo_tv": f"tokens whose probability moves by more than {clip} are left out",
+            "dppo_kl": f"tokens with a divergence above {clip} are left out",
+            "sapo": "each token's weight falls off softly with its ratio",
+        }.get(described["loss_mode"], "not a member of this family")
+        return described | {"notes": [f"{does}; no band on S"]}
     _, lower_B, upper_B = acceptance_band(torch.tensor([length]), settings, dtype=torch.float64)
     lower, upper = float(lower_B), float(upper_B)
     spread, drift = sigma * math.sqrt(length), -length * sigma**2 / 2

@@ -1,0 +1,141 @@
+"""verl's own losses: observed without being changed, and each of the league against a plain formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from verl.trainer.ppo import core_algos
+from verl.workers.config import FSDPActorConfig
+
+from fspo.sums import SequenceSums
+from recipe.fspo import policy_loss
+from recipe.fspo.recorder import MiniBatch, Recorder
+
+#: Clips that act on the batch below: bounds on ratios, for geo_mean on their logarithm, for dppo on divergences.
+CLIPS: dict[str, dict[str, Any]] = {
+    "vanilla": {"clip_ratio_low": 0.2, "clip_ratio_high": 0.25},
+    "gspo": {"clip_ratio_low": 0.02, "clip_ratio_high": 0.02},
+    "sapo": {"tau_pos": 5.0, "tau_neg": 8.0},
+    "cispo": {"clip_ratio_low": 0.3, "clip_ratio_high": 0.1},
+    "geo_mean": {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3},
+    "dppo_tv": {"clip_ratio_low": 0.03, "clip_ratio_high": 0.02, "clip_ratio_c": 1.3},
+    "dppo_kl": {"clip_ratio_low": 0.01, "clip_ratio_high": 0.005, "clip_ratio_c": 1.3},
+}
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    registry = dict(core_algos.POLICY_LOSS_REGISTRY)
+    monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry)
+    recorder = Recorder()
+    monkeypatch.setattr(policy_loss, "RECORDER", recorder)
+    policy_loss.observe_verl_losses.__wrapped__()
+    recorder.enable(40, sequences=True)
+    return recorder
+
+
+def batch() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    old = -2 * torch.rand(64, 40, generator=generator, dtype=torch.float64)
+    length = torch.randint(1, 41, (64, 1), generator=generator)
+    return {
+        "old_log_prob": old,
+        "log_prob": (old + 0.3 * torch.randn(64, 40, generator=generator, dtype=torch.float64)).clamp(max=0),
+        "advantages": torch.randn(64, 1, generator=generator, dtype=torch.float64).expand(64, 40).contiguous(),
+        "response_mask": torch.arange(40) < length,
+    }
+
+
+def run(name: str, registry: dict[str, Callable[..., Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **CLIPS[name])
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=64, loss_scale_factor=None)
+    given = batch()
+    given["log_prob"].requires_grad_()
+    loss, _ = registry[name](**given, loss_agg_mode="seq-mean-token-mean", config=config, rollout_is_weights=None)
+    return loss.detach(), torch.autograd.grad(loss, given["log_prob"])[0]
+
+
+def weights(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """w_t without a clip and what the loss weighs by, for A > 0 and A < 0 as the rows have it, [B, T] each."""
+    given, clips = batch(), CLIPS[name]
+    old, new, mask = given["old_log_prob"], given["log_prob"], given["response_mask"]
+    plus, d = given["advantages"] > 0, new - old
+    r, p, q = d.exp(), new.exp(), old.exp()
+    low, high, cap = (clips.get(f"clip_ratio_{each}", 0.0) for each in ("low", "high", "c"))
+    if name == "vanilla":
+        return r, r * torch.where(plus, r <= 1 + high, (r >= 1 - low) & (r <= 3))
+    if name == "sapo":
+        tau = torch.where(plus, clips["tau_pos"], clips["tau_neg"])
+        gate = torch.sigmoid(tau * (r - 1))
+        return r, r * 4 * gate * (1 - gate)
+    if name == "cispo":
+        return r, r.clamp(1 - low, 1 + high)
+    if name == "dppo_tv":
+        return r, r.clamp(max=cap) * torch.where(plus, p - q <= high, p - q >= -low)
+    if name == "dppo_kl":
+        divergence = q * (q / p).log() + (1 - q) * ((1 - q + 1e-8) / (1 - p + 1e-8)).log()
+        return r, r.clamp(max=cap) * torch.where(plus, (divergence <= high) | (p <= q), (divergence <= low) | (p >= q))
+    assert name == "geo_mean"
+    clipped = torch.where(plus, d.clamp(max=high), d.clamp(min=-low))
+    mean = (clipped * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+    whole = ((d * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)).exp().expand_as(d)
+    return whole, mean.exp() * (clipped == d)
+
+
+@pytest.mark.parametrize("name", [name for name in CLIPS if name != "gspo"])
+def test_gradient_and_record_against_a_plain_formula(name: str, recorder: Recorder) -> None:
+    given = batch()
+    mask, advantages = given["response_mask"], given["advantages"]
+    recorder.begin_mini_batch()
+    loss, gradient = run(name, policy_loss.POLICY_LOSS_REGISTRY)
+    assert (loss, gradient.sum()) == tuple(each if each.dim() == 0 else each.sum() for each in run_plain(name))
+    free, weight = weights(name)
+    expected = -advantages * weight * mask / mask.sum(1, keepdim=True) / 64
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-12)
+
+    recorded = only(recorder)
+    kept = (torch.minimum(free, weight) * mask).sum(1) / (free * mask).sum(1)
+    assert 0.3 < float(kept.mean()) < 0.99
+    plus = advantages[:, 0] > 0
+    assert recorded.sums.total("count") == 64
+    assert recorded.sums.total("clipped_high") == pytest.approx(float((1 - kept)[plus].sum()), rel=1e-6)
+    assert recorded.sums.total("clipped_low") == pytest.approx(float((1 - kept)[~plus].sum()), rel=1e-6)
+    assert recorded.sums.total("accepted") <= float(kept.sum())
+    columns = dict(zip(("S", "L", "A", "weight", "row", "accepted", "removed"), recorded.sequences, strict=True))
+    clear = ((kept - 0.5).abs() > 1e-6).numpy()
+    assert columns["removed"][clear].tolist() == (kept < 0.5).double()[clear].tolist()
+    assert columns["L"].tolist() == mask.sum(1).tolist()
+
+
+def run_plain(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return run(name, {**core_algos.POLICY_LOSS_REGISTRY})
+
+
+def only(recorder: Recorder) -> MiniBatch:
+    (mini_batch,) = recorder.pop()
+    return mini_batch
+
+
+def test_every_loss_of_verls_trains_as_before(recorder: Recorder) -> None:
+    for name in CLIPS:
+        recorder.begin_mini_batch()
+        torch.manual_seed(5)
+        observed = run(name, policy_loss.POLICY_LOSS_REGISTRY)
+        drawn = torch.rand(1)
+        torch.manual_seed(5)
+        plain = run_plain(name)
+        assert torch.equal(observed[0], plain[0]) and torch.equal(observed[1], plain[1]), name
+        assert torch.equal(drawn, torch.rand(1)), name
+    assert all(isinstance(each.sums, SequenceSums) for each in recorder.pop())
+
+
+def test_verls_gspo_is_recorded_by_its_band(recorder: Recorder) -> None:
+    recorder.begin_mini_batch()
+    run("gspo", policy_loss.POLICY_LOSS_REGISTRY)
+    given = batch()
+    mask = given["response_mask"]
+    mean = ((given["log_prob"] - given["old_log_prob"]) * mask).sum(1) / mask.sum(1)
+    assert only(recorder).sums.total("accepted") == int(((mean.exp() - 1).abs() <= 0.02).sum())
