@@ -77,7 +77,7 @@ class _Held(TorchFunctionMode):
             if not value.requires_grad:
                 return value
             self.seen.append(value)
-            if self._recorded is None:
+            if not self._recorded:
                 return value
             return self._recorded[min(len(self.seen), len(self._recorded)) - 1].clone()
         if isinstance(value, dict):

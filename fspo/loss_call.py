@@ -162,9 +162,8 @@ class PolicyLoss:
                 remedy = "give it with --config KEY=VALUE"
             elif isinstance(error, KeyError):
                 remedy = "if it is a key of config, give it with --config KEY=VALUE"
-            raise LossError(
-                f"the loss raises {type(error).__name__}: {error} ({place.filename}:{place.lineno}): {remedy}"
-            ) from error
+            what = f"{type(error).__name__} {' '.join(str(error).split())[:300]}".strip()
+            raise LossError(f"the loss raises {what} ({place.filename}:{place.lineno}): {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
             what = f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else repr(scalar)
