@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from fspo.calibration import BandController, leans
+from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.kept import UnclippedWeight, kept_output
-from fspo.loss_call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.sums import SequenceSums

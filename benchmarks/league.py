@@ -18,11 +18,11 @@ import torch
 
 from benchmarks.pages import markdown, replace_section
 from fspo.check_loss import Report, check
+from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
+from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight, recorded, synthetic
 from fspo.fairness import LengthReweightingError
 from fspo.files import atomic_path
 from fspo.kept import UnclippedWeight
-from fspo.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight, recorded, synthetic
-from fspo.loss_call import Batch, PolicyLoss, synthetic_batch
 from fspo.losses import ALGORITHMS
 from recipe.fspo.check_losses import actors, policy_loss
 

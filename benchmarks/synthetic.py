@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fspo.check_loss.token_kinds import TokenKinds
 from fspo.clipping import acceptance_band
 from fspo.sums import SequenceSums, length_bin, z_cell
-from fspo.token_kinds import TokenKinds
 from fspo.types import BandState, SequenceLossSettings
 
 __all__ = [

@@ -19,8 +19,8 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
 from fspo.check_loss import check
-from fspo.length_bias import DISPERSIONS, recorded, synthetic
-from fspo.loss_call import LossError, PolicyLoss
+from fspo.check_loss.call import LossError, PolicyLoss
+from fspo.check_loss.length_bias import DISPERSIONS, recorded, synthetic
 from fspo.losses import ALGORITHMS
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.launch.compose import CONF_DIR, choices

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fspo.check_loss import configured, main
-from fspo.loss_call import LossError
+from fspo.check_loss.call import LossError
+from fspo.check_loss.command import configured, main
 
 SOURCE = """
 import torch

@@ -9,8 +9,8 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from benchmarks import league
 from benchmarks.pages import replace_section
-from fspo.conformance import checks
-from fspo.length_bias import clip_by_length, find_weight, normalisation, synthetic
+from fspo.check_loss.checks import checks
+from fspo.check_loss.length_bias import clip_by_length, find_weight, normalisation, synthetic
 from fspo.relatives import RELATIVES
 from recipe.fspo.check_losses import actors, main, policy_loss
 from recipe.fspo.launch.compose import choices

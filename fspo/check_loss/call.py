@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fspo.token_kinds import TokenKinds
+from fspo.check_loss.token_kinds import TokenKinds
 
 __all__ = ["ARGUMENTS", "Batch", "Config", "LossError", "PolicyLoss", "synthetic_batch"]
 
@@ -81,7 +81,7 @@ class Batch:
 def synthetic_batch(
     length_B: Sequence[int], sigma_B: Sequence[float], advantage_B: Sequence[float], seed: int = 0, gaps: bool = False
 ) -> Batch:
-    """Responses of :class:`fspo.token_kinds.TokenKinds`, float64; padding is 0, as verl pads.
+    """Responses of :class:`fspo.check_loss.token_kinds.TokenKinds`, float64; padding is 0, as verl pads.
 
     Args:
         length_B: Length of each response.

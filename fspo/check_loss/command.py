@@ -1,7 +1,7 @@
 """``python -m fspo.check_loss MODULE:FUNCTION``: is this policy loss right, and what does it do by response length?
 
-The function has the signature of verl's registry (:mod:`fspo.loss_call`), or is an adapter of three lines to one that
-has not; verl itself is not needed. Checks that a loss must pass come first; then, reported and never failed, what its
+The function has the signature of verl's registry (:mod:`fspo.check_loss.call`), or is an adapter of three lines to one
+that has not; verl itself is not needed. Checks that a loss must pass come first; then, reported and never failed, what its
 normalisation and its clip do to responses of different lengths. docs/check-loss.md explains each line.
 
 Exit status: 0 if every check passed, 1 if one failed, 2 if the loss could not be checked.
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from fspo.conformance import Check, checks
-from fspo.kept import UnclippedWeight
-from fspo.length_bias import (
+from fspo.check_loss.call import Batch, Config, LossError, PolicyLoss
+from fspo.check_loss.checks import Check, checks
+from fspo.check_loss.length_bias import (
     DISPERSIONS,
     LENGTHS,
     VIEWS,
@@ -34,7 +34,7 @@ from fspo.length_bias import (
     recorded,
     synthetic,
 )
-from fspo.loss_call import Batch, Config, LossError, PolicyLoss
+from fspo.kept import UnclippedWeight
 
 __all__ = ["Report", "check", "load", "main"]
 
@@ -211,7 +211,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(f"{options.loss}, loss_agg_mode={options.loss_agg_mode}\n\n{report.text()}")
     return 0 if report.conforms else 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

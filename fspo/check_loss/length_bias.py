@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from fspo.acceptance import acceptance_counts, stack_sums
+from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
+from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.kept import UnclippedWeight, kept_output
-from fspo.loss_call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.recorded import Array, read_sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
-from fspo.token_kinds import TokenKinds
 
 __all__ = ["VIEWS", "Clip", "Normalisation", "clip_by_length", "find_weight", "normalisation", "recorded", "synthetic"]
 
@@ -153,8 +153,8 @@ def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[
 def synthetic(sigma: float) -> list[Batch]:
     """Mini-batches of responses of 4 to 512 tokens, A independent of S; sigma: dispersion of S, nats per sqrt(token).
 
-    Tokens have two outcomes (:class:`fspo.token_kinds.TokenKinds`), half of them nearly certain, so that E_old[exp S] =
-    1 and probabilities are those of the log-ratios; float32.
+    Tokens have two outcomes (:class:`~fspo.check_loss.token_kinds.TokenKinds`), half of them nearly certain, so
+    that E_old[exp S] = 1 and probabilities are those of the log-ratios; float32.
     """
     rng = np.random.default_rng(0)
     kinds = TokenKinds.random(sigma, rng)
@@ -171,8 +171,8 @@ def synthetic(sigma: float) -> list[Batch]:
 def recorded(path: Path) -> list[Batch]:
     """The recorded mini-batches of runs, without responses with A = 0; the tokens are drawn, S, L and A are recorded.
 
-    Records hold one S for each response. Its tokens are drawn from :class:`fspo.token_kinds.TokenKinds` of the
-    dispersion of S / sqrt(L), and the logits of a response are moved together until they give its S. What a loss of
+    Records hold one S for each response. Its tokens are drawn from :class:`~fspo.check_loss.token_kinds.TokenKinds` of
+    the dispersion of S / sqrt(L), and the logits of a response are moved together until they give its S. What a loss of
     sequences keeps is therefore that of the records; of a loss of tokens it depends on the drawn tokens too.
 
     Args:

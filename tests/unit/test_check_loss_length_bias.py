@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_conformance import of_library, token_loss
+from test_check_loss_checks import of_library, token_loss
 
 from fspo.acceptance import acceptance_counts
+from fspo.check_loss.call import Config, LossError, PolicyLoss
+from fspo.check_loss.length_bias import LENGTHS, clip_by_length, find_weight, normalisation, recorded, synthetic
 from fspo.fairness import merge_bins, plain_lre
-from fspo.length_bias import LENGTHS, clip_by_length, find_weight, normalisation, recorded, synthetic
-from fspo.loss_call import Config, LossError, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 

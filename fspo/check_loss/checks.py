@@ -1,6 +1,6 @@
 """What any policy loss must satisfy in distributed training, tested on the loss as verl calls it. Defined here.
 
-:mod:`fspo.check_loss` is the command, :mod:`fspo.loss_call` says what a loss is.
+:mod:`fspo.check_loss` is the command, :mod:`fspo.check_loss.call` says what a loss is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from fspo.held import finite_differences
-from fspo.loss_call import Batch, LossError, PolicyLoss, synthetic_batch
+from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
+from fspo.check_loss.held import finite_differences
 
 __all__ = ["Check", "checks"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fspo.conformance import checks
-from fspo.loss_call import Config, LossError, PolicyLoss
+from fspo.check_loss.call import Config, LossError, PolicyLoss
+from fspo.check_loss.checks import checks
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
 
 Loss = Callable[..., Any]
@@ -177,8 +177,11 @@ def test_a_block_without_gradient_is_held_too_but_no_function_of_autograd() -> N
         (lambda log_prob, **_: log_prob, r"returns a tensor of shape \(12, 40\): return the scalar"),
         (lambda **_: None, "returns None: return the scalar"),
         (lambda log_prob, **_: log_prob.detach().sum(), "does not depend on log_prob for autograd"),
-        (lambda config, **_: config.beta, r"config has no beta \(.*test_conformance.py:\d+\): give it with --config"),
-        (lambda **_: 1 / 0, r"raises ZeroDivisionError division by zero \(.*test_conformance.py"),
+        (
+            lambda config, **_: config.beta,
+            r"config has no beta \(.*test_check_loss_checks.py:\d+\): give it with --config",
+        ),
+        (lambda **_: 1 / 0, r"raises ZeroDivisionError division by zero \(.*test_check_loss_checks.py"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_a_sentence(loss: Loss, says: str) -> None:
