@@ -1,8 +1,8 @@
 """``python -m fspo.check_loss MODULE:FUNCTION``: is this policy loss right, and what does it do by response length?
 
 The function has the signature of verl's registry (:mod:`fspo.check_loss.call`), or is an adapter of three lines to one
-that has not; verl itself is not needed. Checks that a loss must pass come first; then, reported and never failed, what its
-normalisation and its clip do to responses of different lengths. docs/check-loss.md explains each line.
+that has not; verl itself is not needed. Checks that a loss must pass come first; then, reported and never failed, what
+its normalisation and its clip do to responses of different lengths. docs/check-loss.md explains each line.
 
 Exit status: 0 if every check passed, 1 if one failed, 2 if the loss could not be checked.
 """
