@@ -227,16 +227,13 @@ actor_rollout_ref: {actor: {policy_loss: {_target_: skipping.SkippingLossConfig,
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_in_different_collectives_are_named(
-    start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_wait_in_different_collectives_are_named(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "conf/algo").mkdir(parents=True)
     (tmp_path / "conf/algo/skipping.yaml").write_text(SKIPPING_ALGO)
     (tmp_path / "skipping.py").write_text(SKIPPING_LOSS)
-    monkeypatch.chdir(tmp_path)
     trigger = tmp_path / "trigger"
     run = start(
-        tmp_path / "run", *SMALL, f"hydra.searchpath=[{tmp_path}/conf]", "algo=skipping", "fspo.hang_after_s=30",
+        tmp_path, *SMALL, f"hydra.searchpath=[{tmp_path}/conf]", "algo=skipping", "fspo.hang_after_s=30",
         f"actor_rollout_ref.actor.policy_loss.trigger={trigger}", "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=50",
     )  # fmt: skip
