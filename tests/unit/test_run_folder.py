@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.checkpoints.integrity import step_folder
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.checks import PreflightError
 from recipe.fspo.launch.run_settings import (
@@ -166,6 +167,14 @@ def test_changes_are_recorded_with_their_step(tmp_path: Path) -> None:
 def test_a_run_without_results_may_begin_anew_with_other_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", step=0)
     assert changed_settings(ready(tmp_path, "algo=fspo")) == []
+
+
+def test_a_cluster_that_is_joined_changes_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = "++ray_kwargs.ray_init.address=auto"
+    monkeypatch.setenv(RUN_ID_VARIABLE, "one")
+    begun(tmp_path, joined)
+    monkeypatch.setenv(RUN_ID_VARIABLE, "another")  # every start has its own, which Ray hands to the nodes
+    assert changed_settings(ready(tmp_path, joined)) == []
 
 
 def test_a_run_folder_may_be_moved(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.checkpoints.integrity import latest
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch.compose import SEARCH_PATH, own_folders, quoted, without_flags
 
 CONFIG_FILE: Final = "config.yaml"
@@ -76,8 +77,11 @@ _PATHS: Final = (
 )
 #: Overrides that are for one start: where it is, and what the user allows this time.
 _NOT_KEPT: Final = ("fspo.run_dir", "fspo.allow_changed")
-#: Set by every start on CPUs for its own processes (:mod:`recipe.fspo.launch.machine`); no user's setting.
-_OF_A_START: Final = ("ray_kwargs.ray_init.runtime_env.py_executable",)
+#: Set by every start for its own processes (:mod:`recipe.fspo.launch.machine` and ``start``); no user's setting.
+_OF_A_START: Final = (
+    "ray_kwargs.ray_init.runtime_env.py_executable",
+    f"ray_kwargs.ray_init.runtime_env.env_vars.{RUN_ID_VARIABLE}",
+)
 _ABSENT: Final = "(not set)"
 
 
