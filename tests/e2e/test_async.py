@@ -176,24 +176,15 @@ def test_dropping_evenly_and_a_band_that_widens_with_staleness(start: Starter, t
 
 
 @pytest.mark.parametrize(
-    ("mode", "which", "how"),
-    [
-        ("colocate_async", 0, signal.SIGKILL),
-        ("separate_async", 0, signal.SIGKILL),
-        ("separate_async", 1, signal.SIGKILL),
-        ("separate_async", 1, signal.SIGSTOP),
-    ],
+    ("mode", "how"),
+    [("colocate_async", signal.SIGKILL), ("separate_async", signal.SIGKILL), ("separate_async", signal.SIGSTOP)],
 )
-def test_a_killed_or_stopped_engine_ends_a_mode(
-    start: Starter, tmp_path: Path, mode: str, which: int, how: signal.Signals
-) -> None:
-    """In ``separate_async`` there are two: one on the ranks that train, for validation, and one that only generates."""
+def test_a_killed_or_stopped_engine_ends_a_mode(start: Starter, tmp_path: Path, mode: str, how: signal.Signals) -> None:
     run = start(tmp_path, *SMALL, f"mode={mode}", "trainer.total_training_steps=50", "fspo.hang_after_s=30")
     run.wait_for("step 3/50", 500)
-    engines = sorted(process.pid for process in run.processes() if role_of(process.pid) == "vLLM engine")
-    assert len(engines) == (2 if mode == "separate_async" else 1)
-    os.kill(engines[which], how)
+    (engine,) = [process.pid for process in run.processes() if role_of(process.pid) == "vLLM engine"]
+    os.kill(engine, how)
     assert run.wait(300) == 1
     said = "died during" if how == signal.SIGKILL else "is stopped"
-    assert f"the vLLM engine (process {engines[which]}) {said}" in run.output(), run.output()[-3000:]
+    assert f"the vLLM engine (process {engine}) {said}" in run.output(), run.output()[-3000:]
     assert run.left_behind() == []
