@@ -109,14 +109,25 @@ pause() {
     wait $! || true
 }
 
+# Whether Ray runs on all nodes; if not, $lost says where it has ended, and $status is 1.
+ray_is_whole() {
+    local ray which
+    for ray in fspo_ray_head fspo_ray_workers; do
+        [[ -n ${step_pid[$ray]:-} ]] && ! is_running "$ray" || continue
+        which="$head"
+        [[ $ray == fspo_ray_head ]] || which="$(sed -n 's/^srun: error: \([^:]*\): task.*/\1/p' "$FSPO_LOG_DIR/srun.log" | head -1)"
+        lost="Ray ended on node ${which:-(one of ${nodes[*]:1})}; see $FSPO_LOG_DIR/ray-${which:-*}.log"
+        status=1
+        return 1
+    done
+}
+
 # Waits for a step to end by itself; its exit status is in $status. If a Ray node ends first, $lost says which.
 watch_step() { # NAME
-    local ray seconds=0
+    local seconds=0
     status=0
     while is_running "$1"; do
-        for ray in fspo_ray_head fspo_ray_workers; do
-            [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray" || return 0
-        done
+        ray_is_whole || return 0
         # srun hands USR1 to the processes of its step. Again and again: until the command has a handler, it ignores it.
         if [[ $warned == yes && $1 == fspo_command ]] && ((seconds++ % 5 == 0)); then
             kill -USR1 "${step_pid[$1]}" 2>/dev/null || true
@@ -124,14 +135,6 @@ watch_step() { # NAME
         pause
     done
     wait "${step_pid[$1]}" || status=$?
-}
-
-lost_node() { # NAME OF STEP
-    local which="$head"
-    [[ $1 == fspo_ray_head ]] || which="$(sed -n 's/^srun: error: \([^:]*\): task.*/\1/p' "$FSPO_LOG_DIR/srun.log" | head -1)"
-    lost="Ray ended on node ${which:-(one of ${nodes[*]:1})}; see $FSPO_LOG_DIR/ray-${which:-*}.log"
-    status=1
-    return 1
 }
 
 # Sets $answering to those of some nodes on which a step can be started. (SLURM itself notices a dead node late.)
@@ -164,7 +167,7 @@ on_cancel() {
 # ------------------------------------------------------------------- Ray and the command
 # Brings Ray up on $nodes, runs the command and sets $status; $lost says so if a node was lost on the way.
 run() { # COMMAND [ARGUMENT...]
-    local waited workers tail_pid ray
+    local waited workers tail_pid
     lost="" head="${nodes[0]}"
     export FSPO_LOG_DIR="$logs${attempt:+.$attempt}"
     mkdir -p "$FSPO_LOG_DIR"
@@ -214,9 +217,7 @@ run() { # COMMAND [ARGUMENT...]
     elif ((status == 1)); then
         # The command itself may have been the first to notice that a node is gone.
         pause
-        for ray in fspo_ray_head fspo_ray_workers; do
-            [[ -z ${step_pid[$ray]:-} ]] || is_running "$ray" || lost_node "$ray" || break
-        done
+        ray_is_whole || true
         ask "${nodes[@]}"
         ((${#answering[@]} == ${#nodes[@]})) || lost="${lost:-a node of ${nodes[*]} was lost}"
     fi
