@@ -26,7 +26,9 @@ from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     import recipe.fspo.cpu.attention
     import recipe.fspo.cpu.engine  # noqa: F401  (both register what they are named for)
+    from recipe.fspo.cpu.patches import log_probs_of_many_tokens_at_once
 
+    log_probs_of_many_tokens_at_once()
 
 #: How many steps in a row a gradient scaler may skip: it halves its scale of 65,536 each time.
 _SKIPPED_STEPS = 20

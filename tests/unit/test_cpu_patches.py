@@ -92,6 +92,33 @@ def test_verl_still_pins_the_references_memory() -> None:
     )
 
 
+LOG_PROBS = """
+import torch, verl.utils.torch_functional as functional
+import recipe.fspo.cpu.patches as patches
+calls, original = [], torch.logsumexp
+torch.logsumexp = lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
+torch.manual_seed(0)
+logits_TV = torch.randn(50, 8, requires_grad=True)
+labels_T = torch.randint(8, (50,))
+def run():
+    calls.clear()
+    value_T = functional.logprobs_from_logits_v2(logits_TV, labels_T)
+    return value_T, torch.autograd.grad(value_T.sin().sum(), logits_TV)[0], len(calls)
+*before, calls_before = run()
+assert calls_before == 50
+patches._LOGITS_AT_ONCE = 100  # 12 rows at a time
+patches.log_probs_of_many_tokens_at_once()
+*after, calls_after = run()
+assert calls_after == 5
+assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+assert functional.logprobs_from_logits_v2(logits_TV.bfloat16(), labels_T).shape == (50,)
+"""
+
+
+def test_verl_still_takes_logsumexp_token_by_token_and_the_patch_changes_no_bit() -> None:
+    succeeds(LOG_PROBS)
+
+
 PACK = """
 import torch, verl
 import vllm.model_executor.layers.utils as utils

@@ -250,6 +250,13 @@ NAMES = (
         "registered for one more device",
     ),
     Name(
+        "verl.utils.torch_functional",
+        "logprobs_from_logits_v2",
+        "recipe/fspo/cpu/patches.py",
+        "one call of logsumexp for many tokens",
+        ("logits", "labels"),
+    ),
+    Name(
         "verl.workers.rollout.vllm_rollout.utils",
         "vLLMColocateWorkerExtension._update_weights",
         "recipe/fspo/cpu/vllm_worker.py",

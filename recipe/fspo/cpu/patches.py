@@ -72,6 +72,32 @@ def offload_without_pinned_memory() -> None:
     fsdp_engine.CPUOffloadPolicy = unpinned
 
 
+#: Logits per call of ``logsumexp``: 64 MB of them in float32, and as much again for the gradient.
+_LOGITS_AT_ONCE = 2**24
+
+
+def log_probs_of_many_tokens_at_once() -> None:
+    """Call ``logsumexp`` for many rows of logits at a time in verl's log-probabilities.
+
+    Without flash-attn verl 0.9.1 calls it row by row, to save memory; in a pack, logits [T, V], that is once for every
+    token. For the demo's 2,048 tokens it took 117 ms with the gradient instead of 1. The values are the same bit for
+    bit. There is no hook.
+    """
+    import verl.utils.torch_functional as functional
+
+    original = functional.logprobs_from_logits_v2
+
+    @functools.wraps(original)
+    def logprobs_from_logits_v2(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if logits.dim() != 2 or logits.dtype not in (torch.float32, torch.float64):
+            return original(logits, labels)
+        rows = max(1, _LOGITS_AT_ONCE // logits.shape[-1])
+        normalizer_T = torch.cat([torch.logsumexp(part_TV, dim=-1) for part_TV in logits.split(rows)])
+        return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normalizer_T
+
+    functional.logprobs_from_logits_v2 = logprobs_from_logits_v2
+
+
 def keep_vllm_linear_weights() -> None:
     """Make vLLM's CPU layers, linear and mixture of experts, compute from their parameters, not from a packed copy.
 
