@@ -24,6 +24,15 @@ Begin = Callable[[str, str], int]
 
 SLEEPS = "import time\ndef compute_score():\n    time.sleep(60)\nprint(flush=True)\ncompute_score()"
 WAITS = "import threading\nprint(flush=True)\nthreading.Event().wait(60)"
+CALLED = """
+import threading, time
+def actor_method_executor():
+    time.sleep(60)
+actor_method_executor.__code__ = actor_method_executor.__code__.replace(co_filename="ray/_private/function_manager.py")
+threading.Thread(target=actor_method_executor, daemon=True).start()
+print(flush=True)
+threading.Event().wait(60)
+"""
 LOOPS = "def endless():\n    while True:\n        pass\nprint(flush=True)\nendless()"
 
 
@@ -70,6 +79,12 @@ def test_each_process_is_seen_as_it_is(run_id: str, begin: Begin) -> None:
     assert found[loop].where is not None and found[loop].where.startswith("endless (EngineCore.py:")
     assert found[stopped].words() == f"the trainer (process {stopped}) is stopped"
     assert "  MainThread\n    compute_score (RewardLoopWorker.py:3)\n" in found[reward].stacks
+
+
+def test_the_thread_that_executes_a_call_tells_where_an_actor_is(run_id: str, begin: Begin) -> None:
+    begin("ray::WorkerDict", CALLED)
+    (doing,) = doing_here(run_id)
+    assert doing.where is not None and doing.where.startswith("actor_method_executor (")
 
 
 def test_what_explains_a_hang_is_named() -> None:

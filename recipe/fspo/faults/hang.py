@@ -255,9 +255,12 @@ def _threads(pid: int) -> tuple[list[dict[str, Any]], str]:
     )
 
 
-def _order(thread: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """First the thread in code of no library, then the one with Python's lock, then the main one."""
-    return not _is_own(thread["frames"][0]), not thread["owns_gil"], thread["thread_name"] != "MainThread"
+def _order(thread: dict[str, Any]) -> tuple[bool, bool, bool, bool]:
+    """First the thread in code of no library, then the one with Python's lock, then the one that executes a call of
+    Ray (of an actor with asynchronous methods not the main one, which waits for messages), then the main one."""
+    called = any(frame["filename"].endswith("ray/_private/function_manager.py") for frame in thread["frames"])
+    own, locks = _is_own(thread["frames"][0]), thread["owns_gil"]
+    return not own, not locks, not called, thread["thread_name"] != "MainThread"
 
 
 def _is_own(frame: dict[str, Any]) -> bool:
