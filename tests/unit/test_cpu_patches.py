@@ -119,6 +119,22 @@ def test_verl_still_takes_logsumexp_token_by_token_and_the_patch_changes_no_bit(
     succeeds(LOG_PROBS)
 
 
+AGENT_LOOPS = """
+import hydra, inspect, verl.experimental.agent_loop.agent_loop as module, recipe.fspo.cpu.patches as patches
+assert "agent_loop = hydra.utils.instantiate(" in inspect.getsource(module.AgentLoopWorker._run_agent_loop)
+patches.make_agent_loops_without_hydra()
+calls, hydra.utils.instantiate = [], None
+made = module.hydra.utils.instantiate({"_target_": "types.SimpleNamespace"}, tokenizer=calls)
+assert made.tokenizer is calls
+by_hydra = module.hydra.utils.instantiate({"_target_": "types.SimpleNamespace", "own": {"turns": 3}}, tokenizer=1)
+assert by_hydra.own["turns"] == 3 and by_hydra.tokenizer == 1
+"""
+
+
+def test_verl_still_has_hydra_make_every_agent_loop_and_the_patch_makes_the_same() -> None:
+    succeeds(AGENT_LOOPS)
+
+
 PACK = """
 import torch, verl
 import vllm.model_executor.layers.utils as utils

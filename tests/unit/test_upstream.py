@@ -250,6 +250,13 @@ NAMES = (
         "registered for one more device",
     ),
     Name(
+        "verl.experimental.agent_loop.agent_loop",
+        "AgentLoopWorker._run_agent_loop",
+        "recipe/fspo/cpu/patches.py",
+        "its module's Hydra, which makes the agent loop of every response",
+        ("sampling_params", "trajectory"),
+    ),
+    Name(
         "verl.utils.torch_functional",
         "logprobs_from_logits_v2",
         "recipe/fspo/cpu/patches.py",

@@ -166,7 +166,7 @@ def _serve(path: str, modules: Sequence[str]) -> _Request | None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)  # workers that are started meanwhile wait
-    from recipe.fspo.cpu.patches import report_vllm_version
+    from recipe.fspo.cpu.patches import make_agent_loops_without_hydra, report_vllm_version
 
     report_vllm_version()  # before vLLM decides which platform it is on
     for module in MODULES:
@@ -189,6 +189,7 @@ def _serve(path: str, modules: Sequence[str]) -> _Request | None:
             request.take_environment()
             for module in (*modules, *MODULES_WITH_RAY):
                 importlib.import_module(module)
+            make_agent_loops_without_hydra()
             gc.collect()
             gc.freeze()  # no collection writes to the pages that the forked processes share
             first = False

@@ -23,6 +23,8 @@ CPU_ENVIRONMENT = {
     # vLLM's usage report would try to reach the internet.
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    # Its default, 8, is more than there are cores, which TransferQueue says at every read and write.
+    "TQ_NUM_THREADS": "1",
     # Ray's idle workers in advance have another environment than the run's, which can use none of them.
     "RAY_prestart_worker_first_driver": "0",
 }
