@@ -38,7 +38,7 @@ _UNTUNED = (
 _OF_THE_RECIPE = ("fspo", "evaluate", "seed")
 #: What the recipe does on a CPU that is no setting of verl: a start without it has a fingerprint of its own.
 _FORKED = ("Ray's workers", "vLLM's engine")
-_ON_CPUS = "attention over packs"
+_ON_CPUS = "attention over packs, log-probabilities of many tokens at once, agent loops without Hydra"
 
 
 @dataclass(frozen=True)
