@@ -299,7 +299,8 @@ def tables(grid: Path, common: bool = True) -> str:
     edges = [*FINE_LENGTH_EDGES.numpy()[starts], "..."]
     parts.append("Length bins begin at " + ", ".join(str(edge) for edge in edges[:-1]) + " tokens.")
     measures = standard_measures(runs, starts)
-    for comparison, title in (("default", "Default clip values"), ("matched", "Matched clip values")):
+    titles = {"default": "Default clip values", "matched": "Matched clip values"}
+    for comparison, title in (titles | {"matched_active": "Matched active clip rate"}).items():
         chosen = [group for group in groups if group.comparison == comparison]
         if not chosen:
             continue
@@ -318,14 +319,14 @@ def tables(grid: Path, common: bool = True) -> str:
         parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
         if (pairs := paired_differences(chosen, measures)) is not None:
             parts.append(markdown(pairs, "Difference"))
-    if (calibration := grid / "calibration.json").is_file():
+    for calibration in sorted(grid.glob("calibration*.json")):
         found = json.loads(calibration.read_text(encoding="utf-8"))
         rows = [
             (algo, [" ".join(override.rpartition("policy_loss.")[2] for override in entry["overrides"])])
             for algo, entry in found["algos"].items()
         ]
         parts += [
-            "### Matched clip values",
+            "### Clip values at the matched clip rate",
             _rows([f"on {found['sequences']} sequences of {found['pilot']}", ""], rows),
         ]
     return "\n\n".join([*parts, *(f"Note: {problem}" for problem in problems)])
@@ -338,7 +339,7 @@ def main() -> None:
     parser.add_argument(
         "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
     )
-    parser.add_argument("--section", default="tables", help="of the page: tables, words (second task) or active")
+    parser.add_argument("--section", default="tables", help="of the page: tables, words (second task), active or clipping")
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
     try:

@@ -2,7 +2,8 @@
 
 They answer a question of the paper's reviewers: does a band grow with length in a better way, or is it only wider? Each
 algorithm keeps the shape of its band and the ratio of its two clip values. Both clip values are scaled by one factor,
-so that the overall clip rate on given sequences is the target. Defined here.
+so that the overall clip rate on given sequences is the target: the share outside the band, or, where the advantages are
+given, the active one, the share of the sequences with A != 0 whose gradient the clip removes. Defined here.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ _LARGEST_RATIO_CLIP: Final = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Recorded sequences: log-ratio S (nats), length L (tokens), and the number of sequences of each entry."""
+    """Recorded sequences: log-ratio S (nats), length L (tokens), and the number of sequences of each entry.
+
+    With ``advantage_B``, none of which is 0, a clip counts only where it removes the gradient: where S lies outside on
+    the side to which A pushes.
+    """
 
     log_ratio_B: Array
     length_B: Array
     count_B: Array
+    advantage_B: Array | None = None
 
     def __post_init__(self) -> None:
         if not (self.log_ratio_B.shape == self.length_B.shape == self.count_B.shape) or self.log_ratio_B.ndim != 1:
@@ -41,10 +47,16 @@ class Sequences:
             raise ValueError("every log-ratio must be finite and every length at least 1")
 
     @classmethod
-    def from_pairs(cls, log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike) -> Sequences:
-        """From one S and one L per sequence."""
-        s = np.asarray(log_ratio_B, dtype=np.float64)
-        return cls(s, np.asarray(length_B, dtype=np.float64), np.ones_like(s))
+    def from_pairs(
+        cls, log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike, advantage_B: npt.ArrayLike | None = None
+    ) -> Sequences:
+        """From one S and one L per sequence; with one A each too, for the active clip rate, without those with A = 0."""
+        s, length = np.asarray(log_ratio_B, dtype=np.float64), np.asarray(length_B, dtype=np.float64)
+        if advantage_B is None:
+            return cls(s, length, np.ones_like(s))
+        advantage = np.asarray(advantage_B, dtype=np.float64)
+        used = advantage != 0
+        return cls(s[used], length[used], np.ones(int(used.sum())), advantage[used])
 
     @classmethod
     def from_sums(cls, sums: SequenceSums) -> Sequences:
@@ -92,7 +104,8 @@ def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_pe
     """The smallest factor on both clip values at which each sequence is accepted, [B].
 
     With x = S - centre it is |x| / (c * sqrt(L)) for the ``sqrt`` band, |exp(x) - 1| / eps for ``constant`` and
-    |exp(x / L) - 1| / eps for ``linear``, where c or eps is the clip value on the side of x.
+    |exp(x / L) - 1| / eps for ``linear``, where c or eps is the clip value on the side of x. Where A is given and
+    A x <= 0 it is 0, since the clip removes no gradient there.
 
     Args:
         sequences: Recorded sequences.
@@ -113,10 +126,12 @@ def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_pe
     x = sequences.log_ratio_B + (length * drift_per_token if settings.drift == "kl" else 0.0)
     clip = np.where(x > 0, settings.clip_high, settings.clip_low)
     if settings.band == "sqrt":
-        return np.asarray(np.abs(x) / (clip * np.sqrt(length)))
-    # A ratio of 1e30 is outside any useful band; the cap avoids an overflow.
-    ratio = np.expm1(np.minimum(x / length if settings.band == "linear" else x, 69.0))
-    return np.asarray(np.abs(ratio) / clip)
+        needed = np.abs(x) / (clip * np.sqrt(length))
+    else:
+        # A ratio of 1e30 is outside any useful band; the cap avoids an overflow.
+        ratio = np.expm1(np.minimum(x / length if settings.band == "linear" else x, 69.0))
+        needed = np.abs(ratio) / clip
+    return needed if sequences.advantage_B is None else np.where(sequences.advantage_B * x > 0, needed, 0.0)
 
 
 def match_clip(
@@ -127,14 +142,16 @@ def match_clip(
     Args:
         sequences: Recorded sequences; the same ones for all algorithms of a comparison.
         settings: The algorithm; its ratio of clip_low to clip_high is kept.
-        target_clip_rate: Share of sequences outside the band (whatever the sign of A), in (0, 1).
+        target_clip_rate: Share of sequences outside the band, or with advantages the share whose gradient the clip
+            removes, in (0, 1).
         drift_per_token: As in :func:`needed_factor`.
 
     Returns:
         New settings. Where equal sequences make an exact match impossible, the clip rate is the largest one not above
         the target. For ``constant`` and ``linear`` clip_low stays just below 1, where every S below the centre is
         accepted. The measured bands get ``target_acceptance = 1 - target_clip_rate``, and the target as their clip
-        rate; for ``active`` it is the share of the sequences with A != 0 whose gradient the clip removes.
+        rate; for ``active`` that is the active one whether advantages are given or not. If they are, the other
+        measured bands get the share of these sequences that lies inside the ``sqrt`` band with that active clip rate.
 
     Raises:
         ValueError: If ``target_clip_rate`` is not in (0, 1), if at least 1 - target_clip_rate of the sequences have
@@ -143,9 +160,14 @@ def match_clip(
     if not 0 < target_clip_rate < 1:
         raise ValueError(f"target_clip_rate={target_clip_rate!r} must lie strictly between 0 and 1")
     if settings.calibrated:
-        return MatchedClip(
-            dataclasses.replace(settings, target_acceptance=1 - target_clip_rate), float("nan"), target_clip_rate
-        )
+        acceptance = 1 - target_clip_rate
+        if sequences.advantage_B is not None and settings.band != "active":
+            plain = dataclasses.replace(settings, band="sqrt", clip_low=1.0, clip_high=1.0, target_acceptance=None)
+            factor = match_clip(sequences, plain, target_clip_rate, drift_per_token).factor
+            either_side = dataclasses.replace(sequences, advantage_B=None)
+            inside = needed_factor(either_side, plain, drift_per_token) <= factor
+            acceptance = float(sequences.count_B[inside].sum() / sequences.count_B.sum())
+        return MatchedClip(dataclasses.replace(settings, target_acceptance=acceptance), float("nan"), target_clip_rate)
     needed = needed_factor(sequences, settings, drift_per_token)
     order = np.argsort(needed, kind="stable")
     accepted = np.cumsum(sequences.count_B[order])
@@ -154,8 +176,8 @@ def match_clip(
     smallest = float(needed[order][index])
     if smallest <= 0:
         raise ValueError(
-            f"{accepted[index] / whole:.1%} of the sequences have S at the band's centre, so no clip value gives a "
-            f"clip rate of {target_clip_rate:g}; leave out the first mini-batch of each step"
+            f"{accepted[index] / whole:.1%} of the sequences have S at the band's centre, or where nothing is clipped, "
+            f"so no clip value gives a clip rate of {target_clip_rate:g}; leave out the first mini-batch of each step"
         )
     # Half-way to the next sequence, so that rounding cannot push the last accepted one out of the band.
     above = needed[order][np.searchsorted(needed[order], smallest, side="right") :]

@@ -35,6 +35,7 @@ _ALGO_ORDER: Final = (
     "seq_rloo",
     "gspo",
     "seq_gspo",
+    "unclipped",
 )
 _LAST_SHARE: Final = 0.1
 

@@ -49,7 +49,7 @@ def test_alignment_of_a_checkpoint(trained: Start) -> None:
 
     result = json.loads((run / "alignment" / "alignment.json").read_text())
     assert [(o["algo"], o["clips"]) for o in result["objectives"]] == [
-        (algo, clips) for algo in ("fspo", "gspo") for clips in ("default", "matched")
+        (algo, clips) for algo in ("fspo", "gspo") for clips in ("default", "matched", "matched_active")
     ]
     assert all(each["sequences"] == 64 for each in result["rounds"])
     assert all(each["std_S_over_sqrt_L"] > 0 for each in result["rounds"])  # the updates moved the policy
@@ -65,6 +65,8 @@ def test_alignment_of_a_checkpoint(trained: Start) -> None:
                 assert bound is None or cosine >= bound - 1e-6
         if each["clips"] == "matched":
             assert all(rate >= 0.85 - 1e-9 for rate in figures["symmetric/acceptance"])
+        if each["clips"] == "matched_active":
+            assert all(rate >= 0.85 - 1e-9 for rate in figures["active/acceptance"])
     assert "cos(clipped, own unclipped)" in (run / "alignment" / "alignment.md").read_text()
     assert str(run / "alignment" / "alignment.md") in done.stdout
 

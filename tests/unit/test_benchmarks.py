@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import composed, composed_from
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import fairness_study, scaling
@@ -145,6 +146,19 @@ def test_settings_of_plain_verl_and_of_the_recipe_are_told_apart() -> None:
     assert len({fingerprint(variant) for variant in VARIANTS}) == len(VARIANTS)
     assert fingerprint(VARIANTS[0]) == fingerprint(VARIANTS[0])
     assert fingerprint(VARIANTS[0]) != fingerprint(VARIANTS[0], ["data.train_batch_size=8"])
+
+
+@pytest.mark.release
+def test_plain_verl_finds_the_demos_data(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom benchmarks.versus_verl.variants import VARIANTS, command\n"
+        "command(VARIANTS[0], Path(sys.argv[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    config = OmegaConf.load(tmp_path / "plain.yaml")
+    assert "fspo" not in config
+    assert all(Path(file).is_file() for name in ("train_files", "val_files") for file in config.data[name])
 
 
 def test_tables_hold_medians_ranges_and_multiples() -> None:

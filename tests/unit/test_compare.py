@@ -26,12 +26,13 @@ def write_sequences(run: Path, rng: np.random.Generator, n: int = 400) -> None:
     run.mkdir(parents=True)
     length = rng.integers(4, 200, n)
     rows = [
-        {"step": 1, "minibatch": 0, "S": [0.0] * n, "L": length.tolist()},
+        {"step": 1, "minibatch": 0, "S": [0.0] * n, "L": length.tolist(), "A": [1.0] * n},
         {
             "step": 1,
             "minibatch": 1,
             "S": (0.03 * np.sqrt(length) * rng.standard_normal(n)).tolist(),
             "L": length.tolist(),
+            "A": (np.arange(n) % 3 - 1.0).tolist(),
         },
     ]
     (run / "sequences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -70,7 +71,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("algos=[]", r"algos=\[\]: give a list"),
         ("seeds=[a]", r"seeds=\['a'\]: give whole numbers"),
         ("seeds=[1,1]", r"names a value twice"),
-        ("comparisons=[equal]", r"comparisons: 'equal' is not known; choose from default, matched"),
+        ("comparisons=[equal]", r"comparisons: 'equal' is not known; choose from default, matched, matched_active"),
         ("target_clip_rate=1.5", r"target_clip_rate=1\.5 must lie strictly between 0 and 1"),
         ("starts=shared", r"starts=shared: every run has a start of its own"),
         ("run=0 dry_run=true", r"leave run=N out"),
@@ -113,7 +114,7 @@ def test_status_of_a_run(tmp_path: Path) -> None:
 
 def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) -> None:
     write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    found = calibrate(tmp_path, "pilot", ["fspo", "rloo", "gspo", "fspo_quantile"], FAIR, 0.2)
+    found = calibrate(tmp_path, "pilot", ["fspo", "rloo", "gspo", "fspo_quantile"], FAIR, 0.2, "matched")
     sequences = recorded_sequences(tmp_path / "pilot")
     assert sequences.length_B.size == 400, "the first mini-batch is left out"
     for algo in ("fspo", "rloo", "gspo"):
@@ -125,11 +126,28 @@ def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) ->
     assert found["algos"]["fspo_quantile"]["overrides"] == ["actor_rollout_ref.actor.policy_loss.target_acceptance=0.8"]
 
 
+def test_calibration_gives_every_algorithm_the_same_active_clip_rate(tmp_path: Path) -> None:
+    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
+    found = calibrate(tmp_path, "pilot", ["fspo", "rloo", "fspo_active", "unclipped"], FAIR, 0.2, "matched_active")
+    assert found["algos"].pop("unclipped") == {"overrides": [], "clip_rate_on_pilot": 0.0}
+    assert not (tmp_path / "calibration.json").exists()
+    sequences = recorded_sequences(tmp_path / "pilot", with_advantages=True)
+    assert sequences.advantage_B is not None and 0 < sequences.length_B.size < 400, "those with A = 0 are left out"
+    key = "actor_rollout_ref.actor.policy_loss"
+    assert found["algos"]["fspo_active"]["overrides"] == [f"{key}.target_acceptance=0.8"]
+    for algo, scale in (("fspo", np.sqrt(sequences.length_B)), ("rloo", 1.0)):
+        config = composed(*FAIR, f"algo={algo}", *found["algos"][algo]["overrides"])
+        clip = config.actor_rollout_ref.actor.policy_loss.clip_high
+        lean = np.sign(sequences.advantage_B) * sequences.log_ratio_B
+        moved = lean / scale if algo == "fspo" else np.abs(np.expm1(sequences.log_ratio_B)) * (lean > 0)
+        assert (moved > clip).mean() == pytest.approx(0.2, abs=1 / sequences.length_B.size)
+
+
 def test_calibration_keeps_what_runs_were_made_with(tmp_path: Path) -> None:
     write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    first = calibrate(tmp_path, "pilot", ["fspo"], FAIR, 0.2)
+    first = calibrate(tmp_path, "pilot", ["fspo"], FAIR, 0.2, "matched")
     write_sequences(tmp_path / "other", np.random.default_rng(1))
-    second = calibrate(tmp_path, "other", ["fspo", "rloo"], FAIR, 0.2)
+    second = calibrate(tmp_path, "other", ["fspo", "rloo"], FAIR, 0.2, "matched")
     assert second["algos"]["fspo"] == first["algos"]["fspo"]
     assert second["pilot"] == "pilot"
     assert "rloo" in second["algos"]
@@ -138,7 +156,7 @@ def test_calibration_keeps_what_runs_were_made_with(tmp_path: Path) -> None:
 def test_calibration_says_what_it_cannot_match(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="record_sequences=true"):
-        calibrate(tmp_path, "empty", ["fspo"], FAIR, 0.2)
+        calibrate(tmp_path, "empty", ["fspo"], FAIR, 0.2, "matched")
     write_sequences(tmp_path / "pilot", np.random.default_rng(0))
     with pytest.raises(ValueError, match="algo=grpo uses the loss 'vanilla'"):
-        calibrate(tmp_path, "pilot", ["grpo"], FAIR, 0.2)
+        calibrate(tmp_path, "pilot", ["grpo"], FAIR, 0.2, "matched")

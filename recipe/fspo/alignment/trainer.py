@@ -141,7 +141,8 @@ class AlignmentTrainer(FSPOTrainer):
         bin_B = np.zeros(len(batch), dtype=np.int64)
         bin_B[valid_B] = assign_bins(length_B[valid_B], self._request.bins)
 
-        objectives = self._objectives(Sequences.from_pairs(log_ratio_B[valid_B], length_B[valid_B]))
+        columns = (log_ratio_B[valid_B], length_B[valid_B], plain.advantage_B.numpy()[valid_B])
+        objectives = self._objectives(*columns)
         unclipped = list(dict.fromkeys(without_clip(objective["settings"]) for objective in objectives))
         plan = GradientPlan(
             folds=self._request.folds,
@@ -179,13 +180,19 @@ class AlignmentTrainer(FSPOTrainer):
             "accepted_OVB": np.stack(accepted_OVB)[..., valid_B].reshape(len(objectives), len(VIEWS), -1),
         }, plan
 
-    def _objectives(self, sequences: Sequences) -> list[Mapping[str, Any]]:
+    def _objectives(
+        self, log_ratio_B: np.ndarray, length_B: np.ndarray, advantage_B: np.ndarray
+    ) -> list[Mapping[str, Any]]:
         """Each algorithm with its default clips and with those that clip the target share of these sequences."""
         found: list[Mapping[str, Any]] = []
+        target = self._request.target_clip_rate
+        both = Sequences.from_pairs(log_ratio_B, length_B)
+        active = Sequences.from_pairs(log_ratio_B, length_B, advantage_B)
         for algo, settings in self._settings.items():
-            matched = match_clip(sequences, settings, self._request.target_clip_rate)
             found.append({"algo": algo, "clips": "default", "settings": settings})
-            found.append({"algo": algo, "clips": "matched", "settings": matched.settings})
+            for clips, sequences in (("matched", both), ("matched_active", active)):
+                matched = match_clip(sequences, settings, target)
+                found.append({"algo": algo, "clips": clips, "settings": matched.settings})
         return found
 
     def _add_held_out(self, batch: KVBatchMeta, plan: GradientPlan) -> int:

@@ -25,7 +25,8 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
   algos=[fspo,rloo,gspo]    values of algo, the first is compared with the others (ls conf/algo)
   seeds=[1,2,3]             seeds of data order and sampling
   comparisons=[default]     default: published clip values; matched: clip values at which all algorithms clip the same
-                            share of the same sequences; or both
+                            share of the same sequences; matched_active: at which they remove the gradient of the same
+                            share of those with A != 0; or several
   target_clip_rate=0.15     that share
   out=FOLDER                where the runs and the report go (runs/compare/EXPERIMENT)
   run=N                     only run number N of the grid, counted from 0, and no report: a task of a job array
@@ -92,7 +93,7 @@ def parse(arguments: Sequence[str]) -> Request:
                 f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "
                 f"{len(request.runs()) - 1}"
             )
-    losses.check(request.algos, overrides, "matched" in request.comparisons)
+    losses.check(request.algos, overrides, request.comparisons != ("default",))
     return request
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final
 
 from fspo.files import write_json
-from recipe.fspo.compare.matched_clips import CALIBRATION_FILE, calibrate
+from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
 from recipe.fspo.launch.commands import BadInput
 from recipe.fspo.launch.run_settings import run_info
 
 GRID_FILE: Final = "grid.json"
-COMPARISONS: Final = ("default", "matched")
+COMPARISONS: Final = ("default", *CALIBRATION_FILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ def plan(request: Request) -> list[PlannedRun]:
 def command_of(run: PlannedRun, request: Request) -> list[str]:
     """The command line of one run."""
     overrides = [*request.overrides, f"algo={run.algo}", f"seed={run.seed}", f"fspo.comparison={run.comparison}"]
-    if run.comparison == "matched":
-        calibration = json.loads((request.out / CALIBRATION_FILE).read_text(encoding="utf-8"))
+    if run.comparison in CALIBRATION_FILES:
+        calibration = json.loads((request.out / CALIBRATION_FILES[run.comparison]).read_text(encoding="utf-8"))
         overrides += calibration["algos"][run.algo]["overrides"]
     return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"fspo.run_dir={request.out / run.path}"]
 
@@ -125,12 +125,14 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
 
 def _run_grid(runs: Sequence[PlannedRun], request: Request) -> int:
     code = _run_all([run for run in runs if run.comparison == "default"], request)
-    matched = [run for run in runs if run.comparison == "matched"]
-    if code == 0 and matched:
-        code = _run_all([request.pilot()], request)
-        if code == 0:
-            algos = dict.fromkeys(run.algo for run in matched)
-            calibrate(request.out, request.pilot().path, list(algos), request.overrides, request.target_clip_rate)
+    for comparison in CALIBRATION_FILES:
+        matched = [run for run in runs if run.comparison == comparison]
+        if code == 0 and matched:
+            code = _run_all([request.pilot()], request)
+        if code == 0 and matched:
+            algos = list(dict.fromkeys(run.algo for run in matched))
+            pilot, rate = request.pilot().path, request.target_clip_rate
+            calibrate(request.out, pilot, algos, request.overrides, rate, comparison)
             code = _run_all(matched, request)
     return code
 

@@ -10,15 +10,18 @@ from typing import Any, Final
 import numpy as np
 
 from fspo.files import write_json
-from fspo.matching import MatchedClip, Sequences, match_clip
+from fspo.matching import MatchedClip, Sequences, match_clip, needed_factor
 from recipe.fspo.compare.losses import band_settings
 
-CALIBRATION_FILE: Final = "calibration.json"
+#: By comparison: where an algorithm's clip values are.
+CALIBRATION_FILES: Final = {"matched": "calibration.json", "matched_active": "calibration_active.json"}
+#: A band that could be a thousand times as narrow without clipping anything is none, and is not matched (unclipped).
+_NO_BAND: Final = 1e-3
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
 
 
-def recorded_sequences(run: Path) -> Sequences:
-    """S and L of a run's ``sequences.jsonl`` without the first mini-batch of each step, where S = 0.
+def recorded_sequences(run: Path, with_advantages: bool = False) -> Sequences:
+    """S and L, and A if asked, of a run's ``sequences.jsonl`` without the first mini-batch of each step, where S = 0.
 
     Raises:
         ValueError: if the run recorded none.
@@ -27,8 +30,8 @@ def recorded_sequences(run: Path) -> Sequences:
     rows = [row for row in _rows(path) if row["minibatch"] > 0]
     if not rows:
         raise ValueError(f"{path} holds no sequences to calibrate on: run with fspo.record_sequences=true")
-    columns = {name: np.concatenate([np.asarray(row[name], dtype=np.float64) for row in rows]) for name in ("S", "L")}
-    return Sequences.from_pairs(columns["S"], columns["L"])
+    names = ("S", "L", "A") if with_advantages else ("S", "L")
+    return Sequences.from_pairs(*(np.concatenate([np.asarray(row[name]) for row in rows]) for name in names))
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -45,9 +48,9 @@ def _overrides(matched: MatchedClip) -> list[str]:
 
 
 def calibrate(
-    out: Path, pilot: str, algos: Sequence[str], overrides: Sequence[str], target_clip_rate: float
+    out: Path, pilot: str, algos: Sequence[str], overrides: Sequence[str], target_clip_rate: float, comparison: str
 ) -> dict[str, Any]:
-    """Write ``calibration.json``: for each algorithm, the clip values that clip this share of the pilot's sequences.
+    """Write the comparison's file: for each algorithm, the clip values that clip this share of the pilot's sequences.
 
     An existing file keeps its entries: runs made with them would otherwise be compared with runs made with others.
 
@@ -55,16 +58,20 @@ def calibrate(
         BadInput: for a loss without a band of this library.
         ValueError: if the pilot recorded no sequences, or an algorithm's band cannot be scaled.
     """
-    path = out / CALIBRATION_FILE
+    path = out / CALIBRATION_FILES[comparison]
     found: dict[str, Any] = {"pilot": pilot, "target_clip_rate": target_clip_rate, "algos": {}}
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
     missing = [algo for algo in algos if algo not in found["algos"]]
     if missing:
-        sequences = recorded_sequences(out / found["pilot"])
+        sequences = recorded_sequences(out / found["pilot"], with_advantages=comparison == "matched_active")
         drift = max(0.0, -float(sequences.log_ratio_B.sum() / sequences.length_B.sum()))
         for algo in missing:
-            matched = match_clip(sequences, band_settings(algo, overrides), target_clip_rate, drift)
+            settings = band_settings(algo, overrides)
+            if not settings.calibrated and needed_factor(sequences, settings, drift).max() < _NO_BAND:
+                found["algos"][algo] = {"overrides": [], "clip_rate_on_pilot": 0.0}
+                continue
+            matched = match_clip(sequences, settings, target_clip_rate, drift)
             found["algos"][algo] = {"overrides": _overrides(matched), "clip_rate_on_pilot": matched.clip_rate}
         found["sequences"] = int(sequences.length_B.size)
         write_json(path, found)
