@@ -17,6 +17,7 @@ from recipe.fspo.launch.machine import CPU_ENVIRONMENT, platform_environment
 STEPS = 5
 #: Settings of every variant: the demo without validation and checkpoints, which are not compared.
 SHARED = (
+    "fspo.log=all",
     "experiment=demo",
     f"trainer.total_training_steps={STEPS}",
     "trainer.val_before_train=false",
@@ -75,9 +76,10 @@ def plain_config(overrides: Sequence[str], run_dir: Path, tuned_environment: boo
         # Without what is for speed: threads for Ray's workers, no idle workers.
         environment = {name: value for name, value in CPU_ENVIRONMENT.items() if not name.startswith("RAY_")}
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
-    from recipe.fspo.launch.start import prepare
+    from recipe.fspo.launch.start import prepare, write_offline_task
 
     prepare(config)
+    write_offline_task(config)
     with open_dict(config):
         config.trainer.v1.trainer_mode = "sync"
         config.actor_rollout_ref.model.external_lib = "recipe.fspo.cpu.engine"

@@ -18,6 +18,7 @@ from recipe.fspo.checkpoints.integrity import step_folder
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.checks import PreflightError
+from recipe.fspo.launch.code_state import code_state
 from recipe.fspo.launch.run_settings import (
     NotARunError,
     _with_absolute_paths,
@@ -213,6 +214,16 @@ def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.C
     assert f"from step 1 on other code is used than before: {reward} changed" in capsys.readouterr().out
     (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
     assert (change["key"], change["files"]) == ("code", [str(reward)]) and change["old"] != change["new"]
+
+
+def test_a_file_that_ray_writes_is_no_code(tmp_path: Path) -> None:
+    written = tmp_path / "session_latest" / "metrics" / "prometheus.yml"
+    written.parent.mkdir(parents=True)
+    written.write_text("global: {}\n")
+    own = tmp_path / "own.yml"
+    own.write_text("{}\n")
+    assert written not in (files := code_state({"file": str(written), "own": str(own)}).files)
+    assert own in files
 
 
 def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> None:

@@ -161,6 +161,8 @@ def _code_file(name: str) -> Path | None:
             return None
         return Path(spec.origin).absolute() if spec is not None and spec.origin else None
     path = Path(name.removeprefix("file://"))
+    if "session_latest" in path.parts:  # rollout.prometheus.file, which each Ray session writes anew
+        return None
     return path.absolute() if path.suffix in _SUFFIXES and path.is_file() else None
 
 
