@@ -339,7 +339,9 @@ def main() -> None:
     parser.add_argument(
         "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
     )
-    parser.add_argument("--section", default="tables", help="of the page: tables, words (second task), active or clipping")
+    parser.add_argument(
+        "--section", default="tables", help="of the page: tables, words (second task), active or clipping"
+    )
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
     try:

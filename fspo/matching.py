@@ -50,7 +50,7 @@ class Sequences:
     def from_pairs(
         cls, log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike, advantage_B: npt.ArrayLike | None = None
     ) -> Sequences:
-        """From one S and one L per sequence; with one A each too, for the active clip rate, without those with A = 0."""
+        """From one S and one L per sequence; with A each, for the active clip rate, without those of A = 0."""
         s, length = np.asarray(log_ratio_B, dtype=np.float64), np.asarray(length_B, dtype=np.float64)
         if advantage_B is None:
             return cls(s, length, np.ones_like(s))

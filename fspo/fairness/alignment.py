@@ -5,7 +5,7 @@ here. The policy gradient of a sequence-level loss is a weighted sum ``sum_i c_i
 ``c_i`` per sequence (:mod:`fspo.losses`). Measured are V such sums, each over a part of the sequences:
 
 * for each unclipped objective (weight and length scale), fold j and length bin k: ``u_jk``,
-* for each clipped objective and fold: ``c_j``,
+* for each clipped objective, fold and bin: ``c_jk``,
 * for each fold of the held-out sequences: ``h_j``, the plain policy gradient (S = 0, weight 1).
 
 A *fold* holds whole prompts; leaving out one fold at a time gives standard errors (delete-one-fold jackknife). The Gram
@@ -108,8 +108,8 @@ class GradientPlan:
 
     @property
     def measured(self) -> int:
-        """Vectors of the measured sequences: unclipped by family, fold and bin; then clipped by objective and fold."""
-        return self.families * self.folds * self.bins + len(self.family_O) * self.folds
+        """Vectors of the measured sequences by fold and bin: of each unclipped objective, then of each clipped one."""
+        return (self.families + len(self.family_O)) * self.folds * self.bins
 
     @property
     def vectors(self) -> int:
@@ -120,11 +120,8 @@ class GradientPlan:
         """[B, measured]: the coefficient of each sequence in each vector."""
         weights_BV = np.zeros((len(fold_B), self.measured))
         rows = np.arange(len(fold_B))
-        for family, coefficient_B in enumerate(unclipped_FB):
-            weights_BV[rows, (family * self.folds + fold_B) * self.bins + bin_B] = coefficient_B
-        first = self.families * self.folds * self.bins
-        for objective, coefficient_B in enumerate(clipped_OB):
-            weights_BV[rows, first + objective * self.folds + fold_B] = coefficient_B
+        for index, coefficient_B in enumerate([*unclipped_FB, *clipped_OB]):
+            weights_BV[rows, (index * self.folds + fold_B) * self.bins + bin_B] = coefficient_B
         return weights_BV
 
     def held_out_weights(self, coefficient_B: Array, fold_B: Indices) -> Array:
@@ -134,15 +131,11 @@ class GradientPlan:
         return weights_BV
 
     def split(self, vectors_VD: Array) -> tuple[Array, Array, Array]:
-        """(unclipped [F, J, K, D], clipped [O, J, D], held out [H, D])."""
+        """(unclipped [F, J, K, D], clipped [O, J, K, D], held out [H, D])."""
         if len(vectors_VD) != self.vectors:
             raise ValueError(f"{len(vectors_VD)} vectors, but the plan has {self.vectors}")
-        first, dim = self.families * self.folds * self.bins, vectors_VD.shape[1]
-        return (
-            vectors_VD[:first].reshape(self.families, self.folds, self.bins, dim),
-            vectors_VD[first : self.measured].reshape(len(self.family_O), self.folds, dim),
-            vectors_VD[self.measured :],
-        )
+        cells = vectors_VD[: self.measured].reshape(-1, self.folds, self.bins, vectors_VD.shape[1])
+        return cells[: self.families], cells[self.families :], vectors_VD[self.measured :]
 
 
 def embed(gram_VV: npt.ArrayLike) -> Array:
@@ -171,13 +164,13 @@ class ClippedObjective:
     """The measured sums of a clipped objective, of its unclipped objective and of the held-out gradient.
 
     Attributes:
-        unclipped_JKD, clipped_JD, held_out_HD: Vectors of one space.
+        unclipped_JKD, clipped_JKD, held_out_HD: Vectors of one space.
         total_JK: Sequences by fold and bin.
         accepted_VJK: Accepted ones under each of :data:`VIEWS`.
     """
 
     unclipped_JKD: Array
-    clipped_JD: Array
+    clipped_JKD: Array
     held_out_HD: Array
     total_JK: Array
     accepted_VJK: Array
@@ -189,6 +182,8 @@ class ClippedObjective:
         * ``held_out``: cosine between the clipped and the held-out gradient; ``held_out_unclipped``: the same for the
           unclipped gradient; ``held_out_change``: the first minus the second;
         * ``kappa``;
+        * ``share/k`` of each length bin in the clipped gradient c, <c_k, c> / <c, c>, and ``share_unclipped/k``: they
+          add up to 1, and one is negative where a bin's gradient points against the whole;
         * for each view of acceptance (``symmetric/...``, ``active/...``): ``acceptance``, ``lre``, ``lre_max``,
           ``eta``, ``r`` = kappa * lre_max + eta, ``bound`` = sqrt(1 - r**2), and ``mean_bound``, the sharper bound with
           the gradient-weighted mean in place of the maximum. A bound of -1 says nothing.
@@ -198,7 +193,8 @@ class ClippedObjective:
         share_K = total_K[filled] / total_K.sum()
         bins_KD = np.einsum("j,jkd->kd", keep_J, self.unclipped_JKD)[filled] / total_K[filled, None]
         own_D = share_K @ bins_KD
-        clipped_D = keep_J @ self.clipped_JD / total_K.sum()
+        clipped_parts_KD = np.einsum("j,jkd->kd", keep_J, self.clipped_JKD)
+        clipped_D = clipped_parts_KD.sum(0) / total_K.sum()
         held_out_D = keep_H @ self.held_out_HD
         norm, kappa = float(np.linalg.norm(own_D)), dispersion_of_gradients(share_K, bins_KD)
         found = {
@@ -209,6 +205,13 @@ class ClippedObjective:
             "kappa": kappa,
         }
         found["held_out_change"] = found["held_out"] - found["held_out_unclipped"]
+        unclipped_parts_KD = np.einsum("j,jkd->kd", keep_J, self.unclipped_JKD)
+        for name, parts_KD in (("share", clipped_parts_KD), ("share_unclipped", unclipped_parts_KD)):
+            along_K = parts_KD @ parts_KD.sum(0)
+            found |= {
+                f"{name}/{k}": float(along / along_K.sum()) if along_K.sum() > 0 else math.nan
+                for k, along in enumerate(along_K)
+            }
         # Of the clipped gradients only their mean over the bins enters eta, so each bin may be given that mean.
         clipped_KD = np.broadcast_to(clipped_D, bins_KD.shape)
         for view, accepted_JK in zip(VIEWS, self.accepted_VJK, strict=True):

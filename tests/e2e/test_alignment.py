@@ -79,10 +79,10 @@ def test_gradients_add_up(trained: Start) -> None:
     done = measure(trained.run_dir, *arguments, mark=trained.mark)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (measured,) = read_rounds(trained.run_dir / "alignment", 1)
-    unclipped_FJKD, clipped_OJD, held_out_HD = measured.plan.split(measured.vectors_VD)
-    matched_JD = clipped_OJD[1]  # fewer than one of 64 sequences lies outside its band: none
+    unclipped_FJKD, clipped_OJKD, held_out_HD = measured.plan.split(measured.vectors_VD)
+    matched_JKD = clipped_OJKD[1]  # fewer than one of 64 sequences lies outside its band: none
     assert measured.accepted_OVB[1].all()
-    difference = np.linalg.norm(matched_JD - unclipped_FJKD[0].sum(axis=1), axis=-1)
-    scale = np.linalg.norm(unclipped_FJKD[0].sum(axis=1), axis=-1)
+    difference = np.linalg.norm(matched_JKD - unclipped_FJKD[0], axis=-1)
+    scale = np.linalg.norm(unclipped_FJKD[0], axis=-1)
     assert (difference <= 1e-4 * scale + 1e-12).all(), (difference, scale)
     assert math.isfinite(float(np.linalg.norm(held_out_HD)))

@@ -54,7 +54,7 @@ def objective(**changes: np.ndarray) -> ClippedObjective:
     """Two folds, two bins of 2 sequences each per fold; short gradients along x, long ones along y."""
     values = {
         "unclipped_JKD": np.array([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]]]),
-        "clipped_JD": np.array([[1.0, 0.5], [1.0, 0.5]]),  # half of what is long is clipped
+        "clipped_JKD": np.array([[[1.0, 0.0], [0.0, 0.5]]] * 2),  # half of what is long is clipped
         "held_out_HD": np.array([[2.0, 0.0], [0.0, 0.0]]),
         "total_JK": np.full((2, 2), 2.0),
         "accepted_VJK": np.array([[[2.0, 1.0], [2.0, 1.0]], [[2.0, 2.0], [2.0, 2.0]]]),
@@ -70,6 +70,8 @@ def test_figures_by_hand() -> None:
     assert found["held_out"] == pytest.approx(1 / math.sqrt(1.25))
     assert found["held_out_unclipped"] == pytest.approx(1 / math.sqrt(2))
     assert found["held_out_change"] == pytest.approx(1 / math.sqrt(1.25) - 1 / math.sqrt(2))
+    assert [found["share/0"], found["share/1"]] == pytest.approx([0.8, 0.2])  # of (1, 1/2): 1 and 1/4
+    assert [found["share_unclipped/0"], found["share_unclipped/1"]] == pytest.approx([0.5, 0.5])
     assert found["kappa"] == pytest.approx(math.sqrt(2))  # (1/2 + 1/2) / |(1/2, 1/2)|
     # rates 1 and 1/2, mean 3/4: |4/3 - 1| and |2/3 - 1|
     assert found["symmetric/acceptance"] == pytest.approx(0.75)
@@ -86,8 +88,9 @@ def test_figures_by_hand() -> None:
 
 
 def test_a_fold_left_out_counts_nowhere() -> None:
-    clipped, total = np.array([[1.0, 0.5], [-9.0, 4.0]]), np.array([[2.0, 2.0], [5.0, 1.0]])
-    found = objective(clipped_JD=clipped, total_JK=total).figures(np.array([1.0, 0.0]), np.array([1.0, 0.0]))
+    clipped = np.array([[[1.0, 0.0], [0.0, 0.5]], [[-9.0, 1.0], [0.0, 4.0]]])
+    total = np.array([[2.0, 2.0], [5.0, 1.0]])
+    found = objective(clipped_JKD=clipped, total_JK=total).figures(np.array([1.0, 0.0]), np.array([1.0, 0.0]))
     assert found == pytest.approx(objective().figures(np.ones(2), np.ones(2)))
 
 
@@ -109,7 +112,7 @@ def test_the_bound_holds_whatever_is_clipped(seed: int, share: float) -> None:
 
     found = ClippedObjective(
         unclipped_JKD=cells(gradient),
-        clipped_JD=cells(gradient * kept[:, None]).sum(axis=1),
+        clipped_JKD=cells(gradient * kept[:, None]),
         held_out_HD=rng.normal(size=(2, dim)),
         total_JK=cells(np.ones(n)),
         accepted_VJK=np.stack([cells(accepted.astype(float)), cells(kept.astype(float))]),
@@ -231,10 +234,10 @@ def test_plan_and_weights_find_every_sum_again() -> None:
             plan.held_out_weights(held_out, held_out_fold).T @ other,
         ]
     )
-    unclipped_FJKD, clipped_OJD, held_out_HD = plan.split(vectors)
+    unclipped_FJKD, clipped_OJKD, held_out_HD = plan.split(vectors)
     cell = (fold == 2) & (bin_ == 1)
     np.testing.assert_allclose(unclipped_FJKD[1, 2, 1], free_FB[1][cell] @ gradient[cell])
-    np.testing.assert_allclose(clipped_OJD[2, 0], clipped_OB[2][fold == 0] @ gradient[fold == 0])
+    np.testing.assert_allclose(clipped_OJKD[2, 2, 1], clipped_OB[2][cell] @ gradient[cell])
     np.testing.assert_allclose(held_out_HD[1], held_out[held_out_fold == 1] @ other[held_out_fold == 1])
     with pytest.raises(ValueError, match="the plan has"):
         plan.split(vectors[1:])

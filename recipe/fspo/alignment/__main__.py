@@ -50,12 +50,12 @@ nothing, and changes no other file of the run.
   prompts=64                measured prompts, a multiple of the run's ppo_mini_batch_size; as many held-out ones, and
                             those of the updates once more
   bins=6                    length bins of nearly equal mass
-  folds=16                  groups of prompts, left out one at a time for the standard errors
+  folds=8                   groups of prompts, left out one at a time for the standard errors
   target_clip_rate=0.15     share of the measured sequences that the matched clips leave outside the band, or (active)
                             of those with A != 0 whose gradient they remove
 
 Any other KEY=VALUE overrides a value of RUN/config.yaml, as in recipe.fspo.main (+KEY=VALUE adds one). Each rank keeps
-4 bytes * parameters / ranks * folds * (bins * weights + 3 * algorithms + 1) in its host's memory, with two kinds of
+4 bytes * parameters / ranks * folds * (bins * (weights + 3 * algorithms) + 1) in its host's memory, with two kinds of
 weight for fspo, rloo and gspo: choose bins and folds accordingly.
 
 example: python -m recipe.fspo.alignment runs/demo/20261121-054123 rounds=3
@@ -100,7 +100,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "updates": 2,
     "prompts": 64,
     "bins": 6,
-    "folds": 16,
+    "folds": 8,
     "target_clip_rate": 0.15,
 }
 

@@ -52,10 +52,10 @@ class Round:
 
     def clipped(self, index: int) -> ClippedObjective:
         """What the mathematics needs of one objective."""
-        unclipped_FJKD, clipped_OJD, held_out_HD = self.plan.split(self.vectors_VD)
+        unclipped_FJKD, clipped_OJKD, held_out_HD = self.plan.split(self.vectors_VD)
         return ClippedObjective(
             unclipped_JKD=unclipped_FJKD[self.plan.family_O[index]],
-            clipped_JD=clipped_OJD[index],
+            clipped_JKD=clipped_OJKD[index],
             held_out_HD=held_out_HD,
             total_JK=self.by_cell(np.ones(len(self.fold_B))),
             accepted_VJK=np.stack([self.by_cell(accepted_B) for accepted_B in self.accepted_OVB[index]]),
@@ -216,6 +216,19 @@ _BOUND_HEAD: Final = (
 )  # fmt: skip
 
 
+def _share_rows(result: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            objective["algo"],
+            objective["clips"],
+            name.replace("_", ", "),
+            *(_with_interval(objective["figures"][f"{name}/{k}"]) for k in range(len(result["rounds"][0]["bins"]))),
+        ]
+        for objective in result["objectives"]
+        for name in ("share_unclipped", "share")
+    ]
+
+
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns, readable on a terminal too."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
@@ -251,6 +264,12 @@ def text_of(result: Mapping[str, Any]) -> str:
         "Next to the bound sqrt(1 - r^2), r = kappa * LRE_max + eta (-1: r >= 1, it says nothing):",
         "",
         markdown_table(_BOUND_HEAD, _bound_rows(result)),
+        "",
+        "What each length bin, from the shortest, adds to the gradient along its direction:",
+        "",
+        markdown_table(
+            ("algo", "clips", "", *(f"bin {k + 1}" for k in range(len(rounds[0]["bins"])))), _share_rows(result)
+        ),
         "",
         "Length bins of the first round: "
         + ", ".join(f"{b['shortest']}-{b['longest']} ({b['sequences']})" for b in rounds[0]["bins"])

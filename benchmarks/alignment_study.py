@@ -1,0 +1,171 @@
+"""``python -m benchmarks.alignment_study FOLDER``: gradient alignment on many checkpoints; tables of docs/alignment.md.
+
+Trains without a clip, so that no band is at home, and measures each checkpoint. What is done is not done again:
+interrupted, the same command goes on. ``--tables`` runs nothing. ``FOLDER/seedN_stepM.json`` holds a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.pages import markdown, replace_section
+from fspo.fairness.bootstrap import mean_interval
+from fspo.files import atomic_path
+from fspo.report.tables import show_interval
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "alignment.md"
+SEEDS: Final = (1, 2, 3, 4)
+STEPS: Final = (3, 6, 9)
+TRAINING: Final = (
+    "experiment=demo",
+    "algo=unclipped",
+    "advantage=shared",
+    "grad_scale=matched",
+    f"trainer.total_training_steps={STEPS[-1]}",
+    f"trainer.save_freq={STEPS[0]}",
+    f"trainer.max_actor_ckpt_to_keep={len(STEPS)}",
+    "trainer.test_freq=-1",
+    "trainer.val_before_train=false",
+    "fspo.kl_to_start=false",
+)
+#: Three updates come before, as in the last mini-batch of a step; then two steps' worth of prompts, twice.
+MEASUREMENT: Final = ("algos=[fspo,rloo,gspo,luspo]", "rounds=2", "updates=3", "prompts=64", "bins=6", "folds=8")
+#: What may order the algorithms as their cosines do.
+PREDICTORS: Final = ("symmetric/lre", "active/lre", "active/lre_max", "active/eta")
+
+Result = Mapping[str, Any]
+
+
+def run_missing(folder: Path, seeds: Sequence[int]) -> int:
+    """Train and measure what is not there; the exit status of the first command that fails, else 0."""
+    for seed in seeds:
+        run = folder / f"seed{seed}"
+        if not all((folder / f"seed{seed}_step{step}.json").is_file() for step in STEPS):
+            train = ("recipe.fspo.main", *TRAINING, f"seed={seed}", f"fspo.run_dir={run}")
+            last = run / "checkpoints" / f"global_step_{STEPS[-1]}"
+            if not last.is_dir() and (code := subprocess.run([sys.executable, "-m", *train], check=False).returncode):
+                return code
+        for step in STEPS:
+            kept = folder / f"seed{seed}_step{step}.json"
+            if kept.is_file():
+                continue
+            measure = ("recipe.fspo.alignment", str(run / "checkpoints" / f"global_step_{step}"), *MEASUREMENT)
+            if code := subprocess.run([sys.executable, "-m", *measure], check=False).returncode:
+                return code
+            with atomic_path(kept) as temporary:
+                shutil.copyfile(run / "alignment" / "alignment.json", temporary)
+    return 0
+
+
+def finished(folder: Path) -> list[Result]:
+    """The measured checkpoints."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("seed*_step*.json"))]
+
+
+def figures(result: Result, clips: str) -> dict[str, dict[str, float | None]]:
+    """By algorithm: every figure at these clip values."""
+    return {
+        each["algo"]: {name: figure["value"] for name, figure in each["figures"].items()}
+        for each in result["objectives"]
+        if each["clips"] == clips
+    }
+
+
+def cell(values: Sequence[float | None], form: str = "{:.3f}", bold: bool = False) -> str:
+    """Mean over checkpoints with its interval."""
+    known = [value for value in values if value is not None and np.isfinite(value)]
+    return show_interval(mean_interval(known), form, bold) if known else "-"
+
+
+def direction_table(found: Sequence[Result], clips: str) -> str:
+    """What clipping does to the gradient, by algorithm; the differences are paired by checkpoint."""
+    each = [figures(result, clips) for result in found]
+
+    def over(algo: str, name: str) -> list[float | None]:
+        return [one[algo][name] for one in each]
+
+    def less(algo: str, name: str) -> list[float | None]:
+        pairs = zip(over("fspo", name), over(algo, name), strict=True)
+        return [None if a is None or b is None else a - b for a, b in pairs]
+
+    names = ("active/acceptance", "cosine", "norm_ratio", "symmetric/lre", "active/lre")
+    rows = []
+    for algo in each[0]:
+        slack = [
+            None if c is None or b is None else c - b
+            for c, b in zip(over(algo, "cosine"), over(algo, "active/mean_bound"), strict=True)
+        ]
+        other = "" if algo == "fspo" else cell(less(algo, "cosine"), "{:+.3f}", bold=True)
+        rows.append([algo, *(cell(over(algo, name)) for name in names), other, cell(slack)])
+    head = ("algo", "kept", "cos(clipped, unclipped)", "norm ratio", "LRE, symmetric", "LRE, active")
+    return markdown((*head, "cosine: fspo - this", "above the mean bound"), rows)
+
+
+def share_table(found: Sequence[Result], clips: str) -> str:
+    """What each length bin adds to the gradient: its share after the clip, less its share before."""
+    each = [figures(result, clips) for result in found]
+    bins = sum(name.startswith("share/") for name in each[0]["fspo"])
+    before = [[one["fspo"][f"share_unclipped/{k}"] for one in each] for k in range(bins)]
+    rows = [["unclipped, exp(S)", *(cell(values, "{:.2f}") for values in before)]]
+    for algo in each[0]:
+        change = [[one[algo][f"share/{k}"] - one[algo][f"share_unclipped/{k}"] for one in each] for k in range(bins)]
+        rows.append([f"{algo}: change", *(cell(values, "{:+.2f}", bold=True) for values in change)])
+    return markdown(("", *(f"bin {k + 1}" for k in range(bins))), rows)
+
+
+def rank_table(found: Sequence[Result], clips: str) -> str:
+    """Spearman's correlation, within each checkpoint over the algorithms, of what may predict the cosine with it."""
+
+    def ranks(values: Sequence[float]) -> np.ndarray:
+        return np.argsort(np.argsort(values)).astype(float)
+
+    rows = []
+    for name in PREDICTORS:
+        correlations = []
+        for result in found:
+            pairs = [(f["cosine"], f[name]) for f in figures(result, clips).values()]
+            known = [(a, b) for a, b in pairs if a is not None and b is not None]
+            if len(known) > 2:
+                first, second = (ranks(column) for column in zip(*known, strict=True))
+                correlations.append(float(np.corrcoef(first, second)[0, 1]))
+        rows.append([name, cell(correlations, "{:+.2f}", bold=True)])
+    return markdown(("", "rank correlation with the cosine"), rows)
+
+
+def tables(found: Sequence[Result]) -> str:
+    """The section of the page."""
+    if not found:
+        return "Not run yet."
+    parts = [f"{len(found)} checkpoints of the {len(SEEDS) * len(STEPS)} planned."]
+    for clips, title in (("matched_active", "the gradient of 15% of the sequences removed"), ("default", "defaults")):
+        parts += [f"Clip values: {title}.", direction_table(found, clips), share_table(found, clips)]
+        parts.append(rank_table(found, clips))
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    given = parser.parse_args()
+    folder = given.folder.absolute()
+    code = 0 if given.tables else run_missing(folder, given.seeds)
+    page = replace_section(PAGE.read_text(encoding="utf-8"), "study", tables(finished(folder)))
+    with atomic_path(PAGE) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
