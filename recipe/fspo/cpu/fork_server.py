@@ -42,6 +42,8 @@ MODULES = (
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
     "vllm.engine.arg_utils",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.v1.worker.gpu_model_runner",  # the CPU's is made of it
 )
 #: The rest of what the workers import, with the first worker's environment: Ray reads its variables when it is
 #: imported, and what the raylet sets for its workers (the job, its own process) is the same for all of them.
