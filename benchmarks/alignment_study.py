@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from benchmarks.pages import markdown, replace_section
 from fspo.fairness.bootstrap import mean_interval
@@ -83,7 +84,8 @@ def figures(result: Result, clips: str) -> dict[str, dict[str, float | None]]:
 def cell(values: Sequence[float | None], form: str = "{:.3f}", bold: bool = False) -> str:
     """Mean over checkpoints with its interval."""
     known = [value for value in values if value is not None and np.isfinite(value)]
-    return show_interval(mean_interval(known), form, bold) if known else "-"
+    text = show_interval(mean_interval(known), form, bold) if known else "-"
+    return f"**{text[1:]}**" if text.startswith("*") else text
 
 
 def direction_table(found: Sequence[Result], clips: str) -> str:
@@ -124,19 +126,14 @@ def share_table(found: Sequence[Result], clips: str) -> str:
 
 def rank_table(found: Sequence[Result], clips: str) -> str:
     """Spearman's correlation, within each checkpoint over the algorithms, of what may predict the cosine with it."""
-
-    def ranks(values: Sequence[float]) -> np.ndarray:
-        return np.argsort(np.argsort(values)).astype(float)
-
     rows = []
     for name in PREDICTORS:
         correlations = []
         for result in found:
             pairs = [(f["cosine"], f[name]) for f in figures(result, clips).values()]
             known = [(a, b) for a, b in pairs if a is not None and b is not None]
-            if len(known) > 2:
-                first, second = (ranks(column) for column in zip(*known, strict=True))
-                correlations.append(float(np.corrcoef(first, second)[0, 1]))
+            if len(known) > 2 and len({b for _, b in known}) > 1:
+                correlations.append(float(spearmanr(known).statistic))
         rows.append([name, cell(correlations, "{:+.2f}", bold=True)])
     return markdown(("", "rank correlation with the cosine"), rows)
 

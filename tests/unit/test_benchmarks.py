@@ -17,7 +17,7 @@ from composing import composed, composed_from
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import fairness_study, scaling
+from benchmarks import alignment_study, fairness_study, scaling
 from benchmarks.faults import PAGE, cells, read_rows, table, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import complete_lines, replace_section
@@ -279,3 +279,43 @@ def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None
         accepted, total, _ = fairness_study.band_counts(records, band, "active_nonzero_advantage", states, 2)
         assert accepted.sum() / total.sum() == pytest.approx(0.9, abs=2e-3), name
         assert total.sum() == sum((a != 0).sum() for a in A[1:])
+
+
+# ---------------------------------------------------------------- the direction of the gradient
+
+
+def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_path: Path) -> None:
+    cosines = {"fspo": (0.9, 0.94, 0.92, 0.92), "rloo": (0.8, 0.82, 0.84, 0.82), "gspo": (0.5, None, 0.7, 0.6)}
+
+    def figure(index: int, algo: str) -> dict[str, dict[str, float | None]]:
+        values = {
+            "cosine": cosines[algo][index],
+            "active/mean_bound": 0.3,
+            "active/lre": {"fspo": 0.1, "rloo": 0.2, "gspo": 0.3}[algo],  # the other way round: -1 in each checkpoint
+            **{name: 0.1 for name in ("active/acceptance", "norm_ratio", "symmetric/lre", "active/lre_max")},
+            "active/eta": 0.1 * index,
+            **{"share_unclipped/0": 0.4, "share_unclipped/1": 0.6, "share/0": 0.5, "share/1": 0.5},
+        }
+        return {name: {"value": value} for name, value in values.items()}
+
+    for index in range(4):
+        objectives = [
+            {"algo": algo, "clips": clips, "figures": figure(index, algo)}
+            for algo in cosines
+            for clips in ("default", "matched", "matched_active")
+        ]
+        (tmp_path / f"seed1_step{index}.json").write_text(json.dumps({"objectives": objectives}))
+    found = alignment_study.finished(tmp_path)
+    rows = {row[0]: row for row in map(cells_of, alignment_study.direction_table(found, "default").splitlines()[2:])}
+    assert rows["fspo"][2].startswith("0.920 [") and rows["gspo"][2].startswith("0.600 [")
+    assert rows["rloo"][6].startswith("**+0.100 [") and rows["fspo"][7].startswith("0.620 [")
+    shares = [cells_of(line) for line in alignment_study.share_table(found, "default").splitlines()[2:]]
+    assert shares[0][1].startswith("0.40") and "+0.10" in shares[1][1] and "-0.10" in shares[1][2]
+    ranks = alignment_study.rank_table(found, "default").splitlines()
+    assert "| active/lre | **-1.00 [-1.00, -1.00]** |" in ranks
+    assert "| active/eta | - |" in ranks  # the same for all: it orders nothing
+    assert alignment_study.tables([]) == "Not run yet."
+
+
+def cells_of(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
