@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from composing import composed
 
 from recipe.fspo.launch import restarts
 from recipe.fspo.launch.restarts import supervise
-from recipe.fspo.launch.run_folder import RESTARTED, effective_time_ratio, is_restart, logged, told
+from recipe.fspo.launch.run_folder import (
+    RESTARTED,
+    effective_time_ratio,
+    goes_on_by_itself,
+    is_restart,
+    logged,
+    told,
+)
 
 #: In place of Python: does what the next line of the plan says (steps done, exit status), and notes what it was given.
 START = """#!/bin/sh
@@ -94,6 +102,25 @@ def test_a_line_that_a_kill_cut_short_is_no_step(tmp_path: Path) -> None:
     assert logged(tmp_path) == []
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "metrics": {}\n{"step": 3}\n{"ste')
     assert [line["step"] for line in logged(tmp_path)] == [1, 3]
+
+
+def test_a_restart_after_a_logged_step_validates_when_it_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = composed("experiment=demo", f"fspo.run_dir={tmp_path}", f"trainer.default_local_dir={tmp_path}/saved")
+    (tmp_path / "saved/global_step_4").mkdir(parents=True)
+    (tmp_path / "saved/latest_checkpointed_iteration.txt").write_text("4")
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 3, "metrics": {}}\n{"step": 4, "metrics": {}}\n')
+    monkeypatch.setenv(RESTARTED, '{"restarts": 1, "reason": "a kill"}')
+    assert goes_on_by_itself(config)
+    log.write_text('{"step": 3, "metrics": {}}\n')  # killed between the save and the validation of step 4
+    assert not goes_on_by_itself(config)
+    log.write_text('{"step": 4, "metrics": {}}\n')
+    monkeypatch.setenv(RESTARTED, '{"restarts": 0}')  # the first start, by a person
+    assert not goes_on_by_itself(config)
+    monkeypatch.delenv(RESTARTED)
+    assert not goes_on_by_itself(config)
 
 
 def test_the_time_that_counted() -> None:

@@ -179,6 +179,14 @@ def told() -> dict[str, Any]:
     return found
 
 
+def goes_on_by_itself(config: DictConfig) -> bool:
+    """Whether this is an automatic restart after a step that is logged: a validation due then is in the log, too."""
+    checkpoint = latest(Path(config.trainer.default_local_dir))
+    if checkpoint is None or "reason" not in told():
+        return False
+    return any(line["step"] == step_of(checkpoint) for line in logged(Path(config.fspo.run_dir)))
+
+
 def effective_time_ratio(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> float | None:
     """ETTR: seconds of the steps that counted, over those from the first start to the end of the last. Defined here.
 

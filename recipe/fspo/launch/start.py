@@ -298,6 +298,8 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
     """The part of :func:`launch` that writes to the run folder."""
     write_offline_task(config)
     run_folder.begin(config, changed)
+    if run_folder.goes_on_by_itself(config):
+        config.trainer.val_before_train = False  # nobody asked for one more; at scale it takes longer than the restart
     write_phase(config.fspo.run_dir, Phase(0, "start-up"))
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
     driver_log = Path(config.fspo.run_dir) / "driver.log"
