@@ -1,8 +1,9 @@
-"""A process that is killed for memory: noticed as such, with how much there was and what to lower."""
+"""A process that ends for want of memory: noticed as such, with how much there was and what to lower."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from recipe.fspo.faults import memory
+from recipe.fspo.faults.errors import failure
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.faults.watchdog import Death, Watchdog
 
@@ -40,6 +42,23 @@ def test_what_to_lower_is_said() -> None:
     assert memory.explanation("trainer", "").startswith(f"this machine has {total:.1f} GiB; ")
     sentence = Death("trainer", 7, None, None, memory="this machine has 1.0 GiB").sentence()
     assert sentence == "the trainer (process 7) was killed for memory: this machine has 1.0 GiB"
+
+
+def test_a_process_without_shared_memory_is_named_so(tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    code = (
+        "import faulthandler, mmap, tempfile; faulthandler.enable(); file = tempfile.TemporaryFile(); "
+        "file.truncate(4096); pages = mmap.mmap(file.fileno(), 4096); file.truncate(0); pages[0] = 1"
+    )
+    with log.open("wb") as out:  # a page that the kernel cannot give, as in a full /dev/shm
+        assert subprocess.run([sys.executable, "-c", code], stderr=out).returncode == -signal.SIGBUS
+    why = memory.bus_error(str(log), shared=tmp_path)
+    assert why is not None and f"({tmp_path} has " in why and "update_weights_bucket_megabytes" in why
+    said = str(failure(RuntimeError("x"), tmp_path / "driver.log", Death("FSDP worker", 7, str(log), None), None))
+    assert said.startswith("the FSDP worker (process 7) died: there was no shared memory left (/dev/shm has ")
+    log.write_text("Segmentation fault")
+    assert memory.bus_error(str(log)) is None
+    assert memory.bus_error(None) is None
 
 
 def test_a_process_killed_for_memory_is_named_so(run_id: str, memory_limit: Callable[[int], Path]) -> None:

@@ -57,6 +57,7 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
         # The watchdog knows better what a process is than the name of its task.
         death = replace(death, memory=told.memory) if death and told and death.pid == told.pid else told
     if death is not None:
+        death = replace(death, why=memory.bus_error(death.log))
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes

@@ -1,4 +1,4 @@
-"""Whether the kernel has just killed a process of this machine for memory, and how much there is.
+"""Whether a process of this machine has just ended for want of memory, shared memory too, and how much there is.
 
 The kernel kills with SIGKILL and tells nobody but its log. Its count of such kills (``/proc/vmstat``, since Linux 4.13)
 holds those by a cgroup's limit, too: if it has grown between two looks at the processes, that is why one died.
@@ -59,6 +59,24 @@ def cgroups_of(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii")
     return ""
+
+
+def bus_error(log: str | None, shared: Path = Path("/dev/shm")) -> str | None:
+    """What to say of a process whose log ends in SIGBUS: a page of shared memory could not be had. None for others.
+
+    It is the kernel's answer to a write where ``/dev/shm`` is full; containers often have 64 MiB of it.
+    """
+    try:
+        told = Path(log or "").read_bytes()[-(2**16) :]
+        size = psutil.disk_usage(str(shared)).total / 2**20
+    except OSError:
+        return None
+    if b"SIGBUS received" not in told and b"Fatal Python error: Bus error" not in told:
+        return None
+    return (
+        f"there was no shared memory left ({shared} has {size:.0f} MiB): give it more (containers: --shm-size), or "
+        "lower actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+    )
 
 
 def remedy(role: str) -> str:

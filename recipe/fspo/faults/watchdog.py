@@ -43,6 +43,8 @@ class Death:
     node: str | None = None
     #: Where the kernel killed it for memory: how much there was, and what to lower.
     memory: str | None = None
+    #: Another reason, if one is known.
+    why: str | None = None
 
     def sentence(self) -> str:
         """Which process, when, why if that is known, and where its log is."""
@@ -51,8 +53,8 @@ class Death:
         when = f" {self.phase.words()}" if self.phase else ""
         log = f"; its log: {self.log}{there}" if self.log else ""
         how = "died" if self.memory is None else "was killed for memory"
-        why = "" if self.memory is None else f": {self.memory}"
-        return f"the {self.role}{process} {how}{when}{why}{log}"
+        reason = self.memory or self.why
+        return f"the {self.role}{process} {how}{when}{f': {reason}' if reason else ''}{log}"
 
 
 class Watchdog:
