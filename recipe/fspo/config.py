@@ -45,6 +45,8 @@ _GROUP_ESTIMATORS = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectoriz
 _LINEAR_MAX, _SQRT_MIN = 0.01, 0.003
 #: A clip value per sqrt(token) from here on is an eps (0.2 is PPO's): 0.15 sqrt(2000) are 6.7 nats.
 _SQRT_MAX = 0.15
+#: From here on a band of c sqrt(L) is meant to be none: algo=unclipped.
+_NO_CLIP = 1e9
 
 
 @dataclass
@@ -313,7 +315,7 @@ def _clip_problems(settings: SequenceLossSettings) -> Problems:
                 f"{_POLICY_LOSS}.{key}={value} is per token for band=linear and would never clip: GSPO's authors "
                 "recommend 3e-4 and 4e-4 (a value near 0.03 belongs to band=sqrt, FSPO)"
             )
-        elif settings.band == "sqrt" and value >= _SQRT_MAX:
+        elif settings.band == "sqrt" and _SQRT_MAX <= value < _NO_CLIP:
             yield (
                 f"{_POLICY_LOSS}.{key}={value} is per sqrt(token) for band=sqrt and would never clip: FSPO uses about "
                 "0.03 (a value near 0.2 belongs to band=constant, RLOO)"

@@ -244,3 +244,19 @@ def test_ranks_that_wait_in_different_collectives_are_named(start: Starter, tmp_
     assert "barrier (" in run.output(), run.output()[-3000:]
     assert "barrier" in (run.run_dir / "hang.txt").read_text()
     assert run.left_behind() == []
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_machine_do_not_get_each_others_weights(start: Starter, tmp_path: Path) -> None:
+    """Each has a Ray of its own, and in both its first job; verl's sockets in /tmp are named by the job."""
+    runs = [
+        start(
+            tmp_path / str(seed), *SMALL, f"seed={seed}", "trainer.total_training_steps=8", "fspo.hang_after_s=60",
+            "actor_rollout_ref.actor.optim.lr=1e-3",
+        )
+        for seed in (1, 2)
+    ]  # fmt: skip
+    for run in runs:
+        assert run.wait(500) == 0, run.output()[-3000:]
+        for step, metrics in run.steps().items():
+            assert metrics["training/rollout_probs_diff_max"] < 1e-3, (step, metrics["training/rollout_probs_diff_max"])

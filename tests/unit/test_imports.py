@@ -60,11 +60,36 @@ found = [name for name in sys.modules if name.startswith("recipe.fspo.cpu")]
 assert not found, found
 """
 
+SOCKETS_BY_RUN = """
+import inspect, sys, types, ray, verl
+import verl.workers.rollout.vllm_rollout.vllm_async_server as server
+from ray.runtime_context import RuntimeContext
+from verl.workers.rollout.vllm_rollout import ServerAdapter
+# Both ends of the socket still ask Ray for its job, and nothing else of verl does.
+assert "job_id = ray.get_runtime_context().get_job_id()" in inspect.getsource(ServerAdapter.__init__)
+assert 'os.environ["VERL_RAY_JOB_ID"] = ray.get_runtime_context().get_job_id()' in inspect.getsource(server)
+ray.is_initialized = lambda: True
+job = types.SimpleNamespace(current_job_id=types.SimpleNamespace(hex=lambda: "01000000"))
+assert RuntimeContext(job).get_job_id() == "01000000{suffix}", RuntimeContext(job).get_job_id()
+"""
+
 #: What is expected, code and environment.
 FRESH = [
     pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
     pytest.param(
         VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}, id="verl finds the losses and the platform", marks=pytest.mark.release
+    ),
+    pytest.param(
+        SOCKETS_BY_RUN.format(suffix="-abc"),
+        {"VERL_PLATFORM": "cpu", "FSPO_RUN_ID": "abc"},
+        id="a run has sockets of its own",
+        marks=pytest.mark.release,
+    ),
+    pytest.param(
+        SOCKETS_BY_RUN.format(suffix=""),
+        {"VERL_PLATFORM": "cpu"},
+        id="plain verl is left alone",
+        marks=pytest.mark.release,
     ),
     pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.release),
 ]

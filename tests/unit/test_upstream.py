@@ -239,6 +239,13 @@ NAMES = (
     ),
     Name("verl.model_merger.fsdp_model_merger", "FSDPModelMerger", "recipe/fspo/export.py", "the same"),
     Name("transformers.models.auto.modeling_auto", "AutoModelForCausalLM", "recipe/fspo/export.py", PUBLIC),
+    Name(
+        "ray.runtime_context",
+        "RuntimeContext.get_job_id",
+        "recipe/fspo/plugin.py",
+        "the run's id is added: sockets",
+        (),
+    ),
     # ---- CPUs
     Name("verl.plugin.platform.platform_base", "PlatformBase", "recipe/fspo/cpu/platform.py", PUBLIC),
     Name("verl.plugin.platform.platform_manager", "PlatformRegistry", "recipe/fspo/cpu/platform.py", PUBLIC),
