@@ -27,7 +27,9 @@ FAIL = {
 #: By what each weighs a token; what is recorded of verl's rests on it.
 WEIGHTS = {
     **dict.fromkeys(("gmpo", "gspo_verl", "gspo", "luspo"), "length_normalised"),
-    **dict.fromkeys(("vespo", "rloo", *(name for name in choices("algo") if name.startswith("fspo"))), "sequence"),
+    **dict.fromkeys(
+        ("vespo", "rloo", "unclipped", *(name for name in choices("algo") if name.startswith("fspo"))), "sequence"
+    ),
     **{"ctpo_la": "prefix", "gpg": "none", "dro": None},
 }
 
