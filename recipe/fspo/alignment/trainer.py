@@ -50,6 +50,7 @@ class AlignmentTrainer(FSPOTrainer):
         self._settings = {algo: SequenceLossSettings(**values) for algo, values in self._request.settings.items()}
         super().__init__(config)
         self._prompts: list[str] = []
+        self._place: dict[str, int] = {}
 
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
@@ -69,7 +70,14 @@ class AlignmentTrainer(FSPOTrainer):
     def _fetch_one_gen_batch(self) -> Any:
         batch = super()._fetch_one_gen_batch()
         self._prompts = [str(prompt) for prompt in batch["raw_prompt"]]
+        self._place = {uid: index for index, uid in enumerate(batch["uid"])}
         return batch
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
+        # The parts of a batch, too, come in the data loader's order.
+        prompt_B = self._prompt_of(batch)
+        batch.reorder(sorted(range(len(batch)), key=prompt_B.__getitem__))
+        return PPOTrainerSync._balance_batch(self, batch, metrics, **options)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return batch  # the last part of verl's step, which is wanted for rollouts and advantages only
@@ -82,7 +90,7 @@ class AlignmentTrainer(FSPOTrainer):
 
     def _prompt_of(self, batch: KVBatchMeta) -> np.ndarray:
         """Position of each row's prompt in the data loader's batch; -1 for a row that verl added as padding."""
-        return np.array([self._position.get(prompt_of(key), -1) for key in batch.keys])
+        return np.array([self._place.get(prompt_of(key), -1) for key in batch.keys])
 
     def _token_tensors(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
         """Padded [B, T] tensors of the response tokens."""
