@@ -97,7 +97,8 @@ FRESH = [
 
 @pytest.mark.parametrize(("code", "environment"), FRESH)
 def test_in_a_fresh_process(code: str, environment: dict[str, str]) -> None:
-    inherited = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    set_by_tests = ("VERL_PLATFORM", "FSPO_RUN_ID")
+    inherited = {name: value for name, value in os.environ.items() if name not in set_by_tests}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         cwd=Path.home(),  # outside the checkout
