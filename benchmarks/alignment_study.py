@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from scipy.stats import spearmanr
 
+from benchmarks.async_study import mean_cell
+from benchmarks.fairness_study import bold
 from benchmarks.pages import markdown, replace_section
-from fspo.fairness.bootstrap import mean_interval
 from fspo.files import atomic_path
-from fspo.report.tables import show_interval
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "alignment.md"
 SEEDS: Final = (1, 2, 3, 4)
@@ -81,11 +80,9 @@ def figures(result: Result, clips: str) -> dict[str, dict[str, float | None]]:
     }
 
 
-def cell(values: Sequence[float | None], form: str = "{:.3f}", bold: bool = False) -> str:
-    """Mean over checkpoints with its interval."""
-    known = [value for value in values if value is not None and np.isfinite(value)]
-    text = show_interval(mean_interval(known), form, bold) if known else "-"
-    return f"**{text[1:]}**" if text.startswith("*") else text
+def cell(values: Sequence[float | None], form: str = "{:.3f}", mark: bool = False) -> str:
+    """Mean over checkpoints with its interval; ``mark``: bold where it excludes 0."""
+    return bold(mean_cell(values, form, mark))
 
 
 def direction_table(found: Sequence[Result], clips: str) -> str:
@@ -95,19 +92,17 @@ def direction_table(found: Sequence[Result], clips: str) -> str:
     def over(algo: str, name: str) -> list[float | None]:
         return [one[algo][name] for one in each]
 
-    def less(algo: str, name: str) -> list[float | None]:
-        pairs = zip(over("fspo", name), over(algo, name), strict=True)
+    def minus(first: list[float | None], second: list[float | None]) -> list[float | None]:
+        pairs = zip(first, second, strict=True)
         return [None if a is None or b is None else a - b for a, b in pairs]
 
     names = ("active/acceptance", "cosine", "norm_ratio", "symmetric/lre", "active/lre")
     rows = []
     for algo in each[0]:
-        slack = [
-            None if c is None or b is None else c - b
-            for c, b in zip(over(algo, "cosine"), over(algo, "active/mean_bound"), strict=True)
-        ]
-        other = "" if algo == "fspo" else cell(less(algo, "cosine"), "{:+.3f}", bold=True)
-        rows.append([algo, *(cell(over(algo, name)) for name in names), other, cell(slack)])
+        cosine = over(algo, "cosine")
+        less = "" if algo == "fspo" else cell(minus(over("fspo", "cosine"), cosine), "{:+.3f}", mark=True)
+        above = cell(minus(cosine, over(algo, "active/mean_bound")))
+        rows.append([algo, *(cell(over(algo, name)) for name in names), less, above])
     head = ("algo", "kept", "cos(clipped, unclipped)", "norm ratio", "LRE, symmetric", "LRE, active")
     return markdown((*head, "cosine: fspo - this", "above the mean bound"), rows)
 
@@ -120,7 +115,7 @@ def share_table(found: Sequence[Result], clips: str) -> str:
     rows = [["unclipped, exp(S)", *(cell(values, "{:.2f}") for values in before)]]
     for algo in each[0]:
         change = [[one[algo][f"share/{k}"] - one[algo][f"share_unclipped/{k}"] for one in each] for k in range(bins)]
-        rows.append([f"{algo}: change", *(cell(values, "{:+.2f}", bold=True) for values in change)])
+        rows.append([f"{algo}: change", *(cell(values, "{:+.2f}", mark=True) for values in change)])
     return markdown(("", *(f"bin {k + 1}" for k in range(bins))), rows)
 
 
@@ -134,7 +129,7 @@ def rank_table(found: Sequence[Result], clips: str) -> str:
             known = [(a, b) for a, b in pairs if a is not None and b is not None]
             if len(known) > 2 and len({b for _, b in known}) > 1:
                 correlations.append(float(spearmanr(known).statistic))
-        rows.append([name, cell(correlations, "{:+.2f}", bold=True)])
+        rows.append([name, cell(correlations, "{:+.2f}", mark=True)])
     return markdown(("", "rank correlation with the cosine"), rows)
 
 

@@ -94,9 +94,10 @@ def finished(folder: Path) -> Cells:
     return cells
 
 
-def _mean(values: Sequence[float | None], form: str) -> str:
+def mean_cell(values: Sequence[float | None], form: str, mark: bool = False) -> str:
+    """Mean of what is known, with its interval; ``mark``: a ``*`` in front where it excludes 0."""
     known = [value for value in values if value is not None and np.isfinite(value)]
-    return show_interval(mean_interval(known), form) if known else "-"
+    return show_interval(mean_interval(known), form, mark) if known else "-"
 
 
 def _metric(run: Run, name: str) -> float | None:
@@ -115,13 +116,13 @@ def funnel_row(runs: Sequence[Run]) -> list[str]:
     shares = [run.funnel.ended_MSK.sum((0, 2)) / run.funnel.ended_MSK.sum() for run in runs]
     tokens = [run.funnel.tokens_MS.sum(0) / run.funnel.tokens_MS.sum() for run in runs]
     return [
-        _mean([share[STAGES.index("stale")] for share in shares], "{:.1%}"),
-        _mean([1 - share[STAGES.index("trained")] for share in tokens], "{:.1%}"),
-        _mean([_length(run, "stale") / _length(run, "trained") for run in runs], "{:.2f}"),
-        _mean([_metric(run, "fspo/funnel/staleness") for run in runs], "{:.2f}"),
-        _mean([_metric(run, "fspo/funnel/versions") for run in runs], "{:.2f}"),
-        _mean([_length(run, "trained") for run in runs], "{:.0f}"),
-        _mean([_metric(run, ACCURACY) for run in runs], "{:.3f}"),
+        mean_cell([share[STAGES.index("stale")] for share in shares], "{:.1%}"),
+        mean_cell([1 - share[STAGES.index("trained")] for share in tokens], "{:.1%}"),
+        mean_cell([_length(run, "stale") / _length(run, "trained") for run in runs], "{:.2f}"),
+        mean_cell([_metric(run, "fspo/funnel/staleness") for run in runs], "{:.2f}"),
+        mean_cell([_metric(run, "fspo/funnel/versions") for run in runs], "{:.2f}"),
+        mean_cell([_length(run, "trained") for run in runs], "{:.0f}"),
+        mean_cell([_metric(run, ACCURACY) for run in runs], "{:.3f}"),
     ]
 
 
@@ -174,7 +175,7 @@ def difference_row(runs: Sequence[Run], others: Sequence[Run], starts: np.ndarra
         for view in ("symmetric", "active")
     ]
     gain = [(_metric(a[s], ACCURACY), _metric(b[s], ACCURACY)) for s in seeds]
-    cells.append(_mean([x - y for x, y in gain if x is not None and y is not None], "{:+.3f}"))
+    cells.append(mean_cell([x - y for x, y in gain if x is not None and y is not None], "{:+.3f}"))
     return [str(len(seeds)), *(f"**{cell[1:]}**" if cell.startswith("*") else cell for cell in cells)]
 
 
@@ -199,7 +200,7 @@ def tables(folder: Path) -> str:
     stages = ["dropping", "clip, symmetric", "clip, active", "dropping and clip"]
     table("LRE by stage, debiased", stages, [lre_row(runs, starts) for runs in filled.values()])
     seconds = [
-        [_mean([_metric(r, f"timing_s/{p}") for r in runs], "{:.1f}") for p in PHASES] for runs in filled.values()
+        [mean_cell([_metric(r, f"timing_s/{p}") for r in runs], "{:.1f}") for p in PHASES] for runs in filled.values()
     ]
     table("Seconds a step, by phase", PHASES, seconds)
     edges = [f"L {int(FINE_LENGTH_EDGES[start])}..." for start in starts]

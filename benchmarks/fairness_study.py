@@ -43,6 +43,12 @@ BINS: Final = 8
 CLIP_RATE: Final = 0.15
 #: Step from which a calibrated band has at least two steps behind it.
 _FIRST: Final = 3
+#: By comparison of the grid.
+TITLES: Final = {
+    "default": "Default clip values",
+    "matched": "Matched clip values",
+    "matched_active": "Matched active clip rate",
+}
 _BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 
 #: Accepted and all (sequences or weight) by mini-batch and fine length bin, and the sequences that weights are worth.
@@ -135,15 +141,16 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: n
     return f"*{text}" if here.excludes_zero and (beyond.excludes_zero or here.n <= 2) else text
 
 
+def bold(text: str) -> str:
+    """A report's cell in Markdown: its ``*`` in front becomes bold."""
+    return f"**{text[1:]}**" if text.startswith("*") else text
+
+
 def markdown(table: Table, corner: str) -> str:
     """A report's table as Markdown; its ``*`` marks become bold."""
-
-    def cell(text: str) -> str:
-        return f"**{text[1:]}**" if text.startswith("*") else text
-
     lines = ["| " + " | ".join([corner, *table.heads]) + " |", "|---" * (len(table.heads) + 1) + "|"]
     for head, note, cells in table.rows:
-        lines.append("| " + " | ".join([f"{head} ({note})" if note else head, *map(cell, cells)]) + " |")
+        lines.append("| " + " | ".join([f"{head} ({note})" if note else head, *map(bold, cells)]) + " |")
     return "\n".join(lines)
 
 
@@ -299,8 +306,7 @@ def tables(grid: Path, common: bool = True) -> str:
     edges = [*FINE_LENGTH_EDGES.numpy()[starts], "..."]
     parts.append("Length bins begin at " + ", ".join(str(edge) for edge in edges[:-1]) + " tokens.")
     measures = standard_measures(runs, starts)
-    titles = {"default": "Default clip values", "matched": "Matched clip values"}
-    for comparison, title in (titles | {"matched_active": "Matched active clip rate"}).items():
+    for comparison, title in TITLES.items():
         chosen = [group for group in groups if group.comparison == comparison]
         if not chosen:
             continue
