@@ -102,6 +102,8 @@ def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str
         pids, code = run.left(), run.process.poll()
         row |= {"end_s": None if code is None else round(ended - began, 1), "exit_code": code, "left": len(pids)}
         row |= {"message": sentence(run.output()), "steps_lost": max(0, at.step - tracked_step(folder))}
+        if named is None and _SAYS[how] in row["message"]:
+            row["named_s"] = row["end_s"]  # Ray has given the process up before the limit
         return row, resume_of(run, *left)
     finally:
         run.stop()

@@ -1,7 +1,8 @@
 """``python -m benchmarks.healing FOLDER``: faults at random in a long run with ``fspo.restarts``; docs/reliability.md.
 
-``kills`` (SIGKILL), or with ``--hangs`` hangs (SIGSTOP), of a process drawn at random, on average every ten minutes.
-Interrupted, the same command goes on with the run, and draws other faults. Rows: benchmarks/faults/healing.jsonl.
+Kills (SIGKILL) or hangs (SIGSTOP) of a process drawn at random, on average every ten minutes; or none, to compare what
+was learned. Interrupted, the same command goes on with the run, and draws other faults. Rows:
+benchmarks/faults/healing.jsonl.
 """
 
 from __future__ import annotations
@@ -25,18 +26,22 @@ from fspo.files import atomic_path
 from recipe.fspo.faults.processes import role_of
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "healing.jsonl"
+#: Steps over which rewards are averaged for the table, and after which it is validated.
+BLOCK: Final = 20
 SETTINGS: Final = (
     "experiment=demo",
     "fspo.restarts=100",
     "trainer.total_epochs=1000",
     "trainer.total_training_steps=100000",
     "trainer.save_freq=1",
-    "trainer.test_freq=20",
+    f"trainer.test_freq={BLOCK}",
     "trainer.max_actor_ckpt_to_keep=2",
 )
+HELD_OUT: Final = "val-core/fspo/remainder/acc/mean@1"
 #: Seconds between faults: their mean, and how far from it, as a share.
 EVERY_S: Final = 600.0
 JITTER: Final = 0.5
+SIGNALS: Final = {"kills": signal.SIGKILL, "hangs": signal.SIGSTOP, "none": None}
 LAUNCHER: Final = "launching process"
 #: Every process of the run inherits it from here.
 MARK: Final = "FSPO_HEALING"
@@ -55,7 +60,7 @@ def family_of(parent: int) -> dict[str, list[int]]:
     return {role: pids for role, pids in found.items() if pids}
 
 
-def strike(parent: int, how: signal.Signals, draw: random.Random) -> str | None:
+def strike(parent: int, how: int, draw: random.Random) -> str | None:
     """Kill or stop one process; its role, or None if there is none at the moment."""
     found = family_of(parent)
     if how == signal.SIGSTOP:
@@ -67,7 +72,7 @@ def strike(parent: int, how: signal.Signals, draw: random.Random) -> str | None:
     return role
 
 
-def go_on(folder: Path, minutes: float, hangs: bool, seed: int) -> list[str]:
+def go_on(folder: Path, minutes: float, faults: str, seed: int) -> list[str]:
     """Run for some minutes; returns what was struck, in order."""
     starts = len(json.loads((folder / "run.json").read_text())["starts"]) if (folder / "run.json").exists() else 0
     draw, struck = random.Random(f"{seed} {starts}"), []
@@ -76,8 +81,9 @@ def go_on(folder: Path, minutes: float, hangs: bool, seed: int) -> list[str]:
     with (folder / "healing.log").open("ab") as log:
         run = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, MARK: str(os.getpid())})
     end, next_s = time.monotonic() + 60 * minutes, time.monotonic() + EVERY_S * draw.uniform(1 - JITTER, 1 + JITTER)
+    how = SIGNALS[faults]
     while run.poll() is None and time.monotonic() < end:
-        if time.monotonic() > next_s and (role := strike(run.pid, signal.SIGSTOP if hangs else signal.SIGKILL, draw)):
+        if how is not None and time.monotonic() > next_s and (role := strike(run.pid, how, draw)):
             next_s = time.monotonic() + EVERY_S * draw.uniform(1 - JITTER, 1 + JITTER)
             struck.append(role)
             print(f"{time.strftime('%H:%M:%S')} {role}", flush=True)
@@ -89,12 +95,16 @@ def go_on(folder: Path, minutes: float, hangs: bool, seed: int) -> list[str]:
     return struck
 
 
-def summary(folder: Path, hangs: bool, struck: list[str], minutes: float, seed: int) -> dict[str, Any]:
+def summary(folder: Path, faults: str, struck: list[str], minutes: float, seed: int) -> dict[str, Any]:
     """What became of the run, all its starts together."""
-    info = json.loads((folder / "run.json").read_text())
-    steps = [line["step"] for line in complete_lines(folder / "metrics.jsonl") if line["step"] > 0]
+    info, lines = json.loads((folder / "run.json").read_text()), complete_lines(folder / "metrics.jsonl")
+    steps = [line["step"] for line in lines if line["step"] > 0]
+    rewards: dict[int, list[float]] = {}
+    for line in lines:
+        if "critic/score/mean" in line["metrics"]:
+            rewards.setdefault(-(-line["step"] // BLOCK) * BLOCK, []).append(line["metrics"]["critic/score/mean"])
     return {
-        "faults": "hangs" if hangs else "kills",
+        "faults": faults,
         "seed": seed,
         "minutes": round(minutes, 1),
         "struck": struck,
@@ -103,18 +113,37 @@ def summary(folder: Path, hangs: bool, struck: list[str], minutes: float, seed: 
         "logged_twice": len(steps) - len(set(steps)),
         "not_logged": max(steps) - len(set(steps)),
         "ettr": round(info["effective_time_ratio"], 4),
+        "rewards": {str(end): round(sum(of) / len(of), 4) for end, of in rewards.items()},
+        "held_out": {str(line["step"]): line["metrics"][HELD_OUT] for line in lines if HELD_OUT in line["metrics"]},
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The table of the page."""
-    header = ("faults", "minutes", "struck", "restarts", "steps", "done twice", "not logged", "ETTR")
+    header = ("faults", "seed", "minutes", "struck", "restarts", "steps", "done twice", "not logged", "ETTR")
     lines = []
     for row in rows:
         roles = ", ".join(f"{row['struck'].count(role)} {role}" for role in sorted(set(row["struck"])))
         numbers = [row[name] for name in ("restarts", "steps", "logged_twice", "not_logged")]
-        lines.append([row["faults"], f"{row['minutes']:.0f}", roles, *map(str, numbers), f"{row['ettr']:.1%}"])
-    return markdown(header, lines) if lines else "Not run yet."
+        first = [row["faults"], str(row["seed"]), f"{row['minutes']:.0f}", roles]
+        lines.append([*first, *map(str, numbers), f"{row['ettr']:.1%}"])
+    return f"{markdown(header, lines)}\n{learned(rows)}" if lines else "Not run yet."
+
+
+def learned(rows: list[dict[str, Any]]) -> str:
+    """A second table: mean reward of 20 steps, and held-out accuracy after them, of every run that got so far."""
+    ends = [BLOCK * 2**i for i in range(6) if any(str(BLOCK * 2**i) in row["held_out"] for row in rows)]
+    lines = [
+        [
+            row["faults"],
+            str(row["seed"]),
+            what,
+            *(f"{row[name][str(end)]:.3f}" if str(end) in row[name] else "" for end in ends),
+        ]
+        for what, name in (("reward", "rewards"), ("held-out accuracy", "held_out"))
+        for row in rows
+    ]
+    return markdown(("faults", "seed", "mean of the steps up to", *map(str, ends)), lines)
 
 
 def main() -> None:
@@ -122,15 +151,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="run folder")
     parser.add_argument("--minutes", type=float, default=95.0)
-    parser.add_argument("--hangs", action="store_true")
+    parser.add_argument("--faults", choices=SIGNALS, default="kills")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     folder, rows = given.folder.absolute(), complete_lines(ROWS)
-    faults = "hangs" if given.hangs else "kills"
-    before = next((row for row in rows if (row["faults"], row["seed"]) == (faults, given.seed)), None)
-    struck = go_on(folder, given.minutes, given.hangs, given.seed)
+    before = next((row for row in rows if (row["faults"], row["seed"]) == (given.faults, given.seed)), None)
+    struck = go_on(folder, given.minutes, given.faults, given.seed)
     minutes = given.minutes + (before["minutes"] if before else 0.0)
-    row = summary(folder, given.hangs, [*(before["struck"] if before else []), *struck], minutes, given.seed)
+    row = summary(folder, given.faults, [*(before["struck"] if before else []), *struck], minutes, given.seed)
     rows = [each for each in rows if each is not before] + [row]
     with atomic_path(ROWS) as temporary:
         temporary.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")

@@ -29,6 +29,7 @@ from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.noise_floor import SAFE_MARGIN, NoiseFloor, noise_floor
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput
+from recipe.fspo.faults.collectives import entered_here
 
 #: The wheels of CUDA 13 need a driver from here on.
 DRIVER = 580
@@ -354,6 +355,10 @@ def update(size: Size, device: str) -> str:
         if device == "cuda":
             text += f"; peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
         half_width = min(float((output.upper_B / output.log_ratio_B.abs()).min()) for output in first)
+        recorded = ", ".join(f"{max(numbers)} of {group}" for group, numbers in entered_here().items())
+        text += f"; collectives recorded: {recorded or 'none'}"
+        if ranks > 1 and not recorded:
+            raise Failed(f"the flight recorder is empty, so a hang could not be explained; {text}")
         if half_width < SAFE_MARGIN:
             raise Failed(f"before any update S should be 0 and is within {half_width:.1f} of the band's edge; {text}")
         return text

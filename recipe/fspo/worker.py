@@ -19,6 +19,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from fspo.attributes import Attribute
 from fspo.losses import UnusableRowsError
 from fspo.types import BandState
+from recipe.fspo.faults import collectives
 from recipe.fspo.faults.nonfinite import guarded_update
 from recipe.fspo.policy_loss import observe_verl_losses
 from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
@@ -75,12 +76,14 @@ class FSPOWorker(ActorRolloutRefWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         observe_verl_losses()
         super().__init__(*args, **kwargs)
+        collectives.answer(self.rank)
         RECORDER.enable(max_response_length=self.config.rollout.response_length)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def record(self, sequences: bool, run_dir: str) -> None:
         """Record from now on, as at the start of a run; with ``sequences`` not only sums."""
         RECORDER.enable(self.config.rollout.response_length, sequences, Path(run_dir))
+        collectives.dump_to(Path(run_dir), self.rank)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...]) -> None:

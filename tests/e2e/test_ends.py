@@ -240,10 +240,59 @@ def test_ranks_that_wait_in_different_collectives_are_named(start: Starter, tmp_
     run.wait_for("step 2/50", 400)
     trigger.touch()
     assert run.wait(300) == 1
-    assert re.search(r"^error: no progress for .* during the update of step \d+: the FSDP worker", run.output(), re.M)
-    assert "barrier (" in run.output(), run.output()[-3000:]
+    assert re.search(r"^error: no progress for .* during the update of step \d+: rank \d, the FSDP", run.output(), re.M)
+    told = r"rank \d, the FSDP worker \(process \d+\) .*, others in .*, as collective \d+ of gloo's group"
+    assert re.search(told, run.output()), run.output()[-3000:]
     assert "barrier" in (run.run_dir / "hang.txt").read_text()
     assert run.left_behind() == []
+
+
+#: verl's agent loop, whose responses go on to the limit while the file is there.
+LONG_LOOP = """
+import os
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+class Long(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **given):
+        return await super().run(sampling_params | {{"ignore_eos": os.path.exists({trigger!r})}}, **given)
+"""
+
+
+@pytest.mark.slow
+def test_a_step_with_ten_times_longer_responses_is_no_hang(start: Starter, tmp_path: Path) -> None:
+    trigger = tmp_path / "trigger"
+    (tmp_path / "long_loop.py").write_text(LONG_LOOP.format(trigger=str(trigger)))
+    (tmp_path / "loops.yaml").write_text("[{name: long, _target_: long_loop.Long}]")
+    agent = "actor_rollout_ref.rollout.agent"
+    run = start(
+        tmp_path, f"{agent}.agent_loop_config_path={tmp_path}/loops.yaml", f"{agent}.default_agent_loop=long",
+        "data.max_response_length=480", "trainer.val_before_train=false", "trainer.test_freq=-1",
+        "trainer.total_training_steps=5",
+    )  # fmt: skip
+    run.wait_for("step 2/5", 400)
+    trigger.touch()
+    run.wait_for("step 3/5", 400)  # its generation had begun: some of its responses are long
+    run.wait_for("step 4/5", 400)
+    trigger.unlink()
+    assert run.wait(400) == 0, run.output()[-3000:]
+    lengths = {step: metrics["response_length/mean"] for step, metrics in run.steps().items()}
+    assert lengths[4] > 8 * min(lengths[1], lengths[2]), lengths
+    assert "no progress" not in run.output()
+    assert not (run.run_dir / "hang.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_machine_with_four_busy_loops_is_no_hang(start: Starter, tmp_path: Path) -> None:
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        run = start(tmp_path, "trainer.total_training_steps=5")
+        assert run.wait(580) == 0, run.output()[-3000:]
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    assert "no progress" not in run.output()
+    assert not (run.run_dir / "hang.txt").exists()
 
 
 @pytest.mark.slow

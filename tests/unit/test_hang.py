@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from recipe.fspo.faults import hang
-from recipe.fspo.faults.hang import Doing, Hang, HangWatch, Patience, doing_here, suspects
+from recipe.fspo.faults.hang import Doing, Hang, HangWatch, Patience, doing_here, stopped_one, suspects
 from recipe.fspo.faults.phase import Phase
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 
@@ -169,3 +169,15 @@ def test_other_programs_take_their_time_off_the_clock(run_id: str) -> None:
             process.kill()
             process.wait(10)
     assert 0.2 <= foreign < 0.6
+
+
+def test_a_stopped_process_explains_an_error_that_came_first(run_id: str, begin: Begin) -> None:
+    assert stopped_one(run_id, None) is None
+    node = begin("raylet", WAITS)
+    assert stopped_one(run_id, None) is None
+    os.kill(node, signal.SIGSTOP)
+    told = stopped_one(run_id, Phase(7, "update"))
+    assert told is not None
+    assert told.sentence() == (
+        f"the Ray node (raylet) (process {node}) is stopped, so that the run failed during the update of step 7"
+    )

@@ -10,7 +10,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from recipe.fspo.faults import memory
+from recipe.fspo.faults import collectives, memory
 from recipe.fspo.faults.phase import Phase
 from recipe.fspo.faults.processes import ROLES
 from recipe.fspo.faults.watchdog import Death
@@ -57,7 +57,8 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
         # The watchdog knows better what a process is than the name of its task.
         death = replace(death, memory=told.memory) if death and told and death.pid == told.pid else told
     if death is not None:
-        death = replace(death, why=memory.bus_error(death.log))
+        ranks = collectives.told_by_dumps(log.parent) if death.role == ROLES["ray::WorkerDict"] else None
+        death = replace(death, why=memory.bus_error(death.log) or ranks)
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes

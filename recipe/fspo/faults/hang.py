@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from recipe.fspo.faults.collectives import Entered, ask, missing
 from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import processes_of, role_of
+from recipe.fspo.faults.processes import ROLES, is_stopped, processes_of, role_of
 from recipe.fspo.faults.watchdog import Death
 
 HANG_FILE = "hang.txt"
@@ -40,6 +41,7 @@ _DUMP_S = 20.0
 #: Before the run folder tells a phase.
 _BEGINNING = Phase(0, "start-up", 0.0)
 _SAMPLES = 5
+_FSDP_WORKER = ROLES["ray::WorkerDict"]
 #: Where a thread that waits usually is; this recipe has some, too.
 _LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
@@ -57,6 +59,17 @@ class Hang(Death):
         return self.told
 
 
+def stopped_one(run_id: str, phase: Phase | None) -> Hang | None:
+    """A stopped process of the run here, which explains an error of Ray that came before a limit."""
+    for pid in filter(is_stopped, processes_of(run_id)):
+        if (role := role_of(pid)) is not None:
+            when = f" {phase.words()}" if phase else ""
+            return Hang(
+                "", None, None, phase, told=f"the {role} (process {pid}) is stopped, so that the run failed{when}"
+            )
+    return None
+
+
 @dataclass(frozen=True)
 class Doing:
     """What one process of the run is doing.
@@ -69,6 +82,8 @@ class Doing:
         where: ``function (file:line)`` of the thread that tells most; None if it cannot be seen.
         own: Whether that is code of no library: a reward function, say.
         stacks: Of all threads.
+        entered: Of an FSDP worker: its rank, and the collectives that it has entered.
+        missing: What is said of a rank for which others wait in a collective.
     """
 
     role: str
@@ -78,6 +93,8 @@ class Doing:
     where: str | None
     own: bool
     stacks: str
+    entered: tuple[int, Entered] | None = None
+    missing: str | None = None
 
     def words(self) -> str:
         """For a sentence."""
@@ -85,7 +102,8 @@ class Doing:
         place = "is stopped" if self.state == "stopped" else f"{'is busy' if self.state == 'busy' else 'is'} in "
         if self.state != "stopped":
             place += self.where or "code that cannot be seen"
-        return f"the {self.role} (process {self.pid}{there}) {place}"
+        rank = f"rank {self.entered[0]}, " if self.entered and self.missing else ""
+        return f"{rank}the {self.role} (process {self.pid}{there}) {self.missing or place}"
 
 
 class Patience:
@@ -209,7 +227,11 @@ def doing_here(run_id: str, node: str | None = None) -> list[Doing]:
     for _ in range(_SAMPLES):
         seen.update(pid for pid in roles if _wants_to_run(pid))
         time.sleep(0.2)
-    return [_doing(pid, role, 2 * seen[pid] > _SAMPLES, node) for pid, role in roles.items()]
+    entered = {pid: ask(run_id, pid) for pid, role in roles.items() if role == _FSDP_WORKER}
+    return [
+        replace(_doing(pid, role, 2 * seen[pid] > _SAMPLES, node), entered=entered.get(pid))
+        for pid, role in roles.items()
+    ]
 
 
 def _wants_to_run(pid: int) -> bool:
@@ -222,10 +244,6 @@ def _wants_to_run(pid: int) -> bool:
 
 
 def _doing(pid: int, role: str, busy: bool, node: str | None) -> Doing:
-    try:
-        stopped = psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        stopped = False
     threads, stacks = _threads(pid)
     telling = min(threads, key=_order, default=None)
     frames = telling["frames"] if telling else []
@@ -233,7 +251,7 @@ def _doing(pid: int, role: str, busy: bool, node: str | None) -> Doing:
         role=role,
         pid=pid,
         node=node,
-        state="stopped" if stopped else "busy" if busy else "waits",
+        state="stopped" if is_stopped(pid) else "busy" if busy else "waits",
         where=_place(frames[0]) if frames else None,
         own=bool(frames) and _is_own(frames[0]),
         stacks=stacks,
@@ -273,17 +291,21 @@ def _place(frame: dict[str, Any]) -> str:
 
 
 def suspects(found: Sequence[Doing]) -> list[Doing]:
-    """The processes that explain a hang: those that are stopped; else in code of no library; else busy; else a rank
-    that is elsewhere than the other ranks. Of two ranks in two places nobody knows which is wrong: both are named."""
-    places = [doing.where for doing in found if doing.role == "FSDP worker"]
+    """The processes that explain a hang: those that are stopped; else in code of no library; else a rank for which
+    others wait in a collective; else busy; else a rank that is elsewhere than the other ranks. Of two ranks in two
+    places nobody knows which is wrong: both are named."""
+    places = [doing.where for doing in found if doing.role == _FSDP_WORKER]
+    absent, says = missing(dict(doing.entered for doing in found if doing.entered)) or ([], "")
+    found = [replace(doing, missing=says) if doing.entered and doing.entered[0] in absent else doing for doing in found]
     usual = max(places, key=places.count, default=None) if len(set(places)) < len(places) else None
     reasons: Iterator[list[Doing]] = (
         [doing for doing in found if test(doing)]
         for test in (
             lambda doing: doing.state == "stopped",
             lambda doing: doing.own,
+            lambda doing: doing.missing is not None,
             lambda doing: doing.state == "busy",
-            lambda doing: doing.role == "FSDP worker" and len(places) > 1 and doing.where != usual,
+            lambda doing: doing.role == _FSDP_WORKER and len(places) > 1 and doing.where != usual,
         )
     )
     return next((chosen for chosen in reasons if chosen), [])

@@ -54,6 +54,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process has been stopped (SIGSTOP, or by a debugger)."""
+    try:
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
 def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = RUN_ID_VARIABLE) -> list[int]:
     """Living processes of the run with this id, except the calling one.
 

@@ -21,10 +21,10 @@ from verl.utils.config import validate_config
 from fspo.files import local_path
 from recipe.fspo.checkpoints import integrity
 from recipe.fspo.faults.errors import failure
-from recipe.fspo.faults.hang import HangWatch
+from recipe.fspo.faults.hang import HangWatch, stopped_one
 from recipe.fspo.faults.phase import Phase, read_phase, write_phase
 from recipe.fspo.faults.preemption import STOP, WARNED, Preempted, end_on_signals
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE, own_run_id
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_stopped, kill, own_run_id, processes_of
 from recipe.fspo.faults.reaper import Reaper
 from recipe.fspo.faults.resources import needs_of
 from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
@@ -316,6 +316,8 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
         status = "finished"
     except Exception as error:
         why = str(error)
+        if watchdog.death is None and (hang := stopped_one(run_id, watchdog.phase())):
+            watchdog.report(hang)
         if watchdog.death is None and not isinstance(error, ray.exceptions.RayError):
             raise
         preempted = runner.preempted_by(error)
@@ -333,6 +335,8 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
             watchdog.stop()
         stop.set()
         printer.join(timeout=30)
+        # A stopped Ray node never answers ray.shutdown(), which keeps Python's lock meanwhile.
+        kill([pid for pid in processes_of(run_id) if is_stopped(pid)])
         ray.shutdown()  # may not return where a part of Ray has died; the watchdog ends this process then
         watchdog.stop()
         reaper.bye()
