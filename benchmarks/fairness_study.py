@@ -216,6 +216,47 @@ def common_tables(group: RunGroup, starts: np.ndarray) -> str:
     return "\n\n".join(blocks)
 
 
+def spread_table(group: RunGroup, starts: np.ndarray, resamples: int = 1000) -> str:
+    """How S spreads by length: mean per token, std of z = S / sqrt(L), kurtosis of z, and a in std(S) ~ L**a.
+
+    For the last two, z is divided by its root mean square in the mini-batch, so that all count alike; a is the slope of
+    log std(S) on log L over the bins, and mini-batches are resampled for its interval.
+    """
+    found = [r for run in group.runs if (r := read_sequences(run.path)) is not None]
+    batches = [pair for r in found for pair in zip(r.s, r.length, strict=True) if np.any(pair[0] != 0)]
+    if not batches:
+        return ""
+    size, powers = len(FINE_LENGTH_EDGES) - 1, []
+    for s, length in batches:
+        z = s / np.sqrt(length)
+        even = z / np.sqrt(np.mean(z**2))
+        columns = (np.ones_like(s), length, s, z, z**2, *(even**n for n in range(1, 5)), even * np.sqrt(length))
+        columns = (*columns, even**2 * length)
+        powers.append(merge_bins(np.stack([np.bincount(_bin(length), column, size) for column in columns]), starts))
+    powers_MFK = np.stack(powers)
+    count_K, length_K, s_K, z_K, z2_K, e1_K, e2_K, e3_K, e4_K, *_ = powers_MFK.sum(0)
+    mean_K, second_K, third_K = e1_K / count_K, e2_K / count_K, e3_K / count_K
+    fourth_K = e4_K / count_K - 4 * mean_K * third_K + 6 * mean_K**2 * second_K - 3 * mean_K**4
+
+    def exponent(chosen_MFK: Array) -> float:
+        n_K, total_K, *_, first_K, squares_K = chosen_MFK.sum(0)
+        std_K = np.sqrt(squares_K / n_K - (first_K / n_K) ** 2)
+        return float(np.polyfit(np.log(total_K / n_K), np.log(std_K), 1, w=np.sqrt(n_K))[0])
+
+    rng = np.random.default_rng(0)
+    drawn = [exponent(powers_MFK[rng.integers(0, len(powers), len(powers))]) for _ in range(resamples)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    rows = [
+        ("sequences", [f"{n:.0f}" for n in count_K]),
+        ("sum S / sum L, nats a token", [f"{value:+.5f}" for value in s_K / length_K]),
+        ("std of S / sqrt(L)", [f"{value:.4f}" for value in np.sqrt(z2_K / count_K - (z_K / count_K) ** 2)]),
+        ("kurtosis", [f"{value:.1f}" for value in fourth_K / (second_K - mean_K**2) ** 2]),
+    ]
+    heads = [f"{group.algo}: bin from", *(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])]
+    text = f"std(S) grows like L^a, a = {exponent(powers_MFK):.2f} [{low:.2f}, {high:.2f}]; sqrt(L) is a = 0.5."
+    return f"{_rows(heads, rows)}\n\n{text}"
+
+
 def quantile_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
     """The quantile band, calibrated on the steps before, on the runs of all groups: per target and window."""
     found = [(run.path, r) for group in groups for run in group.runs if (r := read_sequences(run.path)) is not None]
@@ -320,6 +361,8 @@ def tables(grid: Path, common: bool = True) -> str:
                 for group in chosen
                 if (found := common_tables(group, starts))
             ]
+            parts.append("### How S spreads by length")
+            parts += [text for group in chosen if (text := spread_table(group, starts))]
             parts += ["### The quantile band on common records", quantile_table(chosen, starts)]
             parts += ["### The active band on common records", active_table(groups, starts)]
         parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
@@ -346,7 +389,7 @@ def main() -> None:
         "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
     )
     parser.add_argument(
-        "--section", default="tables", help="of the page: tables, words (second task), active or clipping"
+        "--section", default="tables", help="of the page: tables, words (second task), active, clipping or pretrained"
     )
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
@@ -355,7 +398,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(f"{arguments.page}: {error}")
     with opened(arguments.grid) as grid:
-        text = tables(grid, common=arguments.section == "tables")
+        text = tables(grid, common=arguments.section in ("tables", "pretrained"))
     with atomic_path(arguments.page) as temporary:
         temporary.write_text(replace_section(page, arguments.section, text), encoding="utf-8")
 
