@@ -1,8 +1,8 @@
-"""``python -m benchmarks.network``: cuts the network between two emulated nodes for a while; docs/reliability.md.
+"""``python -m benchmarks.network``: a network between two emulated nodes that fails for a while; docs/reliability.md.
 
-Root only. Each node is a network namespace with a Ray node and an FSDP rank; both hang on a bridge, whose port drops
-all packets while it is disabled, as a switch does. The same command goes on with the rows that are missing in
-benchmarks/faults/network.jsonl.
+Root only. Each node is a network namespace with a Ray node and an FSDP rank; both hang on a bridge. Its port to the
+second drops all packets while it is disabled, as a switch does, or queues them as a link of 100 kB/s would. The same
+command goes on with the rows that are missing in benchmarks/faults/network.jsonl.
 """
 
 from __future__ import annotations
@@ -34,8 +34,16 @@ NODES: Final = ("fspo-a", "fspo-b")
 BRIDGE: Final = "fspo-br"
 ADDRESS: Final = "10.77.0.{}"
 PORT: Final = 6390
-#: Seconds without a packet, and the phase in which they begin.
-CELLS: Final = ((5, "update"), (30, "update"), (120, "update"), (30, "generation"))
+#: Seconds, what happens to packets, and the phase in which it begins.
+CELLS: Final = (
+    (5, "dropped", "update"),
+    (30, "dropped", "update"),
+    (120, "dropped", "update"),
+    (30, "dropped", "generation"),
+    (5, "queued", "update"),
+    (30, "queued", "update"),
+    (120, "queued", "update"),
+)
 START_LIMIT_S, END_LIMIT_S = 300.0, 420.0
 MARK: Final = "FSPO_NETWORK"
 
@@ -72,10 +80,19 @@ def network() -> Iterator[None]:
         disconnect()
 
 
-def cut(off: bool) -> None:
-    """Let the bridge drop all packets from and to the second node, or forward them again."""
-    state = "0" if off else "3"
-    subprocess.run(["bridge", "link", "set", "dev", f"{NODES[1]}-port", "state", state], check=True)
+def disturb(what: str, begin: bool) -> None:
+    """Let the bridge drop or queue all packets from and to the second node, or forward them again."""
+    port = ["dev", f"{NODES[1]}-port"]
+    if what == "dropped":
+        command = ["bridge", "link", "set", *port, "state", "0" if begin else "3"]
+        subprocess.run(command, check=True)
+        return
+    queue = ["root", "tbf", "rate", "800kbit", "burst", "10kb", "limit", "10mb"]
+    for where in ([], ["ip", "netns", "exec", NODES[1]]):
+        port = ["dev", "eth0"] if where else port
+        subprocess.run(
+            [*where, "tc", "qdisc", *(["add", *port, *queue] if begin else ["del", *port, "root"])], check=True
+        )
 
 
 def within(node: int, *command: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -116,8 +133,9 @@ def left(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def run_row(folder: Path, seconds: int, moment: str) -> dict[str, Any]:
-    """One cut."""
+def run_row(folder: Path, seconds: int, what: str, moment: str) -> dict[str, Any]:
+    """One failure."""
+    row: dict[str, Any] = {"seconds": seconds, "packets": what, "moment": moment}
     run_dir = folder / "run"
     with network():
         try:
@@ -136,18 +154,18 @@ def run_row(folder: Path, seconds: int, moment: str) -> dict[str, Any]:
                     raise RuntimeError(f"the run did not come to step 3:\n{log.read_text()[-3000:]}")
                 time.sleep(0.01)
             began = time.monotonic()
-            cut(True)
+            disturb(what, True)
             while run.poll() is None and time.monotonic() < began + seconds:
                 time.sleep(0.1)
-            cut(False)
+            disturb(what, False)
             while run.poll() is None and time.monotonic() < began + END_LIMIT_S:
                 now = read_phase(run_dir)
                 if now is not None and now.step >= at.step + 3:
-                    return {"seconds": seconds, "moment": moment, "goes_on": True, "end_s": None, "message": ""}
+                    return row | {"goes_on": True, "end_s": None, "message": ""}
                 time.sleep(0.5)
             end_s = round(time.monotonic() - began, 1) if run.poll() is not None else None
             message = sentence(log.read_text(errors="replace"))
-            return {"seconds": seconds, "moment": moment, "goes_on": False, "end_s": end_s, "message": message}
+            return row | {"goes_on": False, "end_s": end_s, "message": message}
         finally:
             for process in left(folder):
                 with contextlib.suppress(psutil.Error):
@@ -158,12 +176,19 @@ def run_row(folder: Path, seconds: int, moment: str) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The table of the page."""
-    done, lines = {(row["seconds"], row["moment"]): row for row in rows}, []
+    done, lines = {_cell(row): row for row in rows}, []
     for cell in CELLS:
         row = done.get(cell)
-        became = "not run" if row is None else "goes on" if row["goes_on"] else f"ends after {row['end_s']:.0f} s"
-        lines.append([f"{cell[0]} s", cell[1], became, row["message"] if row else ""])
-    return markdown(("no packets for", "from", "the run", "message"), lines)
+        became = "not run"
+        if row is not None:
+            ends = "**does not end**" if row["end_s"] is None else f"ends after {row['end_s']:.0f} s"
+            became = "goes on" if row["goes_on"] else ends
+        lines.append([cell[1], f"{cell[0]} s", cell[2], became, row["message"] if row else ""])
+    return markdown(("packets are", "for", "from", "the run", "message"), lines)
+
+
+def _cell(row: dict[str, Any]) -> tuple[int, str, str]:
+    return row["seconds"], row["packets"], row["moment"]
 
 
 def main() -> None:
@@ -173,9 +198,8 @@ def main() -> None:
     given = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("error: network namespaces need root")
-    for cell in [cell for cell in CELLS if cell not in {(r["seconds"], r["moment"]) for r in complete_lines(ROWS)}][
-        : given.rows
-    ]:
+    done = {_cell(row) for row in complete_lines(ROWS)}
+    for cell in [cell for cell in CELLS if cell not in done][: given.rows]:
         with tempfile.TemporaryDirectory(prefix="fspo-network-") as folder:
             row = run_row(Path(folder), *cell)
             row["message"] = row["message"].replace(folder, "RUN")
