@@ -118,6 +118,8 @@ def test_the_root_is_named_and_not_who_waits_for_it() -> None:
     assert missing(ranks) == ([2], f"has not entered all_reduce, collective 7 of {replica}, in which others wait")
     assert missing({0: ranks[1], 1: ranks[1]}) is None  # all are in it: it is only slow
     assert missing({}) is None
+    unmarked = {shard: {3: gather, 4: done}}  # one of several that NCCL ran as one
+    assert missing({0: unmarked, 1: {shard: {4: done}}}) is None
 
 
 @pytest.mark.usefixtures("environment")

@@ -91,8 +91,7 @@ def missing(ranks: Mapping[int, Entered]) -> tuple[list[int], str] | None:
     found = []
     for group in sorted({group for entered in ranks.values() for group in entered}):
         members = {rank: entered[group] for rank, entered in ranks.items() if group in entered}
-        waited = [n for of in members.values() for n, (_, done) in of.items() if not done]
-        if not waited:
+        if not (waited := [n for of in members.values() if (n := _waits_in(of)) is not None]):
             continue
         number = min(waited)
         what = {rank: of[number][0] for rank, of in members.items() if number in of}
@@ -103,9 +102,15 @@ def missing(ranks: Mapping[int, Entered]) -> tuple[list[int], str] | None:
             says = f"is in {what[behind[0]]}, others in {common}, as collective {number} of {group}"
         else:
             continue
-        waits = any(not done for rank in behind for of in ranks[rank].values() for _, done in of.values())
+        waits = any(_waits_in(of) is not None for rank in behind for of in ranks[rank].values())
         found.append((waits, behind, says))
     return min(found, key=lambda each: each[0])[1:] if found else None
+
+
+def _waits_in(entered: Mapping[int, tuple[str, bool]]) -> int | None:
+    """The first collective of a group that is not done; what is older than one that is done was only not marked."""
+    last = max((number for number, (_, done) in entered.items() if done), default=-1)
+    return min((number for number in entered if number > last), default=None)
 
 
 def _address(run_id: str, pid: int) -> str:
