@@ -244,7 +244,7 @@ def _wants_to_run(pid: int) -> bool:
 
 
 def _doing(pid: int, role: str, busy: bool, node: str | None) -> Doing:
-    threads, stacks = _threads(pid)
+    threads, stacks = stacks_of(pid)
     telling = min(threads, key=_order, default=None)
     frames = telling["frames"] if telling else []
     return Doing(
@@ -258,7 +258,7 @@ def _doing(pid: int, role: str, busy: bool, node: str | None) -> Doing:
     )
 
 
-def _threads(pid: int) -> tuple[list[dict[str, Any]], str]:
+def stacks_of(pid: int) -> tuple[list[dict[str, Any]], str]:
     """py-spy's threads of a process, and all of them as text; it reads the memory and stops nothing."""
     py_spy = Path(sys.executable).with_name("py-spy")
     command = [str(py_spy) if py_spy.exists() else "py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)]
