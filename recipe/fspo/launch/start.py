@@ -303,11 +303,8 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
     write_phase(config.fspo.run_dir, Phase(0, "start-up"))
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
     driver_log = Path(config.fspo.run_dir) / "driver.log"
-    runner, stop, reaper = (
-        _Runner(job.modules),
-        threading.Event(),
-        Reaper(run_id, config.fspo.run_dir, config.fspo.hang_after_s),
-    )
+    runner, stop = _Runner(job.modules), threading.Event()
+    reaper = Reaper(run_id, config.fspo.run_dir, config.fspo.hang_after_s)
     watchdog = runner.watchdog = _start_watchdog(config, runner, reaper, run_id)
     printer = threading.Thread(target=runner.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
