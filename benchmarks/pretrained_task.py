@@ -1,7 +1,7 @@
 """``python -m benchmarks.pretrained_task FOLDER``: the task of "A pretrained model" in docs/fairness-study.md.
 
 A line, a few sentences or a story on a subject, with two given words. SmolLM2-135M-Instruct writes 10 to 300 tokens
-and uses both words about half of the time, so that groups have something to learn from at every length.
+and sometimes uses both words, so that there is something to learn at every length.
 """
 
 from __future__ import annotations
