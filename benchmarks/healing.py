@@ -89,8 +89,8 @@ def go_on(folder: Path, minutes: float, faults: str, seed: int) -> list[str]:
             print(f"{time.strftime('%H:%M:%S')} {role}", flush=True)
         time.sleep(1)
     if run.poll() is None:
-        run.send_signal(signal.SIGINT)
-    if (code := run.wait(180)) not in (0, 130):
+        run.terminate()  # a shell that runs this in the background lets its children ignore SIGINT
+    if (code := run.wait(180)) not in (0, 143):
         print(f"the run ended with status {code}; see {folder / 'healing.log'}", file=sys.stderr)
     return struck
 

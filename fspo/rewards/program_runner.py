@@ -6,6 +6,7 @@ reports; it ends when its parent does. The inner one sets its limits and becomes
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
@@ -80,7 +81,8 @@ def main(program: str, limits: dict[str, float]) -> None:
 
     def stop(*_: object) -> None:
         timed_out.append(True)
-        os.kill(inner, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(inner, signal.SIGKILL)
 
     signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, limits["wall_s"])

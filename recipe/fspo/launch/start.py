@@ -317,12 +317,12 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
         status = "finished"
     except Exception as error:
         why = str(error)
-        if watchdog.death is None and (hang := stopped_one(run_id, watchdog.phase())):
-            watchdog.report(hang)
         if watchdog.death is None and not isinstance(error, ray.exceptions.RayError):
             raise
         preempted = runner.preempted_by(error)
         if preempted is None:
+            if watchdog.death is None and (hang := stopped_one(run_id, watchdog.phase())):
+                watchdog.report(hang)
             failed = failure(error, driver_log, watchdog.death, watchdog.phase())
             why = str(failed)
             raise failed from None
