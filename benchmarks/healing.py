@@ -126,8 +126,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         roles = ", ".join(f"{row['struck'].count(role)} {role}" for role in sorted(set(row["struck"])))
         numbers = [row[name] for name in ("restarts", "steps", "logged_twice", "not_logged")]
         first = [row["faults"], str(row["seed"]), f"{row['minutes']:.0f}", roles]
-        lines.append([*first, *map(str, numbers), f"{row['ettr']:.1%}"])
-    return f"{markdown(header, lines)}\n{learned(rows)}" if lines else "Not run yet."
+        lines.append([*first, *map(str, numbers), f"{row['ettr']:.1%}" if row["struck"] else ""])
+    return f"{markdown(header, lines)}\n\n{learned(rows)}" if lines else "Not run yet."
 
 
 def learned(rows: list[dict[str, Any]]) -> str:
