@@ -23,7 +23,6 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.workers.rollout.llm_server import LLMServerClient
 
 from fspo.attributes import Attribute
 from fspo.samples import validation_samples
@@ -45,7 +44,6 @@ from recipe.fspo.faults.resources import wait_for_resources
 from recipe.fspo.launch import loggers, run_folder
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
-from recipe.fspo.llm_client import OneServerClient
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reward_manager import raise_failure
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
@@ -347,11 +345,6 @@ class FSPOTrainer(FSPOHooks, PPOTrainerSync):
     """``mode=sync``: rollout, then update."""
 
     verl_mode = "sync"
-
-    def get_llm_client(self) -> LLMServerClient:
-        # Elsewhere requests are interrupted, and servers come and go.
-        one = len(self.llm_server_manager.get_addresses()) == 1
-        return self.llm_server_manager.get_client(OneServerClient if one else None)
 
 
 @register_trainer("fspo_colocate_async")

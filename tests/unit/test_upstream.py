@@ -62,7 +62,6 @@ class Text:
 
 
 _TRAINER = "recipe/fspo/trainer.py"
-_CLIENT = "recipe/fspo/llm_client.py"
 _ALIGNMENT = "recipe/fspo/alignment/trainer.py"
 _WORKER = "recipe/fspo/worker.py"
 _OUTCOMES = "recipe/fspo/accounting/outcomes.py"
@@ -183,12 +182,6 @@ NAMES = (
     Name("verl.utils.skip.skip_manager", "SkipManager", _ALIGNMENT, "fit() initialises it, and is replaced there"),
     Name("verl.trainer.ppo.utils", "Role", _TRAINER, "the roles whose worker class is ours"),
     Name("verl.workers.rollout.llm_server", "LLMServerManager.get_replicas", _TRAINER, "reseeds vLLM on CPUs"),
-    Name("verl.workers.rollout.llm_server", "LLMServerManager.get_addresses", _TRAINER, "whether there is one server"),
-    Name("verl.workers.rollout.llm_server", "LLMServerManager.get_client", _TRAINER, PUBLIC, ("client_cls",)),
-    Name(_BASE, "PPOTrainer.get_llm_client", _TRAINER, PUBLIC),
-    Name("verl.workers.rollout.llm_server", "LLMServerClient", _CLIENT, PUBLIC),
-    Name("verl.workers.rollout.llm_server", "LLMServerClient._acquire_server", _CLIENT, "overridden", ("request_id",)),
-    Name("verl.workers.rollout.llm_server", "LLMServerClient._release_server", _CLIENT, "overridden", ("server_id",)),
     Name("verl.utils.tracking", "Tracking.logger", _TRAINER, "the run folder is added to verl's loggers"),
     Name("transfer_queue.metadata", "KVBatchMeta", _TRAINER, "keys, tags and reorder of a batch in TransferQueue"),
     Name("transfer_queue.metadata", "KVBatchMeta.reorder", _TRAINER, "the same"),
