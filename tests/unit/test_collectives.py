@@ -17,7 +17,7 @@ from recipe.fspo.faults.collectives import DUMP, Entered, ask, dump_to, missing,
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 
 RANK = """
-import pickle, sys, threading, torch
+import sys, threading, time, torch
 from torch import distributed
 from torch._C import _distributed_c10d
 from recipe.fspo.faults import collectives
@@ -26,6 +26,8 @@ distributed.init_process_group("gloo", init_method=f"file://{folder}/store", ran
 collectives.answer(rank)
 ones_2 = torch.ones(2)
 distributed.all_reduce(ones_2)
+while not next(iter(collectives.entered_here().values()))[1][1]:
+    time.sleep(0.01)  # it is marked as done a moment after it has returned
 if what == "reduces":
     distributed.all_reduce(ones_2, async_op=True)
 elif what == "gathers":
