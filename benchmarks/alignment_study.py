@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.async_study import mean_cell
 from benchmarks.fairness_study import bold
-from benchmarks.pages import markdown, replace_section
+from benchmarks.pages import markdown, write_section
 from fspo.files import atomic_path
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "alignment.md"
@@ -153,9 +153,7 @@ def main() -> None:
     given = parser.parse_args()
     folder = given.folder.absolute()
     code = 0 if given.tables else run_missing(folder, given.seeds)
-    page = replace_section(PAGE.read_text(encoding="utf-8"), "study", tables(finished(folder)))
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_section(PAGE, "study", tables(finished(folder)))
     sys.exit(code)
 
 

@@ -16,11 +16,10 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.fairness_study import difference_cell, lre_cell, own_counts
-from benchmarks.pages import markdown, opened, replace_section
+from benchmarks.fairness_study import bold, difference_cell, lre_cell, own_counts
+from benchmarks.pages import markdown, opened, write_section
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
-from fspo.files import atomic_path
 from fspo.funnel import STAGES, FunnelSteps, stage_fairness
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN, show_interval
@@ -176,7 +175,7 @@ def difference_row(runs: Sequence[Run], others: Sequence[Run], starts: np.ndarra
     ]
     gain = [(_metric(a[s], ACCURACY), _metric(b[s], ACCURACY)) for s in seeds]
     cells.append(mean_cell([x - y for x, y in gain if x is not None and y is not None], "{:+.3f}"))
-    return [str(len(seeds)), *(f"**{cell[1:]}**" if cell.startswith("*") else cell for cell in cells)]
+    return [str(len(seeds)), *map(bold, cells)]
 
 
 def tables(folder: Path) -> str:
@@ -230,9 +229,7 @@ def main() -> None:
     given = parser.parse_args()
     code = 0 if given.tables else run_missing(given.folder.absolute(), given.conditions, given.algos, given.seeds)
     with opened(given.folder) as folder:
-        text = replace_section(PAGE.read_text(encoding="utf-8"), "tables", tables(folder))
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        write_section(PAGE, "tables", tables(folder))
     sys.exit(code)
 
 

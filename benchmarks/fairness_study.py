@@ -230,8 +230,8 @@ def spread_table(group: RunGroup, starts: np.ndarray, resamples: int = 1000) -> 
     for s, length in batches:
         z = s / np.sqrt(length)
         even = z / np.sqrt(np.mean(z**2))
-        columns = (np.ones_like(s), length, s, z, z**2, *(even**n for n in range(1, 5)), even * np.sqrt(length))
-        columns = (*columns, even**2 * length)
+        even_s = even * np.sqrt(length)
+        columns = (np.ones_like(s), length, s, z, z**2, *(even**n for n in range(1, 5)), even_s, even_s**2)
         powers.append(merge_bins(np.stack([np.bincount(_bin(length), column, size) for column in columns]), starts))
     powers_MFK = np.stack(powers)
     count_K, length_K, s_K, z_K, z2_K, e1_K, e2_K, e3_K, e4_K, *_ = powers_MFK.sum(0)

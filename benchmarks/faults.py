@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.faults_run import MOMENTS, PROCESSES, SAVE_FREQ, NotReached, run_row, see_resume
-from benchmarks.pages import complete_lines, replace_section
-from fspo.files import atomic_path
+from benchmarks.pages import complete_lines, write_lines, write_section
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROWS: Final = ROOT / "benchmarks" / "faults" / "rows.jsonl"
@@ -68,8 +67,7 @@ def read_rows() -> list[Row]:
 
 def write_rows(rows: list[Row]) -> None:
     """Replace the file of rows."""
-    with atomic_path(ROWS) as temporary:
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_lines(ROWS, rows)
 
 
 def verdict(row: Row) -> str:
@@ -135,9 +133,7 @@ def table(rows: list[Row]) -> str:
 
 def render() -> None:
     """Put the table between the page's markers."""
-    page = replace_section(PAGE.read_text(encoding="utf-8"), "table", table(read_rows()))
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_section(PAGE, "table", table(read_rows()))
 
 
 def _next_cell() -> tuple[str, str] | None:

@@ -28,8 +28,7 @@ from benchmarks.faults_run import (
     sentence,
     tracked_step,
 )
-from benchmarks.pages import complete_lines, markdown, replace_section
-from fspo.files import atomic_path
+from benchmarks.pages import complete_lines, markdown, write_lines, write_section
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "hangs.jsonl"
 #: With the demo's ``fspo.hang_after_s=90``.
@@ -142,11 +141,8 @@ def main() -> None:
             continue
         print(f"  {json.dumps(row)}\n  before: {resumed}; {verdict(row) or 'as required'}", flush=True)
         rows = [old | {"resume": old.get("resume") or resumed} for old in rows]
-        with atomic_path(ROWS) as temporary:
-            temporary.write_text("".join(json.dumps(each) + "\n" for each in [*rows, row]), encoding="utf-8")
-    page = replace_section(PAGE.read_text(encoding="utf-8"), "hangs", table(complete_lines(ROWS)))
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        write_lines(ROWS, [*rows, row])
+    write_section(PAGE, "hangs", table(complete_lines(ROWS)))
 
 
 if __name__ == "__main__":

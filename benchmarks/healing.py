@@ -21,8 +21,7 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.faults import PAGE
-from benchmarks.pages import complete_lines, markdown, replace_section
-from fspo.files import atomic_path
+from benchmarks.pages import complete_lines, markdown, write_lines, write_section
 from recipe.fspo.faults.processes import role_of
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "healing.jsonl"
@@ -160,11 +159,8 @@ def main() -> None:
     minutes = given.minutes + (before["minutes"] if before else 0.0)
     row = summary(folder, given.faults, [*(before["struck"] if before else []), *struck], minutes, given.seed)
     rows = [each for each in rows if each is not before] + [row]
-    with atomic_path(ROWS) as temporary:
-        temporary.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
-    page = replace_section(PAGE.read_text(encoding="utf-8"), "healing", table(rows))
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_lines(ROWS, rows)
+    write_section(PAGE, "healing", table(rows))
     print(row)
 
 

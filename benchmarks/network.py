@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -25,8 +24,7 @@ import psutil
 
 from benchmarks.faults import PAGE
 from benchmarks.faults_run import SETTINGS, sentence
-from benchmarks.pages import complete_lines, markdown, replace_section
-from fspo.files import atomic_path
+from benchmarks.pages import complete_lines, markdown, write_lines, write_section
 from recipe.fspo.faults.phase import read_phase
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "network.jsonl"
@@ -82,17 +80,15 @@ def network() -> Iterator[None]:
 
 def disturb(what: str, begin: bool) -> None:
     """Let the bridge drop or queue all packets from and to the second node, or forward them again."""
-    port = ["dev", f"{NODES[1]}-port"]
+    port = f"{NODES[1]}-port"
     if what == "dropped":
-        command = ["bridge", "link", "set", *port, "state", "0" if begin else "3"]
-        subprocess.run(command, check=True)
+        state = "0" if begin else "3"
+        subprocess.run(["bridge", "link", "set", "dev", port, "state", state], check=True)
         return
-    queue = ["root", "tbf", "rate", "800kbit", "burst", "10kb", "limit", "10mb"]
-    for where in ([], ["ip", "netns", "exec", NODES[1]]):
-        port = ["dev", "eth0"] if where else port
-        subprocess.run(
-            [*where, "tc", "qdisc", *(["add", *port, *queue] if begin else ["del", *port, "root"])], check=True
-        )
+    queue = ["tbf", "rate", "800kbit", "burst", "10kb", "limit", "10mb"] if begin else []
+    for where, device in (([], port), (["ip", "netns", "exec", NODES[1]], "eth0")):
+        change = "add" if begin else "del"
+        subprocess.run([*where, "tc", "qdisc", change, "dev", device, "root", *queue], check=True)
 
 
 def within(node: int, *command: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -204,12 +200,8 @@ def main() -> None:
             row = run_row(Path(folder), *cell)
             row["message"] = row["message"].replace(folder, "RUN")
         print(row, flush=True)
-        rows = [*complete_lines(ROWS), row]
-        with atomic_path(ROWS) as temporary:
-            temporary.write_text("".join(json.dumps(each) + "\n" for each in rows), encoding="utf-8")
-    page = replace_section(PAGE.read_text(encoding="utf-8"), "network", table(complete_lines(ROWS)))
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        write_lines(ROWS, [*complete_lines(ROWS), row])
+    write_section(PAGE, "network", table(complete_lines(ROWS)))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import contextlib
 import json
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from fspo.files import atomic_path
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
@@ -17,6 +19,12 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n") and line.strip()]
     return []
+
+
+def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Replace a file by these objects, one a line."""
+    with atomic_path(path) as temporary:
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -49,3 +57,10 @@ def replace_section(page: str, name: str, text: str) -> str:
     if not (found and closed and ended):
         raise ValueError(f"the page has no section {begin}... --> to {end}")
     return f"{before}{begin}{comment}-->\n\n{text}\n\n{end}{after}"
+
+
+def write_section(path: Path, name: str, text: str) -> None:
+    """:func:`replace_section` in a file."""
+    page = replace_section(path.read_text(encoding="utf-8"), name, text)
+    with atomic_path(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")

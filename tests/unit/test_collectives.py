@@ -6,8 +6,6 @@ import mmap
 import os
 import subprocess
 import sys
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +42,7 @@ class Ranks:
 
     def __init__(self, run_id: str, folder: Path, *did: str) -> None:
         self.run_id, program = run_id, folder / "rank.py"
-        program.write_text(textwrap.dedent(RANK), encoding="utf-8")
+        program.write_text(RANK, encoding="utf-8")
         self.processes = [
             subprocess.Popen(
                 [sys.executable, str(program), str(rank), what, str(folder)],
@@ -103,12 +101,6 @@ def test_ranks_in_different_collectives(run_id: str, tmp_path: Path) -> None:
         )
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "")
-    yield
-
-
 def test_the_root_is_named_and_not_who_waits_for_it() -> None:
     shard, replica = "nccl's group 1 shard", "nccl's group 2 replicate"
     done, gather, reduce = ("all_gather", True), ("all_gather", False), ("all_reduce", False)
@@ -124,8 +116,8 @@ def test_the_root_is_named_and_not_who_waits_for_it() -> None:
     assert missing({0: unmarked, 1: {shard: {4: done}}}) is None
 
 
-@pytest.mark.usefixtures("environment")
-def test_where_nccl_writes_its_records(tmp_path: Path) -> None:
+def test_where_nccl_writes_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", "")  # put back afterwards
     (tmp_path / f"{DUMP}3").write_bytes(b"of an earlier start")
     (tmp_path / f"{DUMP}4").write_bytes(b"half-written")
     dump_to(tmp_path, 3)

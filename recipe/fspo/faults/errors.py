@@ -12,7 +12,7 @@ from pathlib import Path
 
 from recipe.fspo.faults import collectives, memory
 from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import ROLES
+from recipe.fspo.faults.processes import FSDP_WORKER, ROLES
 from recipe.fspo.faults.watchdog import Death
 
 _LINES_OF_AN_ERROR = 12
@@ -57,7 +57,7 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
         # The watchdog knows better what a process is than the name of its task.
         death = replace(death, memory=told.memory) if death and told and death.pid == told.pid else told
     if death is not None:
-        ranks = collectives.told_by_dumps(log.parent) if death.role == ROLES["ray::WorkerDict"] else None
+        ranks = collectives.told_by_dumps(log.parent) if death.role == FSDP_WORKER else None
         death = replace(death, why=memory.bus_error(death.log) or ranks)
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]

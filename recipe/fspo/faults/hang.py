@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.fspo.faults.collectives import Entered, ask, missing
 from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import ROLES, is_stopped, processes_of, role_of
+from recipe.fspo.faults.processes import FSDP_WORKER, is_stopped, processes_of, role_of
 from recipe.fspo.faults.watchdog import Death
 
 HANG_FILE = "hang.txt"
@@ -41,7 +41,6 @@ _DUMP_S = 20.0
 #: Before the run folder tells a phase.
 _BEGINNING = Phase(0, "start-up", 0.0)
 _SAMPLES = 5
-_FSDP_WORKER = ROLES["ray::WorkerDict"]
 #: Where a thread that waits usually is; this recipe has some, too.
 _LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
@@ -227,7 +226,7 @@ def doing_here(run_id: str, node: str | None = None) -> list[Doing]:
     for _ in range(_SAMPLES):
         seen.update(pid for pid in roles if _wants_to_run(pid))
         time.sleep(0.2)
-    entered = {pid: ask(run_id, pid) for pid, role in roles.items() if role == _FSDP_WORKER}
+    entered = {pid: ask(run_id, pid) for pid, role in roles.items() if role == FSDP_WORKER}
     return [
         replace(_doing(pid, role, 2 * seen[pid] > _SAMPLES, node), entered=entered.get(pid))
         for pid, role in roles.items()
@@ -294,7 +293,7 @@ def suspects(found: Sequence[Doing]) -> list[Doing]:
     """The processes that explain a hang: those that are stopped; else in code of no library; else a rank for which
     others wait in a collective; else busy; else a rank that is elsewhere than the other ranks. Of two ranks in two
     places nobody knows which is wrong: both are named."""
-    places = [doing.where for doing in found if doing.role == _FSDP_WORKER]
+    places = [doing.where for doing in found if doing.role == FSDP_WORKER]
     absent, says = missing(dict(doing.entered for doing in found if doing.entered)) or ([], "")
     found = [replace(doing, missing=says) if doing.entered and doing.entered[0] in absent else doing for doing in found]
     usual = max(places, key=places.count, default=None) if len(set(places)) < len(places) else None
@@ -305,7 +304,7 @@ def suspects(found: Sequence[Doing]) -> list[Doing]:
             lambda doing: doing.own,
             lambda doing: doing.missing is not None,
             lambda doing: doing.state == "busy",
-            lambda doing: doing.role == _FSDP_WORKER and len(places) > 1 and doing.where != usual,
+            lambda doing: doing.role == FSDP_WORKER and len(places) > 1 and doing.where != usual,
         )
     )
     return next((chosen for chosen in reasons if chosen), [])

@@ -30,6 +30,7 @@ ROLES = {
     "raylet": "Ray node (raylet)",
     "gcs_server": "control service of Ray (gcs_server)",
 }
+FSDP_WORKER = ROLES["ray::WorkerDict"]
 #: Roles whose processes the trainer closes by itself when it ends.
 CLOSED_BY_TRAINER = ("TransferQueue's controller", "TransferQueue's storage")
 _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
