@@ -18,7 +18,7 @@ import pytest
 from recipe.fspo.faults import hang
 from recipe.fspo.faults.hang import Doing, Hang, HangWatch, Patience, doing_here, stopped_one, suspects
 from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_stopped
 
 Begin = Callable[[str, str], int]
 
@@ -176,6 +176,8 @@ def test_a_stopped_process_explains_an_error_that_came_first(run_id: str, begin:
     node = begin("raylet", WAITS)
     assert stopped_one(run_id, None) is None
     os.kill(node, signal.SIGSTOP)
+    while not is_stopped(node):
+        time.sleep(0.01)  # the kernel delivers the signal a moment later
     told = stopped_one(run_id, Phase(7, "update"))
     assert told is not None
     assert told.sentence() == (
