@@ -125,17 +125,18 @@ def funnel_row(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def kept_by_length(runs: Sequence[Run], starts: np.ndarray) -> np.ndarray:
-    """Share of the finished responses of each length bin that was trained on; at least one of each counts as kept."""
-    ended_SJ = merge_bins(FunnelSteps.join([run.funnel for run in runs]).ended_MSK.sum(0)[:, :-1], starts)
-    total_J = ended_SJ.sum(0)
-    return np.divide(np.maximum(ended_SJ[-1], 1), total_J, out=np.ones_like(total_J), where=total_J > 0)
+def accepted_by_length(runs: Sequence[Run], starts: np.ndarray) -> np.ndarray:
+    """Share of the off-policy responses of each length bin that the clip accepts."""
+    parts = [own_counts(run, "symmetric") for run in runs]
+    accepted_J, total_J = (merge_bins(sum(part[i].sum(0) for part in parts)[None], starts)[0] for i in (0, 1))
+    return np.divide(accepted_J, total_J, out=np.ones_like(total_J), where=total_J > 0)
 
 
 def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
     """LRE of the dropping, of the clip by two definitions, and of both (clip: symmetric) in a row.
 
-    For both, each bin has as many sequences as it would have without dropping; that rate is taken as known.
+    For both, a step keeps of the responses of a bin that were not dropped the share that the clip accepts in all steps
+    together, taken as known. The clip's own counts do not do: they hold off-policy responses only.
     """
     ended_MSK = FunnelSteps.join([run.funnel for run in runs]).ended_MSK[..., :-1]
     dropped = stage_fairness(ended_MSK, starts).get("kept")
@@ -143,22 +144,22 @@ def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
     if dropped is not None:
         cell = f"{dropped.debiased.value:.3f} [{dropped.debiased.low:.3f}, {dropped.debiased.high:.3f}]"
     symmetric = [own_counts(run, "symmetric") for run in runs]
-    kept_J = kept_by_length(runs, starts)
-    both = [(merge_bins(a, starts), merge_bins(n, starts) / kept_J, None) for a, n, _ in symmetric]
+    ended_MSJ = merge_bins(ended_MSK, starts)
+    both = (ended_MSJ[:, -1] * accepted_by_length(runs, starts), ended_MSJ.sum(1), None)
     return [
         cell,
         lre_cell(symmetric, starts),
         lre_cell([own_counts(run, "active") for run in runs], starts),
-        lre_cell(both, np.arange(len(starts))),
+        lre_cell([both], np.arange(len(starts))) if dropped is not None else "as the clip",
     ]
 
 
 def length_rows(name: str, runs: Sequence[Run], starts: np.ndarray) -> list[list[str]]:
     """Share kept by the dropping and share accepted by the clip, by length."""
-    kept_J = kept_by_length(runs, starts)
-    parts = [own_counts(run, "symmetric") for run in runs]
-    accepted_J, total_J = (merge_bins(sum(part[i].sum(0) for part in parts)[None], starts)[0] for i in (0, 1))
-    accepted_J = accepted_J / np.maximum(total_J, 1)
+    ended_SJ = merge_bins(FunnelSteps.join([run.funnel for run in runs]).ended_MSK.sum(0)[:, :-1], starts)
+    total_J = ended_SJ.sum(0)
+    kept_J = np.divide(ended_SJ[-1], total_J, out=np.ones_like(total_J), where=total_J > 0)
+    accepted_J = accepted_by_length(runs, starts)
     rows = (("not dropped", kept_J), ("accepted by the clip", accepted_J), ("both", kept_J * accepted_J))
     return [[name, what, *(f"{x:.3f}" for x in each)] for what, each in rows]
 

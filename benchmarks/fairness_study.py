@@ -138,7 +138,7 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: n
     text = f"{here.value:+.3f} [{here.low:+.3f}, {here.high:+.3f}]"
     if here.n > 2:
         text += f", seeds [{beyond.low:+.3f}, {beyond.high:+.3f}]"
-    return f"*{text}" if here.excludes_zero and (beyond.excludes_zero or here.n <= 2) else text
+    return f"*{text}" if here.n > 2 and here.excludes_zero and beyond.excludes_zero else text
 
 
 def bold(text: str) -> str:
