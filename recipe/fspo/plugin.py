@@ -2,8 +2,8 @@
 
 Selects nothing and starts nothing: it makes the CPU platform known where ``VERL_PLATFORM=cpu`` (never on a GPU run)
 and adds the sequence-level losses to verl's registry. In a run of this recipe it also gives the run's sockets names of
-their own. verl logs a plugin's import error at DEBUG only; the workers of this recipe import
-:mod:`recipe.fspo.policy_loss` themselves, and so show it.
+their own, and lets its processes tell their stacks. verl logs a plugin's import error at DEBUG only; the workers of
+this recipe import :mod:`recipe.fspo.policy_loss` themselves, and so show it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
+from recipe.fspo.faults.stacks import write_when_asked
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     import recipe.fspo.cpu.platform  # registers the platform
@@ -46,3 +47,4 @@ def name_sockets_by_run(run_id: str) -> None:
 
 if RUN_ID_VARIABLE in os.environ:
     name_sockets_by_run(os.environ[RUN_ID_VARIABLE])
+    write_when_asked()

@@ -85,11 +85,11 @@ class FSPOHooks(PPOTrainer):
         self._phase = Phase(self.global_steps, phase)
         write_phase(self.config.fspo.run_dir, self._phase)
 
-    def _moved(self) -> None:
+    def _moved(self, queue: str) -> None:
         """Note progress within a phase, once a second at most."""
-        if time.monotonic() - self._moved_s > 1:
+        if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
             self._moved_s = time.monotonic()
-            self._phase = replace(self._phase, moves=self._phase.moves + 1)
+            self._phase = replace(self._phase, queue=queue)
             write_phase(self.config.fspo.run_dir, self._phase)
 
     def _ending(self) -> None:

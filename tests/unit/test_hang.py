@@ -61,11 +61,14 @@ def begin(run_id: str, tmp_path: Path) -> Iterator[Begin]:
         process.communicate()
 
 
-def test_patience_grows_with_what_a_phase_has_taken() -> None:
+def test_patience_grows_with_what_a_phase_has_taken_lately() -> None:
     patience = Patience(90)
-    patience.measured("update", 20)
-    patience.measured("update", 3)
+    for seconds in (20, 3):
+        patience.measured(Phase(1, "update"), seconds)
     assert (patience.limit_s("update"), patience.limit_s("generation")) == (200, 90)
+    for step in range(2, 7):
+        patience.measured(Phase(step, "update"), 12)
+    assert patience.limit_s("update") == 120
 
 
 def test_each_process_is_seen_as_it_is(run_id: str, begin: Begin) -> None:
@@ -137,14 +140,28 @@ def test_a_run_without_progress_is_warned_of_and_then_ended(
         f"(process {reward}) is in compute_score" in watched.said[0] and str(tmp_path / "hang.txt") in watched.said[0]
     )
     assert "compute_score (RewardLoopWorker.py:3)" in (tmp_path / "hang.txt").read_text()
-    watched.phase = Phase(3, "generation")
+    watched.phase = Phase(3, "generation", queue="3 responses finished")
     watched.wait_for(lambda: len(watched.said) == 2)
     assert watched.said[1].startswith("note: the run goes on") and watched.hangs == []
+    (tmp_path / "hang.txt").unlink()
+    (tmp_path / "hang.txt").mkdir()  # as on a full disk: the hang must end the run all the same
     monkeypatch.setattr(hang, "_END", 1.75)
     watched.wait_for(lambda: watched.hangs)
     sentence = watched.hangs[0].sentence()
-    assert "during the generation of step 3: the reward worker" in sentence and "It was ended after" in sentence
+    assert "during the generation of step 3 (3 responses finished): the reward worker" in sentence
+    assert "the stacks could not be written" in sentence and "It was ended after" in sentence
     watched.over.set()
+
+
+def test_processes_that_cannot_be_looked_at_do_not_keep_a_hang_alive(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(hang, "doing_here", lambda run_id: 1 / 0)
+    watched = Watched(run_id, tmp_path, 0.2)
+    watched.watch.start()
+    watched.wait_for(lambda: watched.hangs)
+    assert "could not be looked at (ZeroDivisionError" in watched.hangs[0].sentence()
 
 
 def test_progress_within_a_phase_counts(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +169,7 @@ def test_progress_within_a_phase_counts(run_id: str, tmp_path: Path, monkeypatch
     watched = Watched(run_id, tmp_path, 5.0)
     watched.watch.start()
     for moves in range(20):  # as responses finish; ten times the longest pause would be far below 5 s
-        watched.phase = Phase(1, "generation", moves=moves)
+        watched.phase = Phase(1, "generation", queue=f"{moves} responses finished")
         time.sleep(0.05)
     watched.over.set()
     assert watched.said == [] and watched.hangs == []

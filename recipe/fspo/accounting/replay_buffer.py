@@ -28,9 +28,8 @@ class _Counting(ReplayBuffer):  # type: ignore[misc]
     responses: int
     position: dict[str, int]
     drops: EvenDrops | None
-    #: Called whenever a response or a prompt has changed its state.
-    moved: Callable[[], None] = staticmethod(lambda: None)
-    _seen: Any = None
+    #: Called at every poll with how many responses and prompts are how far.
+    moved: Callable[[str], None] = staticmethod(lambda queue: None)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> _Reasons:
         stale, *others = super()._terminal_eviction_reasons(global_steps, partition_id)
@@ -49,10 +48,8 @@ class _Counting(ReplayBuffer):  # type: ignore[misc]
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         kinds = (self.partitions, self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
-        seen = [len(each[partition_id]) for each in kinds]
-        if seen != self._seen:
-            self._seen = seen
-            self.moved()
+        words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
+        self.moved(words.format(*(len(each[partition_id]) for each in kinds)))
         return float(super()._wait_for_next_poll(partition_id, last_debug_time))
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:

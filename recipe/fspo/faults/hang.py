@@ -8,9 +8,6 @@ lock looks busy, and a rank that left out a collective makes all others wait. De
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 import sysconfig
 import threading
 import time
@@ -27,17 +24,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from recipe.fspo.faults.collectives import Entered, ask, missing
 from recipe.fspo.faults.phase import Phase
 from recipe.fspo.faults.processes import FSDP_WORKER, is_stopped, processes_of, role_of
+from recipe.fspo.faults.stacks import Thread, threads_of
 from recipe.fspo.faults.watchdog import Death
 
 HANG_FILE = "hang.txt"
-#: A phase may go without progress for so many times the longest it has gone before.
-_TIMES = 10
+#: A phase may go without progress for so many times the longest it has gone in so many steps before.
+_TIMES, _STEPS = 10, 5
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75
 _LOOK_EVERY_S = 1.0
 #: The least share of a second that counts where other programs take the machine.
 _LEAST_SHARE = 0.2
-_DUMP_S = 20.0
+_ELSEWHERE_S = 20.0
 #: Before the run folder tells a phase.
 _BEGINNING = Phase(0, "start-up", 0.0)
 _SAMPLES = 5
@@ -106,19 +104,23 @@ class Doing:
 
 
 class Patience:
-    """How long a phase may go without progress: ``after_s``, or ten times the longest it has gone, if that is more."""
+    """How long a phase may go without progress: ``after_s``, or ten times the longest it has gone in its last five
+    steps, if that is more. What was slow once (a first step that compiles, a file system) does not count for ever."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
-        self._longest_s: dict[str, float] = {}
+        self._longest_s: dict[str, dict[int, float]] = {}  # by phase and step
 
-    def measured(self, phase: str, seconds: float) -> None:
+    def measured(self, phase: Phase, seconds: float) -> None:
         """Take in how long a phase went without progress before it made some."""
-        self._longest_s[phase] = max(seconds, self._longest_s.get(phase, 0.0))
+        steps = self._longest_s.setdefault(phase.phase, {})
+        steps[phase.step] = max(seconds, steps.get(phase.step, 0.0))
+        if len(steps) > _STEPS:
+            del steps[min(steps)]
 
     def limit_s(self, phase: str) -> float:
         """Seconds after which it is warned of."""
-        return max(self._after_s, _TIMES * self._longest_s.get(phase, 0.0))
+        return max(self._after_s, _TIMES * max(self._longest_s.get(phase, {}).values(), default=0.0))
 
 
 class HangWatch:
@@ -166,7 +168,7 @@ class HangWatch:
             phase = self._phase() or _BEGINNING
             if (signs := (phase, self._lines())) != last:
                 if last is not None:
-                    self._patience.measured(last[0].phase, waited)
+                    self._patience.measured(last[0], waited)
                 if warned:
                     self._say(f"note: the run goes on, after {now - since:.0f} s without progress")
                 last, waited, warned, since = signs, 0.0, "", now
@@ -174,19 +176,28 @@ class HangWatch:
             limit = self._patience.limit_s(phase.phase)
             if waited > limit and not warned:
                 warned = self._diagnose(phase, now - since)
-                self._say(f"warning: {warned}. The run ends if there is none for {_END * limit - waited:.0f} s more")
+                more = f"The run ends if there is none for {_END * limit - waited:.0f} s more (fspo.hang_after_s)"
+                self._say(f"warning: {warned}. {more}")
             elif waited > _END * limit:
-                self._report(Hang("", None, None, phase, told=f"{warned}. It was ended after {now - since:.0f} s"))
+                told = f"{warned}. It was ended after {now - since:.0f} s (fspo.hang_after_s)"
+                self._report(Hang("", None, None, phase, told=told))
                 return
 
     def _diagnose(self, phase: Phase, waited: float) -> str:
         """Look at all processes, write their stacks, and say in one sentence which of them explains it."""
-        found = [*doing_here(self._run_id), *doing_elsewhere(self._run_id)]
+        queue = f" ({phase.queue})" if phase.queue else ""
+        told = f"no progress for {waited:.0f} s {phase.words()}{queue}"
+        try:
+            found = [*doing_here(self._run_id), *doing_elsewhere(self._run_id)]
+        except Exception as error:  # whatever it is: the run must end
+            return f"{told}: its processes could not be looked at ({error!r})"
+        why = "; ".join(doing.words() for doing in suspects(found)[:3]) or "every process waits for another"
         text = [f"{doing.words()}\n{doing.stacks}" for doing in found]
-        self._file.write_text(f"{time.strftime('%F %T')}, {waited:.0f} s without progress\n\n" + "\n".join(text))
-        chosen = suspects(found)
-        why = "; ".join(doing.words() for doing in chosen[:3]) or "every process waits for another"
-        return f"no progress for {waited:.0f} s {phase.words()}: {why}; stacks of all processes: {self._file}"
+        try:
+            self._file.write_text(f"{time.strftime('%F %T')}, {waited:.0f} s without progress\n\n" + "\n".join(text))
+        except OSError as error:
+            return f"{told}: {why}; the stacks could not be written ({error})"
+        return f"{told}: {why}; stacks of all processes: {self._file}"
 
 
 class Share:
@@ -257,22 +268,18 @@ def _doing(pid: int, role: str, busy: bool, node: str | None) -> Doing:
     )
 
 
-def stacks_of(pid: int) -> tuple[list[dict[str, Any]], str]:
-    """py-spy's threads of a process, and all of them as text; it reads the memory and stops nothing."""
-    py_spy = Path(sys.executable).with_name("py-spy")
-    command = [str(py_spy) if py_spy.exists() else "py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)]
+def stacks_of(pid: int) -> tuple[list[Thread], str]:
+    """The threads of a process, and all of them as text."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DUMP_S, check=True)
-        threads: list[dict[str, Any]] = [each for each in json.loads(done.stdout) if each["frames"]]
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [""]
-        return [], f"  no stack: {said[0]}\n"  # of a process without Python, or where ptrace is not allowed
+        threads = threads_of(pid)
+    except OSError as error:
+        return [], f"  no stack: {error}\n"  # of a process without Python, say
     return threads, "".join(
         f"  {each['thread_name']}\n" + "".join(f"    {_place(frame)}\n" for frame in each["frames"]) for each in threads
     )
 
 
-def _order(thread: dict[str, Any]) -> tuple[bool, bool, bool, bool]:
+def _order(thread: Thread) -> tuple[bool, bool, bool, bool]:
     """First the thread in code of no library, then the one with Python's lock, then the one that executes a call of
     Ray (of an actor with asynchronous methods not the main one, which waits for messages), then the main one."""
     called = any(frame["filename"].endswith("ray/_private/function_manager.py") for frame in thread["frames"])
@@ -312,19 +319,30 @@ def suspects(found: Sequence[Doing]) -> list[Doing]:
 
 def doing_elsewhere(run_id: str) -> list[Doing]:
     """The same on the run's other nodes; a node that does not answer is left out."""
+    found: list[Doing] = []
+
+    def look() -> None:
+        with contextlib.suppress(Exception):
+            found.extend(_ask_nodes(run_id))
+
+    # Ray may be what hangs: some of its calls take no time limit.
+    looks = threading.Thread(target=look, daemon=True)
+    looks.start()
+    looks.join(2 * _ELSEWHERE_S)
+    return list(found)
+
+
+def _ask_nodes(run_id: str) -> list[Doing]:
     if not ray.is_initialized():
         return []
-    try:
-        own = ray.get_runtime_context().get_node_id()
-        others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
-        look = ray.remote(num_cpus=0)(doing_here)
-        answers = [
-            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-                run_id, node["NodeName"]
-            )
-            for node in others
-        ]
-        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=_DUMP_S) if answers else ([], [])
-        return [doing for answer in ready for doing in ray.get(answer)]
-    except Exception:  # Ray may be what hangs
-        return []
+    own = ray.get_runtime_context().get_node_id()
+    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
+    look = ray.remote(num_cpus=0)(doing_here)
+    answers = [
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            run_id, node["NodeName"]
+        )
+        for node in others
+    ]
+    ready, _ = ray.wait(answers, num_returns=len(answers), timeout=_ELSEWHERE_S) if answers else ([], [])
+    return [doing for answer in ready for doing in ray.get(answer)]

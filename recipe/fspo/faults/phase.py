@@ -23,14 +23,14 @@ class Phase:
         phase: One of :data:`PHASES`.
         since: Unix time at which the phase began, in seconds.
         ending: Whether the trainer has stopped, with or without an error, and is closing its processes.
-        moves: Counts what has happened in the phase, such as responses that have finished.
+        queue: In a generation or validation: how many responses and prompts are how far, for a sentence.
     """
 
     step: int
     phase: str
     since: float = field(default_factory=time.time)
     ending: bool = False
-    moves: int = 0
+    queue: str = ""
 
     def words(self) -> str:
         """For a sentence: ``during start-up``, ``during the update of step 3``."""
