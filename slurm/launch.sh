@@ -246,23 +246,25 @@ history="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restarts" attempt=""
 nodes=("${allocated[@]:0:wanted}")
 touch "$history"
 run "$@"
-while [[ -n $lost && $warned == no ]]; do
+while [[ -n $lost ]]; do
     used="$(wc -l <"$history")"
     ((used < restarts)) || fail "$lost. The job has been restarted $used times (FSPO_RESTARTS)"
     say "error: $lost" >&2
     stop_steps
-    ask "${allocated[@]}"
+    answering=()
+    [[ $warned == yes ]] || ask "${allocated[@]}" # else the job's time is nearly over
     if ((${#answering[@]} >= wanted)); then
         nodes=("${answering[@]:0:wanted}")
         attempt=$((${attempt:-1} + 1))
         say "restart $((used + 1)) of at most $restarts, on ${nodes[*]}" | tee -a "$history"
         run "$@"
     else
-        say "restart $((used + 1)) of at most $restarts, in the queue: $wanted node(s) are needed (FSPO_NODES)" | tee -a "$history"
+        why="$wanted node(s) are needed (FSPO_NODES)"
+        [[ $warned == no ]] || why="the job's time is nearly over"
+        say "restart $((used + 1)) of at most $restarts, in the queue: $why" | tee -a "$history"
         requeue
         exit 1
     fi
 done
 ((status != PREEMPTED)) || requeue
-[[ -z $lost ]] || fail "$lost"
 exit "$status"

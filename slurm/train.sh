@@ -8,5 +8,5 @@ export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_
 exec bash "$FSPO_ROOT/slurm/launch.sh" python -m recipe.fspo.main \
     "++ray_kwargs.ray_init.address=auto" \
     "trainer.nnodes=${FSPO_NODES:-$SLURM_JOB_NUM_NODES}" \
-    "fspo.run_dir=$FSPO_RUN_DIR" "hydra.run.dir=$FSPO_RUN_DIR" \
+    "fspo.run_dir='$FSPO_RUN_DIR'" "hydra.run.dir='$FSPO_RUN_DIR'" \
     "$@"

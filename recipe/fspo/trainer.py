@@ -311,18 +311,22 @@ class FSPOHooks(PPOTrainer):
 
     # ---------------------------------------------------------------- checkpoints
 
+    def _remove_old(self) -> None:
+        root, keep = Path(self.config.trainer.default_local_dir), self.config.trainer.max_actor_ckpt_to_keep
+        if keep:
+            contents = self.config.actor_rollout_ref.actor.checkpoint.save_contents
+            remove_old(root, self.global_steps, keep, contents)
+
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
         # checkpoint callback runs after that.)
         self._enter("save")
         started = time.monotonic()
         folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
-        keep = self.config.trainer.max_actor_ckpt_to_keep
-        with room_for_save(folder.parent, self.global_steps, keep):
+        with room_for_save(folder.parent, self.global_steps, self._remove_old):
             save_state(folder, self._cycle.stateful_parts())
             super()._save_checkpoint()
-        if keep:
-            remove_old(folder.parent, step=self.global_steps, keep=keep)
+        self._remove_old()
         self._saved_step = self.global_steps
         self._save_s = time.monotonic() - started
         self._lead_time.measured(save_s=self._save_s)

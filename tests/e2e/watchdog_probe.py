@@ -37,8 +37,6 @@ def main(victim: str) -> None:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, runtime_env={"env_vars": {RUN_ID_VARIABLE: MARK}}, log_to_driver=False)
     there = NodeAffinitySchedulingStrategy(second.node_id, soft=False)
-    worker = WorkerDict.options(scheduling_strategy=there).remote()
-    pid = ray.get(worker.pid.remote())
     told: queue.Queue[Death] = queue.Queue()
     nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), told.put, threading.Event())
     nodes.start()
@@ -46,7 +44,10 @@ def main(victim: str) -> None:
         threading.Event().wait(0.1)
     while not any("first_death" in " ".join(process.cmdline()) for process in psutil.process_iter()):
         threading.Event().wait(0.1)
-    threading.Event().wait(2)  # the watcher's first look
+    # Ray starts the worker without the mark, which comes with the runtime environment.
+    worker = WorkerDict.options(scheduling_strategy=there).remote()
+    pid = ray.get(worker.pid.remote())
+    threading.Event().wait(2)  # the watcher's next looks
     if victim == "worker":
         psutil.Process(pid).kill()
     else:

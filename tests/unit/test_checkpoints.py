@@ -186,13 +186,21 @@ def test_resume_mode_disable_looks_at_nothing(tmp_path: Path) -> None:
 
 
 def test_old_checkpoints_of_earlier_starts_are_removed(tmp_path: Path) -> None:
-    folders = {step: write_checkpoint(tmp_path, step, ranks=1) for step in (5, 9, 10, 13, 40)}
+    for step in (5, 9, 10, 13, 40):
+        write_checkpoint(tmp_path, step, ranks=1)
     (tmp_path / "global_step_best").mkdir()
-    assert remove_old(tmp_path, step=13, keep=2) == [folders[9], folders[5]]
+    remove_old(tmp_path, 13, 2, KINDS)
     # The two newest up to now, a later one (of a run that was continued from before it), and what is no checkpoint.
     left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     assert left == {"global_step_10", "global_step_13", "global_step_40", "global_step_best"}
-    assert remove_old(tmp_path, step=13, keep=2) == []
+
+
+def test_a_half_written_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path) -> None:
+    for step in (10, 20):
+        write_checkpoint(tmp_path, step, ranks=1)
+    cut(write_checkpoint(tmp_path, 23, ranks=1) / "data.pt")  # of a save that was killed
+    remove_old(tmp_path, 30, 2, KINDS)  # before the save of step 30, where there is no room for it
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"global_step_20"}
 
 
 # ---------------------------------------------------------------- our own state

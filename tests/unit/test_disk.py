@@ -21,6 +21,10 @@ from recipe.fspo.checkpoints.integrity import TRACKER_FILE, latest
 MIB = 2**20
 
 
+def nothing() -> None:
+    """There is nothing to delete."""
+
+
 def save(root: Path, step: int, mib: float = 1.0) -> None:
     """A save as verl's: files first, the tracker last."""
     folder = root / f"global_step_{step}" / "actor"
@@ -42,7 +46,7 @@ def test_a_save_without_room_is_refused_before_anything_is_written(
 ) -> None:
     save(tmp_path, 2)
     free(monkeypatch, 0.5)
-    with pytest.raises(DiskFull) as caught, room_for_save(tmp_path, 4, keep=2):
+    with pytest.raises(DiskFull) as caught, room_for_save(tmp_path, 4, nothing):
         pytest.fail("the save was begun")
     message = str(caught.value)
     assert re.search(r"step 4: 1\.0 MiB .* 0\.5 MiB", message)  # needed and free
@@ -50,13 +54,12 @@ def test_a_save_without_room_is_refused_before_anything_is_written(
     assert "\n" not in message
 
 
-def test_room_is_made_as_the_save_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_made_before_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (2, 4):
         save(tmp_path, step)
     free(monkeypatch, 0.5, 1.5)
-    with room_for_save(tmp_path, 6, keep=2):
+    with room_for_save(tmp_path, 6, lambda: shutil.rmtree(tmp_path / "global_step_2")):
         save(tmp_path, 6)
-    assert not (tmp_path / "global_step_2").exists()  # the oldest; one was kept during the save
     assert latest(tmp_path) == tmp_path / "global_step_6"
 
 
@@ -64,7 +67,7 @@ def test_room_is_made_as_the_save_would(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None) -> None:
     if before:
         save(tmp_path, before)
-    with pytest.raises(DiskFull, match="step 4"), room_for_save(tmp_path, 4, keep=2):
+    with pytest.raises(DiskFull, match="step 4"), room_for_save(tmp_path, 4, nothing):
         save(tmp_path, 4)
         (tmp_path / TRACKER_FILE).write_text("")  # opened, and then there was no room for a digit
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -73,7 +76,7 @@ def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None
 
 
 def test_another_error_of_a_save_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), room_for_save(tmp_path, 4, keep=2):
+    with pytest.raises(PermissionError), room_for_save(tmp_path, 4, nothing):
         save(tmp_path, 4)
         raise PermissionError("no")
     assert (tmp_path / "global_step_4").exists()
@@ -92,24 +95,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Path) -> None:
-    with room_for_save(small_disk, 1, keep=2):
+    with room_for_save(small_disk, 1, nothing):
         save(small_disk, 1)
     (small_disk / "other").write_bytes(bytes(MIB // 2))
     says = r"step 2: 1\.0 MiB .* 0\.\d MiB"
-    with pytest.raises(DiskFull, match=says), room_for_save(small_disk, 2, keep=2):
+    with pytest.raises(DiskFull, match=says), room_for_save(small_disk, 2, nothing):
         pytest.fail("the save was begun")
     (small_disk / "other").unlink()
-    with pytest.raises(DiskFull, match="step 2"), room_for_save(small_disk, 2, keep=2):
+    with pytest.raises(DiskFull, match="step 2"), room_for_save(small_disk, 2, nothing):
         save(small_disk, 2, mib=2.0)  # larger than the one before
     assert latest(small_disk) == small_disk / "global_step_1"
     assert not (small_disk / "global_step_2").exists() and size_of(small_disk) < 1.1 * MIB
 
 
 def test_a_disk_that_became_read_only_is_said(small_disk: Path) -> None:
-    with room_for_save(small_disk, 1, keep=2):
+    with room_for_save(small_disk, 1, nothing):
         save(small_disk, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     says = rf"step 2 cannot be written to {small_disk} \(Read-only file system\); the last good .*/global_step_1\. Mend"
-    with pytest.raises(NotWritable, match=says), room_for_save(small_disk, 2, keep=2):
+    with pytest.raises(NotWritable, match=says), room_for_save(small_disk, 2, nothing):
         save(small_disk, 2)
     assert latest(small_disk) == small_disk / "global_step_1"

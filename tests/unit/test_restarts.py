@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 import pytest
 from composing import composed
 
+from recipe.fspo import main
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch import restarts
 from recipe.fspo.launch.restarts import supervise
 from recipe.fspo.launch.run_folder import (
@@ -22,6 +26,7 @@ from recipe.fspo.launch.run_folder import (
     told,
 )
 
+PYTHON = sys.executable
 #: In place of Python: does what the next line of the plan says (steps done, exit status), and notes what it was given.
 START = """#!/bin/sh
 cd "$(dirname "$0")"
@@ -49,7 +54,7 @@ def run(folder: Path, *plan: str, limit: int = 3) -> tuple[int, list[dict[str, A
     (folder / "plan").write_text("\n".join(plan) + "\n", encoding="utf-8")
     code = supervise(["algo=fspo"], folder, limit)
     given = (folder / "given").read_text(encoding="utf-8").splitlines()
-    assert all(line.endswith(f"-m recipe.fspo.main algo=fspo fspo.run_dir={folder}") for line in given)
+    assert all(line.endswith(f"-m recipe.fspo.main algo=fspo fspo.run_dir='{folder}'") for line in given)
     return code, [json.loads(line[: line.index("} ") + 1]) for line in given]
 
 
@@ -69,7 +74,7 @@ def test_other_ends_are_passed_on(folder: Path, status: int) -> None:
 def test_two_failures_without_a_step_between_end_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, given = run(folder, "0 1", "0 1", "9 0")
     assert (code, len(given)) == (1, 2)
-    assert "not started again: it failed twice without a step in between" in capsys.readouterr().err
+    assert "not started again: it failed twice without getting beyond step 0" in capsys.readouterr().err
 
 
 def test_no_more_than_the_limit_within_an_hour(
@@ -86,10 +91,53 @@ def test_no_more_than_the_limit_within_an_hour(
 
 
 def test_the_warning_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "start").write_text("#!/bin/sh\ntrap 'exit 75' USR1\nkill -USR1 $PPID\nwhile :; do sleep 0.05; done\n")
+    """Also to a start that does not listen yet; and to the next one, if that one fails."""
+    code = (
+        "import os, signal, sys, time\nfrom pathlib import Path\n"
+        "os.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(0.3)\n"
+        "from recipe.fspo.faults.preemption import WARNED, watch_for_warning\nwatch_for_warning()\n"
+        "if not Path('failed').exists():\n    Path('failed').touch()\n    sys.exit(1)\n"
+        "sys.exit(75 if WARNED.wait(20) else 3)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    (folder / "code").write_text(code)
+    (folder / "start").write_text(f"#!/bin/sh\ncd {folder}; PYTHONPATH={root} exec {PYTHON} code\n")
     before = signal.getsignal(signal.SIGUSR1)
-    assert supervise([], folder, 1) == 75
+    assert supervise([], folder, 3) == 75
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_signal_between_two_starts_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restarts, "_wait_until_gone", lambda family: os.kill(os.getpid(), signal.SIGTERM))
+    code, given = run(folder, "1 1", "2 0")
+    assert (code, len(given)) == (143, 1)
+
+
+def test_a_closed_terminal_ends_no_run_under_nohup(folder: Path) -> None:
+    (folder / "start").write_text("#!/bin/sh\nkill -HUP $PPID\nkill -HUP $$\nexit 0\n")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert supervise([], folder, 1) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_an_evaluation_is_not_started_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder's log has the step of an earlier evaluation, so that a restart would train."""
+    done: list[str] = []
+    monkeypatch.setattr(main, "supervise", lambda *_: done.append("supervised"))
+    monkeypatch.setattr(main, "_train", lambda: done.append("evaluated"))
+    for name in ("watch_for_warning", "end_on_signals", "export_platform"):
+        monkeypatch.setattr(main, name, lambda *_: None)
+    monkeypatch.setattr(main, "forked_workers", lambda *_: contextlib.nullcontext())
+    monkeypatch.setenv(RUN_ID_VARIABLE, "")
+    arguments = ["experiment=demo", f"fspo.run_dir={folder}", "fspo.restarts=2"]
+    monkeypatch.setattr(sys, "argv", ["main", *arguments, "evaluate=true"])
+    main.main()
+    monkeypatch.setattr(sys, "argv", ["main", *arguments])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert done == ["evaluated", "supervised"]
 
 
 def test_a_start_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

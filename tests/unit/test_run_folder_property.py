@@ -85,7 +85,7 @@ def save(config: DictConfig, step: int, training: str) -> None:
         with zipfile.ZipFile(folder / name, "w") as archive:
             archive.writestr("training", training)
     restore_tracker(folder.parent, folder)
-    remove_old(folder.parent, step=step, keep=2)
+    remove_old(folder.parent, step, 2, ("model", "optimizer", "extra"))
 
 
 def tree(root: Path) -> dict[str, bytes]:

@@ -363,6 +363,8 @@ NAMES = (
     Name("sympy.concrete.summations", "eval_sum_direct", _LIMITS, "long sums"),
     Name("sympy.concrete.products", "Product._eval_product_direct", _LIMITS, "long products"),
     # ---- Ray
+    Name("ray._private.worker", "_global_node", "recipe/fspo/faults/errors.py", "where this run's Ray keeps its logs"),
+    Name("ray._private.node", "Node.get_logs_dir_path", "recipe/fspo/faults/errors.py", "the same"),
     Name("ray.util.scheduling_strategies", "NodeAffinitySchedulingStrategy", "recipe/fspo/faults/watchdog.py", PUBLIC),
 )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from recipe.fspo.faults import processes
 from recipe.fspo.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
 from recipe.fspo.faults.watchdog import Death, Watchdog
@@ -56,7 +57,27 @@ def test_the_phase_is_read_as_written(tmp_path: Path) -> None:
     assert read_phase(tmp_path) is None
 
 
-def test_processes_are_found_by_mark_and_named_by_title(run_id: str, begin: Begin, tmp_path: Path) -> None:
+def test_a_process_that_gets_the_mark_later_is_found(run_id: str) -> None:
+    """In a cluster that a run joins, Ray starts a worker in its node's environment, and then replaces its program."""
+    mark = {RUN_ID_VARIABLE: run_id}
+    later = f"import os, sys; sys.stdin.readline(); os.execve('/bin/sleep', ['ray::WorkerDict', '60'], {mark})"
+    worker = subprocess.Popen([sys.executable, "-c", later], stdin=subprocess.PIPE, text=True)
+    try:
+        foreign: set[int] = set()
+        assert processes_of(run_id, foreign) == []
+        assert worker.stdin is not None
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+        wait_until(lambda: processes_of(run_id, foreign) == [worker.pid])
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def test_processes_are_found_by_mark_and_named_by_title(
+    run_id: str, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_SETTLED_S", 0.0)
     worker, idle = begin("ray::WorkerDict.actor_rollout_update_actor"), begin("ray::IDLE")
     other = subprocess.Popen(["/bin/sleep", "60"])
     foreign: set[int] = {0}

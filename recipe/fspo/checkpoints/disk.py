@@ -11,11 +11,11 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recipe.fspo.checkpoints.integrity import latest, remove_old, restore_tracker, step_folder
+from recipe.fspo.checkpoints.integrity import latest, restore_tracker, step_folder
 from recipe.fspo.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
@@ -64,13 +64,13 @@ def _remove(folder: Path) -> None:
 
 
 @contextmanager
-def room_for_save(root: Path, step: int, keep: int | None) -> Iterator[None]:
+def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
 
     Args:
         root: The folder of all checkpoints.
         step: Of the save.
-        keep: Checkpoints that are kept (``trainer.max_actor_ckpt_to_keep``); None: all.
+        make_room: Deletes old checkpoints, as after a save; called before it where there is not enough room.
 
     Raises:
         DiskFull: if there is not enough room, or was not.
@@ -80,8 +80,7 @@ def room_for_save(root: Path, step: int, keep: int | None) -> Iterator[None]:
     good = latest(root)
     needed = int(_MARGIN * size_of(good)) if good else None
     if needed is not None and shutil.disk_usage(root).free < needed:
-        if keep:
-            remove_old(root, step, keep)  # as the save itself would do, but before it
+        make_room()
         if shutil.disk_usage(root).free < needed:
             raise DiskFull(_message(root, step, needed, good))
     try:

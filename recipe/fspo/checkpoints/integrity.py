@@ -65,11 +65,7 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
     """
     actor = folder / "actor"
     prefixes = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
-    saved_by = {
-        int(match[1])
-        for path in actor.glob("*_world_size_*_rank_*.pt")
-        if (match := re.search(r"_world_size_(\d+)_rank_", path.name))
-    }
+    saved_by = _saved_by(folder)
     if saved_by and world_size not in saved_by:
         ranks = ", ".join(map(str, sorted(saved_by)))
         return [
@@ -81,6 +77,12 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
     if (folder / STATE_FILE).exists():  # a checkpoint of plain verl has none
         files.append(folder / STATE_FILE)
     return [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+
+
+def _saved_by(folder: Path) -> set[int]:
+    """Numbers of FSDP ranks that have saved a checkpoint: one, unless runs of different sizes shared the folder."""
+    found = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (folder / "actor").glob("*.pt"))
+    return {int(match[1]) for match in found if match}
 
 
 def _step_folders(root: Path) -> dict[int, Path]:
@@ -95,15 +97,27 @@ def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Pat
     return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
 
 
-def remove_old(root: Path, step: int, keep: int) -> list[Path]:
-    """Delete the checkpoints before ``step`` except the newest ``keep - 1``, and return their folders.
+def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> None:
+    """Delete the checkpoints before ``step`` except the newest ``keep - 1`` without damage.
 
-    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind.
+    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
+    what a save that was killed has left would count as one.
+
+    Args:
+        root: The folder of all checkpoints.
+        step: Of the save that they make room for.
+        keep: verl's ``max_actor_ckpt_to_keep``, at least 2.
+        contents: verl's ``actor.checkpoint.save_contents``.
     """
-    old = [folder for saved, folder in _step_folders(root).items() if saved < step][keep - 1 :]
+    old = [folder for saved, folder in _step_folders(root).items() if saved < step]
+    whole = [
+        folder
+        for folder in old
+        if any(not checkpoint_damage(folder, ranks, contents) for ranks in _saved_by(folder) or {1})
+    ]
     for folder in old:
-        shutil.rmtree(folder, ignore_errors=True)
-    return old
+        if folder not in whole[: keep - 1]:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _needs(config: DictConfig) -> tuple[int, list[str]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 import traceback
 from dataclasses import replace
 from pathlib import Path
+
+import ray._private.worker as ray_worker
 
 from recipe.fspo.faults import collectives, memory
 from recipe.fspo.faults.phase import Phase
@@ -51,7 +52,8 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
         reason = inner
     if isinstance(reason, ExplainedError):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
-    ray_logs = (Path(tempfile.gettempdir()) / "ray" / "session_latest").resolve() / "logs"
+    node = ray_worker._global_node  # the newest session on the machine may be another run's
+    ray_logs = Path(node.get_logs_dir_path()) if node else Path("/tmp/ray/session_latest/logs").resolve()
     told = death_in(str(error), phase, ray_logs)
     if death is None or (told is not None and told.memory is not None):
         # The watchdog knows better what a process is than the name of its task.

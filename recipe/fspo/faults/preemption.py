@@ -6,9 +6,11 @@ raises :class:`Preempted`. Before the first step there is nothing to save, and t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 #: Exit status of a run that has saved its state and wants to be started again (EX_TEMPFAIL of sysexits.h).
@@ -25,6 +27,16 @@ class Preempted(Exception):
 WARNED = threading.Event()
 
 
+@contextlib.contextmanager
+def warning_waits() -> Iterator[None]:
+    """Processes that are started meanwhile get SIGUSR1 only when they watch for it; until then one would die of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def watch_for_warning() -> None:
     """Note SIGUSR1 in :data:`WARNED` instead of dying of it. Call in the main thread."""
 
@@ -34,6 +46,7 @@ def watch_for_warning() -> None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     signal.signal(signal.SIGUSR1, note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 #: The signal that ended this process's run, if one did: Ray raises a KeyboardInterrupt of its own in place of another.

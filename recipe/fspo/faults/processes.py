@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from pathlib import Path
 
@@ -33,6 +34,8 @@ ROLES = {
 FSDP_WORKER = ROLES["ray::WorkerDict"]
 #: Roles whose processes the trainer closes by itself when it ends.
 CLOSED_BY_TRAINER = ("TransferQueue's controller", "TransferQueue's storage")
+#: A process may have another program after less than so many seconds.
+_SETTLED_S = 60.0
 _DEAD = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 _own_run_id: str | None = None
@@ -79,9 +82,17 @@ def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = R
     found = {pid for pid, environment in environments.items() if environment.get(variable) == run_id}
     if foreign is not None:
         foreign &= pids
-        # An empty one may belong to a process that is just being started.
-        foreign |= {pid for pid, environment in environments.items() if environment} - found
+        foreign |= {pid for pid, environment in environments.items() if environment and _is_settled(pid)} - found
     return [pid for pid in sorted(found) if is_alive(pid)]
+
+
+def _is_settled(pid: int) -> bool:
+    """Whether a process keeps its environment: Ray starts a worker in that of its node, which may serve many runs, and
+    gives it the run's by replacing its program, under the same number."""
+    try:
+        return time.time() - psutil.Process(pid).create_time() > _SETTLED_S
+    except psutil.Error:
+        return False
 
 
 def _by_title(process: psutil.Process) -> str | None:

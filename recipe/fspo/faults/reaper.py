@@ -18,6 +18,7 @@ import weakref
 from pathlib import Path
 
 from recipe.fspo.faults.phase import read_phase
+from recipe.fspo.faults.preemption import warning_waits
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_alive, is_stopped, kill, processes_of
 
 #: How long processes may take to end by themselves once the launching process has ended.
@@ -50,15 +51,16 @@ class Reaper:
         numbers = [str(os.getpid()), str(after_s or float("inf"))]
         command = [sys.executable, "-m", "recipe.fspo.faults.reaper", run_id, run_dir, *numbers]
         environment = {name: value for name, value in os.environ.items() if name != RUN_ID_VARIABLE}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-            cwd="/",
-            start_new_session=True,
-        )
+        with warning_waits():  # SLURM sends it to all processes of a job step
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+                env=environment,
+                cwd="/",
+                start_new_session=True,
+            )
         threading.Thread(target=_beat, args=(weakref.ref(self),), daemon=True, name="beat").start()
 
     def tell(self, sentence: str) -> None:

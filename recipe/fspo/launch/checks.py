@@ -125,7 +125,7 @@ def _room_problems(config: DictConfig) -> Problems:
 def room_problems(config: DictConfig, parameters: int) -> Problems:
     """The run folder and the disk below it: can be written to, with room for the checkpoints that are kept.
 
-    A checkpoint has 12 bytes per parameter: weights and two moments in fp32.
+    A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
     """
     root = Path(config.trainer.default_local_dir)
     place = next(path for path in (root, *root.parents) if path.exists())
@@ -133,7 +133,10 @@ def room_problems(config: DictConfig, parameters: int) -> Problems:
         yield f"fspo.run_dir={config.fspo.run_dir}: {place} is not a folder that can be written to; give another one"
         return
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
-    needed, free = 12 * parameters * kept, shutil.disk_usage(place).free
+    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.save_contents") or ("optimizer",)
+    lora = OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") or 0
+    each = 12 if "optimizer" in contents and lora <= 0 else 4
+    needed, free = each * parameters * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
         yield (
             f"fspo.run_dir={config.fspo.run_dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "

@@ -1,8 +1,8 @@
 """``fspo.restarts=N``: a run that failed is started again from its last checkpoint, N times an hour at most.
 
 The command becomes the parent of one start after the other, so that the death of a launching process costs no more than
-that of any other. Each start is the user's command with the same run folder. Two failures without a step in between
-are a fault that starting again does not mend, and end it.
+that of any other. Each start is the user's command with the same run folder. Two failures without getting
+beyond a step are a fault that starting again does not mend, and end it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from recipe.fspo.faults.phase import read_phase
+from recipe.fspo.faults.preemption import warning_waits
 from recipe.fspo.faults.processes import kill, processes_of
 from recipe.fspo.launch.commands import FAILED
+from recipe.fspo.launch.compose import quoted
 from recipe.fspo.launch.run_folder import RESTARTED, logged
 from recipe.fspo.launch.run_settings import run_info
 
@@ -30,7 +32,7 @@ _HOUR_S: Final = 3600.0
 #: How long what a start has left may take to end by itself: the reaper needs 6 s and as much as 10 s to kill.
 _GONE_S: Final = 30.0
 #: Ended by somebody on purpose; a killed process was not.
-_ON_PURPOSE: Final = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
@@ -43,50 +45,65 @@ def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
     """
     family, restarts, reason = uuid.uuid4().hex, 0, ""
     recent: deque[float] = deque(maxlen=limit)
-    command = [sys.executable, "-m", "recipe.fspo.main", *arguments, f"fspo.run_dir={run_dir}"]
-    while True:
-        before = _last_step(run_dir)
-        facts = {"restarts": restarts} | ({"reason": reason} if reason else {})
-        code = _run(command, {**os.environ, RESTARTED: json.dumps(facts), _FAMILY: family})
-        _wait_until_gone(family)
-        if code != FAILED and (code >= 0 or code in _ON_PURPOSE):
-            return code if code >= 0 else 128 - code
-        reason = _reason(run_dir, code)
-        stop = None
-        if restarts and _last_step(run_dir) <= before:
-            stop = "it failed twice without a step in between"
-        elif len(recent) == limit and time.monotonic() - recent[0] < _HOUR_S:
-            stop = f"it has been restarted {limit} times within an hour (fspo.restarts)"
-        if stop is not None:
-            print(f"error: not started again: {stop}", file=sys.stderr, flush=True)
-            return FAILED
-        recent.append(time.monotonic())
-        restarts += 1
-        print(f"restart {restarts}: {reason}", flush=True)
+    command = [sys.executable, "-m", "recipe.fspo.main", *arguments, f"fspo.run_dir={quoted(run_dir)}"]
+    with _Starts() as starts:
+        while True:
+            before = _last_step(run_dir)
+            facts = {"restarts": restarts} | ({"reason": reason} if reason else {})
+            code = starts.run(command, {**os.environ, RESTARTED: json.dumps(facts), _FAMILY: family})
+            _wait_until_gone(family)
+            if code != FAILED and (code >= 0 or -code in _ENDING):
+                return code if code >= 0 else 128 - code
+            reason = _reason(run_dir, code)
+            stop = None
+            if restarts and _last_step(run_dir) <= before:
+                stop = f"it failed twice without getting beyond step {before}"
+            elif len(recent) == limit and time.monotonic() - recent[0] < _HOUR_S:
+                stop = f"it has been restarted {limit} times within an hour (fspo.restarts)"
+            if stop is not None:
+                print(f"error: not started again: {stop}", file=sys.stderr, flush=True)
+                return FAILED
+            recent.append(time.monotonic())
+            restarts += 1
+            print(f"restart {restarts}: {reason}", flush=True)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """One start. Signals for this process are for it; a terminal's Ctrl-C reaches it by itself."""
-    child: subprocess.Popen[bytes] | None = None
-    early: list[int] = []
+class _Starts:
+    """One start after the other. Signals for this process are for them, also those that come between two."""
 
-    def pass_on(signum: int, _: object) -> None:
-        if child is None:
-            early.append(signum)
-        else:
-            child.send_signal(signum)
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting: set[int] = set()
+        self._before: dict[int, Any] = {}
 
-    handled = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    old: dict[int, Callable[..., Any] | int | None] = {each: signal.signal(each, pass_on) for each in handled}
-    old[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)  # not ignored: the child would inherit that
-    try:
-        child = subprocess.Popen(command, env=dict(environment))
-        for signum in early:
-            child.send_signal(signum)
-        return child.wait()
-    finally:
-        for each, handler in old.items():
+    def __enter__(self) -> _Starts:
+        for each in (*_ENDING, signal.SIGUSR1):
+            if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
+                self._before[each] = signal.signal(each, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each, handler in self._before.items():
             signal.signal(each, handler)
+
+    def _pass_on(self, signum: int, _: object) -> None:
+        if self._process is None or signum == signal.SIGUSR1:  # a warning is for all starts that are to come
+            self._waiting.add(signum)
+        if self._process is not None and signum != signal.SIGINT:  # a terminal's Ctrl-C reaches it by itself
+            self._process.send_signal(signum)
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """One start; its exit status."""
+        if ending := self._waiting & set(_ENDING):
+            return -min(ending)
+        with warning_waits():
+            self._process = subprocess.Popen(command, env=dict(environment))
+        for signum in self._waiting:
+            self._process.send_signal(signum)
+        try:
+            return self._process.wait()
+        finally:
+            self._process = None
 
 
 def _wait_until_gone(family: str) -> None:

@@ -232,7 +232,8 @@ def _validation_problems(config: DictConfig) -> dict[str, int]:
 
     counts: dict[str, int] = {}
     for name in config.data.val_files:
-        if not name.endswith(".parquet"):
+        # Of a data class of the user's own, or on another file system, they are not known.
+        if "://" in name or not name.endswith(".parquet") or "data_source" not in pq.read_schema(name).names:
             continue
         sources = pq.read_table(name, columns=["data_source"])["data_source"]
         for entry in pc.value_counts(sources).to_pylist():

@@ -97,7 +97,8 @@ class _Runner:
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 continue  # run_ppo reports what is wrong
             for line in lines:
-                print(line, file=out, flush=True)
+                with contextlib.suppress(OSError):  # nobody reads it any more (| tee): a warning must still be heard
+                    print(line, file=out, flush=True)
             self.printed += len(lines)
 
     def _tell_to_stop(self) -> bool:
@@ -242,7 +243,8 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
     out = sys.stdout  # as it is now: the launching process's own output is soon redirected
 
     def say(text: str) -> None:
-        print(text, file=out, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it any more (| tee)
+            print(text, file=out, flush=True)
 
     watchdog = Watchdog(run_id, phase, on_death, runner.kill, leave)
     watchdog.start()
@@ -298,7 +300,7 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
     """The part of :func:`launch` that writes to the run folder."""
     write_offline_task(config)
     run_folder.begin(config, changed)
-    if run_folder.goes_on_by_itself(config):
+    if not config.evaluate and run_folder.goes_on_by_itself(config):
         config.trainer.val_before_train = False  # nobody asked for one more; at scale it takes longer than the restart
     write_phase(config.fspo.run_dir, Phase(0, "start-up"))
     print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
