@@ -346,7 +346,8 @@ def tables(grid: Path, common: bool = True) -> str:
     starts = equal_mass_starts(total_K, BINS)
     edges = [*FINE_LENGTH_EDGES.numpy()[starts], "..."]
     parts.append("Length bins begin at " + ", ".join(str(edge) for edge in edges[:-1]) + " tokens.")
-    measures = standard_measures(runs, starts)
+    # The LREs have tables of their own, over all seeds' sequences together.
+    measures = [each for each in standard_measures(runs, starts) if not each.label.startswith("LRE")]
     for comparison, title in TITLES.items():
         chosen = [group for group in groups if group.comparison == comparison]
         if not chosen:

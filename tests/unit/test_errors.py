@@ -47,11 +47,11 @@ def logs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def actor_died(why: str) -> str:
+def actor_died(why: str, name: str = "create_colocated_worker_cls.<locals>.WorkerDict") -> str:
     """What Ray says of an actor whose process has gone."""
     context = ActorDiedErrorContext(
         actor_id=b"0" * 16,
-        class_name="create_colocated_worker_cls.<locals>.WorkerDict",
+        class_name=name,
         pid=4520,
         name="QoRrQWWorkerDict_0:0",
         ray_namespace="one",
@@ -65,6 +65,8 @@ def test_a_worker_that_died_before_it_was_watched_is_named_by_what_ray_says(logs
     text = actor_died("The actor is dead because its worker process has died.")
     death = death_in(f"RayTaskError(ActorDiedError): ray::FSPOTaskRunner.run() (pid=4322)\n{text}", None, logs)
     assert death == Death("FSDP worker", 4520, str(logs / "worker-5bc91ca5-01000000-4520.err"), None)
+    loop = death_in(actor_died("The actor is dead.", "AgentLoopWorkerTQ"), None, logs)
+    assert loop is not None and loop.role == "agent loop"
 
 
 #: Of an error of Ray 2.56, shortened.

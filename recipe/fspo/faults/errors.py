@@ -13,7 +13,7 @@ import ray._private.worker as ray_worker
 
 from recipe.fspo.faults import collectives, memory
 from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import FSDP_WORKER, ROLES
+from recipe.fspo.faults.processes import FSDP_WORKER, role_by_title
 from recipe.fspo.faults.watchdog import Death
 
 _LINES_OF_AN_ERROR = 12
@@ -85,12 +85,12 @@ def death_in(error: str, phase: Phase | None, ray_logs: Path) -> Death | None:
     gone, engine = _ACTOR_GONE.search(error), _ENGINE_FAILED.search(error)
     used, ended = _RAY_MEMORY.search(error), _RAY_ENDED.search(error)
     if used is not None and ended is not None:
-        role = ROLES.get(f"ray::{ended['name']}", ended["name"])
+        role = role_by_title(f"ray::{ended['name']}") or ended["name"]
         there = f"Ray found {used['used']} of this machine's {used['limit']} used (RAY_memory_usage_threshold)"
         log = _log(ray_logs, ended["pid"])
         return Death(role, int(ended["pid"]), log, phase, memory=f"{there}; {memory.remedy(role)}")
     if gone is not None and "killed by `ray.kill`" not in error:
-        role = ROLES.get(f"ray::{gone['name']}", gone["name"])
+        role = role_by_title(f"ray::{gone['name']}") or gone["name"]
         return Death(role, int(gone["pid"]), _log(ray_logs, gone["pid"]), phase)
     if engine is not None:
         return Death("vLLM engine", None, _log(ray_logs, engine["pid"]), phase)

@@ -95,10 +95,14 @@ def _is_settled(pid: int) -> bool:
         return False
 
 
-def _by_title(process: psutil.Process) -> str | None:
-    title = next(iter(process.cmdline()), "")
+def role_by_title(title: str) -> str | None:
+    """What a process with this title (or program) is for the run."""
     program = title.rpartition("/")[2]
     return next((role for start, role in ROLES.items() if title.startswith(start) or program == start), None)
+
+
+def _by_title(process: psutil.Process) -> str | None:
+    return role_by_title(next(iter(process.cmdline()), ""))
 
 
 def role_of(pid: int) -> str | None:
