@@ -2,7 +2,8 @@
 
 A real TransferQueue holds 8,192 responses of 2,000 to 8,000 tokens as verl's agent loops store them. Measured is what
 the trainer reads and writes for outcomes, attributes and samples, beside the same with another reward manager, which
-tells no score and no digest, and beside the columns that verl's own metrics read.
+tells no score and no digest, and beside the columns that verl's own metrics read. And what one poll for finished
+responses takes, of as many as fit into the planned time of generation.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from verl.trainer.ppo.v1.agent_loop_tq import list_of_dict_to_tensordict
 from benchmarks.pages import markdown
 from recipe.fspo.accounting import outcomes as accounting
 from recipe.fspo.launch.compose import compose
+from recipe.fspo.plan.__main__ import plan
+from recipe.fspo.plan.setup import Hardware
 from recipe.fspo.reward_manager import RESPONSE_DIGEST
 
 GROUPS, RESPONSES, SHORTEST, LONGEST = 1024, 8, 2000, 8000
-STEP_S: Final = 930.0  # the planner's, as in benchmarks.overhead
 ATTRIBUTES: Final = ["difficulty", "truncated", "data_source"]
 #: Of verl's ``_compute_metrics``.
 VERLS: Final = ["prompts", "responses", "response_mask", "rm_scores", "num_turns"]
@@ -85,8 +87,8 @@ class Counting:
 
     def __init__(self) -> None:
         self.bytes = 0
-        self._get, self._put = tq.kv_batch_get, tq.kv_batch_put
-        tq.kv_batch_get, tq.kv_batch_put = self.get, self.put
+        self._get, self._put, self._list = tq.kv_batch_get, tq.kv_batch_put, tq.kv_list
+        tq.kv_batch_get, tq.kv_batch_put, tq.kv_list = self.get, self.put, self.list
 
     def get(self, **given: Any) -> Any:
         data = self._get(**given)
@@ -96,6 +98,11 @@ class Counting:
     def put(self, **given: Any) -> Any:
         self.bytes += size_of(given["fields"])
         return self._put(**given)
+
+    def list(self) -> Any:
+        data = self._list()
+        self.bytes += len(pickle.dumps(data["told"]))
+        return data["told"]
 
 
 def part(call: Callable[[], Any], counting: Counting, repeats: int) -> tuple[float, float]:
@@ -133,10 +140,17 @@ def main() -> None:
         "outcomes, another reward manager and agents": lambda: accounting.read_outcomes(batches[False], True),
         "columns of verl's own metrics": verls,
     }
-    rows = []
+    config = compose(["experiment=qwen3_8b"])
+    planned, rows = plan(config, Hardware())["time_s"], []
     for name, call in calls.items():
         seconds, moved = part(call, counting, repeats)
-        rows.append([name, f"{seconds:.2f}", f"{100 * seconds / STEP_S:.2f}", f"{moved:.1f}"])
+        rows.append([name, f"{seconds:.2f}", f"{100 * seconds / planned['total']:.2f}", f"{moved:.1f}"])
+    tq.kv_clear(partition_id="plain", keys=batches[False].keys)
+    seconds, moved = part(tq.kv_list, counting, repeats)
+    polls = planned["generation"] / (seconds + config.fspo.poll_interval_s)
+    rows.append(
+        [f"polling, {polls:.0f} times", f"{polls * seconds:.2f}", "beside the generation", f"{polls * moved:.1f}"]
+    )
     print(markdown(["part", "s a step", "% of the step", "MB a step"], rows))
     tq.close()
     ray.shutdown()

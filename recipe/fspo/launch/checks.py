@@ -231,13 +231,13 @@ def length_problems(config: DictConfig, max_positions: object) -> Problems:
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     wanted = config.data.max_prompt_length + config.data.max_response_length
     asked = f"data.max_prompt_length + data.max_response_length = {wanted}"
-    limits = {
-        "the model's max_position_embeddings": max_positions,
-        "actor_rollout_ref.rollout.max_model_len": rollout.max_model_len,
-    }
-    for name, limit in limits.items():
+    limits = (
+        ("the model's max_position_embeddings", max_positions, "shorten data.max_response_length"),
+        ("actor_rollout_ref.rollout.max_model_len", rollout.max_model_len, f"set it to {wanted}"),
+    )
+    for name, limit, remedy in limits:
         if isinstance(limit, int) and wanted > limit:
-            yield f"{asked} exceeds {name} = {limit}: shorten data.max_response_length"
+            yield f"{asked} exceeds {name} = {limit}: {remedy}"
     if not actor.use_dynamic_bsz:
         return
     # verl does not split a sequence: it stops with an error at the first one that exceeds the budget, maybe days later.
