@@ -29,6 +29,7 @@ from benchmarks.faults_run import (
     tracked_step,
 )
 from benchmarks.pages import complete_lines, markdown, write_lines, write_section
+from recipe.fspo.faults.hang import HANG_FILE
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "hangs.jsonl"
 #: With the demo's ``fspo.hang_after_s=90``.
@@ -50,10 +51,19 @@ CELLS: Final = (
     ("FSDP worker", "stopped", "start-up"),
     ("trainer", "stopped", "generation"),
     ("reward worker", "loops", "validation"),
+    ("agent loop", "stopped", "generation"),
+    ("load balancer of the vLLM servers", "stopped", "generation"),
+    ("TransferQueue's controller", "stopped", "generation"),
+    ("TransferQueue's storage", "stopped", "update"),
+    ("GCS", "stopped", "update"),
 )
 #: What the message says of the process.
 _SAYS: Final = {"stopped": "is stopped", "sleeps": "is in hang", "loops": "is busy in hang"}
 _HEADER: Final = ("process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict")
+
+
+def _role(process: str) -> str:
+    return PROCESSES.get(process, process)
 
 
 def verdict(row: dict[str, Any]) -> str:
@@ -67,8 +77,10 @@ def verdict(row: dict[str, Any]) -> str:
         found.append("exit code")
     if row["left"]:
         found.append("processes left")
-    if f"the {PROCESSES[row['process']]} (process" not in row["message"] or _SAYS[row["how"]] not in row["message"]:
+    if f"the {_role(row['process'])} (process" not in row["message"] or _SAYS[row["how"]] not in row["message"]:
         found.append("message")
+    if row.get("stacks") == 0:
+        found.append("no stack")
     return ", ".join([*found, *failures_of_resume(row)])
 
 
@@ -79,13 +91,14 @@ def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str
         NotReached: if the run ended, or took too long, before the moment.
     """
     left, trigger = left_by_others(folder), folder / "hang"
-    trigger.unlink(missing_ok=True)
+    for path in (trigger, folder / HANG_FILE):
+        path.unlink(missing_ok=True)
     reward = Path(__file__).with_name("faults_reward.py")
     path = (f"reward.custom_reward_function.path={reward}", "reward.custom_reward_function.name=hang_or_score")
     os.environ["FSPO_FAULTS_HANG"] = str(trigger)
     run = Run(folder, path)  # in all rows: a resumed run keeps its reward
     try:
-        victim = aim(run, PROCESSES[process], moment, left[0] + SAVE_FREQ)
+        victim = aim(run, _role(process), moment, left[0] + SAVE_FREQ)
         if how == "stopped":
             os.kill(victim, signal.SIGSTOP)
         else:
@@ -101,6 +114,8 @@ def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str
         pids, code = run.left(), run.process.poll()
         row |= {"end_s": None if code is None else round(ended - began, 1), "exit_code": code, "left": len(pids)}
         row |= {"message": sentence(run.output()), "steps_lost": max(0, at.step - tracked_step(folder))}
+        if (stacks := folder / HANG_FILE).exists():
+            row["stacks"] = stacks.read_text(encoding="utf-8").count("  MainThread\n")
         if named is None and _SAYS[how] in row["message"]:
             row["named_s"] = row["end_s"]  # Ray has given the process up before the limit
         return row, resume_of(run, *left)

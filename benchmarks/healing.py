@@ -119,7 +119,7 @@ def summary(folder: Path, faults: str, struck: list[str], minutes: float, seed: 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The table of the page."""
-    header = ("faults", "seed", "minutes", "struck", "restarts", "steps", "done twice", "not logged", "ETTR")
+    header = ("faults", "seed", "minutes", "struck", "restarts", "steps", "logged twice", "not logged", "ETTR")
     lines = []
     for row in rows:
         roles = ", ".join(f"{row['struck'].count(role)} {role}" for role in sorted(set(row["struck"])))
@@ -154,11 +154,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     folder, rows = given.folder.absolute(), complete_lines(ROWS)
-    before = next((row for row in rows if (row["faults"], row["seed"]) == (given.faults, given.seed)), None)
+    same = [row for row in rows if (row["faults"], row["seed"]) == (given.faults, given.seed)]
+    before = same[0] if same and (folder / "run.json").exists() else None
     struck = go_on(folder, given.minutes, given.faults, given.seed)
     minutes = given.minutes + (before["minutes"] if before else 0.0)
     row = summary(folder, given.faults, [*(before["struck"] if before else []), *struck], minutes, given.seed)
-    rows = [each for each in rows if each is not before] + [row]
+    rows = [each for each in rows if each not in same] + [row]
     write_lines(ROWS, rows)
     write_section(PAGE, "healing", table(rows))
     print(row)

@@ -9,6 +9,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from composing import composed, composed_from
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import alignment_study, fairness_study, scaling
-from benchmarks.faults import PAGE, cells, read_rows, table, verdict
+from benchmarks import alignment_study, fairness_study, faults, hangs, healing, network, scaling
+from benchmarks.faults import PAGE, cells, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import complete_lines, replace_section
 from benchmarks.versus_verl import tables
@@ -244,7 +245,7 @@ def test_a_row_is_held_to_every_requirement(change: dict[str, Any], failed: str)
 
 
 def test_the_table_has_every_cell_and_says_what_was_not_run() -> None:
-    lines = table([GOOD, GOOD | {"moment": "save", "left": 2}]).splitlines()
+    lines = faults.table([GOOD, GOOD | {"moment": "save", "left": 2}]).splitlines()
     assert len(lines) == 2 + len(cells()) + 2
     assert "| vLLM engine | update | 3.2 s | 1 | 0 | 2 | step 3 | vLLM engine |" in lines
     assert "| vLLM engine | save | 3.2 s | 1 | 2 | 2 | step 3 | vLLM engine **processes left** |" in lines
@@ -258,8 +259,9 @@ def test_every_process_is_killed_and_every_moment_is_a_phase() -> None:
     assert {moment for _, moment in cells()} == set(MOMENTS)
 
 
-def test_the_committed_table_is_made_of_the_committed_rows() -> None:
-    assert table(read_rows()) in PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("module", [faults, hangs, healing, network])
+def test_the_committed_table_is_made_of_the_committed_rows(module: ModuleType) -> None:
+    assert module.table(complete_lines(module.ROWS)) in PAGE.read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the fairness study
