@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,8 @@ def test_the_page_has_the_tables() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for section in ("losses", "aggregations", "league"):
         assert replace_section(page, section, "") != page
+    told = page.partition("<!-- losses:")[2].partition("<!-- end of losses")[0]
+    assert re.findall(r"^\| `(\w+)`", told, re.MULTILINE) == list(KNOWN)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
