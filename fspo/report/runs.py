@@ -99,6 +99,14 @@ class Run:
         return str(self.info.get("status", "unknown"))
 
     @property
+    def ending(self) -> str:
+        """The status, with the restarts after failures and what they cost (effective training time ratio)."""
+        restarts = sum("reason" in start for start in self.info.get("starts", ()))
+        if not restarts or not (ratio := self.info.get("effective_time_ratio")):
+            return self.status
+        return f"{self.status}, after {restarts} restart(s); {ratio:.0%} of the time in steps that count"
+
+    @property
     def loss_settings(self) -> SequenceLossSettings | None:
         """The loss as run.json records it; None if it is not one of this package's, or not recorded."""
         loss = self.info.get("loss")

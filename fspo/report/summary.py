@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fspo.fairness import wilson_interval
 from fspo.report.groups import length_profile
-from fspo.report.runs import INFO_FILE, METRICS_FILE, Run, load_run
+from fspo.report.runs import METRICS_FILE, Run, load_run
 from fspo.report.style import (
     LIGHT,
     Look,
@@ -40,11 +39,7 @@ def summarise(folder: Path) -> str:
             lines.append(_accuracy_line("before", int(steps[0]), float(values[0]), problems))
             lines.append(_accuracy_line("after ", int(steps[-1]), float(values[-1]), problems))
     figure = plot_run(folder, folder / "run.png")
-    info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
-    status = info["status"]
-    if (restarts := sum("reason" in each for each in info.get("starts", ()))) and info.get("effective_time_ratio"):
-        status += f", after {restarts} restart(s); {info['effective_time_ratio']:.0%} of the time in steps that count"
-    return "\n".join([*lines, f"status: {status}", f"metrics: {folder / METRICS_FILE}", f"figure: {figure}"])
+    return "\n".join([*lines, f"status: {run.ending}", f"metrics: {folder / METRICS_FILE}", f"figure: {figure}"])
 
 
 def _accuracy_line(label: str, step: int, share: float, problems: int | None) -> str:

@@ -169,7 +169,7 @@ def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:
     for run in runs:
         # A planned run whose run.json is unreadable still has its place in the grid.
         place = by_path.get(run.path.resolve(), run)
-        text = f"{run.status}, {max(run.steps)} steps" if run.steps else "no data"
+        text = f"{run.ending}, {max(run.steps)} steps" if run.steps else "no data"
         status.setdefault((place.comparison, place.algo), {})[place.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
     rows = [

@@ -35,7 +35,7 @@ from fspo.report.groups import (
 from fspo.report.runs import Run, load_run
 from fspo.report.samples import read_samples
 from fspo.report.style import DARK, LIGHT, group_looks, themed
-from fspo.report.summary import plot_run
+from fspo.report.summary import plot_run, summarise
 from fspo.report.tables import attribute_table
 from fspo.sums import SequenceSums
 
@@ -330,6 +330,15 @@ def test_validation_problems_of_a_data_source_with_a_slash(tmp_path: Path) -> No
     run = load_run(write_run(tmp_path / "a", "fspo", 0, validation_problems={"fspo/sums": 31}))
     assert run.validation_problems("val-core/fspo/sums/acc/mean@1") == 31
     assert run.validation_problems("val-core/other/acc/mean@1") is None
+
+
+def test_a_run_that_was_restarted_says_so(tmp_path: Path) -> None:
+    starts = [{"started": "2026-01-01T00:00:00+00:00"}, {"started": "2026-01-01T00:10:00+00:00", "reason": "a death"}]
+    folder = write_run(tmp_path / "run", "fspo", 1, starts=starts, effective_time_ratio=0.934)
+    told = "finished, after 1 restart(s); 93% of the time in steps that count"
+    assert f"status: {told}\n" in summarise(folder)
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
+    assert f"{told}, {STEPS} steps" in read_page(tmp_path / "out" / "report.html").text
 
 
 def test_nothing_readable_still_gives_a_page_and_a_status(tmp_path: Path) -> None:
