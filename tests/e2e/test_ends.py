@@ -133,6 +133,24 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_kept(
     assert run.left_behind() == []
 
 
+@pytest.mark.slow
+def test_a_run_folder_that_fills_is_said(
+    start: Starter, tmp_path: Path, small_disk: Callable[[Path, int], None]
+) -> None:
+    folder = tmp_path / "run"
+    small_disk(folder, 8 * CHECKPOINT_KIB)
+    run = start(tmp_path / "log", *SMALL, "trainer.total_training_steps=50", f"fspo.run_dir={folder}")
+    run.wait_for("step 2/50", 400)
+    with contextlib.suppress(OSError), (folder / "other").open("wb", buffering=0) as other:
+        while other.write(bytes(4096)):
+            pass
+    assert run.wait(100) == 1
+    assert re.search(
+        rf"^error: {folder}/\S+ cannot be written \(No space left on device\): make room", run.output(), re.M
+    )
+    assert run.left_behind() == []
+
+
 #: A verifier with a fault: one response in eight gets no number.
 NAN_REWARD = """
 import zlib

@@ -266,11 +266,23 @@ class RunLog:
             PROGRESS.say(validation)
 
     def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append records to one of the folder's files, a line each."""
+        """Append records to one of the folder's files, a line each.
+
+        Raises:
+            ExplainedError: if the disk is full or fails.
+        """
         # One write per call: a kill costs at most the last line, which readers name and skip. It has no end then.
         text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-        with (self._folder / name).open("ab+") as file:
-            if file.seek(0, os.SEEK_END) > 0:
-                file.seek(-1, os.SEEK_END)
-                text = text if file.read(1) == b"\n" else f"\n{text}"
-            file.write(text.encode())
+        try:
+            with (self._folder / name).open("ab+") as file:
+                if file.seek(0, os.SEEK_END) > 0:
+                    file.seek(-1, os.SEEK_END)
+                    text = text if file.read(1) == b"\n" else f"\n{text}"
+                file.write(text.encode())
+        except OSError as error:
+            from recipe.fspo.faults.errors import ExplainedError  # imports Ray
+
+            raise ExplainedError(
+                f"{self._folder / name} cannot be written ({error.strerror}): make room, or mend the file system, "
+                "before you continue"
+            ) from error

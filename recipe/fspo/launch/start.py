@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -296,6 +297,17 @@ def launch(config: DictConfig, job: Job) -> None:
     job.conclude(config)
 
 
+@contextlib.contextmanager
+def _printed_to(path: Path) -> Iterator[None]:
+    log = path.open("a", encoding="utf-8")
+    try:
+        with contextlib.redirect_stdout(log):
+            yield
+    finally:
+        with contextlib.suppress(OSError):  # the disk may be full, which is said by what fails of it
+            log.close()
+
+
 def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[dict[str, Any]]) -> None:
     """The part of :func:`launch` that writes to the run folder."""
     write_offline_task(config)
@@ -313,7 +325,7 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
     status, why = "failed", None
     try:
         # What verl prints in this process goes to the log; progress has its own way to the terminal.
-        with driver_log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+        with _printed_to(driver_log):
             print(notes, end="")
             run_ppo(config, task_runner_class=runner)
         status = "finished"
