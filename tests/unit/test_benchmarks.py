@@ -18,7 +18,7 @@ from composing import composed, composed_from
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import alignment_study, fairness_study, faults, hangs, healing, network, scaling
+from benchmarks import alignment_study, clipping_study, fairness_study, faults, hangs, healing, network, scaling
 from benchmarks.faults import PAGE, cells, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import complete_lines, replace_section
@@ -29,6 +29,7 @@ from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
 from benchmarks.versus_verl.variants import SHARED, VARIANTS, fingerprint
 from fspo.calibration import active_line, leans
 from fspo.losses import ALGORITHMS
+from fspo.report.runs import Run
 from fspo.types import BandState
 from recipe.fspo.faults.phase import PHASES
 
@@ -321,3 +322,20 @@ def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_pa
 
 def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_first_setting_at_which_training_without_a_clip_fails_is_chosen() -> None:
+    def runs(accuracy: float, last: float = 0.9, status: str = "finished") -> list[Run]:
+        steps = {step: {"critic/rewards/mean": 0.5 if step < 4 else last} for step in range(1, 16)}
+        steps[15][clipping_study.ACCURACY] = accuracy
+        return [Run(Path(), {"status": status}, steps)] * 2
+
+    names = list(clipping_study.CANDIDATES)
+    found = {names[0]: runs(0.7), names[1]: runs(0.65)}
+    assert clipping_study.regime(found) is None
+    assert clipping_study.regime(found | {names[2]: runs(0.59)}) == names[2]  # 0.1 below the reference
+    assert clipping_study.regime(found | {names[2]: runs(0.65, last=0.4)}) == names[2]  # the reward falls
+    assert clipping_study.regime(found | {names[2]: runs(0.65, status="failed")}) == names[2]
+    assert clipping_study.regime({name: runs(0.7) for name in names}) == names[-1]
+    table = clipping_study.search_table(found | {names[2]: runs(0.59)}).splitlines()
+    assert "| fails |" in table[4] and "not needed" in table[5] and "0.700, 0.700" in table[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from composing import composed
 
-from benchmarks.async_study import CONDITIONS, DESIGN
+from benchmarks import async_study, clipping_study
 from fspo.files import local_path
 from fspo.losses import ALGORITHMS
 from recipe.fspo.compare.__main__ import FAIR
@@ -53,9 +53,15 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_every_condition_of_the_asynchronous_study_passes(problems: Problems, condition: str) -> None:
-    assert problems(*FAIR, *DESIGN, *CONDITIONS[condition]) == []
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *((*async_study.DESIGN, *condition) for condition in async_study.CONDITIONS.values()),
+        *((*clipping_study.DESIGN, *candidate) for candidate in clipping_study.CANDIDATES.values()),
+    ],
+)
+def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tuple[str, ...]) -> None:
+    assert problems(*FAIR, *overrides) == []
 
 
 @pytest.mark.parametrize(

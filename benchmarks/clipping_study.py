@@ -1,0 +1,141 @@
+"""``python -m benchmarks.clipping_study FOLDER``: where training needs a clip, and clips there; docs/fairness-study.md.
+
+First training without a clip at harsher and harsher settings, until it fails; then all clips at those. Every part is a
+grid of ``python -m recipe.fspo.compare`` in FOLDER, and the same command goes on with what is missing. ``--search``
+stops after the first part; ``--tables`` runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks import fairness_study
+from benchmarks.pages import markdown, opened, write_section
+from fspo.report.runs import Run, load_run
+from fspo.report.tables import NOT_RUN
+
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "fairness-study.md"
+DESIGN: Final = (
+    "experiment=demo",
+    "trainer.total_training_steps=15",
+    "trainer.test_freq=15",
+    "trainer.val_before_train=false",
+    "trainer.save_freq=-1",
+    "fspo.kl_to_start=false",
+)
+_LR: Final = "actor_rollout_ref.actor.optim.lr"
+_PROMPTS: Final = "actor_rollout_ref.actor.ppo_mini_batch_size"
+#: From mild to harsh; the first is the reference.
+CANDIDATES: Final = {
+    "lr 1e-4, 4 updates a step": (),
+    "lr 3e-4, 4 updates": (f"{_LR}=3e-4",),
+    "lr 2e-4, 16 updates": (f"{_LR}=2e-4", f"{_PROMPTS}=2"),
+    "lr 1e-3, 4 updates": (f"{_LR}=1e-3",),
+    "lr 5e-4, 16 updates": (f"{_LR}=5e-4", f"{_PROMPTS}=2"),
+    "lr 3e-3, 4 updates": (f"{_LR}=3e-3",),
+}
+SEARCH_SEEDS: Final = (1, 2)
+ALGOS: Final = ("fspo", "unclipped", "fspo_quantile", "fspo_active", "rloo", "gspo", "luspo")
+SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
+ACCURACY: Final = "val-core/fspo/remainder/acc/mean@1"
+#: How far below the reference's mean accuracy both seeds must end.
+LOSS: Final = 0.10
+
+
+def _compare(folder: Path, algos: Sequence[str], seeds: Sequence[int], *overrides: str) -> int:
+    own = [f"algos=[{','.join(algos)}]", f"seeds=[{','.join(map(str, seeds))}]", f"out={folder}"]
+    command = [sys.executable, "-m", "recipe.fspo.compare", *own, *DESIGN, *overrides]
+    return subprocess.run(command, check=False).returncode
+
+
+def run_missing(folder: Path, search_only: bool) -> int:
+    """Go on with the search, then with the comparison; the exit status of what fails, else 0."""
+    while (chosen := regime(searched(folder))) is None:
+        name = next(name for name in CANDIDATES if name not in searched(folder))
+        code = _compare(_place(folder, name), ["unclipped"], SEARCH_SEEDS, *CANDIDATES[name])
+        if code != 0 and name not in searched(folder):
+            return code
+    if search_only:
+        return 0
+    return _compare(folder / "comparison", ALGOS, SEEDS, "comparisons=[matched_active]", *CANDIDATES[chosen])
+
+
+def _place(folder: Path, name: str) -> Path:
+    return folder / "search" / str(list(CANDIDATES).index(name))
+
+
+def searched(folder: Path) -> dict[str, list[Run]]:
+    """The runs of every candidate that has come to their end, also with an error."""
+    runs = {}
+    for name in CANDIDATES:
+        found = [load_run(_place(folder, name) / "default" / "unclipped" / f"seed{seed}") for seed in SEARCH_SEEDS]
+        if all(run.status in ("finished", "failed") for run in found):
+            runs[name] = found
+    return runs
+
+
+def accuracy(run: Run) -> float:
+    """After the last step; 0 for a run that ended with an error."""
+    return float(run.series(ACCURACY)[1][-1]) if run.status == "finished" else 0.0
+
+
+def rewards(run: Run) -> tuple[float, float]:
+    """Mean of the first three steps, and of the last three."""
+    values = run.series("critic/rewards/mean")[1]
+    return (float(values[:3].mean()), float(values[-3:].mean())) if len(values) else (0.0, 0.0)
+
+
+def fails(runs: Sequence[Run], reference: Sequence[Run]) -> bool:
+    """Whether training without a clip fails: both seeds end below the reference, or below where they began."""
+    goal = sum(map(accuracy, reference)) / len(reference) - LOSS
+    return all(accuracy(run) <= goal for run in runs) or all(rewards(run)[1] < rewards(run)[0] for run in runs)
+
+
+def regime(found: Mapping[str, Sequence[Run]]) -> str | None:
+    """The first candidate at which training fails, else the harshest; None while the search goes on."""
+    names = list(CANDIDATES)
+    for name in names[1:]:
+        if name not in found:
+            return None
+        if fails(found[name], found[names[0]]):
+            return name
+    return names[-1]
+
+
+def search_table(found: Mapping[str, Sequence[Run]]) -> str:
+    """The table of the search."""
+    rows, over = [], False
+    for name in CANDIDATES:
+        if (runs := found.get(name)) is None:
+            rows.append([name, "not needed" if over else NOT_RUN, "", ""])
+            continue
+        reward = ", ".join(f"{first:.2f} -> {last:.2f}" for first, last in map(rewards, runs))
+        failed = name != next(iter(CANDIDATES)) and fails(runs, found[next(iter(CANDIDATES))])
+        over |= failed
+        rows.append([name, ", ".join(f"{accuracy(run):.3f}" for run in runs), reward, "fails" if failed else ""])
+    return markdown(("without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", ""), rows)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the study, or with --tables its .tar.xz")
+    parser.add_argument("--search", action="store_true", help="do not compare")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    given = parser.parse_args()
+    folder = given.folder.absolute()
+    code = 0 if given.tables else run_missing(folder, given.search)
+    with opened(folder) as place:
+        write_section(PAGE, "search", search_table(searched(place)))
+        if (place / "comparison").exists():
+            write_section(PAGE, "clipping", fairness_study.tables(place / "comparison", common=False))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
