@@ -135,8 +135,8 @@ def accepted_by_length(runs: Sequence[Run], starts: np.ndarray) -> np.ndarray:
 def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
     """LRE of the dropping, of the clip by two definitions, and of both (clip: symmetric) in a row.
 
-    For both, a step keeps of the responses of a bin that were not dropped the share that the clip accepts in all steps
-    together, taken as known. The clip's own counts do not do: they hold off-policy responses only.
+    For both: of the responses that a step does not drop, it keeps the share that the clip accepts in their length bin.
+    That share is one of all steps, and taken as known. The clip's own counts hold off-policy responses only.
     """
     ended_MSK = FunnelSteps.join([run.funnel for run in runs]).ended_MSK[..., :-1]
     dropped = stage_fairness(ended_MSK, starts).get("kept")

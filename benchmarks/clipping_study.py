@@ -55,27 +55,37 @@ def _compare(folder: Path, algos: Sequence[str], seeds: Sequence[int], *override
 
 def run_missing(folder: Path, search_only: bool) -> int:
     """Go on with the search, then with the comparison; the exit status of what fails, else 0."""
-    while (chosen := regime(searched(folder))) is None:
-        name = next(name for name in CANDIDATES if name not in searched(folder))
-        code = _compare(_place(folder, name), ["unclipped"], SEARCH_SEEDS, *CANDIDATES[name])
-        if code != 0 and name not in searched(folder):
-            return code
+    while (chosen := regime(found := searched(folder))) is None:
+        name = next(name for name in CANDIDATES if name not in found)
+        for seed in SEARCH_SEEDS:  # each a grid of its own: a grid stops where a run fails
+            if not _ended(run := _place(folder, name, seed)):
+                code = _compare(run, ["unclipped"], [seed], *CANDIDATES[name])
+                if not _ended(run):
+                    return code
     if search_only:
         return 0
     return _compare(folder / "comparison", ALGOS, SEEDS, "comparisons=[matched_active]", *CANDIDATES[chosen])
 
 
-def _place(folder: Path, name: str) -> Path:
-    return folder / "search" / str(list(CANDIDATES).index(name))
+def _place(folder: Path, name: str, seed: int) -> Path:
+    return folder / "search" / f"{list(CANDIDATES).index(name)}-{seed}"
+
+
+def _run(place: Path) -> Run:
+    return load_run(next(iter(place.glob("default/unclipped/seed*")), place))
+
+
+def _ended(place: Path) -> bool:
+    return _run(place).status in ("finished", "failed")
 
 
 def searched(folder: Path) -> dict[str, list[Run]]:
     """The runs of every candidate that has come to their end, also with an error."""
     runs = {}
     for name in CANDIDATES:
-        found = [load_run(_place(folder, name) / "default" / "unclipped" / f"seed{seed}") for seed in SEARCH_SEEDS]
-        if all(run.status in ("finished", "failed") for run in found):
-            runs[name] = found
+        places = [_place(folder, name, seed) for seed in SEARCH_SEEDS]
+        if all(map(_ended, places)):
+            runs[name] = [_run(place) for place in places]
     return runs
 
 

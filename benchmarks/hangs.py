@@ -59,6 +59,8 @@ CELLS: Final = (
 )
 #: What the message says of the process.
 _SAYS: Final = {"stopped": "is stopped", "sleeps": "is in hang", "loops": "is busy in hang"}
+#: Processes that have no Python.
+_NO_PYTHON: Final = (PROCESSES["node"], PROCESSES["GCS"])
 _HEADER: Final = ("process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict")
 
 
@@ -79,8 +81,8 @@ def verdict(row: dict[str, Any]) -> str:
         found.append("processes left")
     if f"the {_role(row['process'])} (process" not in row["message"] or _SAYS[row["how"]] not in row["message"]:
         found.append("message")
-    if row.get("stacks") == 0:
-        found.append("no stack")
+    if row.get("without_stack"):  # not counted in the first rows
+        found.append("a process without a stack")
     return ", ".join([*found, *failures_of_resume(row)])
 
 
@@ -115,7 +117,10 @@ def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str
         row |= {"end_s": None if code is None else round(ended - began, 1), "exit_code": code, "left": len(pids)}
         row |= {"message": sentence(run.output()), "steps_lost": max(0, at.step - tracked_step(folder))}
         if (stacks := folder / HANG_FILE).exists():
-            row["stacks"] = stacks.read_text(encoding="utf-8").count("  MainThread\n")
+            row["without_stack"] = sum(
+                "  no stack" in each and not each.startswith(_NO_PYTHON)
+                for each in stacks.read_text(encoding="utf-8").split("\n\n", 1)[1].split("\nthe ")
+            )
         if named is None and _SAYS[how] in row["message"]:
             row["named_s"] = row["end_s"]  # Ray has given the process up before the limit
         return row, resume_of(run, *left)

@@ -3,7 +3,7 @@
 #   launch.sh COMMAND [ARGUMENT...]
 # Exit status: the command's own; 1 if Ray did not come up or a node was lost. A command that ends with status 75 has
 # saved its state after the warning signal: the job is requeued. After the loss of a node the command is started again,
-# FSPO_RESTARTS times: at once where enough nodes answer, else in a requeued job. Every variable is explained in
+# FSPO_RESTARTS times: at once where enough nodes answer, else (or after the warning) in a requeued job. Every variable is explained in
 # docs/clusters.md.
 set -euo pipefail
 

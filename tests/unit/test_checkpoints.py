@@ -198,9 +198,12 @@ def test_old_checkpoints_of_earlier_starts_are_removed(tmp_path: Path) -> None:
 def test_a_half_written_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path: Path) -> None:
     for step in (10, 20):
         write_checkpoint(tmp_path, step, ranks=1)
-    cut(write_checkpoint(tmp_path, 23, ranks=1) / "data.pt")  # of a save that was killed
+    cut(write_checkpoint(tmp_path, 23, ranks=1, track=False) / "data.pt")  # of a save that was killed
     remove_old(tmp_path, 30, 2, KINDS)  # before the save of step 30, where there is no room for it
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"global_step_20"}
+    cut(tmp_path / "global_step_20" / "data.pt")
+    remove_old(tmp_path, 30, 2, KINDS)
+    assert (tmp_path / "global_step_20").exists(), "nothing whole would be left"
 
 
 # ---------------------------------------------------------------- our own state

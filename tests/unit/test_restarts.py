@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,10 @@ def test_the_warning_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch)
     """Also to a start that does not listen yet; and to the next one, if that one fails."""
     code = (
         "import os, signal, sys, time\nfrom pathlib import Path\n"
-        "os.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(0.3)\n"
+        "first = not Path('failed').exists()\n"
+        "if first:\n    os.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(0.3)\n"
         "from recipe.fspo.faults.preemption import WARNED, watch_for_warning\nwatch_for_warning()\n"
-        "if not Path('failed').exists():\n    Path('failed').touch()\n    sys.exit(1)\n"
+        "if first:\n    Path('failed').touch()\n    sys.exit(1)\n"
         "sys.exit(75 if WARNED.wait(20) else 3)"
     )
     root = Path(__file__).resolve().parents[2]
@@ -111,6 +113,21 @@ def test_a_signal_between_two_starts_ends_the_run(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(restarts, "_wait_until_gone", lambda family: os.kill(os.getpid(), signal.SIGTERM))
     code, given = run(folder, "1 1", "2 0")
     assert (code, len(given)) == (143, 1)
+
+
+def test_a_failure_after_somebody_asked_for_the_end_is_not_mended(folder: Path) -> None:
+    given = folder / "given"
+    (folder / "start").write_text(f"#!/bin/sh\ntrap '' TERM\necho >> {given}\nkill -TERM $PPID\nsleep 0.3\nexit 1\n")
+    assert supervise([], folder, 3) == 143
+    assert len(given.read_text().splitlines()) == 1
+
+
+def test_a_warning_before_the_first_start_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "start").write_text("#!/bin/sh\ntrap 'exit 75' USR1\nwhile :; do sleep 0.05; done\n")
+    warned = threading.Event()
+    warned.set()
+    monkeypatch.setattr(restarts, "WARNED", warned)
+    assert supervise([], folder, 1) == 75
 
 
 def test_a_closed_terminal_ends_no_run_under_nohup(folder: Path) -> None:

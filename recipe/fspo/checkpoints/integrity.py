@@ -98,10 +98,11 @@ def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Pat
 
 
 def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> None:
-    """Delete the checkpoints before ``step`` except the newest ``keep - 1`` without damage.
+    """Delete the checkpoints before ``step`` except the newest ``keep - 1`` without damage, and the one to resume.
 
     verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
-    what a save that was killed has left would count as one.
+    what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
+    fail for a moment.
 
     Args:
         root: The folder of all checkpoints.
@@ -115,8 +116,8 @@ def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> Non
         for folder in old
         if any(not checkpoint_damage(folder, ranks, contents) for ranks in _saved_by(folder) or {1})
     ]
-    for folder in old:
-        if folder not in whole[: keep - 1]:
+    for folder in old if whole else ():
+        if folder not in (*whole[: keep - 1], latest(root)):
             shutil.rmtree(folder, ignore_errors=True)
 
 

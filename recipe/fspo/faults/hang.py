@@ -28,7 +28,7 @@ from recipe.fspo.faults.stacks import Thread, threads_of
 from recipe.fspo.faults.watchdog import Death
 
 HANG_FILE = "hang.txt"
-#: A phase may go without progress for so many times the longest it has gone in so many steps before.
+#: The limit of a phase: ten times its longest wait in the last five steps.
 _TIMES, _STEPS = 10, 5
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75

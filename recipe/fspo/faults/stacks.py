@@ -24,7 +24,8 @@ Thread = dict[str, Any]
 #: Used by nobody else: not by Python, Ray, vLLM or SLURM.
 SIGNAL: Final = signal.SIGRTMIN + 9
 _NAME: Final = "fspo-stacks"
-_PY_SPY_S, _WRITE_S = 20.0, 2.0
+#: How long py-spy may take, a process to begin to write, and a pause to be before what it has written is all.
+_PY_SPY_S, _WRITE_S, _QUIET_S = 20.0, 2.0, 0.5
 _file: int | None = None
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
@@ -67,15 +68,23 @@ def _written_by(pid: int) -> list[Thread]:
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         if caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1:
             return []  # it would die of the signal
-        file = next(fd for fd in Path(f"/proc/{pid}/fd").iterdir() if _NAME in os.readlink(fd))
+        file = next(fd for fd in Path(f"/proc/{pid}/fd").iterdir() if _leads_to(fd, _NAME))
         before = file.stat().st_size
         os.kill(pid, SIGNAL)
-        size, limit = before, time.monotonic() + _WRITE_S
-        while (size == before or file.stat().st_size > size) and time.monotonic() < limit:
-            size = file.stat().st_size
-            time.sleep(0.1)
+        size, grew = before, time.monotonic()
+        while time.monotonic() < grew + (_WRITE_S if size == before else _QUIET_S):
+            if (now := file.stat().st_size) > size:
+                size, grew = now, time.monotonic()
+            time.sleep(0.05)
         return _parsed(file.read_bytes()[before:].decode(errors="replace"))
     return []
+
+
+def _leads_to(descriptor: Path, name: str) -> bool:
+    try:
+        return name in os.readlink(descriptor)
+    except OSError:  # closed meanwhile
+        return False
 
 
 def _parsed(text: str) -> list[Thread]:

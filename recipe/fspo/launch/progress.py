@@ -6,9 +6,21 @@ them here, the launcher fetches them with a method call, and everything else sta
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from collections.abc import Mapping
+from typing import TextIO
+
+
+def say(text: str, out: TextIO) -> None:
+    """Print a line; where nobody reads them any more (``| tee`` has ended), nothing, now and at the end."""
+    try:
+        print(text, file=out, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), out.fileno())
 
 
 class Progress:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipe.fspo.faults.phase import read_phase
-from recipe.fspo.faults.preemption import warning_waits
+from recipe.fspo.faults.preemption import WARNED, warning_waits
 from recipe.fspo.faults.processes import kill, processes_of
 from recipe.fspo.launch.commands import FAILED
 from recipe.fspo.launch.compose import quoted
+from recipe.fspo.launch.progress import say
 from recipe.fspo.launch.run_folder import RESTARTED, logged
 from recipe.fspo.launch.run_settings import run_info
 
@@ -54,6 +55,8 @@ def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
             _wait_until_gone(family)
             if code != FAILED and (code >= 0 or -code in _ENDING):
                 return code if code >= 0 else 128 - code
+            if (signum := starts.ended_by) is not None:
+                return 128 + signum
             reason = _reason(run_dir, code)
             stop = None
             if restarts and _last_step(run_dir) <= before:
@@ -61,11 +64,11 @@ def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
             elif len(recent) == limit and time.monotonic() - recent[0] < _HOUR_S:
                 stop = f"it has been restarted {limit} times within an hour (fspo.restarts)"
             if stop is not None:
-                print(f"error: not started again: {stop}", file=sys.stderr, flush=True)
+                say(f"error: not started again: {stop}", sys.stderr)
                 return FAILED
             recent.append(time.monotonic())
             restarts += 1
-            print(f"restart {restarts}: {reason}", flush=True)
+            say(f"restart {restarts}: {reason}", sys.stdout)
 
 
 class _Starts:
@@ -73,12 +76,12 @@ class _Starts:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: set[int] = set()
+        self._waiting: set[int] = {signal.SIGUSR1} if WARNED.is_set() else set()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Starts:
         for each in (*_ENDING, signal.SIGUSR1):
-            if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
+            if each == signal.SIGUSR1 or signal.getsignal(each) is not signal.SIG_IGN:  # nohup
                 self._before[each] = signal.signal(each, self._pass_on)
         return self
 
@@ -87,18 +90,20 @@ class _Starts:
             signal.signal(each, handler)
 
     def _pass_on(self, signum: int, _: object) -> None:
-        if self._process is None or signum == signal.SIGUSR1:  # a warning is for all starts that are to come
-            self._waiting.add(signum)
+        self._waiting.add(signum)  # a warning is also for the starts that are to come, an end lets none come
         if self._process is not None and signum != signal.SIGINT:  # a terminal's Ctrl-C reaches it by itself
             self._process.send_signal(signum)
 
+    @property
+    def ended_by(self) -> int | None:
+        """The signal that asked for the end of the run."""
+        return min(self._waiting & set(_ENDING), default=None)
+
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """One start; its exit status."""
-        if ending := self._waiting & set(_ENDING):
-            return -min(ending)
         with warning_waits():
             self._process = subprocess.Popen(command, env=dict(environment))
-        for signum in self._waiting:
+        for signum in tuple(self._waiting):
             self._process.send_signal(signum)
         try:
             return self._process.wait()

@@ -32,7 +32,7 @@ from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
 from recipe.fspo.launch import checks, data_files, reward_function, run_folder, run_settings
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import pass_to_ray_workers
-from recipe.fspo.launch.progress import PROGRESS
+from recipe.fspo.launch.progress import PROGRESS, say
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -98,8 +98,7 @@ class _Runner:
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 continue  # run_ppo reports what is wrong
             for line in lines:
-                with contextlib.suppress(OSError):  # nobody reads it any more (| tee): a warning must still be heard
-                    print(line, file=out, flush=True)
+                say(line, out)
             self.printed += len(lines)
 
     def _tell_to_stop(self) -> bool:
@@ -243,10 +242,6 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
 
     out = sys.stdout  # as it is now: the launching process's own output is soon redirected
 
-    def say(text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it any more (| tee)
-            print(text, file=out, flush=True)
-
     watchdog = Watchdog(run_id, phase, on_death, runner.kill, leave)
     watchdog.start()
     if config.trainer.nnodes > 1:
@@ -258,7 +253,7 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
             after_s,
             phase,
             lambda: runner.printed,
-            say,
+            lambda text: say(text, out),
             watchdog.report,
             watchdog.over,
         ).start()
