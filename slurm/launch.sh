@@ -100,6 +100,7 @@ stop_steps() {
 
 stop_everything() {
     trap '' TERM INT USR1
+    rm -f "${RAY_AUTH_TOKEN_PATH:-}" # before the steps end: SLURM kills a cancelled job soon
     stop_steps
 }
 
@@ -244,10 +245,10 @@ say "job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}, ${#allocated[@]} node
 # A line for each restart after a loss, over all requeues of the job.
 history="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restarts" attempt=""
 nodes=("${allocated[@]:0:wanted}")
-touch "$history"
 run "$@"
 while [[ -n $lost ]]; do
-    used="$(wc -l <"$history")"
+    used=0
+    [[ ! -f $history ]] || used="$(wc -l <"$history")"
     ((used < restarts)) || fail "$lost. The job has been restarted $used times (FSPO_RESTARTS)"
     say "error: $lost" >&2
     stop_steps
