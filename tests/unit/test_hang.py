@@ -65,10 +65,14 @@ def test_patience_grows_with_what_a_phase_has_taken_lately() -> None:
     patience = Patience(90)
     for seconds in (20, 3):
         patience.measured(Phase(1, "update"), seconds)
-    assert (patience.limit_s("update"), patience.limit_s("generation")) == (200, 90)
+    assert (patience.limit_s("update"), patience.limit_s("generation")) == (120, 90)
     for step in range(2, 7):
-        patience.measured(Phase(step, "update"), 12)
-    assert patience.limit_s("update") == 120
+        patience.measured(Phase(step, "update"), 10)
+    assert patience.limit_s("update") == 60
+    for step in (1, 2, 3):
+        assert patience.limit_s("generation") == 90
+        patience.measured(Phase(step, "generation"), 1)
+    assert patience.limit_s("generation") == 45
 
 
 def test_each_process_is_seen_as_it_is(run_id: str, begin: Begin) -> None:

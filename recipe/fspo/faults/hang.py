@@ -28,8 +28,11 @@ from recipe.fspo.faults.stacks import Thread, threads_of
 from recipe.fspo.faults.watchdog import Death
 
 HANG_FILE = "hang.txt"
-#: The limit of a phase: ten times its longest wait in the last five steps.
-_TIMES, _STEPS = 10, 5
+#: The limit of a phase: six times its longest wait in the last five steps, so that one with responses ten times as long
+#: does not end the run.
+_TIMES, _STEPS = 6, 5
+#: So many steps of a phase tell how long it takes: half of ``after_s`` is enough then.
+_KNOWN = 3
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75
 _LOOK_EVERY_S = 1.0
@@ -104,8 +107,9 @@ class Doing:
 
 
 class Patience:
-    """How long a phase may go without progress: ``after_s``, or ten times the longest it has gone in its last five
-    steps, if that is more. What was slow once (a first step that compiles, a file system) does not count for ever."""
+    """How long a phase may go without progress: ``after_s``, half of it once three steps are known, or six times the
+    longest it has gone in its last five steps, if that is more. What was slow once (a first step that compiles, a file
+    system) does not count for ever."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
@@ -120,7 +124,8 @@ class Patience:
 
     def limit_s(self, phase: str) -> float:
         """Seconds after which it is warned of."""
-        return max(self._after_s, _TIMES * max(self._longest_s.get(phase, {}).values(), default=0.0))
+        waits = self._longest_s.get(phase, {}).values()
+        return max(self._after_s / (2 if len(waits) >= _KNOWN else 1), _TIMES * max(waits, default=0.0))
 
 
 class HangWatch:
