@@ -120,8 +120,10 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_kept(
     start: Starter, tmp_path: Path, small_disk: Callable[[Path, int], None], fits: int
 ) -> None:
     root = tmp_path / "checkpoints"
-    small_disk(root, CHECKPOINT_KIB // 2 + fits * CHECKPOINT_KIB)
+    small_disk(root, 5 * CHECKPOINT_KIB // 2)  # room for the two that are kept, else the run would not start
     run = start(tmp_path, *SMALL, "trainer.save_freq=1", "trainer.total_training_steps=5")
+    run.wait_for("starting the FSDP workers", 200)
+    (root / "other").write_bytes(bytes((2 - fits) * CHECKPOINT_KIB * 1024))
     assert run.wait(400) == 1
     need = r"\d+\.\d MiB are needed \(the size of the last one\) and " if fits else ""
     kept = f"the last good checkpoint is {root}/global_step_1" if fits else "there is no checkpoint before it"

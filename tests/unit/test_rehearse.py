@@ -60,7 +60,7 @@ MISTAKES = (
         "data.train_files=/no/such.parquet": r"data\.train_files: /no/such\.parquet does not exist; make it",
         "data.train_batch_size=500": r"train_batch_size=500 is not a multiple of .*ppo_mini_batch_size=128: change",
         "data.max_response_length=40000": r"max_response_length = 42048 exceeds .*_embeddings = 32768: shorten",
-        f"{_ROLLOUT}.max_model_len=4096": r"exceeds actor_rollout_ref\.rollout\.max_model_len = 4096: shorten",
+        f"{_ROLLOUT}.max_model_len=4096": r"exceeds actor_rollout_ref\.rollout\.max_model_len = 4096: set it to \d+",
         f"{_ACTOR}.ppo_max_token_len_per_gpu=8192": r"=8192 is less than the longest .*set it to 42048 or more",
         f"{_ACTOR}.optim.lr=1": r"optim\.lr=1 must be a number above 0 and below 0\.01: 1e-6 is usual",
         f"{_ACTOR}.policy_loss.clip_low=0.2": r"clip_low=0\.2 is per sqrt\(token\) .*about 0\.03",
