@@ -22,7 +22,7 @@ from typing import Any, Final
 #: ``name``, ``frames`` (innermost first: name, filename, short_filename, line) and ``owns_gil`` of a thread.
 Thread = dict[str, Any]
 #: Used by nobody else: not by Python, Ray, vLLM or SLURM.
-SIGNAL: Final = signal.SIGRTMIN + 9
+SIGNAL: Final = getattr(signal, "SIGRTMIN", 0) + 9  # where there is none, nothing is registered either
 _NAME: Final = "fspo-stacks"
 #: How long py-spy may take, a process to begin to write, and a pause to be before what it has written is all.
 _PY_SPY_S, _WRITE_S, _QUIET_S = 20.0, 2.0, 0.5
