@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -64,6 +65,12 @@ _NO_PYTHON: Final = (PROCESSES["node"], PROCESSES["GCS"])
 _HEADER: Final = ("process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict")
 
 
+def without_stack(text: str) -> int:
+    """How many processes of a hang.txt have no stack, though they have Python."""
+    processes = re.split(r"^the ", text, flags=re.MULTILINE)[1:]
+    return sum("\n  no stack" in each and not each.startswith(_NO_PYTHON) for each in processes)
+
+
 def _role(process: str) -> str:
     return PROCESSES.get(process, process)
 
@@ -117,10 +124,7 @@ def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str
         row |= {"end_s": None if code is None else round(ended - began, 1), "exit_code": code, "left": len(pids)}
         row |= {"message": sentence(run.output()), "steps_lost": max(0, at.step - tracked_step(folder))}
         if (stacks := folder / HANG_FILE).exists():
-            row["without_stack"] = sum(
-                "  no stack" in each and not each.startswith(_NO_PYTHON)
-                for each in stacks.read_text(encoding="utf-8").split("\n\n", 1)[1].split("\nthe ")
-            )
+            row["without_stack"] = without_stack(stacks.read_text(encoding="utf-8"))
         if named is None and _SAYS[how] in row["message"]:
             row["named_s"] = row["end_s"]  # Ray has given the process up before the limit
         return row, resume_of(run, *left)

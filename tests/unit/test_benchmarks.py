@@ -260,6 +260,16 @@ def test_every_process_is_killed_and_every_moment_is_a_phase() -> None:
     assert {moment for _, moment in cells()} == set(MOMENTS)
 
 
+def test_a_process_without_a_stack_is_counted_if_it_has_python() -> None:
+    text = "2026-01-01 00:00:00, 92 s without progress\n\n"
+    text += (
+        "the control service of Ray (gcs_server) (process 1) is in code that cannot be seen\n  no stack: no Python\n\n"
+    )
+    text += "the trainer (process 2) is in step (a.py:1)\n  MainThread\n    step (a.py:1)\n\n"
+    assert hangs.without_stack(text) == 0
+    assert hangs.without_stack(text + "the agent loop (process 3) is stopped\n  no stack: not allowed\n") == 1
+
+
 @pytest.mark.parametrize("module", [faults, hangs, healing, network])
 def test_the_committed_table_is_made_of_the_committed_rows(module: ModuleType) -> None:
     assert module.table(complete_lines(module.ROWS)) in PAGE.read_text(encoding="utf-8")
