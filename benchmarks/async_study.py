@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.fairness_study import bold, difference_cell, lre_cell, own_counts
+from benchmarks.fairness_study import Counts, bold, difference_cell, lre_cell, own_counts
 from benchmarks.pages import markdown, opened, write_section
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
@@ -125,9 +125,8 @@ def funnel_row(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def accepted_by_length(runs: Sequence[Run], starts: np.ndarray) -> np.ndarray:
+def accepted_by_length(parts: Sequence[Counts], starts: np.ndarray) -> np.ndarray:
     """Share of the off-policy responses of each length bin that the clip accepts."""
-    parts = [own_counts(run, "symmetric") for run in runs]
     accepted_J, total_J = (merge_bins(sum(part[i].sum(0) for part in parts)[None], starts)[0] for i in (0, 1))
     return np.divide(accepted_J, total_J, out=np.ones_like(total_J), where=total_J > 0)
 
@@ -145,7 +144,7 @@ def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
         cell = f"{dropped.debiased.value:.3f} [{dropped.debiased.low:.3f}, {dropped.debiased.high:.3f}]"
     symmetric = [own_counts(run, "symmetric") for run in runs]
     ended_MSJ = merge_bins(ended_MSK, starts)
-    both = (ended_MSJ[:, -1] * accepted_by_length(runs, starts), ended_MSJ.sum(1), None)
+    both = (ended_MSJ[:, -1] * accepted_by_length(symmetric, starts), ended_MSJ.sum(1), None)
     return [
         cell,
         lre_cell(symmetric, starts),
@@ -159,7 +158,7 @@ def length_rows(name: str, runs: Sequence[Run], starts: np.ndarray) -> list[list
     ended_SJ = merge_bins(FunnelSteps.join([run.funnel for run in runs]).ended_MSK.sum(0)[:, :-1], starts)
     total_J = ended_SJ.sum(0)
     kept_J = np.divide(ended_SJ[-1], total_J, out=np.ones_like(total_J), where=total_J > 0)
-    accepted_J = accepted_by_length(runs, starts)
+    accepted_J = accepted_by_length([own_counts(run, "symmetric") for run in runs], starts)
     rows = (("not dropped", kept_J), ("accepted by the clip", accepted_J), ("both", kept_J * accepted_J))
     return [[name, what, *(f"{x:.3f}" for x in each)] for what, each in rows]
 

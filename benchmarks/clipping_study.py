@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import fairness_study
+from benchmarks.async_study import ACCURACY
 from benchmarks.pages import markdown, opened, write_section
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN
@@ -42,7 +43,6 @@ CANDIDATES: Final = {
 SEARCH_SEEDS: Final = (1, 2)
 ALGOS: Final = ("fspo", "unclipped", "fspo_quantile", "fspo_active", "rloo", "gspo", "luspo")
 SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
-ACCURACY: Final = "val-core/fspo/remainder/acc/mean@1"
 #: How far below the reference's mean accuracy both seeds must end.
 LOSS: Final = 0.10
 
@@ -58,9 +58,9 @@ def run_missing(folder: Path, search_only: bool) -> int:
     while (chosen := regime(found := searched(folder))) is None:
         name = next(name for name in CANDIDATES if name not in found)
         for seed in SEARCH_SEEDS:  # each a grid of its own: a grid stops where a run fails
-            if not _ended(run := _place(folder, name, seed)):
-                code = _compare(run, ["unclipped"], [seed], *CANDIDATES[name])
-                if not _ended(run):
+            if not _ended(_run(place := _place(folder, name, seed))):
+                code = _compare(place, ["unclipped"], [seed], *CANDIDATES[name])
+                if not _ended(_run(place)):
                     return code
     if search_only:
         return 0
@@ -75,17 +75,17 @@ def _run(place: Path) -> Run:
     return load_run(next(iter(place.glob("default/unclipped/seed*")), place))
 
 
-def _ended(place: Path) -> bool:
-    return _run(place).status in ("finished", "failed")
+def _ended(run: Run) -> bool:
+    return run.status in ("finished", "failed")
 
 
 def searched(folder: Path) -> dict[str, list[Run]]:
     """The runs of every candidate that has come to their end, also with an error."""
     runs = {}
     for name in CANDIDATES:
-        places = [_place(folder, name, seed) for seed in SEARCH_SEEDS]
-        if all(map(_ended, places)):
-            runs[name] = [_run(place) for place in places]
+        found = [_run(_place(folder, name, seed)) for seed in SEARCH_SEEDS]
+        if all(map(_ended, found)):
+            runs[name] = found
     return runs
 
 
@@ -119,13 +119,13 @@ def regime(found: Mapping[str, Sequence[Run]]) -> str | None:
 
 def search_table(found: Mapping[str, Sequence[Run]]) -> str:
     """The table of the search."""
-    rows, over = [], False
+    rows, over, first = [], False, next(iter(CANDIDATES))
     for name in CANDIDATES:
         if (runs := found.get(name)) is None:
             rows.append([name, "not needed" if over else NOT_RUN, "", ""])
             continue
         reward = ", ".join(f"{first:.2f} -> {last:.2f}" for first, last in map(rewards, runs))
-        failed = name != next(iter(CANDIDATES)) and fails(runs, found[next(iter(CANDIDATES))])
+        failed = name != first and fails(runs, found[first])
         over |= failed
         rows.append([name, ", ".join(f"{accuracy(run):.3f}" for run in runs), reward, "fails" if failed else ""])
     return markdown(("without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", ""), rows)

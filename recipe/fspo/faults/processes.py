@@ -82,7 +82,7 @@ def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = R
     found = {pid for pid, environment in environments.items() if environment.get(variable) == run_id}
     if foreign is not None:
         foreign &= pids
-        foreign |= {pid for pid, environment in environments.items() if environment and _is_settled(pid)} - found
+        foreign |= {pid for pid, has in environments.items() if pid not in found and has and _is_settled(pid)}
     return [pid for pid in sorted(found) if is_alive(pid)]
 
 
