@@ -130,6 +130,22 @@ def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
     assert sentence == f"the vLLM engine (process 12) died during the update of step 3; its log: {tmp_path}"
 
 
+def test_a_stopped_process_explains_the_death_of_another(run_id: str, begin: Begin) -> None:
+    told = Told(run_id, Phase(3, "update", 0.0))
+    node, control = begin("raylet"), begin("gcs_server")
+    told.watch.start()
+    wait_until(lambda: len(told.watch._known) == 2)
+    control.send_signal(signal.SIGSTOP)
+    wait_until(lambda: processes.is_stopped(control.pid))
+    node.kill()
+    wait_until(lambda: told.deaths)
+    told.watch.stop()
+    why = (
+        f"died during the update of step 3: the control service of Ray (gcs_server) (process {control.pid}) is stopped"
+    )
+    assert why in told.deaths[0].sentence() and told.deaths[0].pid == node.pid
+
+
 def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipe.fspo.faults.watchdog.GRACE_S", 0.3)
     told = Told(run_id, Phase(3, "update", 0.0, ending=True))

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from recipe.fspo.faults import memory
 from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import CLOSED_BY_TRAINER, ROLES, log_of, processes_of, role_of
+from recipe.fspo.faults.processes import CLOSED_BY_TRAINER, ROLES, is_stopped, log_of, processes_of, role_of
 
 #: How often new processes are looked for.
 _LOOK_EVERY_S = 0.2
@@ -140,9 +140,14 @@ class Watchdog:
             if phase is not None and phase.ending and role in CLOSED_BY_TRAINER:
                 continue
             if cause is None or order.index(role) > order.index(cause.role):
-                why = memory.explanation(role, cgroups) if for_memory else None
-                cause = Death(role, pid, log, phase, memory=why)
+                killed = memory.explanation(role, cgroups) if for_memory else None
+                cause = Death(role, pid, log, phase, memory=killed, why=self._stopped())
         return cause
+
+    def _stopped(self) -> str | None:
+        """Which process is stopped: Ray's node dies, for one, if its control service does not answer for minutes."""
+        others = ((role, pid) for role, pid, _, _ in self._known.values() if is_stopped(pid))
+        return next((f"the {role} (process {pid}) is stopped" for role, pid in others), None)
 
 
 @ray.remote(num_cpus=0)
