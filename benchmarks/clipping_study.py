@@ -14,11 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
+
 from benchmarks import fairness_study
 from benchmarks.async_study import ACCURACY
 from benchmarks.pages import markdown, opened, write_section
-from fspo.report.runs import Run, load_run
-from fspo.report.tables import NOT_RUN
+from fspo.fairness import debiased_lre, merge_bins
+from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, paired_interval, shared_starts
+from fspo.report.runs import Run, expand_paths, load_run
+from fspo.report.tables import NOT_RUN, show_interval
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "fairness-study.md"
 DESIGN: Final = (
@@ -131,6 +136,68 @@ def search_table(found: Mapping[str, Sequence[Run]]) -> str:
     return markdown(("without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", ""), rows)
 
 
+#: What the clip removes where it can; the measured bands have something to go by from the second step on.
+_VIEW, _FIRST = "active_nonzero_advantage", 2
+_HELD_OUT: Final = Measure("held-out accuracy", "after the last step", "{:.3f}", accuracy)
+
+
+def comparison_table(grid: Path, reference: Sequence[Run]) -> str:
+    """For each clip: accuracy, its paired differences to none and to FSPO's, and what it removes by length."""
+    runs = [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active" and _ended(run)]
+    if not runs:
+        return NOT_RUN
+    groups = {group.algo: group for group in group_runs(runs)}
+    starts = shared_starts([run for run in runs if len(run.lengths.step_M)])
+    goal = sum(map(accuracy, reference)) / len(reference) - LOSS
+    rows = []
+    for algo in filter(groups.__contains__, ALGOS):
+        group = groups[algo]
+        pairs = [
+            show_interval(paired_interval(group, groups[other], _HELD_OUT), "{:+.3f}", bold=True)
+            if other in groups and other != algo
+            else ""
+            for other in ("unclipped", "fspo")
+        ]
+        counts = [fairness_study.own_counts(run, _VIEW, _FIRST) for run in group.runs if len(run.lengths.step_M)]
+        rows.append(
+            [
+                f"{algo} (n = {len(group.runs)})",
+                show_interval(group_interval(group, _HELD_OUT), "{:.3f}"),
+                *map(fairness_study.bold, pairs),
+                str(sum(accuracy(run) <= goal for run in group.runs)),
+                fairness_study.lre_cell(counts, starts),
+            ]
+        )
+    head = ("", "held-out accuracy", "less unclipped", "less fspo", "collapsed", "active LRE among A != 0, debiased")
+    clips = [group for algo, group in groups.items() if algo != "unclipped"]
+    return markdown(head, rows) + _rank_correlation(clips, starts)
+
+
+def _rank_correlation(clips: Sequence[RunGroup], starts: np.ndarray, resamples: int = 2000) -> str:
+    """Of accuracy and active LRE over the clips, with seeds resampled, the same ones for all; empty if too few."""
+    seeds = sorted(set.intersection(*(set(group.by_seed()) for group in clips))) if clips else []
+    if len(clips) < 3 or len(seeds) < 3:
+        return ""
+    chosen_RS = np.random.default_rng(0).integers(0, len(seeds), (resamples, len(seeds)))
+    chosen_RS = np.concatenate([np.arange(len(seeds))[None], chosen_RS])  # the first: as they are
+    accuracies, errors = [], []
+    for group in clips:
+        runs = [group.by_seed()[seed] for seed in seeds]
+        counts = [fairness_study.own_counts(run, _VIEW, _FIRST) for run in runs]
+        accepted_SK, total_SK = (np.stack([merge_bins(each[i].sum(0), starts) for each in counts]) for i in (0, 1))
+        errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1)))
+        accuracies.append(np.array([accuracy(run) for run in runs])[chosen_RS].mean(1))
+    ranks = [stats.rankdata(np.round(columns, 6), axis=0) for columns in (accuracies, errors)]
+    centred = [rank - rank.mean(0) for rank in ranks]
+    with np.errstate(invalid="ignore"):  # all equal
+        found_R = (centred[0] * centred[1]).sum(0) / np.sqrt((centred[0] ** 2).sum(0) * (centred[1] ** 2).sum(0))
+    low, high = np.nanquantile(found_R[1:], [0.025, 0.975])
+    return (
+        f"\n\nRank correlation of accuracy and active LRE over {len(clips)} clips, {len(seeds)} seeds: "
+        f"{found_R[0]:+.2f} [{low:+.2f}, {high:+.2f}]."
+    )
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -141,9 +208,11 @@ def main() -> int:
     folder = given.folder.absolute()
     code = 0 if given.tables else run_missing(folder, given.search)
     with opened(folder) as place:
-        write_section(PAGE, "search", search_table(searched(place)))
-        if (place / "comparison").exists():
-            write_section(PAGE, "clipping", fairness_study.tables(place / "comparison", common=False))
+        found = searched(place)
+        write_section(PAGE, "search", search_table(found))
+        if (grid := place / "comparison").exists():
+            summary = comparison_table(grid, found[next(iter(CANDIDATES))])
+            write_section(PAGE, "clipping", f"{summary}\n\n{fairness_study.tables(grid, common=False)}")
     return code
 
 

@@ -152,6 +152,7 @@ def match_clip(
         accepted. The measured bands get ``target_acceptance = 1 - target_clip_rate``, and the target as their clip
         rate; for ``active`` that is the active one whether advantages are given or not. If they are, the other
         measured bands get the share of these sequences that lies inside the ``sqrt`` band with that active clip rate.
+        The clip values of that ``sqrt`` band are theirs for the first rollout batch.
 
     Raises:
         ValueError: If ``target_clip_rate`` is not in (0, 1), if at least 1 - target_clip_rate of the sequences have
@@ -161,13 +162,14 @@ def match_clip(
         raise ValueError(f"target_clip_rate={target_clip_rate!r} must lie strictly between 0 and 1")
     if settings.calibrated:
         acceptance = 1 - target_clip_rate
+        plain = dataclasses.replace(settings, band="sqrt", clip_low=1.0, clip_high=1.0, target_acceptance=None)
+        c = match_clip(sequences, plain, target_clip_rate, drift_per_token).factor
         if sequences.advantage_B is not None and settings.band != "active":
-            plain = dataclasses.replace(settings, band="sqrt", clip_low=1.0, clip_high=1.0, target_acceptance=None)
-            factor = match_clip(sequences, plain, target_clip_rate, drift_per_token).factor
             either_side = dataclasses.replace(sequences, advantage_B=None)
-            inside = needed_factor(either_side, plain, drift_per_token) <= factor
+            inside = needed_factor(either_side, plain, drift_per_token) <= c
             acceptance = float(sequences.count_B[inside].sum() / sequences.count_B.sum())
-        return MatchedClip(dataclasses.replace(settings, target_acceptance=acceptance), float("nan"), target_clip_rate)
+        matched = dataclasses.replace(settings, clip_low=c, clip_high=c, target_acceptance=acceptance)
+        return MatchedClip(matched, float("nan"), target_clip_rate)
     needed = needed_factor(sequences, settings, drift_per_token)
     order = np.argsort(needed, kind="stable")
     accepted = np.cumsum(sequences.count_B[order])

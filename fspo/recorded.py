@@ -27,16 +27,20 @@ class MiniBatches:
 
 
 def read_sequences(run: Path) -> MiniBatches | None:
-    """``sequences.jsonl`` of a run; None if it recorded none. A line cut short by a kill is left out."""
-    path, rows = run / "sequences.jsonl", []
+    """``sequences.jsonl`` of a run; None if it recorded none.
+
+    A line cut short by a kill is left out; of a mini-batch that a resumed run did again, the last line counts.
+    """
+    path, rows = run / "sequences.jsonl", {}
     if not path.is_file():
         return None
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
         if line.endswith("\n"):
             row = json.loads(line)
             if row["minibatch"] > 0:
-                rows.append(row)
+                rows[row["step"], row["minibatch"]] = row
     if not rows:
         return None
-    columns = ([np.asarray(row[name], dtype=np.float64) for row in rows] for name in ("S", "L", "A"))
-    return MiniBatches([row["step"] for row in rows], *columns)
+    ordered = [rows[key] for key in sorted(rows)]
+    columns = ([np.asarray(row[name], dtype=np.float64) for row in ordered] for name in ("S", "L", "A"))
+    return MiniBatches([row["step"] for row in ordered], *columns)

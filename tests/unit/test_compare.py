@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from composing import composed, composed_from
 
+from recipe.fspo.compare import grid
 from recipe.fspo.compare.__main__ import FAIR, parse
-from recipe.fspo.compare.grid import plan, status
+from recipe.fspo.compare.grid import PlannedRun, Request, plan, status
 from recipe.fspo.compare.matched_clips import calibrate, recorded_sequences
 from recipe.fspo.launch.commands import BadInput
 
@@ -123,7 +124,9 @@ def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) ->
     clip = config.actor_rollout_ref.actor.policy_loss.clip_high
     inside = np.abs(sequences.log_ratio_B) <= clip * np.sqrt(sequences.length_B)
     assert inside.mean() == pytest.approx(0.8, abs=1 / 400)
-    assert found["algos"]["fspo_quantile"]["overrides"] == ["actor_rollout_ref.actor.policy_loss.target_acceptance=0.8"]
+    key = "actor_rollout_ref.actor.policy_loss"
+    first_batch = [f"{key}.clip_low={clip:.6g}", f"{key}.clip_high={clip:.6g}"]
+    assert found["algos"]["fspo_quantile"]["overrides"] == [*first_batch, f"{key}.target_acceptance=0.8"]
 
 
 def test_calibration_gives_every_algorithm_the_same_active_clip_rate(tmp_path: Path) -> None:
@@ -134,13 +137,47 @@ def test_calibration_gives_every_algorithm_the_same_active_clip_rate(tmp_path: P
     sequences = recorded_sequences(tmp_path / "pilot", with_advantages=True)
     assert sequences.advantage_B is not None and 0 < sequences.length_B.size < 400, "those with A = 0 are left out"
     key = "actor_rollout_ref.actor.policy_loss"
-    assert found["algos"]["fspo_active"]["overrides"] == [f"{key}.target_acceptance=0.8"]
+    first_batch = found["algos"]["fspo"]["overrides"]
+    assert found["algos"]["fspo_active"]["overrides"] == [*first_batch, f"{key}.target_acceptance=0.8"]
     for algo, scale in (("fspo", np.sqrt(sequences.length_B)), ("rloo", 1.0)):
         config = composed(*FAIR, f"algo={algo}", *found["algos"][algo]["overrides"])
         clip = config.actor_rollout_ref.actor.policy_loss.clip_high
         lean = np.sign(sequences.advantage_B) * sequences.log_ratio_B
         moved = lean / scale if algo == "fspo" else np.abs(np.expm1(sequences.log_ratio_B)) * (lean > 0)
         assert (moved > clip).mean() == pytest.approx(0.2, abs=1 / sequences.length_B.size)
+
+
+def test_a_mini_batch_that_was_done_again_counts_once(tmp_path: Path) -> None:
+    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
+    path = tmp_path / "pilot" / "sequences.jsonl"
+    once, lines = recorded_sequences(tmp_path / "pilot"), path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, *lines[1:], lines[1][:20]]))
+    assert np.array_equal(recorded_sequences(tmp_path / "pilot").log_ratio_B, once.log_ratio_B)
+
+
+def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = parse(["experiment=demo", "algos=[fspo,rloo]", "seeds=[1,2]", f"out={tmp_path}"])
+    runs, codes, begun = request.runs(), {"default/fspo/seed1": 1, "default/fspo/seed2": 2}, []
+
+    def start(run: PlannedRun, request: Request) -> int:
+        folder = request.out / run.path
+        folder.mkdir(parents=True, exist_ok=True)
+        begun.append(run.path)
+        if codes.get(run.path) != 2:
+            (folder / "metrics.jsonl").touch()
+        (folder / "run.json").write_text(
+            json.dumps({"algo": run.algo, "status": "failed" if run.path in codes else "finished"})
+        )
+        return codes.get(run.path, 0)
+
+    monkeypatch.setattr(grid, "_start", start)
+    assert grid._run_all(runs, request) == 2
+    assert begun == ["default/fspo/seed1", "default/rloo/seed1", "default/fspo/seed2"]
+    codes.clear()
+    assert grid._run_all(runs, request) == 0
+    assert begun[3:] == ["default/fspo/seed1", "default/fspo/seed2", "default/rloo/seed2"]
 
 
 def test_calibration_keeps_what_runs_were_made_with(tmp_path: Path) -> None:

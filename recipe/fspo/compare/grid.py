@@ -116,11 +116,16 @@ def _start(run: PlannedRun, request: Request) -> int:
 
 
 def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
-    """Run what is not finished, and return at the first failure; 0 if everything is finished."""
+    """Run what is not finished; 0 if everything is, then. One that fails in training does not keep the others waiting;
+    what keeps a run from its first step would keep them from theirs."""
+    failed = 0
     for run in runs:
-        if status(request.out / run.path) != "finished" and (code := _start(run, request)) != 0:
-            return code
-    return 0
+        folder = request.out / run.path
+        if status(folder) != "finished" and (code := _start(run, request)) != 0:
+            if code != 1 or not (folder / "metrics.jsonl").is_file():
+                return code
+            failed = code
+    return failed
 
 
 def _run_grid(runs: Sequence[PlannedRun], request: Request) -> int:

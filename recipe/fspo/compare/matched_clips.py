@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from fspo.files import write_json
 from fspo.matching import MatchedClip, Sequences, match_clip, needed_factor
+from fspo.recorded import read_sequences
 from recipe.fspo.compare.losses import band_settings
 
 #: By comparison: where an algorithm's clip values are.
@@ -26,25 +27,14 @@ def recorded_sequences(run: Path, with_advantages: bool = False) -> Sequences:
     Raises:
         ValueError: if the run recorded none.
     """
-    path = run / "sequences.jsonl"
-    rows = [row for row in _rows(path) if row["minibatch"] > 0]
-    if not rows:
-        raise ValueError(f"{path} holds no sequences to calibrate on: run with fspo.record_sequences=true")
-    names = ("S", "L", "A") if with_advantages else ("S", "L")
-    return Sequences.from_pairs(*(np.concatenate([np.asarray(row[name]) for row in rows]) for name in names))
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.is_file():
-        with path.open(encoding="utf-8") as file:
-            yield from map(json.loads, file)
+    if (found := read_sequences(run)) is None:
+        raise ValueError(f"{run} has no recorded sequences to calibrate on: run with fspo.record_sequences=true")
+    return Sequences.from_pairs(*found.pooled(), np.concatenate(found.advantage) if with_advantages else None)
 
 
 def _overrides(matched: MatchedClip) -> list[str]:
-    settings = matched.settings
-    if settings.calibrated:
-        return [f"{_POLICY_LOSS}.target_acceptance={settings.target_acceptance:.6g}"]
-    return [f"{_POLICY_LOSS}.clip_low={settings.clip_low:.6g}", f"{_POLICY_LOSS}.clip_high={settings.clip_high:.6g}"]
+    names = ("clip_low", "clip_high", *(("target_acceptance",) if matched.settings.calibrated else ()))
+    return [f"{_POLICY_LOSS}.{name}={getattr(matched.settings, name):.6g}" for name in names]
 
 
 def calibrate(
