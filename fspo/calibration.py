@@ -175,11 +175,13 @@ def _fold(sums: SequenceSums, kl: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What is kept of a rollout batch: (count, S, z_squared, length) by mini-batch, folded histogram, and leans."""
+    """What is kept of a rollout batch: (count, S, z_squared, length) by mini-batch, folded histogram, and leans; and
+    how many mini-batches came before the policy had moved, which the last two leave out."""
 
     totals_M4: Array
     folded_KC: Array
     leans_N2: Array
+    unmoved: int
 
 
 class BandController:
@@ -205,31 +207,17 @@ class BandController:
         settings: The loss whose bands are calibrated.
         window: Number of rollout batches to remember.
         min_count: Sequences wanted for a local quantile, see :func:`local_half_widths`.
-        on_policy_mini_batches: How many mini-batches at the start of a rollout batch have S = 0; they are left out of
-            the widths. 0 if even the first one is off-policy.
 
     Raises:
         ValueError: If an argument is out of range.
     """
 
-    def __init__(
-        self,
-        settings: SequenceLossSettings,
-        *,
-        window: int = 8,
-        min_count: int = 100,
-        on_policy_mini_batches: int = 1,
-    ) -> None:
-        for name, value, least in (
-            ("window", window, 1),
-            ("min_count", min_count, 1),
-            ("on_policy_mini_batches", on_policy_mini_batches, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name}={value!r} must be an integer of at least {least}")
+    def __init__(self, settings: SequenceLossSettings, *, window: int = 8, min_count: int = 100) -> None:
+        for name, value in (("window", window), ("min_count", min_count)):
+            if value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
         self._settings = settings
         self._min_count = min_count
-        self._skip = on_policy_mini_batches
         self._batches: deque[_Batch] = deque(maxlen=window)
         self._state = BandState()
 
@@ -239,13 +227,18 @@ class BandController:
         return self._state
 
     def update(
-        self, mini_batches: Sequence[SequenceSums], leans_by_mini_batch: Sequence[Array] | None = None
+        self,
+        mini_batches: Sequence[SequenceSums],
+        leans_by_mini_batch: Sequence[Array] | None = None,
+        unmoved: int = 1,
     ) -> BandState:
         """Add a finished rollout batch and return the state for the next one.
 
         Args:
             mini_batches: The sums over all ranks of each mini-batch, in the order of their use, including the first.
             leans_by_mini_batch: :func:`leans` of each mini-batch over all ranks; needed by ``band="active"`` only.
+            unmoved: How many mini-batches came before the policy had moved, so that S = 0; they are left out of the
+                widths. 0 if even the first one is off-policy, more than 1 where the learning rate was 0.
 
         Raises:
             ValueError: If there is no mini-batch, or not one entry of leans for each where the band needs them.
@@ -259,14 +252,14 @@ class BandController:
                 raise ValueError(
                     f"band='active' needs the leans of each of the {len(mini_batches)} mini-batches, got {given}"
                 )
-            kept += leans_by_mini_batch[self._skip :]
+            kept += leans_by_mini_batch[unmoved:]
         totals_M4 = np.array([[m.total(f) for f in ("count", "S", "z_squared", "length")] for m in mini_batches])
         drifts = self._drifts([totals_M4])
         folded_KC = np.zeros((_K, _CELLS))
-        for index, sums in enumerate(mini_batches[self._skip :], self._skip):
+        for index, sums in enumerate(mini_batches[unmoved:], unmoved):
             folded_KC += _fold(sums, drifts[index])
         leans_N2 = np.concatenate(kept)
-        self._batches.append(_Batch(totals_M4, folded_KC, leans_N2[np.lexsort(leans_N2.T)]))
+        self._batches.append(_Batch(totals_M4, folded_KC, leans_N2[np.lexsort(leans_N2.T)], unmoved))
         self._state = self._estimate()
         return self._state
 
@@ -283,8 +276,8 @@ class BandController:
     def _estimate(self) -> BandState:
         batches = [batch.totals_M4 for batch in self._batches]
         drifts = self._drifts(batches)
-        off_policy = np.concatenate([totals[self._skip :] for totals in batches])
-        kl = np.concatenate([np.array(drifts[self._skip : len(totals)]) for totals in batches])
+        off_policy = np.concatenate([batch.totals_M4[batch.unmoved :] for batch in self._batches])
+        kl = np.concatenate([np.array(drifts[batch.unmoved : len(batch.totals_M4)]) for batch in self._batches])
         count, s, z_squared, length = off_policy.T
         squares = float((z_squared + 2 * kl * s + kl**2 * length).sum())
         pooled = drift_per_token(float(s.sum()), float(length.sum())) if self._settings.drift == "kl" else 0.0
@@ -311,7 +304,12 @@ class BandController:
         return {
             "drift": self._settings.drift,
             "rounds": [
-                {"totals_M4": b.totals_M4.copy(), "folded_KC": b.folded_KC.copy(), "leans_N2": b.leans_N2.copy()}
+                {
+                    "totals_M4": b.totals_M4.copy(),
+                    "folded_KC": b.folded_KC.copy(),
+                    "leans_N2": b.leans_N2.copy(),
+                    "unmoved": b.unmoved,
+                }
                 for b in self._batches
             ],
         }
@@ -328,8 +326,13 @@ class BandController:
                 f"drift={self._settings.drift!r}; resume with the same setting, or start from the weights alone"
             )
         batches = [
-            # Checkpoints from before the active band have no leans.
-            _Batch(*(np.array(b.get(name, np.zeros((0, 2)))) for name in ("totals_M4", "folded_KC", "leans_N2")))
+            # Older checkpoints have no leans, and always left out one mini-batch.
+            _Batch(
+                np.array(b["totals_M4"]),
+                np.array(b["folded_KC"]),
+                np.array(b.get("leans_N2", np.zeros((0, 2)))),
+                b.get("unmoved", 1),
+            )
             for b in state["rounds"]
         ]
         for b in batches:

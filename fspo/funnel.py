@@ -53,6 +53,8 @@ class LengthFunnel:
         self._bins = bins
         self._window: deque[Array] = deque(maxlen=window)
         self._under_way = 0
+        #: Step at which a prompt was first issued, by its identifier, where a resumed run has issued it again.
+        self.first_issue: dict[str, int] = {}
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -143,6 +145,7 @@ class LengthFunnel:
             "started": self._started,
             "ended": self._ended.tolist(),
             "tokens": dict(self._tokens),
+            "first_issue": dict(self.first_issue),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,6 +156,7 @@ class LengthFunnel:
         self._under_way, self._started = int(state["under_way"]), int(state["started"])
         self._ended = np.asarray(state["ended"], dtype=np.int64)
         self._tokens = dict(state["tokens"])
+        self.first_issue = dict(state.get("first_issue", {}))  # older checkpoints have none
 
 
 def stage_errors(ended_MSK: Array, bins: int) -> dict[str, float]:

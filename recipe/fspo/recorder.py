@@ -65,13 +65,16 @@ class MiniBatch:
         )
 
 
-def join_ranks(per_rank: Sequence[Sequence[MiniBatch]]) -> list[MiniBatch]:
+def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch]:
     """Join what the ranks recorded: entry i of the result holds mini-batch i of the rollout batch, over all ranks.
+
+    A rank that another one speaks for has None.
 
     Raises:
         ValueError: if the ranks recorded different numbers of mini-batches.
     """
-    return [sum(ranks[1:], start=ranks[0]) for ranks in zip(*per_rank, strict=True)]
+    told = [recorded for recorded in per_rank if recorded is not None]
+    return [sum(ranks[1:], start=ranks[0]) for ranks in zip(*told, strict=True)]
 
 
 def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
@@ -90,6 +93,11 @@ def count_unmoved(mini_batches: Sequence[MiniBatch]) -> int:
     return min(moved + 1, len(mini_batches))
 
 
+def numbers(mini_batches: int, unmoved: int) -> list[int]:
+    """Numbers of the mini-batches of a step in the run folder: 0, which readers leave out, if no weight had moved."""
+    return [0 if index < unmoved else index + (unmoved == 0) for index in range(mini_batches)]
+
+
 def sequence_record(step: int, index: int, mini_batch: MiniBatch) -> dict[str, Any]:
     """A line of ``sequences.jsonl``: S, L, A and weight of every sequence of one mini-batch."""
     columns = zip(SEQUENCE_COLUMNS[:4], mini_batch.sequences, strict=False)
@@ -103,11 +111,8 @@ def columns_by_row(mini_batches: Sequence[MiniBatch], unmoved: int) -> dict[str,
     no sequence was recorded with its row.
     """
     first = unmoved if any(part.sequences.size for part in mini_batches[unmoved:]) else 0
-    parts = [
-        np.vstack([part.sequences, np.full(part.sequences.shape[1], index if index >= unmoved else 0)])
-        for index, part in enumerate(mini_batches)
-        if index >= first
-    ]
+    numbered = list(zip(numbers(len(mini_batches), unmoved), mini_batches, strict=True))[first:]
+    parts = [np.vstack([part.sequences, np.full(part.sequences.shape[1], number)]) for number, part in numbered]
     names = (*SEQUENCE_COLUMNS, "minibatch")
     columns = np.concatenate([np.empty((len(names), 0)), *parts], axis=1)
     row_N, place = np.unique(columns[names.index("row")], return_index=True)
@@ -124,6 +129,7 @@ class Recorder:
         self._keep_sequences = False
         self._band_state: BandState | None = None
         self._attributes: tuple[Attribute, ...] = ()
+        self._done = 0
         self._mini_batches: list[MiniBatch] = []
 
     def enable(self, max_response_length: int, sequences: bool = False, run_dir: Path | None = None) -> None:
@@ -137,9 +143,16 @@ class Recorder:
         self.__init__()  # type: ignore[misc]
         self._max_response_length, self._keep_sequences, self.run_dir = max_response_length, sequences, run_dir
 
-    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...]) -> None:
-        """Use this band state in the update that follows, and record by these attributes."""
-        self._band_state, self._attributes = band_state, attributes
+    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...], done: int = 0) -> None:
+        """Use this band state in the update that follows, and record by these attributes.
+
+        Args:
+            band_state: Of the rollout batch.
+            attributes: Whose bins the batch holds.
+            done: Mini-batches of the rollout batch that were handed over before: ``mode=separate_async`` updates once
+                for each.
+        """
+        self._band_state, self._attributes, self._done = band_state, attributes, done
 
     def begin_mini_batch(self) -> None:
         """Open the records of the next mini-batch."""
@@ -153,7 +166,7 @@ class Recorder:
         """The band state for the mini-batch in progress; None before any was sent."""
         if self._band_state is None or not self._mini_batches:
             return self._band_state
-        return self._band_state.at_mini_batch(len(self._mini_batches) - 1)
+        return self._band_state.at_mini_batch(self._done + len(self._mini_batches) - 1)
 
     def staleness_B(self) -> torch.Tensor | None:
         """The staleness of the sequences of the micro-batch in progress; None if it was not sent."""

@@ -34,12 +34,12 @@ from recipe.fspo.accounting.outcomes import (
     read_outcomes,
     send_rows,
 )
-from recipe.fspo.accounting.replay_buffer import count_ends, prompt_tags
+from recipe.fspo.accounting.replay_buffer import clear_trained, count_ends, prompt_tags
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old, step_folder
 from recipe.fspo.checkpoints.state import load_state, save_state
 from recipe.fspo.faults.phase import Phase, write_phase
-from recipe.fspo.faults.preemption import STOP, LeadTime, Preempted
+from recipe.fspo.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
 from recipe.fspo.faults.resources import wait_for_resources
 from recipe.fspo.launch import loggers, run_folder
 from recipe.fspo.launch.progress import PROGRESS
@@ -176,7 +176,8 @@ class FSPOHooks(PPOTrainer):
         # After a resume verl stamps these prompts with the present step; how stale they are counts from their first.
         prompts = {} if self.verl_mode == "sync" else prompt_tags(partition_id)
         unfinished = [uid for uid, tag in prompts.items() if tag["status"] in ("pending", "running")]
-        self._cycle.first_issue = {uid: prompts[uid]["global_steps"] for uid in unfinished}
+        first = self._cycle.funnel.first_issue
+        self._cycle.funnel.first_issue = {uid: first.get(uid, prompts[uid]["global_steps"]) for uid in unfinished}
         again = int(super()._reissue_inflight_prompts(partition_id))
         if prompts:
             PROGRESS.say(
@@ -187,7 +188,8 @@ class FSPOHooks(PPOTrainer):
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
-        # runs with one seed form their mini-batches from the same prompts.
+        # runs with one seed form their mini-batches from the same prompts (on one rank: among several verl balances
+        # the responses by their lengths).
         prompts = [prompt_of(key) for key in batch.keys]
         expected = self.config.data.train_batch_size // self.parameter_sync_step
         expected *= self.config.actor_rollout_ref.rollout.n
@@ -196,7 +198,7 @@ class FSPOHooks(PPOTrainer):
                 f"note: {missing} of {expected} responses of step {self.global_steps} are missing: their generation or "
                 "reward failed, verl goes on without them, and Ray's logs of AgentLoopWorker say why"
             )
-        position = [self._position.get(prompt, self._fetched) for prompt in prompts]
+        position = [self._position.get(prompt, -1) for prompt in prompts]  # first: those from before a resume
         batch.reorder(sorted(range(len(batch)), key=position.__getitem__))
         for prompt in prompts:
             self._position.pop(prompt, None)
@@ -264,18 +266,21 @@ class FSPOHooks(PPOTrainer):
     def _save_and_leave(self) -> None:
         """Save the step before this one, unless that has been done, and end the run."""
         self.global_steps -= 1
-        if self.global_steps > 0 and self._saved_step != self.global_steps:
+        if self.global_steps == 0:
+            raise Preempted(NOTHING_TO_SAVE)
+        if self._saved_step != self.global_steps:
             self._save_checkpoint()
         raise Preempted(f"preempted after step {self.global_steps}; it is saved")
 
     # ---------------------------------------------------------------- distance to the start
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        if not self._measures_kl:
-            return super()._compute_ref_log_prob(batch, metrics)  # a part of the loss or of the reward
         every, step = self.config.trainer.test_freq, self.global_steps
-        if every > 0 and (step % every == 0 or step == self.total_training_steps):
-            batch = super()._compute_ref_log_prob(batch, metrics)
+        validates = every > 0 and (step % every == 0 or step == self.total_training_steps)
+        if self._measures_kl and not validates:
+            return batch
+        batch = super()._compute_ref_log_prob(batch, metrics)  # otherwise a part of the loss or of the reward
+        if self.config.fspo.kl_to_start and validates:
             metrics["fspo/kl_to_start"] = kl_to_start(batch)
         return batch
 
@@ -299,7 +304,7 @@ class FSPOHooks(PPOTrainer):
         if (names := self.config.fspo.attributes) or self.config.fspo.samples or self._cycle.needs_staleness:
             longest, first_row = self.config.data.max_response_length, self._cycle.rows
             batch, attributes = send_rows(batch, outcomes, names, longest, self.global_steps, first_row)
-        self.actor_rollout_wg.begin_update(self._cycle.band_state, attributes)
+        self.actor_rollout_wg.begin_update(self._cycle.band_state, attributes, self._cycle.mini_batches)
         batch = super()._update_actor(batch, metrics)
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
@@ -341,6 +346,8 @@ class FSPOHooks(PPOTrainer):
             else:
                 folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
             load_state(folder, self._cycle.stateful_parts())
+            if self.verl_mode != "sync":
+                clear_trained("train")
             PROGRESS.say(f"resumed from {folder}")
 
 

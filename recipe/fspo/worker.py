@@ -13,7 +13,7 @@ import torch
 from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name
+from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from fspo.attributes import Attribute
@@ -86,14 +86,19 @@ class FSPOWorker(ActorRolloutRefWorker):
         collectives.dump_to(Path(run_dir), self.rank)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...]) -> None:
-        """Use ``band_state`` in the update that follows, and record by ``attributes``, whose bins its batch holds."""
-        RECORDER.begin_update(band_state, attributes)
+    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...], done: int = 0) -> None:
+        """Use ``band_state`` in the update that follows, after ``done`` mini-batches of the same rollout batch, and
+        record by ``attributes``, whose bins its batch holds."""
+        RECORDER.begin_update(band_state, attributes, done)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def pop_mini_batches(self) -> list[MiniBatch]:
-        """What this rank recorded of every mini-batch since the last call."""
-        return RECORDER.pop()
+    def pop_mini_batches(self) -> list[MiniBatch] | None:
+        """What this rank recorded of every mini-batch since the last call; None if another one has seen the same.
+
+        Under Ulysses all ranks of a group compute the loss of the same sequences.
+        """
+        recorded = RECORDER.pop()
+        return recorded if self.actor.engine.is_mp_src_rank_with_outputs() else None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def parameter_norm(self) -> float:
@@ -110,14 +115,30 @@ class FSPODetachedWorker(FSPOWorker, DetachActorWorker):
 
     @property
     def copy_handler(self) -> Callable[[torch.nn.Module], Any]:
-        """verl's own, whose copies on CPUs are the live weights: ``.detach().cpu()`` copies nothing there.
+        """verl's own, whose copies are the live weights where these are on the host: ``.detach().cpu()`` copies nothing
+        there. They are on CPUs, and on GPUs with ``param_offload`` or ``offload_policy``.
 
-        Without this, pi_old would move with every update, and S would be 0 in every mini-batch.
+        Without this, pi_old would move with every update, and S would be 0 in every mini-batch; and of the updates of a
+        cycle only the last one would be left.
         """
         save = super().copy_handler
 
         def copy(module: torch.nn.Module) -> Any:
+            get_torch_device().synchronize()  # verl's offloading does not wait for its copies
             state, spec = save(module)
-            return {name: (shard.clone(), each) for name, (shard, each) in state.items()}, spec
+            if next(module.parameters()).device.type == "cpu":
+                state = {name: (shard.clone(), each) for name, (shard, each) in state.items()}
+            return state, spec
 
-        return copy if self.config.actor.strategy == "fsdp2" and get_device_name() == "cpu" else save
+        return copy if self.config.actor.strategy == "fsdp2" else save
+
+    @property
+    def restore_handler(self) -> Callable[..., Any]:
+        """verl's own, once its offloading has ended: it writes to the same memory."""
+        restore = super().restore_handler
+
+        def put_back(*args: Any) -> Any:
+            get_torch_device().synchronize()
+            return restore(*args)
+
+        return put_back

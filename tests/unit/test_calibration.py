@@ -125,8 +125,14 @@ def test_a_policy_that_did_not_move_gives_no_width() -> None:
         assert state.dispersion is None and state.half_width_K == ()
         on_policy_only = BandController(settings).update([sums(0.03, 0)])
         assert on_policy_only.dispersion is None and on_policy_only.half_width_K == ()
-    counted = BandController(ADAPTIVE, on_policy_mini_batches=0).update([sums(0.03, 0)])
+    counted = BandController(ADAPTIVE).update([sums(0.03, 0)], unmoved=0)
     assert counted.dispersion == pytest.approx(0.03, rel=0.05)
+    controller = BandController(ADAPTIVE)
+    warm_up = controller.update([sums(0.0, 0), sums(0.0, 1), sums(0.03, 2)], unmoved=2)
+    assert warm_up.dispersion == pytest.approx(0.03, rel=0.05)
+    restored = BandController(ADAPTIVE)
+    restored.load_state_dict(controller.state_dict())
+    assert restored.state == warm_up
 
 
 def test_state_is_causal_and_forgets_after_the_window() -> None:

@@ -52,6 +52,7 @@ def config(root: Path, ranks: int = 2, mode: str = "auto", path: Path | None = N
         "resume_from_path": str(path) if path else None,
         "nnodes": 1,
         "n_gpus_per_node": ranks,
+        "v1": {"trainer_mode": "fspo"},
     }
     actor = {"checkpoint": {"load_contents": list(KINDS)}}
     return OmegaConf.create({"trainer": trainer, "actor_rollout_ref": {"actor": actor}})
@@ -149,6 +150,17 @@ def test_a_first_save_killed_in_the_middle_begins_again_and_says_so(tmp_path: Pa
     assert said is not None and "starting from the beginning" in said
     assert not (tmp_path / TRACKER_FILE).exists()
     assert list(resume_problems(config(tmp_path))) == []
+
+
+def test_a_first_save_killed_before_its_queue_begins_again_in_an_asynchronous_mode(tmp_path: Path) -> None:
+    folder, given = write_checkpoint(tmp_path, 1, track=False), config(tmp_path)
+    given.trainer.v1.trainer_mode = "fspo_separate_async"
+    said = repair_tracker(given)
+    assert said is not None and "starting from the beginning" in said
+    (folder / "transfer_queue").mkdir()
+    (folder / "transfer_queue" / "metadata.json").touch()
+    said = repair_tracker(given)
+    assert said is not None and "it names global_step_1 again" in said
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

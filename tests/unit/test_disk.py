@@ -75,6 +75,19 @@ def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None
     assert latest(tmp_path) == (tmp_path / "global_step_2" if before else None)
 
 
+@pytest.mark.parametrize("before", [None, 2])
+def test_a_step_that_is_saved_again_after_going_back_leaves_no_mixture(tmp_path: Path, before: int | None) -> None:
+    if before:
+        save(tmp_path, before)
+    save(tmp_path, 4)
+    (tmp_path / "global_step_4" / "data.pt").touch()
+    with room_for_save(tmp_path, 4, nothing):
+        assert latest(tmp_path) == (tmp_path / "global_step_2" if before else None), "what a kill now would leave"
+        save(tmp_path, 4)
+    assert latest(tmp_path) == tmp_path / "global_step_4"
+    assert not (tmp_path / "global_step_4" / "data.pt").exists()
+
+
 def test_another_error_of_a_save_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(PermissionError), room_for_save(tmp_path, 4, nothing):
         save(tmp_path, 4)

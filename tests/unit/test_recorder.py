@@ -44,6 +44,11 @@ def test_band_state_follows_the_mini_batch() -> None:
         recorder.begin_mini_batch()
         state = recorder.current_band_state()
         assert state is not None and state.drift_per_token == expected
+    recorder.pop()
+    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), (), done=1)  # an update for each mini-batch
+    recorder.begin_mini_batch()
+    state = recorder.current_band_state()
+    assert state is not None and state.drift_per_token == 0.5
 
 
 def test_ranks_are_joined_by_mini_batch() -> None:
@@ -56,7 +61,7 @@ def test_ranks_are_joined_by_mini_batch() -> None:
             recorder.add(*micro_batch(2 * rank + mini_batch))
             recorder.end_mini_batch(grad_norm=1.5)
         per_rank.append(recorder.pop())
-    first, _ = join_ranks(per_rank)
+    first, _ = join_ranks([*per_rank, None])  # under Ulysses another rank speaks for the last one
     assert first.sums.total("count") == 6
     outputs = micro_batch(0)[0], micro_batch(2)[0]
     assert first.sums.total("S") == pytest.approx(sum(float(output.log_ratio_B.sum()) for output in outputs))

@@ -25,7 +25,7 @@ from recipe.fspo.checkpoints.state import Stateful
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
-from recipe.fspo.recorder import MiniBatch, count_unmoved, sequence_record
+from recipe.fspo.recorder import MiniBatch, count_unmoved, numbers, sequence_record
 
 
 class Cycle:
@@ -46,11 +46,14 @@ class Cycle:
         groups = config.fspo.window_steps * config.data.train_batch_size
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
         self.drops = EvenDrops(config.fspo.lre_bins, groups) if config.fspo.drop == "evenly" else None
-        #: Step at which a prompt was first issued, where a resumed run has issued it again.
-        self.first_issue: dict[str, int] = {}
         self._warned_margin = math.inf
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
+
+    @property
+    def mini_batches(self) -> int:
+        """Mini-batches so far."""
+        return len(self._mini_batches)
 
     @property
     def rows(self) -> int:
@@ -85,7 +88,7 @@ class Cycle:
         """Take in one update of the actor."""
         self._mini_batches += mini_batches
         self._outcomes.append(outcomes)
-        train_on(self.funnel, batch, step, self.first_issue)
+        train_on(self.funnel, batch, step)
 
     def end(self, step: int, partition_id: str, log: RunLog, decode: Callable[[Any], str]) -> dict[str, float]:
         """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band."""
@@ -98,8 +101,8 @@ class Cycle:
         if unmoved:
             metrics |= self._noise_floor_metrics(sums[:unmoved])
         if self._band_controller is not None and unmoved < len(sums):
-            needed = self.needs_sequences
-            self._band_controller.update(sums, [leans(*x.sequences[:3]) for x in mini_batches] if needed else None)
+            of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else None
+            self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[unmoved:]), strict=True):
             metrics |= attribute_metrics(by_attribute)
@@ -125,12 +128,8 @@ class Cycle:
         return floor.metrics()
 
     def _record(self, step: int, mini_batches: Sequence[MiniBatch], unmoved: int, log: RunLog) -> None:
-        """Append the cycle's exact sums, and its sequences if they are asked for, to the run folder.
-
-        Mini-batch 0 is what readers leave out, so all that were computed before a weight had moved have this number.
-        """
-        first = 0 if unmoved else 1
-        each = [(0 if index < unmoved else index + first, part) for index, part in enumerate(mini_batches)]
+        """Append the cycle's exact sums, and its sequences if they are asked for, to the run folder."""
+        each = list(zip(numbers(len(mini_batches), unmoved), mini_batches, strict=True))
         log.append("length_stats.jsonl", [to_record(part.sums, step=step, minibatch=i) for i, part in each])
         if self._config.fspo.record_sequences:
             log.append("sequences.jsonl", [sequence_record(step, i, part) for i, part in each])

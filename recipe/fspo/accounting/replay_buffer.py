@@ -117,8 +117,7 @@ def count_ends(
         position: Of prompts in the data loader's order; those it does not hold come first.
         drops: Chooses the groups to drop in place of verl, which drops the stale ones.
     """
-    if isinstance(buffer, ReplayBuffer):
-        kind = type(buffer)
+    if (kind := type(buffer)).__module__ == ReplayBuffer.__module__:
         buffer.__class__ = type(f"Counting{kind.__name__}", (_Counting, kind), {})
         buffer.funnel, buffer.responses, buffer.position, buffer.drops = funnel, responses, position, drops
         if drops is not None:
@@ -131,20 +130,30 @@ def prompt_tags(partition_id: str) -> dict[str, dict[str, Any]]:
     return {key: tag for key, tag in data.get(partition_id, {}).items() if tag.get("is_prompt", False)}
 
 
-def train_on(funnel: LengthFunnel, batch: KVBatchMeta, step: int, first_issue: dict[str, int]) -> None:
+def clear_trained(partition_id: str) -> None:
+    """After a resume: remove the responses whose prompt is not under way any more.
+
+    verl saves TransferQueue before it removes those of the step, and nobody would after a resume; every one would leave
+    a batch behind, until the queue is full.
+    """
+    rows, prompts = (tq.kv_list(partition_id) or {}).get(partition_id, {}), prompt_tags(partition_id)
+    if done := [key for key in rows if key not in prompts and prompt_of(key) not in prompts]:
+        tq.kv_clear(partition_id=partition_id, keys=done)
+
+
+def train_on(funnel: LengthFunnel, batch: KVBatchMeta, step: int) -> None:
     """Count the responses of a training batch, without padding rows.
 
     Args:
         funnel: Counts responses.
         batch: With verl's tags.
         step: Of the update.
-        first_issue: Step at which a prompt was first issued, where it was issued again after a resume.
     """
     rows = zip(batch.keys, batch.tags, strict=True)
     found = _responses((key, tag) for key, tag in rows if not tag.get("is_padding", False))
     versions = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for _, tag in found.values()]
     funnel.train(
         [length for length, _ in found.values()],
-        [step - first_issue.get(prompt_of(key), tag["global_steps"]) for key, (_, tag) in found.items()],
+        [step - funnel.first_issue.get(prompt_of(key), tag["global_steps"]) for key, (_, tag) in found.items()],
         [1 if None in (low, high) else high - low + 1 for low, high in versions],
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recipe.fspo.checkpoints.integrity import latest, restore_tracker, step_folder
+from recipe.fspo.checkpoints.integrity import TRACKER_FILE, latest, newest_before, restore_tracker, step_folder, step_of
 from recipe.fspo.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
@@ -63,6 +63,22 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _clear(root: Path, folder: Path, good: Path | None) -> Path | None:
+    """Make place for a step that was saved before, by a run that has gone back since: no mixture of both may be left.
+
+    Returns:
+        The checkpoint that the tracker names now, which must not be the one that is written.
+    """
+    if good == folder:
+        good = newest_before(root, step_of(folder))
+        if good is None:
+            (root / TRACKER_FILE).unlink()
+        else:
+            restore_tracker(root, good)
+    shutil.rmtree(folder)
+    return good
+
+
 @contextmanager
 def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
@@ -83,10 +99,11 @@ def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Itera
         make_room()
         if shutil.disk_usage(root).free < needed:
             raise DiskFull(_message(root, step, needed, good))
+    if (folder := step_folder(root, step)).exists():
+        good = _clear(root, folder, good)
     try:
         yield
     except Exception as error:
-        folder = step_folder(root, step)
         if (why := next((each for each in _NOT_WRITABLE if each in str(error)), None)) is not None:
             raise NotWritable(
                 f"the checkpoint of step {step} cannot be written to {root} ({why}); {_kept(good)}. Mend the file "
@@ -95,8 +112,7 @@ def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Itera
         if not any(sign in str(error) for sign in _SIGNS):
             raise
         message = _message(root, step, needed, good)  # how much was free when it failed
-        if good != folder:
-            _remove(folder)
+        _remove(folder)
         if good is not None:
             with contextlib.suppress(OSError):  # the next start repairs it
                 restore_tracker(root, good)

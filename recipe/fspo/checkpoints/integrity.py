@@ -23,6 +23,8 @@ STATE_FILE = "fspo_state.pt"
 _FOLDER = re.compile(r"global_step_(\d+)")
 #: File name of each kind of content (``actor.checkpoint.load_contents``) in verl's FSDP checkpoints.
 _PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
+#: What an asynchronous mode saves of TransferQueue: the prompts under way. Written last, but for the tracker.
+QUEUE = "transfer_queue"
 #: Files up to this size are read whole and their checksums compared; of larger ones the archive's directory is read,
 #: which stands at the end and so shows a file that was cut short.
 _FULL_CHECK_BYTES = 256 * 2**20
@@ -61,7 +63,7 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
     Args:
         folder: The checkpoint.
         world_size: FSDP ranks of the run that would resume it.
-        contents: verl's ``actor.checkpoint.load_contents``.
+        contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
     """
     actor = folder / "actor"
     prefixes = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
@@ -76,7 +78,10 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
     files.append(folder / "data.pt")
     if (folder / STATE_FILE).exists():  # a checkpoint of plain verl has none
         files.append(folder / STATE_FILE)
-    return [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+    damaged = [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+    if QUEUE in contents and not (folder / QUEUE / "metadata.json").is_file():
+        damaged.append(f"{folder / QUEUE} is missing")
+    return damaged
 
 
 def _saved_by(folder: Path) -> set[int]:
@@ -95,6 +100,11 @@ def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Pat
     """The newest checkpoint in ``root`` without damage."""
     folders = _step_folders(root).values()
     return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
+
+
+def newest_before(root: Path, step: int) -> Path | None:
+    """The newest checkpoint of an earlier step."""
+    return next((folder for saved, folder in _step_folders(root).items() if saved < step), None)
 
 
 def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> None:
@@ -161,7 +171,9 @@ def repair_tracker(config: DictConfig) -> str | None:
     if not tracker.exists() and not folders:
         return None
     found = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
-    newest = newest_complete(root, *_needs(config))
+    ranks, contents = _needs(config)
+    queue = [QUEUE] if "async" in config.trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
+    newest = newest_complete(root, ranks, contents + queue)
     if newest is None:
         if tracker.exists():
             return None  # something was complete once: not for us to begin again, see resume_problems

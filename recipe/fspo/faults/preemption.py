@@ -23,6 +23,7 @@ class Preempted(Exception):
     """The run ended early because it was warned, and can be continued."""
 
 
+NOTHING_TO_SAVE = "preempted before the first step: there was nothing to save"
 #: Set in the launching process when the signal has come.
 WARNED = threading.Event()
 

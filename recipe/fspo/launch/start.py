@@ -24,7 +24,7 @@ from recipe.fspo.checkpoints import integrity
 from recipe.fspo.faults.errors import failure
 from recipe.fspo.faults.hang import HangWatch, stopped_one
 from recipe.fspo.faults.phase import Phase, read_phase, write_phase
-from recipe.fspo.faults.preemption import STOP, WARNED, Preempted, end_on_signals
+from recipe.fspo.faults.preemption import NOTHING_TO_SAVE, STOP, WARNED, Preempted, end_on_signals
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_stopped, kill, own_run_id, processes_of
 from recipe.fspo.faults.reaper import Reaper
 from recipe.fspo.faults.resources import needs_of
@@ -116,7 +116,7 @@ class _Runner:
     def preempted_by(self, error: BaseException) -> Preempted | None:
         """The preemption behind an error of ``run_ppo``; None if there is another reason."""
         if self._stopped_before_training and isinstance(error, ray.exceptions.RayActorError):
-            return Preempted("preempted before the first step: there was nothing to save")
+            return Preempted(NOTHING_TO_SAVE)
         cause = getattr(error, "cause", None)
         return cause if isinstance(cause, Preempted) else None
 
