@@ -115,11 +115,10 @@ def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 def matched(actor: Mapping[str, Any], weight: UnclippedWeight, samples: Sequence[Batch]) -> float:
     """The factor at which the loss keeps KEPT of the weight of a response, on average, to 2%; at least 0.001."""
-    few = samples[::16]
     low, high = math.log(1e-3), math.log(1e3)
     while high - low > 0.02:
         middle = (low + high) / 2
-        kept = clip_by_length(policy_loss(scaled(actor, math.exp(middle))), weight, few).kept
+        kept = clip_by_length(policy_loss(scaled(actor, math.exp(middle))), weight, samples).kept
         low, high = (middle, high) if kept < KEPT else (low, middle)
     return math.exp((low + high) / 2)
 
