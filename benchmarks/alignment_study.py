@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from scipy.stats import spearmanr
@@ -41,6 +42,7 @@ TRAINING: Final = (
 MEASUREMENT: Final = ("algos=[fspo,rloo,gspo,luspo]", "rounds=2", "updates=3", "prompts=64", "bins=6", "folds=8")
 #: What may order the algorithms as their cosines do.
 PREDICTORS: Final = ("symmetric/lre", "active/lre", "active/lre_max", "active/eta")
+OUTCOMES: Final = {"cosine": "the cosine", "held_out_change": "the change against held-out"}
 
 Result = Mapping[str, Any]
 
@@ -80,9 +82,18 @@ def figures(result: Result, clips: str) -> dict[str, dict[str, float | None]]:
     }
 
 
-def cell(values: Sequence[float | None], form: str = "{:.3f}", mark: bool = False) -> str:
-    """Mean over checkpoints with its interval; ``mark``: bold where it excludes 0."""
-    return bold(mean_cell(values, form, mark))
+def cell(found: Sequence[Result], values: Sequence[float | None], form: str = "{:.3f}", mark: bool = False) -> str:
+    """Mean over checkpoints; its interval is over seeds, whose checkpoints are of one run. ``mark``: bold where it
+    excludes 0."""
+    of_seed: dict[int, list[float]] = {}
+    for result, value in zip(found, values, strict=True):
+        if value is not None:
+            of_seed.setdefault(result["seed"], []).append(value)
+    return bold(mean_cell([fmean(each) for each in of_seed.values()], form, mark))
+
+
+def _minus(first: Sequence[float | None], second: Sequence[float | None]) -> list[float | None]:
+    return [None if a is None or b is None else a - b for a, b in zip(first, second, strict=True)]
 
 
 def direction_table(found: Sequence[Result], clips: str) -> str:
@@ -92,17 +103,13 @@ def direction_table(found: Sequence[Result], clips: str) -> str:
     def over(algo: str, name: str) -> list[float | None]:
         return [one[algo][name] for one in each]
 
-    def minus(first: list[float | None], second: list[float | None]) -> list[float | None]:
-        pairs = zip(first, second, strict=True)
-        return [None if a is None or b is None else a - b for a, b in pairs]
-
     names = ("active/acceptance", "cosine", "norm_ratio", "symmetric/lre", "active/lre")
     rows = []
     for algo in each[0]:
         cosine = over(algo, "cosine")
-        less = "" if algo == "fspo" else cell(minus(over("fspo", "cosine"), cosine), "{:+.3f}", mark=True)
-        above = cell(minus(cosine, over(algo, "active/mean_bound")))
-        rows.append([algo, *(cell(over(algo, name)) for name in names), less, above])
+        less = "" if algo == "fspo" else cell(found, _minus(over("fspo", "cosine"), cosine), "{:+.3f}", mark=True)
+        above = cell(found, _minus(cosine, over(algo, "active/mean_bound")))
+        rows.append([algo, *(cell(found, over(algo, name)) for name in names), less, above])
     head = ("algo", "kept", "cos(clipped, unclipped)", "norm ratio", "LRE, symmetric", "LRE, active")
     return markdown((*head, "cosine: fspo - this", "above the mean bound"), rows)
 
@@ -110,27 +117,33 @@ def direction_table(found: Sequence[Result], clips: str) -> str:
 def share_table(found: Sequence[Result], clips: str) -> str:
     """What each length bin adds to the gradient: its share after the clip, less its share before."""
     each = [figures(result, clips) for result in found]
-    bins = sum(name.startswith("share/") for name in each[0]["fspo"])
-    before = [[one["fspo"][f"share_unclipped/{k}"] for one in each] for k in range(bins)]
-    rows = [["unclipped, exp(S)", *(cell(values, "{:.2f}") for values in before)]]
+    bins = max(sum(name.startswith("share/") for name in one["fspo"]) for one in each)
+
+    def over(algo: str, name: str) -> list[list[float | None]]:
+        return [[one[algo].get(f"{name}/{k}") for one in each] for k in range(bins)]
+
+    rows = [["unclipped, exp(S)", *(cell(found, values, "{:.2f}") for values in over("fspo", "share_unclipped"))]]
     for algo in each[0]:
-        change = [[one[algo][f"share/{k}"] - one[algo][f"share_unclipped/{k}"] for one in each] for k in range(bins)]
-        rows.append([f"{algo}: change", *(cell(values, "{:+.2f}", mark=True) for values in change)])
+        change = map(_minus, over(algo, "share"), over(algo, "share_unclipped"))
+        rows.append([f"{algo}: change", *(cell(found, values, "{:+.2f}", mark=True) for values in change)])
     return markdown(("", *(f"bin {k + 1}" for k in range(bins))), rows)
 
 
 def rank_table(found: Sequence[Result], clips: str) -> str:
-    """Spearman's correlation, within each checkpoint over the algorithms, of what may predict the cosine with it."""
+    """Spearman's correlation, within each checkpoint over the algorithms, of what may predict the direction with it."""
     rows = []
     for name in PREDICTORS:
-        correlations = []
-        for result in found:
-            pairs = [(f["cosine"], f[name]) for f in figures(result, clips).values()]
-            known = [(a, b) for a, b in pairs if a is not None and b is not None]
-            if len(known) > 2 and len({b for _, b in known}) > 1:
-                correlations.append(float(spearmanr(known).statistic))
-        rows.append([name, cell(correlations, "{:+.2f}", mark=True)])
-    return markdown(("", "rank correlation with the cosine"), rows)
+        cells = []
+        for outcome in OUTCOMES:
+            correlations: list[float | None] = []
+            for result in found:
+                pairs = [(f.get(outcome), f[name]) for f in figures(result, clips).values()]
+                known = [(a, b) for a, b in pairs if a is not None and b is not None]
+                orders = len(known) > 2 and all(len(set(column)) > 1 for column in zip(*known, strict=True))
+                correlations.append(float(spearmanr(known).statistic) if orders else None)
+            cells.append(cell(found, correlations, "{:+.2f}", mark=True))
+        rows.append([name, *cells])
+    return markdown(("", *(f"rank correlation with {words}" for words in OUTCOMES.values())), rows)
 
 
 def tables(found: Sequence[Result]) -> str:

@@ -332,8 +332,34 @@ def active_own_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
     return _rows([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
 
 
-def tables(grid: Path, common: bool = True) -> str:
-    """The tables of a section; ``common``: also those that judge the same records with other bands."""
+def beside_table(grid: Path, other: Path) -> str:
+    """The active band's own runs less those of another grid with default clip values, paired by seed."""
+
+    def default_groups(folder: Path) -> dict[str, RunGroup]:
+        runs = [run for run in map(load_run, expand_paths([folder])[0]) if run.status == "finished"]
+        return {group.algo: group for group in group_runs(runs) if group.comparison == "default"}
+
+    ours, rows = default_groups(grid)["fspo_active"].by_seed(), []
+    for algo, group in default_groups(other).items():
+        theirs = group.by_seed()
+        seeds = sorted(ours.keys() & theirs.keys())
+        runs = [each[s] for each in (ours, theirs) for s in seeds]
+        starts = equal_mass_starts(sum(run.lengths.sums_MKF[..., 0].sum(0) for run in runs), BINS)
+        cells = [
+            difference_cell(
+                *([own_counts(each[s], v, _ACTIVE_FIRST) for s in seeds] for each in (ours, theirs)), starts
+            )
+            for v in ACTIVE_VIEWS
+        ]
+        rows.append((f"fspo_active - {algo} ({len(seeds)} paired seeds)", cells))
+    return "### Beside the runs of the first study\n\n" + _rows(
+        [f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows
+    )
+
+
+def tables(grid: Path, common: bool = True, measured: bool = True) -> str:
+    """The tables of a section; ``common``: also those that judge the same records with other bands, ``measured``: and
+    with measured ones."""
     folders, planned, problems = expand_paths([grid])
     loaded = [load_run(folder) for folder in folders]
     # A run in progress has no place in a comparison; the table of runs says how far it is.
@@ -364,6 +390,7 @@ def tables(grid: Path, common: bool = True) -> str:
             ]
             parts.append("### How S spreads by length")
             parts += [text for group in chosen if (text := spread_table(group, starts))]
+        if comparison == "default" and common and measured:
             parts += ["### The quantile band on common records", quantile_table(chosen, starts)]
             parts += ["### The active band on common records", active_table(groups, starts)]
         parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
@@ -392,6 +419,7 @@ def main() -> None:
     parser.add_argument(
         "--section", default="tables", help="of the page: tables, words (second task), active, clipping or pretrained"
     )
+    parser.add_argument("--beside", type=Path, metavar="GRID", help="compare the active band's runs with those of it")
     arguments = parser.parse_args()
     page = arguments.page.read_text(encoding="utf-8")
     try:
@@ -399,7 +427,11 @@ def main() -> None:
     except ValueError as error:
         parser.error(f"{arguments.page}: {error}")
     with opened(arguments.grid) as grid:
-        text = tables(grid, common=arguments.section in ("tables", "pretrained"))
+        common, measured = ("tables", "words", "pretrained"), ("tables", "pretrained")
+        text = tables(grid, arguments.section in common, arguments.section in measured)
+        if arguments.beside is not None:
+            with opened(arguments.beside) as other:
+                text += f"\n\n{beside_table(grid, other)}"
     with atomic_path(arguments.page) as temporary:
         temporary.write_text(replace_section(page, arguments.section, text), encoding="utf-8")
 

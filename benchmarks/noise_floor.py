@@ -19,10 +19,11 @@ import copy
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from benchmarks.pages import markdown, replace_section
+from benchmarks.pages import markdown, write_section
 from fspo.clipping import acceptance_band
 from fspo.data.demo_model import shipped_model
 from fspo.data.offline_task import generate
@@ -79,14 +80,17 @@ def rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def measure(path: Path, problems: int, steps: int, lr: float) -> tuple[str, str]:
+def chats_of(data: Path | None, problems: int) -> list[list[dict[str, str]]]:
+    """Prompts of a data file of verl's, or of the demo's task."""
+    if data is None:
+        return [[{"role": "user", "content": problem.question}] for problem in generate(problems, 0, 0)[0]]
+    return [list(prompt) for prompt in pq.read_table(data)["prompt"].to_pylist()[:problems]]
+
+
+def measure(path: Path, chats: list[list[dict[str, str]]], steps: int, lr: float) -> tuple[str, str]:
     """The two tables: S and its errors by length, and the margins of the bands."""
     tokenizer = AutoTokenizer.from_pretrained(path)
-    questions = [problem.question for problem in generate(problems, 0, 0)[0]]
-    prompts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True)["input_ids"]
-        for q in questions
-    ]
+    prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"] for chat in chats]
     torch.manual_seed(0)
     start = load(path, torch.float32, "sdpa")
     sequences = [s for s in sample(start, prompts, 256, tokenizer.eos_token_id) if len(s[1]) > s[0]]
@@ -94,7 +98,7 @@ def measure(path: Path, problems: int, steps: int, lr: float) -> tuple[str, str]
     train(trained, sequences, steps, lr)
     exact = score(trained, sequences) - score(start, sequences)
     floor, error = {}, {}
-    for name, dtype in TYPES.items():
+    for name, dtype in {"fp32": torch.float32, **TYPES}.items():
         eager = load(path, dtype, "eager")
         before = copy.deepcopy(start).to(dtype)
         floor[name] = score(eager, sequences) - score(before, sequences)
@@ -105,7 +109,8 @@ def measure(path: Path, problems: int, steps: int, lr: float) -> tuple[str, str]
     rows, margins = [], []
     for part in order:
         span = f"{lengths[part].min()} to {lengths[part].max()}"
-        values = [rms(exact[part])] + [rms(each[part]) for t in TYPES for each in (floor[t], error[t])]
+        values = [rms(each[part]) for each in (exact, floor["fp32"])]
+        values += [rms(each[part]) for t in TYPES for each in (floor[t], error[t])]
         rows.append([span, str(len(part)), *(f"{value:.2g}" for value in values)])
         mean = torch.tensor([round(float(lengths[part].mean()))])
         row = [span]
@@ -114,7 +119,9 @@ def measure(path: Path, problems: int, steps: int, lr: float) -> tuple[str, str]
             width = min(float(-lower), float(upper))
             row += [f"{width:.2g}", *(f"{width / rms(floor[t][part]):.1f}" for t in TYPES)]
         margins.append(row)
-    head = ["length", "responses", "S, fp32"] + [f"{what}, {t}" for t in TYPES for what in ("floor", "error")]
+    head = ["length", "responses", "S, fp32", "floor, fp32"] + [
+        f"{what}, {t}" for t in TYPES for what in ("floor", "error")
+    ]
     margin_head = ["length"] + [
         text for name in BANDS for text in (f"{name}: half-width", *(f"over the floor, {t}" for t in TYPES))
     ]
@@ -124,15 +131,16 @@ def measure(path: Path, problems: int, steps: int, lr: float) -> tuple[str, str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=shipped_model(), help="folder of a model (default: the demo's)")
-    parser.add_argument("--problems", type=int, default=512)
+    parser.add_argument("--data", type=Path, help="parquet file with prompts (default: the demo's task)")
+    parser.add_argument("--problems", type=int, default=300)
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps before S is measured")
     parser.add_argument("--lr", type=float, default=1e-4)
     arguments = parser.parse_args()
-    table, margins = measure(arguments.model, arguments.problems, arguments.steps, arguments.lr)
-    print(table, margins, sep="\n\n")
-    if arguments.model == shipped_model():
-        page = replace_section(PAGE.read_text(encoding="utf-8"), "errors", table)
-        PAGE.write_text(replace_section(page, "margins", margins), encoding="utf-8")
+    of = "" if arguments.model == shipped_model() else " of another"
+    chats = chats_of(arguments.data, arguments.problems)
+    tables = measure(arguments.model, chats, arguments.steps, arguments.lr)
+    for name, table in zip(("errors", "margins"), tables, strict=True):
+        write_section(PAGE, name + of, table)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import alignment_study, clipping_study, fairness_study, faults, hangs, healing, network, scaling
+from benchmarks.async_study import mean_cell
 from benchmarks.faults import PAGE, cells, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import complete_lines, replace_section
@@ -317,16 +318,19 @@ def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_pa
             for algo in cosines
             for clips in ("default", "matched", "matched_active")
         ]
-        (tmp_path / f"seed1_step{index}.json").write_text(json.dumps({"objectives": objectives}))
+        for step in (3, 6):  # two checkpoints of one seed are one value
+            path = tmp_path / f"seed{index}_step{step}.json"
+            path.write_text(json.dumps({"seed": index, "objectives": objectives}))
     found = alignment_study.finished(tmp_path)
     rows = {row[0]: row for row in map(cells_of, alignment_study.direction_table(found, "default").splitlines()[2:])}
+    assert rows["fspo"][2] == alignment_study.bold(mean_cell(cosines["fspo"], "{:.3f}"))  # over four seeds, not eight
     assert rows["fspo"][2].startswith("0.920 [") and rows["gspo"][2].startswith("0.600 [")
     assert rows["rloo"][6].startswith("**+0.100 [") and rows["fspo"][7].startswith("0.620 [")
     shares = [cells_of(line) for line in alignment_study.share_table(found, "default").splitlines()[2:]]
     assert shares[0][1].startswith("0.40") and "+0.10" in shares[1][1] and "-0.10" in shares[1][2]
     ranks = alignment_study.rank_table(found, "default").splitlines()
-    assert "| active/lre | **-1.00 [-1.00, -1.00]** |" in ranks
-    assert "| active/eta | - |" in ranks  # the same for all: it orders nothing
+    assert "| active/lre | **-1.00 [-1.00, -1.00]** | - |" in ranks  # the held-out change was not measured
+    assert "| active/eta | - | - |" in ranks  # the same for all: it orders nothing
     assert alignment_study.tables([]) == "Not run yet."
 
 
