@@ -76,6 +76,15 @@ def test_verls_buffer_drops_what_the_rule_says(evenly: bool) -> None:
     assert buffer._has_enough_samples(10, "train", 4, left) and left == set(ages) - stale
 
 
+def test_a_buffer_of_ones_own_is_left_alone() -> None:
+    class Mine(ReplayBufferAsync):  # type: ignore[misc]
+        """As ``trainer.v1.sampler.custom_sampler`` names one: verl asks for a subclass of its own."""
+
+    mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
+    count_ends(mine, LengthFunnel(), 2, {})
+    assert type(mine) is Mine
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         EvenDrops(0, 10)
