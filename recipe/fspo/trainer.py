@@ -193,16 +193,20 @@ class FSPOHooks(PPOTrainer):
         prompts = [prompt_of(key) for key in batch.keys]
         expected = self.config.data.train_batch_size // self.parameter_sync_step
         expected *= self.config.actor_rollout_ref.rollout.n
-        if (missing := expected - len({key.rpartition("_")[0] for key in batch.keys})) > 0:
-            PROGRESS.say(
-                f"note: {missing} of {expected} responses of step {self.global_steps} are missing: their generation or "
-                "reward failed, verl goes on without them, and Ray's logs of AgentLoopWorker say why"
-            )
+        missing = expected - len({key.rpartition("_")[0] for key in batch.keys})
+        self._note_missing(missing, expected, f"step {self.global_steps}", "goes on without them")
         position = [self._position.get(prompt, -1) for prompt in prompts]  # first: those from before a resume
         batch.reorder(sorted(range(len(batch)), key=position.__getitem__))
         for prompt in prompts:
             self._position.pop(prompt, None)
         return super()._balance_batch(batch, metrics, **options)
+
+    def _note_missing(self, missing: int, expected: int, where: str, verl: str) -> None:
+        if missing > 0:
+            PROGRESS.say(
+                f"note: {missing} of {expected} responses of {where} are missing: their generation or reward failed, "
+                f"verl {verl}, and Ray's logs of AgentLoopWorker say why"
+            )
 
     # ---------------------------------------------------------------- logging
 
@@ -235,6 +239,8 @@ class FSPOHooks(PPOTrainer):
             samples = validation_samples(self._generations, infos, n, self.config.seed, self.global_steps)
             self._run_log.append(SAMPLES_FILE, list(samples))
         self._generations = ((), (), ())
+        expected = sum((more.get("expected_acc_counts") or {}).values())
+        self._note_missing(expected - len(sample_uids), expected, "the validation", "counts them as wrong")
         return super()._val_metrics_update(data_sources, sample_uids, infos, *rest, **more)
 
     def on_train_begin(self) -> None:
