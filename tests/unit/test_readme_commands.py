@@ -24,10 +24,13 @@ from typing import Any
 
 import pytest
 from composing import composed, composed_from
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from recipe.fspo.config import loss_problems
-from recipe.fspo.launch.compose import compose, first_of_each_sweep, without_flags
+from recipe.fspo.launch.compose import compose, first_of_each_sweep, verl_config_dir, without_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,6 +49,9 @@ OF_THE_SYSTEM = {
     "ray": "Ray's own command line, on a running cluster",
     "scontrol": "SLURM's",
     "squeue": "SLURM's",
+    "mkdir": "the system's",
+    "tar": "the system's",
+    "hf": "the hub's own command line",
     "tensorboard": "its own command line",
     "wandb": "W&B's own command line",
     "mlflow": "its own command line",
@@ -145,6 +151,19 @@ def check_alignment(arguments: list[str]) -> None:
         composes(parse([folder, *arguments[1:]]).overrides)
 
 
+def check_plain_verl(arguments: list[str]) -> None:
+    """verl's own checks, and the one that it makes of vLLM's replicas only after Ray is up."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
+        config = hydra_compose("ppo_trainer", overrides=[os.path.expandvars(each) for each in arguments])
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    gpus, rollout = config.trainer.nnodes * config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout
+    assert gpus % rollout.tensor_model_parallel_size == 0, rollout.tensor_model_parallel_size
+
+
 #: Modules whose arguments are KEY=VALUE, and what accepts them.
 KEY_VALUE: dict[str, Callable[[list[str]], None]] = {
     "recipe.fspo.main": lambda arguments: composes(tuple(arguments)),
@@ -152,6 +171,7 @@ KEY_VALUE: dict[str, Callable[[list[str]], None]] = {
     "recipe.fspo.compare": check_compare,
     "recipe.fspo.plan": check_plan,
     "recipe.fspo.rehearse": check_rehearse,
+    "verl.trainer.main_ppo": check_plain_verl,
 }
 
 
@@ -288,6 +308,8 @@ def test_documented_command(
         "python -m recipe.fspo.main actor_rollout_ref.actor.policy_loss.clip_hi=0.1",
         "python -m recipe.fspo.main actor_rollout_ref.actor.policy_loss.grad_scale=1",
         "python -m recipe.fspo.nothing",
+        "python -m verl.trainer.main_ppo trainer.n_gpus_per_node=1 algorithm.adv_estimator=grpo "
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
         "python -m recipe.fspo.compare algos=[fspo,ppo]",
         "python -m recipe.fspo.compare experiment=demos",
         "python -m recipe.fspo.plan experiment=qwen3_8b node=2",
