@@ -25,7 +25,9 @@ for manifest in ${FSPO_MANIFEST:-}; do
     (cd "$(dirname "$manifest")" && sha256sum --check --quiet "$(basename "$manifest")") ||
         fail "FSPO_MANIFEST: the files named above are not those of $manifest; carry them over again"
 done
-export FSPO_RUN_DIR="${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}"
+# Absolute: a container takes no other path as a mount.
+FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME/$SLURM_JOB_ID}")"
+export FSPO_RUN_DIR
 logs="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-${SLURM_RESTART_COUNT:-0}"
 mkdir -p "$logs" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 # srun no longer takes this from sbatch by itself.
@@ -110,6 +112,13 @@ pause() {
     wait $! || true
 }
 
+# The log that says why Ray did not start or ended on a node: its own, or of what came before it.
+log_of() { # NODE
+    local log
+    for log in "ray-$1" ray srun "ray-$1"; do [[ ! -s $FSPO_LOG_DIR/$log.log ]] || break; done
+    echo "$FSPO_LOG_DIR/$log.log"
+}
+
 # Whether Ray runs on all nodes; if not, $lost says where it has ended, and $status is 1.
 ray_is_whole() {
     local ray which
@@ -117,7 +126,7 @@ ray_is_whole() {
         [[ -n ${step_pid[$ray]:-} ]] && ! is_running "$ray" || continue
         which="$head"
         [[ $ray == fspo_ray_head ]] || which="$(sed -n 's/^srun: error: \([^:]*\): task.*/\1/p' "$FSPO_LOG_DIR/srun.log" | head -1)"
-        lost="Ray ended on node ${which:-(one of ${nodes[*]:1})}; see $FSPO_LOG_DIR/ray-${which:-*}.log"
+        lost="Ray ended on node ${which:-(one of ${nodes[*]:1})}; see $(log_of "${which:-*}")"
         status=1
         return 1
     done
@@ -182,11 +191,11 @@ run() { # COMMAND [ARGUMENT...]
     start_step fspo_ray_head "$head" 1 "$FSPO_LOG_DIR/ray.log" head "$FSPO_LOG_DIR/ray_address"
     for ((waited = 0; waited < ready_within; waited++)); do
         [[ ! -s $FSPO_LOG_DIR/ray_address ]] || break
-        is_running fspo_ray_head || fail "Ray's head did not start on node $head; see $FSPO_LOG_DIR/ray-$head.log"
+        is_running fspo_ray_head || fail "Ray's head did not start on node $head; see $(log_of "$head")"
         pause
     done
     [[ -s $FSPO_LOG_DIR/ray_address ]] ||
-        fail "Ray's head on node $head was not up after $ready_within s (FSPO_READY_TIMEOUT); see $FSPO_LOG_DIR/ray-$head.log"
+        fail "Ray's head on node $head was not up after $ready_within s (FSPO_READY_TIMEOUT); see $(log_of "$head")"
     RAY_ADDRESS="$(<"$FSPO_LOG_DIR/ray_address")"
     export RAY_ADDRESS
     if ((${#nodes[@]} > 1)); then

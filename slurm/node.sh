@@ -6,15 +6,21 @@
 set -euo pipefail
 
 # ------------------------------------------------------------------- software
+# Profiles, module files and conda's hooks use variables that nobody has set, and commands that fail.
+set +euo pipefail
 if [[ -n ${FSPO_MODULES:-} ]]; then
     command -v module >/dev/null || source /etc/profile
     # shellcheck disable=SC2086  # a list of names
-    module load $FSPO_MODULES
+    module load $FSPO_MODULES || { echo "error: FSPO_MODULES=$FSPO_MODULES: not loaded on $(hostname)" >&2; exit 1; }
 fi
-# shellcheck source=/dev/null
-[[ -z ${FSPO_SETUP:-} ]] || source "$FSPO_SETUP"
-if [[ -z ${FSPO_VENV+set} && -z ${FSPO_CONTAINER:-} && -d $FSPO_ROOT/.venv ]]; then
-    FSPO_VENV="$FSPO_ROOT/.venv"
+if [[ -n ${FSPO_SETUP:-} ]]; then
+    # shellcheck source=/dev/null
+    source "$FSPO_SETUP" || { echo "error: FSPO_SETUP=$FSPO_SETUP ended with status $? on $(hostname)" >&2; exit 1; }
+fi
+set -euo pipefail
+if [[ -z ${FSPO_VENV+set} && -z ${FSPO_CONTAINER:-} ]]; then
+    FSPO_VENV="${VIRTUAL_ENV:-}" # active where sbatch was called
+    [[ -n $FSPO_VENV || ! -d $FSPO_ROOT/.venv ]] || FSPO_VENV="$FSPO_ROOT/.venv"
 fi
 [[ -z ${FSPO_VENV:-} ]] || export PATH="$FSPO_VENV/bin:$PATH" VIRTUAL_ENV="$FSPO_VENV"
 # SLURM sets both where it is not told the GPUs' make, and verl refuses to run with both.

@@ -1,0 +1,71 @@
+"""The job scripts as far as they go without SLURM; tests/e2e/test_slurm.py has the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: In place of srun: notes its arguments, and the step ends at once with a reason in its output.
+SRUN = """\
+#!/bin/bash
+for word in "$@"; do
+    echo "$word" >>"$CALLS"
+    [[ $word != --output=* ]] || echo "ray: command not found" >"${word#--output=}"
+done
+exit 127
+"""
+
+
+def bash(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV" and "FSPO" not in name}
+    words = ["bash", str(ROOT / "slurm" / script), *arguments]
+    return subprocess.run(words, env=kept | environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ({}, "ROOT/.venv"),
+        ({"VIRTUAL_ENV": "/active"}, "/active"),
+        ({"VIRTUAL_ENV": "/active", "FSPO_VENV": "/given"}, "/given"),
+        ({"VIRTUAL_ENV": "/active", "FSPO_VENV": ""}, None),
+        ({"FSPO_CONTAINER": "image.sif"}, None),
+    ],
+)
+def test_a_node_takes_the_active_environment_before_the_repositorys(
+    tmp_path: Path, given: dict[str, str], used: str | None
+) -> None:
+    (tmp_path / ".venv").mkdir()
+    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", FSPO_ROOT=str(tmp_path), **given)
+    path = os.environ["PATH"] if used is None else f"{used}/bin:{os.environ['PATH']}"
+    assert done.stdout.strip() == path.replace("ROOT", str(tmp_path)), done.stderr
+
+
+def test_a_set_up_may_use_what_is_not_set_and_its_failure_is_named(tmp_path: Path) -> None:
+    setup = tmp_path / "setup.sh"
+    setup.write_text('[ -z "$PS1" ] || echo shell\nfalse\nexport MINE=1\n')
+    print_mine = ("node.sh", "run", "/bin/bash", "-c", "echo $MINE")
+    done = bash(*print_mine, FSPO_ROOT=str(tmp_path), FSPO_SETUP=str(setup))
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    setup.write_text("return 3\n")
+    done = bash(*print_mine, FSPO_ROOT=str(tmp_path), FSPO_SETUP=str(setup))
+    assert done.returncode == 1 and f"FSPO_SETUP={setup} ended with status 3" in done.stderr and not done.stdout
+
+
+def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: Path) -> None:
+    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho node1\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    run, calls = tmp_path / "run", tmp_path / "calls"
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(ROOT)}
+    container = {"FSPO_CONTAINER": "/image.sqsh", "FSPO_CONTAINER_RUNTIME": "pyxis"}
+    done = bash(
+        "launch.sh", "true", **slurm, **container, CALLS=str(calls),
+        FSPO_RUN_DIR=os.path.relpath(run, ROOT), PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
+    assert f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp" in calls.read_text().splitlines()
