@@ -109,9 +109,14 @@ def demo(folder: Path, device: str) -> str:
     return train(folder / "demo", ON_A_CPU if device == "cpu" else ("experiment=gpu_smoke", model))
 
 
+def smoke_on(gpus: int) -> tuple[str, ...]:
+    """``experiment=gpu_smoke`` on one or two GPUs. Ulysses joins the token budgets of its ranks to packs of one shape."""
+    return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", f"{_FSDP}.pad_to_length_bucket={4096 * gpus}")
+
+
 def smoke(folder: Path, size: Size, device: str, gpus: int) -> str:
     """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs."""
     model = folder / "model"
     write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
-    overrides = ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}") if device == "cuda" else SHAPED_ON_A_CPU
+    overrides = smoke_on(gpus) if device == "cuda" else SHAPED_ON_A_CPU
     return train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}"))

@@ -95,7 +95,7 @@ def test_the_random_models_responses_end_and_its_tokens_are_characters(tmp_path:
 
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
-    smoke, job = composed("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}"), composed("experiment=qwen3_8b")
+    smoke, job = composed(*stack.smoke_on(gpus)), composed("experiment=qwen3_8b")
     for path in (
         "model.use_remove_padding",
         "model.enable_gradient_checkpointing",
@@ -111,7 +111,9 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
         ours, its = (_value(config.actor_rollout_ref, path) for config in (smoke, job))
         assert ours == its, path
     assert smoke.actor_rollout_ref.rollout.tensor_model_parallel_size == gpus
-    assert smoke.actor_rollout_ref.actor.ulysses_sequence_parallel_size == gpus
+    actor = smoke.actor_rollout_ref.actor
+    assert actor.ulysses_sequence_parallel_size == gpus
+    assert actor.fsdp_config.pad_to_length_bucket == actor.ppo_max_token_len_per_gpu * gpus  # one shape for all packs
 
 
 def _value(config: Any, path: str) -> Any:
