@@ -184,6 +184,8 @@ def check_python(words: list[str], environment: dict[str, str], monkeypatch: pyt
         KEY_VALUE[module](arguments)
     elif module == "pytest":
         check_pytest(arguments)
+    elif module == "venv":
+        assert len(arguments) == 1
     else:
         parses(module, arguments, monkeypatch)
 
@@ -254,6 +256,7 @@ def arguments_of_run_script(further: list[str]) -> tuple[str, ...]:
 KINDS: dict[str, Callable[[list[str], dict[str, str], pytest.MonkeyPatch], None]] = {
     "python": check_python,
     "python3": check_python,
+    "python3.12": check_python,
     "make": check_make,
     "sbatch": check_sbatch,
     "pip": check_pip,
@@ -348,8 +351,8 @@ def test_modules_targets_and_files_named_in_the_text_exist(page: Path) -> None:
     for module in re.findall(r"`(?:\.venv/bin/)?python -m ([\w.]+)", text):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
-    for target in re.findall(r"`make ([a-z0-9-]+)", text):
-        check_make(["make", target], {}, pytest.MonkeyPatch())
+    for arguments in re.findall(r"`make ([a-z][^`]*)`", text):
+        check_make(["make", *shlex.split(arguments)], {}, pytest.MonkeyPatch())
     if page.name != "CHANGELOG.md":  # which also names what there was
         files = re.findall(r"\b((?:fspo|recipe|conf|slurm|benchmarks|tests|requirements)/[\w./-]+\.\w+)\b", text)
         assert [name for name in files if name not in TO_BE_WRITTEN and not (ROOT / name).exists()] == []
