@@ -1,7 +1,7 @@
 """A run that was stopped and resumed against one that was not: what is deterministic is equal.
 
-Not equal are the sampled responses, and with them losses and weights (docs/clusters.md says so): vLLM's random state is
-not part of a checkpoint.
+Not equal are the sampled responses, and with them losses and weights (docs/run-folder.md says so): vLLM's random state
+is not part of a checkpoint.
 """
 
 from __future__ import annotations
