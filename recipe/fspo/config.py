@@ -242,7 +242,8 @@ def loss_problems(config: DictConfig) -> Problems:
             yield from _rollout_correction_problems(config)
         return
     yield from _ignored_problems(config, policy_loss.loss_mode)
-    yield from _clip_problems(settings)
+    if config.fspo.comparison == "default":  # matched clip values are measured, and may be as wide as a run needs
+        yield from _clip_problems(settings)
     yield from _staleness_problems(config, settings)
     yield from _micro_batch_problems(config)
     yield from _rollout_correction_problems(config)
