@@ -143,16 +143,14 @@ def complete_mode(config: DictConfig) -> None:
 
 def problems(config: DictConfig) -> Problems:
     """Everything that contradicts itself or would be ignored: mode, loss and statistics that ``config`` names."""
-    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
-    yield from unserved(config, by_response=loss_mode in ALGORITHMS or loss_mode in RELATIVES)
     yield from _mode_problems(config)
     yield from _pi_old_problems(config)
     yield from _unused_correction_problems(config)
     yield from _drop_problems(config)
     yield from _attribute_problems(config)
-    if not isinstance(config.fspo.samples, int) or config.fspo.samples < 0:
-        yield f"fspo.samples={config.fspo.samples} must be a whole number of responses to keep, 8 by default; 0: none"
-    yield from loss_problems(config)
+    yield from loss_problems(config)  # imports the module of an own loss, which may register more than a loss
+    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    yield from unserved(config, by_response=loss_mode in ALGORITHMS or loss_mode in RELATIVES)
 
 
 def _pi_old_problems(config: DictConfig) -> Problems:
@@ -258,8 +256,6 @@ def _sampling_problems(config: DictConfig) -> Problems:
                 f"actor_rollout_ref.rollout.{key}={rollout[key]} cuts the sampling distribution, so importance ratios "
                 f"are biased: set it to {neutral} (validation has its own val_kwargs.{key})"
             )
-    if rollout.temperature <= 0:
-        yield f"actor_rollout_ref.rollout.temperature={rollout.temperature} must be above 0 for training; 1.0 is usual"
 
 
 def _group_problems(config: DictConfig) -> Problems:
@@ -348,15 +344,14 @@ def _micro_batch_problems(config: DictConfig) -> Problems:
     # A different padding changes rounding, and 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if actor.use_dynamic_bsz:
-        pairs = (("ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu"),)
+        new, old = "ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu"
     else:
-        pairs = (("ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"),)
-    for new, old in pairs:
-        if actor[new] != rollout[old]:
-            yield (
-                f"{_ACTOR}.{new}={actor[new]} differs from actor_rollout_ref.rollout.{old}={rollout[old]}: old and new "
-                "log-probabilities would be rounded differently; set them equal"
-            )
+        new, old = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"
+    if actor[new] != rollout[old]:
+        yield (
+            f"{_ACTOR}.{new}={actor[new]} differs from actor_rollout_ref.rollout.{old}={rollout[old]}: old and new "
+            "log-probabilities would be rounded differently; set them equal"
+        )
 
 
 def _rollout_correction_problems(config: DictConfig) -> Problems:

@@ -140,7 +140,13 @@ def main() -> None:
     except (HydraException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    if config.fspo.restarts and not config.evaluate and not several and not is_restart():
+    if (
+        type(config.fspo.restarts) is int
+        and config.fspo.restarts > 0
+        and not config.evaluate
+        and not several
+        and not is_restart()
+    ):
         sys.exit(supervise(sys.argv[1:], Path(config.fspo.run_dir).absolute(), config.fspo.restarts))
     own_run_id()  # before anything is started: whatever is, inherits it
     # Of several runs each begins it for itself. Beside this process's own imports.

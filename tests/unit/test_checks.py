@@ -33,8 +33,8 @@ def problems(tmp_path: Path) -> Problems:
 
     def find(*overrides: str) -> list[str]:
         config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *overrides)
-        prepare(config)
         try:
+            prepare(config)
             checks.check(config, problems_of_settings)
         except checks.PreflightError as error:
             return error.problems
@@ -70,6 +70,12 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
         (["actor_rollout_ref.model.path=/no/such/model"], r"model\.path='/no/such/model'"),
         (["fspo.offline_task=null", "data.train_files=/no/such.parquet"], r"/no/such\.parquet"),
         (["data.train_batch_size=30"], r"train_batch_size=30 is not a multiple of .*ppo_mini_batch_size=8"),
+        (
+            ["trainer.n_gpus_per_node=4", "actor_rollout_ref.actor.fsdp_config.fsdp_size=3"],
+            r"n_gpus_per_node=4 is not a multiple of actor\.fsdp_config\.fsdp_size=3",
+        ),
+        (["algorithm.adv_estimator=foo"], r"adv_estimator=foo is not known; choose one of .*grpo, "),
+        (["trainer.critic_warmup=5"], r"critic_warmup=5 .*adv_estimator=grpo there is none: set it to 0"),
         (["trainer.n_gpus_per_node=3"], r"rollout\.n=64 is not a multiple of .*n_gpus_per_node=3"),
         ([*BY_SEQUENCES, "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48"], r"=64 is not a multiple of .*=48"),
         ([*BY_SEQUENCES], r"ppo_micro_batch_size_per_gpu"),
@@ -162,9 +168,43 @@ def test_bad_input_is_named_with_its_remedy(problems: Problems, overrides: list[
     assert any(re.search(says, problem) for problem in found), found
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    {
+        "data.train_batch_size": "0 -8 abc null",
+        "data.max_response_length": "0 null",
+        "actor_rollout_ref.rollout.n": "2.5 true",
+        "actor_rollout_ref.rollout.val_kwargs.n": "0 abc",
+        "actor_rollout_ref.rollout.temperature": "0 hot",
+        "actor_rollout_ref.rollout.gpu_memory_utilization": "7 0 abc",
+        "actor_rollout_ref.actor.ppo_epochs": "0",
+        "actor_rollout_ref.actor.grad_clip": "-1 null",
+        "actor_rollout_ref.actor.policy_loss.clip_low": "abc",
+        "actor_rollout_ref.model.path": "null",
+        "reward.num_workers": "0",
+        "seed": "-1 abc null",
+        "trainer.nnodes": "abc",
+        "trainer.total_training_steps": "0 -3 abc",
+        "trainer.save_freq": "null -2",
+        "trainer.logger": "null",
+        "trainer.resume_mode": "foo",
+        "fspo.wait_for_resources_s": "abc",
+        "fspo.window_steps": "0",
+        "fspo.lre_bins": "0",
+        "fspo.calibration_rounds": "abc",
+        "fspo.restarts": "abc -1",
+    }.items(),
+)
+def test_a_value_of_another_kind_or_out_of_range_is_named(problems: Problems, key: str, values: str) -> None:
+    for value in values.split():
+        (found,) = problems(f"{key}={value}")
+        assert found.lower().startswith(f"{key}={value} must be "), found
+
+
 def test_all_problems_are_told_at_once(problems: Problems) -> None:
     found = problems("data.train_batch_size=30", "actor_rollout_ref.rollout.top_p=0.9")
     assert len(found) == 2
+    assert len(problems("data.train_batch_size=0", "seed=abc")) == 2
 
 
 def test_empty_and_broken_data_files(problems: Problems, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,7 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
+        (["actor_rollout_ref.actor.fsdp_config.fsdp_size=3"], r"n_gpus_per_node=8 is not a multiple of .*fsdp_size=3"),
         (["data.train_batch_size=500"], r"train_batch_size=500 is not a multiple of actor\.ppo_mini_batch_size=128"),
         (["trainer.nnodes=3"], r"rollout\.n=2048 is not a multiple of .*n_gpus_per_node=24"),
         (["trainer.n_gpus_per_node=1"], r"n_gpus_per_node=1 is not a multiple of rollout's parallel sizes=2"),
@@ -103,6 +105,11 @@ def test_settings_that_do_not_go_together_are_problems(overrides: list[str], say
         (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),
         (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"add model_config=PATH"),
         (["trainer.nnodes=some"], r"trainer\.nnodes=some must be a whole number"),
+        (["trainer.total_training_steps=-3"], r"total_training_steps=-3 must be a whole number of 1 or more, or null"),
+        (
+            ["trainer.test_freq=null", "actor_rollout_ref.model.lora_rank=null"],
+            r"lora_rank=null must(.|\n)*test_freq=null",
+        ),
         (["trainer.n_gpus_per_node=0"], r"trainer\.n_gpus_per_node=0 must be a whole number of 1 or more"),
     ],
 )
@@ -248,6 +255,27 @@ def test_a_bad_argument_is_one_error(run: Run, argument: str, says: str) -> None
     status, out, err = run(argument)
     assert (status, out) == (2, "")
     assert re.search(rf"^error: {says}", err), err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"[]", r"is not a model's config\.json"),
+        (b"\xff\xfe{}", r"is not a JSON file .*can't decode"),
+        (b'{"model_type": "qwen3", "num_attention_heads": 8, "hidden_size": null}', r"has no hidden_size"),
+        (b'{"model_type": "qwen3", "num_attention_heads": 0}', r"num_attention_heads=0 must be a whole number of 1"),
+        (None, r"model_config=3: 3 does not exist"),
+    ],
+)
+def test_a_bad_model_config_is_one_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("3").write_bytes(content)
+    status, out, err = run("model_config=3")
+    assert (status, out) == (2, "")
+    assert re.search(rf"^error: .*{says}", err), err
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.checkpoints.integrity import resume_problems
 from recipe.fspo.launch import data_files, loggers, model_folder, reward_function
 from recipe.fspo.launch.model_folder import read_model_config
+from recipe.fspo.launch.values import value_problems
 
 Problems = Iterator[str]
 
@@ -37,6 +38,16 @@ class PreflightError(ValueError):
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(f"error: {problem}" for problem in self.problems))
+
+
+def check_values(config: DictConfig) -> None:
+    """What precedes all other checks: they compute with the values.
+
+    Raises:
+        PreflightError: listing all values that are of another kind or out of range.
+    """
+    if problems := list(value_problems(config)):
+        raise PreflightError(problems)
 
 
 def _package_problems(config: DictConfig) -> Problems:
@@ -105,14 +116,6 @@ def _logger_problems(config: DictConfig) -> Problems:
             f"trainer.logger={list(config.trainer.logger)}: there is no login for {host}, and a job cannot ask for "
             "one: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
         )
-
-
-def _fault_problems(config: DictConfig) -> Problems:
-    after_s = config.fspo.hang_after_s
-    if after_s is not None and not (type(after_s) in (int, float) and after_s >= 10):
-        yield f"fspo.hang_after_s={after_s} must be a number of seconds from 10 on, or null for no limit"
-    if type(config.fspo.restarts) is not int or config.fspo.restarts < 0:
-        yield f"fspo.restarts={config.fspo.restarts} must be a whole number of restarts in an hour, 0 for none"
 
 
 def _room_problems(config: DictConfig) -> Problems:
@@ -201,10 +204,11 @@ def batch_problems(config: DictConfig) -> Problems:
     mini, n = actor.ppo_mini_batch_size, rollout.n
     yield from divides("data.train_batch_size", config.data.train_batch_size, "actor.ppo_mini_batch_size", mini)
     sequences = mini * n
-    name = "actor.ppo_mini_batch_size * rollout.n"
-    yield from divides(name, sequences, "trainer.nnodes * trainer.n_gpus_per_node", ranks)
-    ulysses = _ulysses(config)
-    yield from divides("trainer.nnodes * trainer.n_gpus_per_node", ranks, "ulysses_sequence_parallel_size", ulysses)
+    name, shards = "trainer.nnodes * trainer.n_gpus_per_node", actor.fsdp_config.fsdp_size
+    yield from divides("actor.ppo_mini_batch_size * rollout.n", sequences, name, ranks)
+    yield from divides(name, ranks, "ulysses_sequence_parallel_size", _ulysses(config))
+    if 0 < shards < ranks:
+        yield from divides(name, ranks, "actor.fsdp_config.fsdp_size", shards)
     micro = actor.ppo_micro_batch_size_per_gpu
     if not actor.use_dynamic_bsz and sequences % ranks == 0:
         if micro is None:
@@ -213,9 +217,9 @@ def batch_problems(config: DictConfig) -> Problems:
                 "pass, or set actor_rollout_ref.actor.use_dynamic_bsz=true"
             )
         else:
-            yield from divides(f"{name} / ranks", sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
+            per_rank = "actor.ppo_mini_batch_size * rollout.n / ranks"
+            yield from divides(per_rank, sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
     per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    name = "trainer.nnodes * trainer.n_gpus_per_node"
     if str(trainer.v1.trainer_mode).endswith("separate_async"):  # vLLM has ranks of its own
         name, ranks = "rollout.nnodes * rollout.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
     yield from divides(name, ranks, "rollout's parallel sizes", per_replica)
@@ -264,7 +268,6 @@ _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
     _logger_problems,
     loggers.problems,
     _room_problems,
-    _fault_problems,
     data_files.problems,
     reward_function.problems,
     batch_problems,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.utils import need_critic
 
 from recipe.fspo.launch.checks import read_model_config
 
@@ -105,6 +107,14 @@ def _lora_problems(config: DictConfig) -> Problems:
 
 def _advantage_problems(config: DictConfig, by_response: bool) -> Problems:
     estimator, loss_mode = str(config.algorithm.adv_estimator), config.actor_rollout_ref.actor.policy_loss.loss_mode
+    if estimator not in ADV_ESTIMATOR_REGISTRY and not config.actor_rollout_ref.model.external_lib:
+        yield f"algorithm.adv_estimator={estimator} is not known; choose one of {', '.join(ADV_ESTIMATOR_REGISTRY)}"
+    elif config.trainer.critic_warmup > 1 and not need_critic(config):
+        # verl would skip the actor's update, and the responses that it does not return would be under way for ever.
+        yield (
+            f"trainer.critic_warmup={config.trainer.critic_warmup} lets a critic train alone at first, and with "
+            f"algorithm.adv_estimator={estimator} there is none: set it to 0"
+        )
     if estimator == "remax":
         yield "algorithm.adv_estimator=remax needs greedy answers that verl's V1 trainer does not draw: set it to rloo"
     if not by_response:

@@ -122,7 +122,12 @@ class _Runner:
 
 
 def prepare(config: DictConfig) -> None:
-    """Fill in what only this machine knows, in place: absolute paths and Ray's environment. Writes nothing."""
+    """Fill in what only this machine knows, in place: absolute paths and Ray's environment. Writes nothing.
+
+    Raises:
+        PreflightError: for a value of another kind, or out of range.
+    """
+    checks.check_values(config)
     with open_dict(config):
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
         model = local_path(config.actor_rollout_ref.model.path)

@@ -37,7 +37,7 @@ def memory_problems(model: ModelShape, setup: Setup, hardware: Hardware) -> list
                 return f"set {key}={value}"
         return f"no single setting makes it fit on up to {_LARGEST_CLUSTER} nodes: take a smaller model or larger GPUs"
 
-    if not _rollout_fits(memory, setup, hardware):
+    if not _rollout_fits(memory, hardware):
         found.append(
             f"{_UTILIZATION}={setup.gpu_memory_utilization:g}: while vLLM generates, {_gib(memory.total('rollout'))} "
             f"are needed of {hardware.gpu_gb:g} GiB: "
@@ -68,14 +68,14 @@ def _largest(items: dict[str, float]) -> str:
     return ", ".join(f"{name} {value / GIB:.1f}" for name, value in first)
 
 
-def _rollout_fits(memory: Memory, setup: Setup, hardware: Hardware) -> bool:
+def _rollout_fits(memory: Memory, hardware: Hardware) -> bool:
     # vLLM's weights may exceed its share: then there is no cache, which is another problem.
-    return memory.total("rollout") <= hardware.gpu_gb * GIB and setup.gpu_memory_utilization <= 1
+    return memory.total("rollout") <= hardware.gpu_gb * GIB
 
 
 def _generates(model: ModelShape, setup: Setup, hardware: Hardware) -> bool:
     memory = predict(model, setup, hardware)
-    return _rollout_fits(memory, setup, hardware) and memory.kv_tokens >= setup.longest
+    return _rollout_fits(memory, hardware) and memory.kv_tokens >= setup.longest
 
 
 def _trains(model: ModelShape, setup: Setup, hardware: Hardware) -> bool:

@@ -71,33 +71,39 @@ class ModelShape:
         """From the fields of a Hugging Face ``config.json``.
 
         Raises:
-            UnknownModelError: for a type other than KNOWN_TYPES, or a field that is missing.
+            UnknownModelError: for a type other than KNOWN_TYPES, or a size that is missing or none.
         """
+
+        def size(key: str, otherwise: int | None = None) -> int:
+            value = otherwise if (given := config.get(key)) is None else given
+            if value is None:
+                raise UnknownModelError(f"{name}: the model's config.json has no {key}")
+            if type(value) is not int or value < 1:
+                raise UnknownModelError(f"{name}: {key}={value!r} must be a whole number of 1 or more")
+            return value
+
         kind = config.get("model_type")
         if kind not in KNOWN_TYPES or config.get("mlp_bias"):
             raise UnknownModelError(
                 f"{name}: model_type={kind!r} is not a decoder that the planner can count (it knows "
                 f"{', '.join(KNOWN_TYPES)}, without biases in the MLP)"
             )
-        try:
-            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
-            return cls(
-                name=name,
-                hidden=hidden,
-                intermediate=int(config["intermediate_size"]),
-                layers=int(config["num_hidden_layers"]),
-                heads=heads,
-                kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or hidden // heads),
-                vocab=int(config["vocab_size"]),
-                tied=bool(config.get("tie_word_embeddings", False)),
-                max_positions=config.get("max_position_embeddings"),
-                qk_norm=kind == "qwen3",
-                qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
-                output_bias=kind != "qwen2" and bool(config.get("attention_bias", False)),
-            )
-        except KeyError as missing:
-            raise UnknownModelError(f"{name}: the model's config.json has no {missing.args[0]}") from None
+        heads, hidden = size("num_attention_heads"), size("hidden_size")
+        return cls(
+            name=name,
+            hidden=hidden,
+            intermediate=size("intermediate_size"),
+            layers=size("num_hidden_layers"),
+            heads=heads,
+            kv_heads=size("num_key_value_heads", heads),
+            head_dim=size("head_dim", hidden // heads),
+            vocab=size("vocab_size"),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            max_positions=config.get("max_position_embeddings"),
+            qk_norm=kind == "qwen3",
+            qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
+            output_bias=kind != "qwen2" and bool(config.get("attention_bias", False)),
+        )
 
     @property
     def query(self) -> int:
@@ -171,11 +177,14 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
     file = file / "config.json" if file.is_dir() or model_config is None else file
     if file.is_file():
         try:
-            return json.loads(file.read_text(encoding="utf-8")), str(file)
-        except json.JSONDecodeError as error:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
             raise UnknownModelError(
                 f"{file} is not a JSON file ({error}); give another one: model_config=PATH"
             ) from None
+        if not isinstance(told, dict):
+            raise UnknownModelError(f"{file} is not a model's config.json; give another one: model_config=PATH")
+        return told, str(file)
     if model_config is not None:
         raise UnknownModelError(f"model_config={model_config}: {file} does not exist; give the model's config.json")
     name = Path(path).name.removesuffix("-Base")

@@ -11,34 +11,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.launch.commands import BadInput, split_arguments
 from recipe.fspo.launch.compose import compose
+from recipe.fspo.launch.values import value_problems
 
 #: Short names of the job's size.
 ALIASES: Final = {"nodes": "trainer.nnodes", "gpus": "trainer.n_gpus_per_node"}
 
 #: Bytes of one element, by verl's names of types.
 ELEMENT_BYTES: Final = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
-
-
-#: Settings that have to be whole numbers of 1 or more.
-_COUNTS: Final = (
-    "trainer.nnodes",
-    "trainer.n_gpus_per_node",
-    "data.train_batch_size",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-    "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "actor_rollout_ref.rollout.data_parallel_size",
-    "actor_rollout_ref.rollout.pipeline_model_parallel_size",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "actor_rollout_ref.rollout.max_num_batched_tokens",
-)
 
 
 def compose_job(arguments: Sequence[str], own: Collection[str] = ()) -> tuple[dict[str, Any], DictConfig]:
@@ -186,8 +165,11 @@ def read_setup(config: DictConfig) -> Setup:
     """The settings that matter here, from the composed configuration.
 
     Raises:
-        NotPlannableError: for a CPU experiment, LoRA, another strategy than FSDP, or an unknown type of numbers.
+        NotPlannableError: for a value out of range, a CPU experiment, LoRA, another strategy than FSDP, or an unknown
+            type of numbers.
     """
+    if wrong := list(value_problems(config)):
+        raise NotPlannableError("\n".join(wrong))
     everything = config.actor_rollout_ref
     actor, rollout, model, trainer = everything.actor, everything.rollout, everything.model, config.trainer
     fsdp = actor.fsdp_config
@@ -202,10 +184,6 @@ def read_setup(config: DictConfig) -> Setup:
         raise NotPlannableError(
             f"actor_rollout_ref.model.lora_rank={model.lora_rank}: the planner has no formula for LoRA"
         )
-    for key in _COUNTS:
-        value = OmegaConf.select(config, key)
-        if not isinstance(value, int) or value < 1:
-            raise NotPlannableError(f"{key}={value} must be a whole number of 1 or more")
     ranks = trainer.nnodes * trainer.n_gpus_per_node
     precision = fsdp.get("mixed_precision") or {}
     attention = OmegaConf.select(model, "override_config.attn_implementation") or "flash_attention_2"

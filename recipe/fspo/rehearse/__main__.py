@@ -90,6 +90,8 @@ class Rehearsal:
             config = self.prepared()
         except (HydraException, OmegaConfBaseException, BadInput) as error:
             raise Failed(str(error)) from None
+        except PreflightError as error:
+            raise Failed("\n".join(error.problems)) from None
         if config.evaluate:
             raise Failed("evaluate=true trains nothing: rehearse the training run")
         self.not_covered += flash_attention_problems(config)
