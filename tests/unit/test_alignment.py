@@ -320,6 +320,18 @@ def test_bad_overrides_and_damaged_checkpoints(tmp_path: Path, override: str, sa
     assert not (run / "alignment").exists()
 
 
+def test_the_cluster_of_the_run_is_not_joined_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipe.fspo.alignment.__main__.checkpoint_damage", lambda *_: [])
+    run = run_folder(tmp_path / "run")
+    with (run / "config.yaml").open("a") as file:
+        variables = "{VERL_PLATFORM: cuda, FSPO_RUN_ID: one}"
+        file.write(f"ray_kwargs: {{ray_init: {{address: auto, runtime_env: {{env_vars: {variables}}}}}}}\n")
+    ray_init = configure(parse([str(run)])).ray_kwargs.ray_init
+    assert ray_init == {"address": None, "runtime_env": {"env_vars": {"VERL_PLATFORM": "cuda"}}}
+    for joined in ("ray_kwargs.ray_init.address=auto", "++ray_kwargs.ray_init.address=auto"):
+        assert configure(parse([str(run), joined])).ray_kwargs.ray_init.address == "auto"
+
+
 def test_a_run_without_configuration(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run")
     (run / "config.yaml").write_text("trainer: [")

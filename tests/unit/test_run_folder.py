@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch import run_folder
 from recipe.fspo.launch.checks import PreflightError
 from recipe.fspo.launch.code_state import code_state
+from recipe.fspo.launch.compose import quoted
 from recipe.fspo.launch.run_settings import (
     NotARunError,
     _with_absolute_paths,
@@ -133,6 +135,15 @@ def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
         assert changed_settings(config) == []
 
 
+def test_a_cluster_that_was_joined_is_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = "++ray_kwargs.ray_init.address=auto"
+    begun(tmp_path, joined, "algo=gspo")
+    config = composed(*with_settings_of_run([f"resume={tmp_path}"]))
+    assert (config.fspo.algo, config.ray_kwargs.ray_init.address) == ("gspo", "local")
+    again = with_settings_of_run([joined, f"fspo.run_dir={tmp_path}"])  # as a job does that is started again
+    assert composed(*again).ray_kwargs.ray_init.address == "auto"
+
+
 def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", "trainer.total_training_steps=30", "+data.mine=1")
     arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"])
@@ -234,16 +245,25 @@ def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> Non
 
 def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> None:
     config = ready(begun(tmp_path / "a b", step=0))
-    folder = f"'{tmp_path}/a b'"
-    assert next_commands(config, finished=False) == [
-        f"begin again (nothing was saved): python -m recipe.fspo.main resume={folder}"
-    ]
+    (said,) = next_commands(config, finished=False)
+    assert said.startswith("begin again (nothing was saved): python -m recipe.fspo.main 'resume=")
     (tmp_path / "a b" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     (tmp_path / "a b" / "checkpoints" / "global_step_2").mkdir(parents=True)
     (tmp_path / "a b" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
     said = next_commands(config, finished=True)
     assert [line.partition(":")[0] for line in said] == ["continue", "export", "report"]
-    assert said[0] == f"continue: python -m recipe.fspo.main resume={folder} trainer.total_training_steps=N"
+    assert said[0].endswith(" trainer.total_training_steps=N")
+
+
+@pytest.mark.parametrize("name", ["plain-1.2", "a b", "jürgen", "a,b (1)=[x]#&!", "it's"])
+def test_the_command_that_is_printed_can_be_pasted(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "run.json").write_text('{"algo": "fspo", "status": "failed"}')
+    config = composed(f"fspo.run_dir={quoted(tmp_path / name)}")
+    (said,) = next_commands(config, finished=False)
+    *_, argument = shlex.split(said.partition(": ")[2])  # what a shell makes of it
+    assert ("'" in said) == (name != "plain-1.2"), "quotes only where they are needed"
+    assert composed(*with_settings_of_run([argument])).fspo.run_dir == str(tmp_path / name)
 
 
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:

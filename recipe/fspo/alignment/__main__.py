@@ -21,6 +21,7 @@ from fspo.types import SequenceLossSettings
 from recipe.fspo.checkpoints.integrity import checkpoint_damage
 from recipe.fspo.export import actor_folder
 from recipe.fspo.faults.preemption import watch_for_warning
+from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch.commands import (
     BAD_INPUT,
     BadInput,
@@ -94,6 +95,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Path]:
     return run, checkpoint
 
 
+_VARIABLES: Final = "ray_kwargs.ray_init.runtime_env.env_vars"
 _DEFAULTS: Final[dict[str, Any]] = {
     "algos": ["fspo", "rloo", "gspo"],
     "rounds": 1,
@@ -157,6 +159,10 @@ def configure(request: Request) -> Any:
     path = request.run / "config.yaml"
     try:
         config = OmegaConf.load(path)
+        if OmegaConf.select(config, "ray_kwargs.ray_init.address") not in (None, "local"):
+            # The cluster that the run's last start had joined may be gone, and its id was of that start.
+            config.ray_kwargs.ray_init.address = None
+            OmegaConf.select(config, _VARIABLES, default={}).pop(RUN_ID_VARIABLE, None)
         for override in request.overrides:
             _apply(config, override, path)
         actor = config.actor_rollout_ref.actor

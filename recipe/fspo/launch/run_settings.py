@@ -75,8 +75,8 @@ _PATHS: Final = (
     "reward.custom_reward_function.path",
     "reward.reward_manager.module.path",
 )
-#: Overrides that are for one start: where it is, and what the user allows this time.
-_NOT_KEPT: Final = ("fspo.run_dir", "fspo.allow_changed")
+#: Overrides that are for one start: where it is, what the user allows this time, and the cluster that it joins.
+_NOT_KEPT: Final = ("fspo.run_dir", "fspo.allow_changed", "ray_kwargs.ray_init.address")
 #: Set by every start for its own processes (:mod:`recipe.fspo.launch.machine` and ``start``); no user's setting.
 _OF_A_START: Final = (
     "ray_kwargs.ray_init.runtime_env.py_executable",
@@ -236,8 +236,11 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
 
 def next_commands(config: DictConfig, finished: bool) -> list[str]:
     """The commands that continue, export and report a run that has ended, as far as they would find something."""
-    folder = shlex.quote(str(config.fspo.run_dir))
-    resume = f"python -m recipe.fspo.main resume={folder}"
+    name = str(config.fspo.run_dir)
+    folder = shlex.quote(name)
+    # Two read it, the shell and then Hydra; most names need no quotes for either.
+    named = f"resume={name if re.fullmatch('[A-Za-z0-9_./-]+', name) else quoted(name)}"
+    resume = f"python -m recipe.fspo.main {shlex.quote(named)}"
     commands = {}
     if latest(Path(config.trainer.default_local_dir)) is not None:
         commands["continue"] = f"{resume} trainer.total_training_steps=N" if finished else resume

@@ -125,8 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own, config = compose_job(arguments, [*_OTHERS, *_HARDWARE])
         if type(own.get("json", False)) is not bool:
             raise BadInput(f"json={own['json']!r}: give true or false")
-        model_config = own.get("model_config")
-        planned = plan(config, _hardware(own), None if model_config is None else str(model_config))
+        planned = plan(config, _hardware(own), own.get("model_config"))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

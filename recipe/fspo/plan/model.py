@@ -173,7 +173,7 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
     Raises:
         UnknownModelError: If there is no such file and the name is none of BUILT_IN, or the file is of another kind.
     """
-    file = Path(model_config or path).expanduser()
+    file = Path(str(model_config or path)).expanduser()  # a folder may be called 3
     file = file / "config.json" if file.is_dir() or model_config is None else file
     if file.is_file():
         try:
