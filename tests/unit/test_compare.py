@@ -39,6 +39,12 @@ def write_sequences(run: Path, rng: np.random.Generator, n: int = 400) -> None:
     (run / "sequences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_run(folder: Path, status: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"algo": folder.parent.name, "status": status}))
+    (folder / "length_stats.jsonl").write_text("{}\n")
+
+
 def test_whole_seeds_first_and_default_clips_before_matched_ones() -> None:
     request = parse(["experiment=demo", "algos=[fspo,gspo]", "seeds=[3,1]", "comparisons=[matched,default]"])
     assert [run.path for run in request.runs()] == [
@@ -82,6 +88,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
             "algos=[fspo] comparisons=[matched] actor_rollout_ref.actor.policy_loss.staleness=sqrt",
             r"staleness=sqrt: clip values are matched",
         ),
+        ("comparisons=[matched] fspo.record_sequences=false", r"record_sequences=false: .*comparisons=\[default\]"),
         ("fspo.run_dir=x", r"the grid sets fspo\.run_dir"),
         ("--algos", r"'--algos' is not KEY=VALUE"),
         ("experiment=nowhere", r"nowhere"),
@@ -99,10 +106,76 @@ def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> Non
     grown = plan(parse([*first[1:], "algos=[gspo]"]))
     assert [cell.path for cell in grown] == ["default/fspo/seed1", "default/gspo/seed1"]
     assert len(json.loads((tmp_path / "grid.json").read_text())["runs"]) == 2
+    write_run(tmp_path / "default/gspo/seed1", "finished")
     with pytest.raises(BadInput, match="made with overrides"):
         plan(parse([*first, "actor_rollout_ref.actor.optim.lr=1e-5"]))
     with pytest.raises(BadInput, match=r"target_clip_rate=0\.15, not 0\.3"):
         plan(parse([*first, "target_clip_rate=0.3"]))
+
+
+def test_conditions_may_change_as_long_as_no_run_has_begun(tmp_path: Path) -> None:
+    plan(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}"]))
+    plan(parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}", "trainer.test_freq=5"]))
+    made = json.loads((tmp_path / "grid.json").read_text())
+    assert (made["overrides"][-1], len(made["runs"])) == ("trainer.test_freq=5", 1)
+
+
+def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[str] = []
+
+    def start(run: PlannedRun, request: Request) -> int:
+        begun.append(run.path)
+        write_run(request.out / run.path, "finished")
+        return 0
+
+    monkeypatch.setattr(grid, "_start", start)
+    out = tmp_path / "grid"
+    assert grid.run(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}", "dry_run=true"])) == 0
+    assert not out.exists() and "default/rloo/seed2: not run" in capsys.readouterr().out
+    plan(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}"]))  # and interrupted
+    assert grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={out}"])) == 0
+    assert begun == ["default/fspo/seed1", "default/fspo/seed2"]
+    assert "default/rloo/seed1: not run" in capsys.readouterr().out, "the report is on all that was planned"
+
+
+def test_a_calibration_needs_no_second_pilot_and_says_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def start(run: PlannedRun, request: Request) -> int:
+        begun.append(run.path)
+        if run.comparison == "default" and run.algo == "fspo":
+            write_sequences(request.out / run.path, np.random.default_rng(0))
+        write_run(request.out / run.path, "finished")
+        return 0
+
+    monkeypatch.setattr(grid, "_start", start)
+    common = ["seeds=[1]", "comparisons=[matched]", f"out={tmp_path}"]
+    assert grid.run(parse(["algos=[fspo,rloo]", *common])) == grid.run(parse(["algos=[gspo]", *common])) == 0
+    assert begun == ["default/fspo/seed1", *(f"matched/{algo}/seed1" for algo in ("fspo", "rloo", "gspo"))]
+    (tmp_path / "default/fspo/seed1/sequences.jsonl").unlink()
+    with pytest.raises(BadInput, match=r"comparisons=matched: .*default/fspo/seed1 has no recorded sequences"):
+        grid.run(parse(["algos=[luspo]", *common]))
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"runs": [', '{"runs": []}', '{"overrides": [], "runs": [1]}'])
+def test_a_foreign_or_broken_grid_is_named_and_stays(tmp_path: Path, content: str) -> None:
+    (tmp_path / "grid.json").write_text(content)
+    with pytest.raises(BadInput, match=r"grid\.json is damaged, or not of this command .*give another out=FOLDER"):
+        plan(parse([f"out={tmp_path}"]))
+    assert (tmp_path / "grid.json").read_text() == content
+    with pytest.raises(BadInput, match=r"out=.*grid\.json: .*give a folder that can be written to"):
+        plan(parse([f"out={tmp_path}/grid.json"]))
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    request = parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}/jürgen's (1),=[a]&#!"])
+    config = composed(*grid.command_of(request.runs()[0], request)[3:])
+    assert config.fspo.run_dir == f"{tmp_path}/jürgen's (1),=[a]&#!/default/fspo/seed1"
+    assert parse(["out=3"]).out.name == "3"
 
 
 def test_status_of_a_run(tmp_path: Path) -> None:

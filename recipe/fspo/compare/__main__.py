@@ -31,7 +31,7 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
   out=FOLDER                where the runs and the report go (runs/compare/EXPERIMENT)
   run=N                     only run number N of the grid, counted from 0, and no report: a task of a job array
                             (slurm/compare.sh); default clip values only
-  dry_run=false             true: only say what is there and what would be run
+  dry_run=false             true: only say what is there and what would be run; writes nothing
 
 example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
 Each run shares the rest of its configuration; by default advantage=shared grad_scale=matched. A loss of your own is
@@ -74,7 +74,7 @@ def parse(arguments: Sequence[str]) -> Request:
     except HydraException as error:
         raise BadInput(str(error)) from None
     request = Request(
-        out=Path(own["out"] or f"runs/compare/{config.trainer.experiment_name}").absolute(),
+        out=Path(str(own["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
         algos=tuple(as_list(own, "algos", choices("algo", overrides))),
         seeds=tuple(seeds),
         comparisons=tuple(as_list(own, "comparisons", COMPARISONS)),
@@ -93,6 +93,11 @@ def parse(arguments: Sequence[str]) -> Request:
                 f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "
                 f"{len(request.runs()) - 1}"
             )
+    if request.comparisons != ("default",) and not config.fspo.record_sequences:
+        raise BadInput(
+            "fspo.record_sequences=false: matched clip values are found on the sequences that a run records; leave it "
+            "out, or give comparisons=[default]"
+        )
     losses.check(request.algos, overrides, request.comparisons != ("default",))
     return request
 

@@ -19,7 +19,8 @@ from typing import Final
 from fspo.files import write_json
 from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
 from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.launch.run_settings import run_info
+from recipe.fspo.launch.compose import quoted
+from recipe.fspo.launch.run_settings import has_results, run_info
 
 GRID_FILE: Final = "grid.json"
 COMPARISONS: Final = ("default", *CALIBRATION_FILES)
@@ -69,26 +70,43 @@ def status(folder: Path) -> str:
     return "not run" if info is None else str(info["status"])
 
 
+def _begun(folder: Path) -> bool:
+    return has_results(folder) or status(folder) == "running"
+
+
 def plan(request: Request) -> list[PlannedRun]:
-    """Write (or extend) ``grid.json`` and return its runs.
+    """The runs that are asked for and those of earlier commands; unless it is a dry run, ``grid.json`` names them all.
 
     Raises:
-        BadInput: if the folder holds a grid made with other overrides: its runs could not be compared with these.
+        BadInput: if the folder holds runs that were made with other overrides, and could not be compared with these, or
+            if it holds something else, or cannot be written to.
     """
     path = request.out / GRID_FILE
     runs = {run.path: run for run in request.runs()}
     settings = {"overrides": list(request.overrides), "target_clip_rate": request.target_clip_rate}
-    if path.is_file():
-        grid = json.loads(path.read_text(encoding="utf-8"))
-        for key, value in settings.items():
-            if grid.get(key) != value:
-                raise BadInput(
-                    f"{path} was made with {key}={grid.get(key)}, not {value}: runs made under different conditions "
-                    "are not comparable; give another out=FOLDER, or the same overrides"
-                )
-        runs = {run["path"]: PlannedRun(**run) for run in grid["runs"]} | runs
-    request.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, settings | {"runs": [asdict(run) for run in runs.values()]})
+    if path.exists():
+        try:
+            grid = json.loads(path.read_text(encoding="utf-8"))
+            changed = [(key, grid[key], value) for key, value in settings.items() if grid[key] != value]
+            earlier = {run["path"]: PlannedRun(**run) for run in grid["runs"]}
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise BadInput(
+                f"{path} is damaged, or not of this command ({type(error).__name__}: {error}): give another out=FOLDER"
+            ) from None
+        if changed and any(_begun(info.parent) for info in request.out.glob("*/*/*/run.json")):
+            key, old, new = changed[0]
+            raise BadInput(
+                f"{path} was made with {key}={old}, not {new}: runs made under different conditions are not "
+                "comparable; give another out=FOLDER, or the same overrides"
+            )
+        if not changed:
+            runs = earlier | runs
+    if not request.dry_run:
+        try:
+            request.out.mkdir(parents=True, exist_ok=True)
+            write_json(path, settings | {"runs": [asdict(run) for run in runs.values()]})
+        except OSError as error:
+            raise BadInput(f"out={request.out}: {error}; give a folder that can be written to") from None
     return list(runs.values())
 
 
@@ -98,7 +116,7 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
     if run.comparison in CALIBRATION_FILES:
         calibration = json.loads((request.out / CALIBRATION_FILES[run.comparison]).read_text(encoding="utf-8"))
         overrides += calibration["algos"][run.algo]["overrides"]
-    return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"fspo.run_dir={request.out / run.path}"]
+    return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"fspo.run_dir={quoted(request.out / run.path)}"]
 
 
 def _start(run: PlannedRun, request: Request) -> int:
@@ -128,16 +146,19 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
     return failed
 
 
-def _run_grid(runs: Sequence[PlannedRun], request: Request) -> int:
+def _run_grid(request: Request) -> int:
+    runs = request.runs()
     code = _run_all([run for run in runs if run.comparison == "default"], request)
-    for comparison in CALIBRATION_FILES:
+    for comparison, name in CALIBRATION_FILES.items():
         matched = [run for run in runs if run.comparison == comparison]
-        if code == 0 and matched:
+        if code == 0 and matched and not (request.out / name).is_file():  # it names the pilot that it was made with
             code = _run_all([request.pilot()], request)
         if code == 0 and matched:
-            algos = list(dict.fromkeys(run.algo for run in matched))
             pilot, rate = request.pilot().path, request.target_clip_rate
-            calibrate(request.out, pilot, algos, request.overrides, rate, comparison)
+            try:
+                calibrate(request.out, pilot, request.algos, request.overrides, rate, comparison)
+            except ValueError as error:
+                raise BadInput(f"comparisons={comparison}: {error}") from None
             code = _run_all(matched, request)
     return code
 
@@ -152,10 +173,10 @@ def run(request: Request) -> int:
             return 0
         command = command_of(only, request)
         os.execv(command[0], command)  # in this process's place, so that a warning's signal reaches it
-    code = 0 if request.dry_run else _run_grid(runs, request)
+    code = 0 if request.dry_run else _run_grid(request)
     for each in runs:
         print(f"{each.path}: {status(request.out / each.path)}")
-    if any((request.out / each.path / "metrics.jsonl").is_file() for each in runs):
+    if not request.dry_run and any((request.out / each.path / "metrics.jsonl").is_file() for each in runs):
         from fspo.report.build import build_report
 
         report = build_report([request.out], request.out / "report")
