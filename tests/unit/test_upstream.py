@@ -188,6 +188,7 @@ NAMES = (
     Name("transfer_queue.metadata", "KVBatchMeta.select_keys", _ALIGNMENT, "the same"),
     # ---- workers and losses
     Name("verl.trainer.ppo.core_algos", "register_policy_loss", "recipe/fspo/policy_loss.py", PUBLIC, ("name",)),
+    Name("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY", "recipe/fspo/launch/served.py", "the known names"),
     Name("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY", "recipe/fspo/policy_loss.py", "verl's own are wrapped"),
     Name("verl.workers.config.actor", "PolicyLossConfig", "recipe/fspo/config.py", "subclassed for typed settings"),
     Name("verl.workers.config.actor", "FSDPActorConfig", "recipe/fspo/config.py", "its defaults, to see what was set"),
