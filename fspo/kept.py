@@ -76,7 +76,8 @@ def kept_output(
     Returns:
         ``accepted_B``: kept whatever the sign of A (symmetric); ``clipped_high_B`` and ``clipped_low_B``: 1 - kept
         where A > 0 and where A < 0; all in [0, 1]. ``weight_B`` is the mean weight without a clip, band edges are
-        infinite, the loss is 0. A sequence with A = 0, or without a gradient on policy, keeps all.
+        infinite, the loss is 0. A sequence with A = 0, or without a gradient on policy, keeps all; one with a gradient
+        that is not finite keeps nothing.
     """
     mask_BT = response_mask_BT.to(torch.bool)
     log_prob_BT, old_log_prob_BT = log_prob_BT.detach(), old_log_prob_BT.detach()
@@ -95,7 +96,8 @@ def kept_output(
         advantage_B = torch.where(mask_BT, advantages_BT.to(dtype), 0.0).sum(-1) / length_B.clamp(min=1)
 
         def share(kept_BT: torch.Tensor) -> torch.Tensor:
-            return torch.where(whole_B > 0, kept_BT.sum(-1) / whole_B, 1.0).clamp(max=1.0)
+            share_B = torch.where(whole_B == 0, 1.0, kept_BT.sum(-1) / whole_B)
+            return torch.where(torch.isfinite(share_B), share_B, 0.0).clamp(max=1.0)
 
         infinite_B, never_B = torch.full_like(whole_B, torch.inf), torch.zeros_like(valid_B)
         return SequenceLossOutput(

@@ -154,7 +154,7 @@ class PolicyLoss:
                     config=self._config,
                     rollout_is_weights=None,
                 )
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             frames = traceback.extract_tb(error.__traceback__)
             place = next((each for each in reversed(frames) if each.filename != __file__), frames[-1])
             remedy = "see what it expects"

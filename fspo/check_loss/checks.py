@@ -216,6 +216,8 @@ def _differences(loss: PolicyLoss) -> Check:
 
 def _direction(loss: PolicyLoss, batch: Batch) -> Check:
     gradient_BT, _ = loss.gradient(batch.on_policy())
+    if not bool(torch.isfinite(gradient_BT).all()):
+        return Check("direction", False, "on policy, the gradient is not finite")
     wrong_BT = batch.mask_BT & (gradient_BT * batch.advantages_BT.sign() > 0)
     if bool(wrong_BT.any()):
         return Check(

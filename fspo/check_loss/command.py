@@ -145,7 +145,7 @@ def load(name: str) -> Callable[..., Any]:
         raise LossError(f"{name} is not of the form module:function: give, for example, my_loss:policy_loss")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LossError(
             f"{module_name} cannot be imported ({type(error).__name__}: {error}): start in the folder that holds it, "
             "or install its package"

@@ -28,6 +28,12 @@ def fed(config, **given):
     assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
     return sound(config=config, **given)
 
+def quits(**_):
+    raise SystemExit(3)
+
+def undefined(log_prob, **_):
+    return log_prob.sum() * float("nan")
+
 number = 3
 """
 
@@ -35,6 +41,7 @@ number = 3
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "check_loss_example.py").write_text(SOURCE, encoding="utf-8")
+    (tmp_path / "check_loss_quits.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
@@ -54,6 +61,10 @@ def test_a_faulty_one_does_not(own: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert "FAIL  micro-batches" in said and "does not conform: padding, micro-batches" in said
     assert main(["check_loss_example:fed", "--config", "policy_loss.beta=0.5", "--config", "name=x"]) == 0
+    capsys.readouterr()
+    assert main(["check_loss_example:undefined"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL  direction      on policy, the gradient is not finite" in said and "keeps 0.0% of" in said
 
 
 @pytest.mark.parametrize(
@@ -63,6 +74,8 @@ def test_a_faulty_one_does_not(own: Path, capsys: pytest.CaptureFixture[str]) ->
         (["no_such_module:f"], "no_such_module cannot be imported (ModuleNotFoundError"),
         (["check_loss_example:sond"], "has no sond (did you mean sound?)"),
         (["check_loss_example:number"], "'3', which cannot be called"),
+        (["check_loss_example:quits"], "the loss raises SystemExit 3"),
+        (["check_loss_quits:sound"], "check_loss_quits cannot be imported (SystemExit"),
         (["check_loss_example:hungry"], "config has no beta"),
         (["check_loss_example:sound", "--config", "clip"], "--config clip is not KEY=VALUE"),
         (["check_loss_example:sound", "--config", "clip_ratio.low=1"], "clip_ratio is a value"),
