@@ -29,16 +29,19 @@ class MiniBatches:
 def read_sequences(run: Path) -> MiniBatches | None:
     """``sequences.jsonl`` of a run; None if it recorded none.
 
-    A line cut short by a kill is left out; of a mini-batch that a resumed run did again, the last line counts.
+    A line cut short by a kill is left out, whether or not a resumed run has ended it; of a mini-batch that a resumed run
+    did again, the last line counts.
     """
     path, rows = run / "sequences.jsonl", {}
     if not path.is_file():
         return None
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
             row = json.loads(line)
-            if row["minibatch"] > 0:
-                rows[row["step"], row["minibatch"]] = row
+        except ValueError:
+            continue
+        if row["minibatch"] > 0:
+            rows[row["step"], row["minibatch"]] = row
     if not rows:
         return None
     ordered = [rows[key] for key in sorted(rows)]

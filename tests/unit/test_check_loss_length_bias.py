@@ -94,7 +94,8 @@ def write_run(folder: Path) -> list[dict[str, Any]]:
             s = 0.05 * np.sqrt(length) * rng.standard_normal(32) * (minibatch > 0)
             row = {"step": step, "minibatch": minibatch, "S": s.tolist(), "L": length.tolist()}
             rows.append(row | {"A": rng.choice([-1.0, 0.0, 1.5], 32).tolist()})
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    lines = [json.dumps(row) for row in rows]
+    text = "\n".join([*lines[:3], lines[4][:50], *lines[3:], ""])  # one that a kill has cut, and a resumed run ended
     (folder / "sequences.jsonl").write_text(text + '{"step": 3, "minibatch": 1, "S": [0.', encoding="utf-8")
     return rows
 
