@@ -66,6 +66,13 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def check_folder(folder: Path) -> None:
+    """Raise NotADirectoryError if `folder`, which need not exist yet, is no place for files."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise NotADirectoryError(f"{folder}: {place} is not a folder that can be written to; give another one")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with a final newline, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from fspo.data.sources import (
     read_file,
     read_problems,
 )
-from fspo.files import check_replaceable, sha256_of, write_json, write_rows
+from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
 
 TEMPLATES = {
     "boxed": "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
@@ -50,6 +51,7 @@ def prepare(
     Raises:
         SourceError: the source, or one of `against`, is missing or not in its published schema.
         ValueError: an unknown name or template, or `against` for a test set.
+        OSError: `out` cannot be written to, or holds files of those names that this program has not written.
     """
     source = _source(name)
     if template not in TEMPLATES:
@@ -60,6 +62,7 @@ def prepare(
         if folder is not None:
             raise ValueError(f"revision={revision!r} selects a commit on the hub, but {folder} holds local copies")
         source = replace(source, revision=revision)
+    _check_out(out, name)
     found = distinct(_problems(source, folder))
     tests = {other: distinct(_problems(_source(other), folder)).problems for other in against}
     problems, overlaps = without_overlap(found.problems, tests)
@@ -162,9 +165,23 @@ def _token_lengths(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, An
     return {"tokenizer": name, "chat_template": tokenizer.chat_template is not None, **_summary(lengths)}
 
 
+def _check_out(out: Path, name: str) -> None:
+    check_folder(out)
+    check_replaceable(out / f"{name}.parquet")
+    description = out / f"{name}.manifest.json"
+    if description.exists():
+        try:
+            ours = "prompt_template" in json.loads(description.read_bytes())
+        except (OSError, ValueError, TypeError):
+            ours = False
+        if not ours:
+            raise FileExistsError(
+                f"{description} exists and was not written by this program: give another folder, or move it"
+            )
+
+
 def _write(out: Path, name: str, rows: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, Any]:
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
-    check_replaceable(data)
     # Removed first: after a failure, no manifest is better than the manifest of an older file.
     description.unlink(missing_ok=True)
     write_rows(rows, data)

@@ -7,6 +7,7 @@ stops and names the file, the row and the column, instead of making prompts of w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,8 @@ def _answer(row: Row, column: str) -> str:
         text = whole
     if not text or text == "nan":
         raise _ColumnError(column, "is empty")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _ColumnError(column, f"is {text}, which is no number: write the answer as text, such as \\infty")
     return text
 
 
@@ -203,12 +206,20 @@ def read_problems(source: Source, rows: Iterator[Row], place: str) -> Iterator[P
                 f"{source.name} needs the columns {', '.join(source.columns)} of {source.hub_id} at {source.revision}"
             )
         try:
-            yield source.read(row)
+            problem = source.read(row)
+            for column in (problem.text, problem.answer, problem.source_id):
+                column.encode()
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"{place}, row {number}: half a character ({error.object[error.start : error.end]!r}), which no file "
+                "can hold; copy it again"
+            ) from error
         except _ColumnError as error:
             raise SourceError(
                 f"{place}, row {number}, column {error.column!r}: {error}; "
                 f"expected the schema of {source.hub_id} at {source.revision}"
             ) from error
+        yield problem
     if number == 0:
         raise SourceError(f"{place}: has no rows; copy the file again from {source.hub_id}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -162,6 +163,12 @@ def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
         ("math500", corrupt(lambda row: row.update(problem=7)), "row 2, column 'problem': expected text, found int"),
         ("math500", corrupt(lambda row: row.update(problem=" ")), "row 2, column 'problem': is empty"),
         ("math500", corrupt(lambda row: row.update(answer=None)), "row 2, column 'answer': expected text or a number"),
+        (
+            "math500",
+            corrupt(lambda row: row.update(answer=math.inf)),
+            "row 2, column 'answer': is inf, which is",
+        ),
+        ("math500", corrupt(lambda row: row.update(problem="\ud800")), r"row 2: half a character \('\\ud800'\)"),
         ("amc23", lambda p: p.write_bytes(b"PAR1 but not really"), "not a readable Parquet file"),
         ("amc23", corrupt(lambda row: row.update(answer="")), "row 2, column 'answer': is empty"),
         ("amc23", lambda p: write_rows(p, [{"problem": "p", "answer": "1", "id": 1}]), "column 'question' is missing"),
@@ -279,6 +286,17 @@ def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["prepare", "nonsense", "--out", str(tmp_path)]) == 2
     assert "error: unknown data set 'nonsense'" in capsys.readouterr().err
     assert main(["prepare", "all", "--out", str(tmp_path), "--revision", "abc"]) == 2
+
+
+def test_a_manifest_that_is_not_its_own_stays(copies: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "out" / "aime25.manifest.json"
+    theirs.parent.mkdir()
+    theirs.write_text('{"name": "aime25"}')
+    with pytest.raises(FileExistsError, match=r"aime25\.manifest\.json exists and was not written by this program"):
+        prepare("aime25", tmp_path / "out", copies)
+    assert [path.read_text() for path in theirs.parent.iterdir()] == ['{"name": "aime25"}']
+    with pytest.raises(NotADirectoryError, match="is not a folder that can be written to"):
+        prepare("aime25", theirs, copies)
 
 
 def test_prepare_loads_neither_torch_nor_verl(copies: Path, tmp_path: Path) -> None:
