@@ -48,6 +48,8 @@ def from_record(record: Mapping[str, Any]) -> SequenceSums:
     try:
         rows = torch.tensor(record["rows"], dtype=torch.float64).reshape(-1, 1 + len(FIELDS))
         hist = torch.tensor(record["hist"], dtype=torch.int64).reshape(-1, 3)
+        if bool((rows[:, 0] < 0).any() or (hist < 0).any()):
+            raise ValueError("a bin or a count is negative")
         sums.sums_KF[rows[:, 0].long()] = rows[:, 1:]
         sums.hist_KH[hist[:, 0], hist[:, 1]] = hist[:, 2]
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:

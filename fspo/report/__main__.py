@@ -11,7 +11,7 @@ from fspo.report.build import build_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line. Exit status: 0, or 2 if not one run could be read."""
+    """Command line. Exit status: 0, or 2 if not one run could be read or the report cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m fspo.report", description="Report on training runs.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or a folder with grid.json")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html and figures/")
@@ -20,7 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.bins < 1:
         parser.error(f"--bins {options.bins}: at least one bin is needed")
-    report = build_report(options.runs, options.out, title=options.title, bins=options.bins)
+    try:
+        report = build_report(options.runs, options.out, title=options.title, bins=options.bins)
+    except OSError as error:
+        print(f"error: --out {options.out}: {error}", file=sys.stderr)
+        return 2
     for problem in report.problems:
         print(problem, file=sys.stderr)
     print(f"{report.runs} runs, {report.missing} not run: {report.page}")

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.acceptance import VIEWS
-from fspo.files import atomic_path
+from fspo.files import atomic_path, check_folder
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_records
 from fspo.report.figures import comparison_figures
-from fspo.report.findings import Finding, compared, findings
+from fspo.report.findings import Finding, compared, findings, mixed_settings
 from fspo.report.funnel import funnel_finding, funnel_table
 from fspo.report.groups import (
     LengthProfile,
@@ -98,7 +98,11 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
 
     Returns:
         Where the page is, and what was wrong.
+
+    Raises:
+        OSError: If ``out`` cannot be written to, or holds a file of those names that no report has written.
     """
+    _check_out(out)
     folders, planned, problems = expand_paths(list(paths))
     loaded = [load_run(folder) for folder in folders]
     problems += [problem for run in loaded for problem in run.problems]
@@ -111,6 +115,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     comparisons = []
     for name in dict.fromkeys(group.comparison for group in groups):
         chosen = [group for group in groups if group.comparison == name]
+        problems += mixed_settings(chosen)
         profiles = clip_profiles(chosen, starts)
         floors = [(group.algo, group_noise_floor(group, starts)) for group in chosen]
         comparisons.append(
@@ -150,6 +155,19 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     _write(out / "summary.json", json.dumps(summary, indent=2).encode())
     _write(out / "report.html", page.encode())
     return Report(out / "report.html", len(runs), missing, problems)
+
+
+def _check_out(out: Path) -> None:
+    check_folder(out)
+    page, summary = out / "report.html", out / "summary.json"
+    if page.exists() or summary.exists():
+        try:
+            ours = "comparisons" in json.loads(summary.read_bytes())
+        except (OSError, ValueError, TypeError):
+            ours = False
+        if not ours:
+            path = summary if summary.exists() else page
+            raise FileExistsError(f"{path} exists and was not written by a report: give another folder, or move it")
 
 
 def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:

@@ -200,7 +200,7 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
         Measure("distinct responses", f"within a group, {last}", "{:.1%}", lambda r: _tail(r, "fspo/outcome/distinct")),
         Measure(
             "distinct right responses",
-            f"over right ones, {last}",
+            f"over right ones of each step, {last}",
             "{:.1%}",
             lambda r: _tail(r, "fspo/outcome/distinct_correct"),
         ),
@@ -246,10 +246,20 @@ def group_interval(group: RunGroup, measure: Measure) -> Interval | None:
     return mean_interval(values) if values else None
 
 
-def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Interval | None:
-    """Mean of first - second over the seeds that both have; None if there is no such seed."""
+def paired_runs(first: RunGroup, second: RunGroup) -> tuple[list[tuple[Run, Run]], list[int]]:
+    """Runs of the seeds that both groups have, and the seeds left out of them.
+
+    A pair whose runs ended at different steps is left out: it differs in the length of training too.
+    """
     a, b = first.by_seed(), second.by_seed()
-    pairs = [(measure.of(a[seed]), measure.of(b[seed])) for seed in sorted(a.keys() & b.keys())]
+    common = sorted(a.keys() & b.keys())
+    apart = [seed for seed in common if a[seed].last_step != b[seed].last_step]
+    return [(a[seed], b[seed]) for seed in common if seed not in apart], apart
+
+
+def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Interval | None:
+    """Mean of first - second over their :func:`paired_runs`; None if no pair has the measure."""
+    pairs = [(measure.of(a), measure.of(b)) for a, b in paired_runs(first, second)[0]]
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
     return mean_interval([x - y for x, y in known]) if known else None
 
@@ -257,22 +267,21 @@ def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Inte
 def pooled_lre_difference(
     first: RunGroup, second: RunGroup, view: str, starts: npt.NDArray[np.int64]
 ) -> tuple[Interval, Interval] | None:
-    """Debiased LRE of first - second, all sequences of the seeds that both have together.
+    """Debiased LRE of first - second, all sequences of their :func:`paired_runs` together.
 
     Returns:
         The difference with its interval over mini-batches, and with that over seeds; None if it is undefined.
     """
-    a, b = first.by_seed(), second.by_seed()
-    seeds = [s for s in sorted(a.keys() & b.keys()) if len(a[s].lengths.step_M) and len(b[s].lengths.step_M)]
-    if not seeds:
+    pairs = [pair for pair in paired_runs(first, second)[0] if all(len(run.lengths.step_M) for run in pair)]
+    if not pairs:
         return None
 
     def counts(run: Run) -> Counts:
         found = acceptance_counts(run.lengths.sums_MKF, view)
         return merge_bins(found.accepted, starts), merge_bins(found.total, starts)
 
-    pairs = [counts(a[s]) for s in seeds], [counts(b[s]) for s in seeds]
-    found = pooled_difference(*pairs, debiased_lre), pooled_difference(*pairs, debiased_lre, over="seeds")
+    both = [counts(a) for a, _ in pairs], [counts(b) for _, b in pairs]
+    found = pooled_difference(*both, debiased_lre), pooled_difference(*both, debiased_lre, over="seeds")
     return found if np.isfinite(found[0].value) else None
 
 

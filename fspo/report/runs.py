@@ -99,6 +99,11 @@ class Run:
         return str(self.info.get("status", "unknown"))
 
     @property
+    def last_step(self) -> int:
+        """The last step that left a trace."""
+        return max([*self.steps, *self.lengths.step_M.tolist()], default=0)
+
+    @property
     def ending(self) -> str:
         """The status, with the restarts after failures and what they cost (effective training time ratio)."""
         restarts = sum("reason" in start for start in self.info.get("starts", ()))
@@ -166,12 +171,19 @@ def load_run(path: Path) -> Run:
         run.problems.append(f"{path}: not a folder; give the folder that holds {METRICS_FILE}")
         return run
     run.info = _read_object(path / INFO_FILE, run.problems)
+    starts, ratio = run.info.get("starts", []), run.info.get("effective_time_ratio")
+    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
+        run.problems.append(f"{path / INFO_FILE}: 'starts' must be a list of objects, left out")
+        del run.info["starts"]
+    if ratio is not None and _finite(ratio) is None:
+        run.problems.append(f"{path / INFO_FILE}: 'effective_time_ratio' must be a number, left out")
+        del run.info["effective_time_ratio"]
     for number, line in read_lines(path / METRICS_FILE, run.problems):
         step, metrics = line.get("step"), line.get("metrics")
         if not isinstance(step, int) or not isinstance(metrics, dict):
             run.problems.append(f"{path / METRICS_FILE}:{number}: needs an integer 'step' and an object 'metrics'")
             continue
-        values = {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        values = {name: value for name, each in metrics.items() if (value := _finite(each)) is not None}
         bad = sorted(name for name in metrics.keys() - values.keys() if metrics[name] is not None)
         if bad:
             run.problems.append(f"{path / METRICS_FILE}:{number}: not a finite number, left out: {', '.join(bad[:4])}")
@@ -184,6 +196,13 @@ def load_run(path: Path) -> Run:
     if (path / FUNNEL_FILE).exists():
         run.funnel = _read_funnel(path / FUNNEL_FILE, run.problems)
     return run
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -216,7 +235,11 @@ def expand_paths(paths: list[Path]) -> tuple[list[Path], list[PlannedRun], list[
         if not (path / GRID_FILE).is_file():
             folders.append(path)
             continue
-        for index, run in enumerate(_read_object(path / GRID_FILE, problems).get("runs", [])):
+        runs = _read_object(path / GRID_FILE, problems).get("runs")
+        if not isinstance(runs, list):
+            problems.append(f"{path / GRID_FILE}: needs a list 'runs'")
+            continue
+        for index, run in enumerate(runs):
             try:
                 plan = PlannedRun(
                     path / run["path"], str(run["algo"]), int(run["seed"]), str(run.get("comparison", "default"))
@@ -242,6 +265,9 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         problems.append(f"{path}:{error.lineno}: not JSON ({error.msg})")
         return {}
+    except ValueError as error:  # an integer of thousands of digits
+        problems.append(f"{path}: not JSON ({error})")
+        return {}
     if not isinstance(value, dict):
         problems.append(f"{path}: must hold a JSON object, holds {type(value).__name__}")
         return {}
@@ -257,9 +283,9 @@ def read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str,
                     continue
                 try:
                     value = json.loads(text)
-                except json.JSONDecodeError as error:
+                except ValueError as error:
                     cut = "" if text.endswith("\n") else "; the last line is cut short"
-                    problems.append(f"{path}:{number}: not JSON ({error.msg}){cut}")
+                    problems.append(f"{path}:{number}: not JSON ({getattr(error, 'msg', error)}){cut}")
                     continue
                 if isinstance(value, dict):
                     yield number, value

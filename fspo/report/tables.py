@@ -13,7 +13,7 @@ import numpy as np
 from fspo.fairness import Interval, LengthReweightingError, length_reweighting_error
 from fspo.fairness.bootstrap import ratio_interval
 from fspo.report.common_records import CommonRecord
-from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval
+from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_runs
 from fspo.report.runs import Array, PlannedRun, Run
 
 NOT_RUN: Final = "not run"
@@ -43,13 +43,15 @@ def final_numbers(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Ta
 
 
 def paired_differences(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table | None:
-    """First group minus each other one over the seeds both have; None where no two groups share a seed."""
+    """First group minus each other one over their paired runs; None where no two groups share a seed."""
     if len(groups) < 2:
         return None
     first, others = groups[0], list(groups[1:])
-    shared = [len(first.by_seed().keys() & other.by_seed().keys()) for other in others]
-    if not any(shared):
+    paired = [paired_runs(first, other) for other in others]
+    if not any(pairs or apart for pairs, apart in paired):
         return None
+    missing = ["ended at different steps" if apart else "no seed in common" for _, apart in paired]
+    shared = [len(pairs) for pairs, _ in paired]
 
     rows = []
     for measure in measures:
@@ -60,7 +62,7 @@ def paired_differences(groups: Sequence[RunGroup], measures: Sequence[Measure]) 
                 (
                     measure.label,
                     measure.meaning,
-                    _why(cells, [measure.lacking if n else "no seed in common" for n in shared]),
+                    _why(cells, [measure.lacking if n else why for n, why in zip(shared, missing, strict=True)]),
                 )
             )
     heads = [f"{first.algo} - {other.algo} ({n} paired)" for other, n in zip(others, shared, strict=True)]

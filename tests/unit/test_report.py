@@ -8,6 +8,7 @@ import html.parser
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,7 +140,7 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "policy_loss.s_max" not in text, "and no others"
     assert text.index("Symmetric LRE: fspo is lower than rloo.") < text.index("Final numbers")
     assert "(3 paired)" in text and "Numerical noise floor" in text and "exactly 0 at every length" in text
-    assert "What could not be read" not in text
+    assert "What is wrong with the runs" not in text
     assert page.addresses and all(a.startswith("data:image/png;base64,") for a in page.addresses), "self-contained"
     assert "script" not in page.tags
     pictures = list((tmp_path / "out" / "figures").glob("*.png"))
@@ -205,6 +206,46 @@ def test_few_runs_make_no_claim(tmp_path: Path) -> None:
     assert all(said.endswith("no claim from fewer than 3 common seeds about fspo and rloo.") for said in two.values())
 
 
+def test_runs_that_ended_at_different_steps_are_not_compared(tmp_path: Path) -> None:
+    plan = [("fspo", "fspo"), ("rloo", "seq_rloo")]
+    runs = [write_run(tmp_path / algo / str(s), loss, s, algo=algo, seed=s) for s in range(4) for algo, loss in plan]
+
+    def shorten(folder: Path) -> None:
+        for name in ("metrics.jsonl", "length_stats.jsonl"):
+            kept = [x for x in (folder / name).read_text().splitlines(True) if json.loads(x)["step"] < STEPS]
+            (folder / name).write_text("".join(kept))
+
+    def summary() -> dict[str, Any]:
+        build_report(runs, tmp_path / "out")
+        found: dict[str, Any] = json.loads((tmp_path / "out" / "summary.json").read_text())
+        return found["comparisons"]["default"]  # type: ignore[no-any-return]
+
+    shorten(tmp_path / "rloo" / "1")
+    one = summary()
+    assert one["findings"][0]["sentence"] == "Symmetric LRE: fspo is lower than rloo."
+    assert "over 3 seeds, without seed 1, whose runs ended at different steps" in one["findings"][0]["differences"]
+    assert one["paired"]["heads"] == ["fspo - rloo (3 paired)"]
+    for seed in (0, 2, 3):
+        shorten(tmp_path / "rloo" / str(seed))
+    every = summary()
+    said = {finding["sentence"].partition(": ")[2] for finding in every["findings"]}
+    assert said == {"no claim, since runs of one seed ended at different steps, about fspo and rloo."}
+    assert {cell for _, _, cells in every["paired"]["rows"] for cell in cells} <= {"(ended at different steps)"}
+
+
+def test_settings_that_differ_within_a_group_are_named(tmp_path: Path) -> None:
+    runs = []
+    for seed, rate in enumerate((1e-4, 1e-2)):
+        runs.append(write_run(tmp_path / str(seed), "fspo", seed))
+        (runs[-1] / "config.yaml").write_text(f"actor: {{optim: {{lr: {rate}}}}}\nfspo: {{run_dir: {runs[-1]}}}\n")
+    report = build_report(runs, tmp_path / "out")
+    assert report.problems == [
+        "default, fspo: its runs are taken together, and differ in actor.optim.lr (0.0001 or 0.01): report on the runs "
+        "of one setting alone"
+    ]
+    assert "0.0001 or 0.01" in read_page(report.page).text
+
+
 def test_settings_that_differ_come_from_the_whole_configuration(tmp_path: Path) -> None:
     runs = []
     for algo, rate in (("fspo", 1e-4), ("rloo", 1e-5)):
@@ -215,7 +256,9 @@ def test_settings_that_differ_come_from_the_whole_configuration(tmp_path: Path) 
             (folder / "config.yaml").write_text(json.dumps(config))
             runs.append(load_run(folder))
     rows = {head: cells for head, _, cells in compared(group_runs(runs)).rows}
-    assert rows == {"seeds": ["0, 1", "0, 1"], "steps": ["4", "4"], "optim.lr": ["0.0001", "1e-05"]}
+    assert rows == {
+        "seeds": ["0, 1", "0, 1"], "steps": ["4", "4"], "optim.lr": ["0.0001", "1e-05"], "micro": ["0 or 1", "0 or 1"]
+    }  # fmt: skip
     (runs[0].path / "config.yaml").unlink()
     assert "optim.lr" not in {head for head, _, _ in compared(group_runs(runs)).rows}, "of one run it is not known"
 
@@ -308,7 +351,38 @@ def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_
         assert expected in problems, expected
     assert "left out: a" not in problems, "null means undefined, which is no fault"
     assert report.runs == 7
-    assert "What could not be read" in " ".join(read_page(report.page).text)
+    assert "What is wrong with the runs" in " ".join(read_page(report.page).text)
+
+
+def test_values_of_a_wrong_kind_are_named_and_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "fspo", 0, starts=None, effective_time_ratio="high")
+    huge = json.dumps({"step": 9, "metrics": {"a": 10**400}})
+    (folder / "metrics.jsonl").write_text(f'{huge}\n{{"step": {"1" * 5000}}}\n')
+    record = json.loads((folder / "length_stats.jsonl").read_text().splitlines()[1])
+    (folder / "length_stats.jsonl").write_text(json.dumps(record | {"hist": [[3, -1, 2]]}) + "\n")
+    (tmp_path / "grid.json").write_text('{"runs": null}')
+    problems = "\n".join(build_report([folder, tmp_path], tmp_path / "out").problems)
+    for expected in (
+        f"{folder / 'run.json'}: 'starts' must be a list", "'effective_time_ratio' must be a number",
+        "metrics.jsonl:1: not a finite number, left out: a", "metrics.jsonl:2: not JSON",
+        "length_stats.jsonl:1: malformed record of length statistics: a bin or a count is negative",
+        f"{tmp_path / 'grid.json'}: needs a list 'runs'",
+    ):  # fmt: skip
+        assert expected in problems, expected
+
+
+def test_files_that_no_report_has_written_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = write_run(tmp_path / "run", "fspo", 0), tmp_path / "out"
+    for name in ("report.html", "summary.json"):
+        out.mkdir()
+        (out / name).write_text("[1]")
+        assert main([str(run), "--out", str(out)]) == 2
+        assert f"{out / name} exists and was not written by a report" in capsys.readouterr().err
+        assert [file.name for file in out.iterdir()] == [name] and (out / name).read_text() == "[1]"
+        shutil.rmtree(out)
+    assert [main([str(run), "--out", str(out)]) for _ in range(2)] == [0, 0], "its own are replaced"
+    assert main([str(run), "--out", str(run / "run.json" / "out")]) == 2
+    assert "run.json is not a folder that can be written to" in capsys.readouterr().err
 
 
 def test_a_seed_run_twice_counts_once(tmp_path: Path) -> None:
