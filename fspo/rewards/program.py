@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ from fspo.rewards.verdict import Status, Verdict
 _RUNNER = Path(__file__).with_name("program_runner.py")
 _OUTPUT_BYTES = 1 << 20
 _GRACE_S = 30.0  # for the runner to start on a busy machine, and to end what the program left
-_BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"[ \t]*(?P<ticks>`{3,})[ \t]*(?P<info>[^`]*)")
+_PYTHON = re.compile(r"\{?\.?(?:python3?|py)\b", re.IGNORECASE)
 #: A reward worker of verl calls its function from up to 32 threads at once, and there may be eight such workers.
 _running = threading.BoundedSemaphore(min(8, max(2, len(os.sched_getaffinity(0)) // 2)))
 
@@ -122,7 +124,8 @@ def score_program(
     """Verdict on the last code block of a response: ``CORRECT`` if every case prints what it should.
 
     Args:
-        response: Text with a fenced block, ````` ```python `````; the last one counts.
+        response: Text with a fenced block, ````` ```python `````; the last one counts, or the last one without a
+            language if there is none in Python.
         ground_truth: JSON text, ``{"inputs": [...], "outputs": [...]}``: what the program reads, and what it is to
             print; white space at the ends of lines and of the output does not count.
         time_limit_s, memory_limit_mb: Of each case; see :func:`run_program`.
@@ -138,16 +141,33 @@ def score_program(
         cases = []
     if not cases or not all(isinstance(text, str) for case in cases for text in case):
         return Verdict.of(Status.BAD_TRUTH)
-    blocks = _BLOCK.findall(response)
-    if not blocks:
+    program = _program(response)
+    if program is None:
         return Verdict.of(Status.NO_ANSWER)
     for given, expected in cases:
-        result = run_program(blocks[-1], given, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb)
+        result = run_program(program, given, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb)
         if result.status is not Status.CORRECT:
             return Verdict.of(result.status)
         if _lines(result.stdout) != _lines(expected):
             return Verdict.of(Status.WRONG)
     return Verdict.of(Status.CORRECT)
+
+
+def _program(response: str) -> str | None:
+    """The last closed block in Python, else the last without a language; its common indentation is taken away."""
+    found: dict[str, str] = {}
+    ticks, info, lines = "", "", list[str]()
+    for line in response.split("\n"):
+        fence = _FENCE.fullmatch(line.rstrip())
+        if not ticks:
+            if fence:
+                ticks, info, lines = fence["ticks"], fence["info"], []
+        elif fence and not fence["info"] and len(fence["ticks"]) >= len(ticks):
+            found["python" if _PYTHON.match(info) else info] = textwrap.dedent("\n".join(lines))
+            ticks = ""
+        else:
+            lines.append(line.removesuffix("\r"))
+    return found.get("python", found.get(""))
 
 
 def _lines(text: str) -> list[str]:

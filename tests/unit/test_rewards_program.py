@@ -29,6 +29,14 @@ def fenced(program: str) -> str:
         (fenced("import sys; print(3); sys.exit(1)"), Status.WRONG),
         (f"```python\nprint(1)\n```\nBetter:\n```py\n{SUM}\n```", Status.CORRECT),
         (SUM, Status.NO_ANSWER),
+        (f"It reads\n```text\n1 2\n```\nand so:\n```python\n{SUM}\n```", Status.CORRECT),
+        (f"```bash\npip install x\n```\n\n```python\n{SUM}\n```\nIt prints\n```\n3\n```", Status.CORRECT),
+        (f'```python title="a.py"\r\n{SUM}\r\n```\r\n', Status.CORRECT),
+        (f"1. So:\n   ```{{.python}}\n   {SUM}\n   ```", Status.CORRECT),
+        (f'````python\ns = """\n```\n"""\n{SUM}\n````\nIn short ```{SUM}```', Status.CORRECT),
+        (f"```python\n{SUM}", Status.NO_ANSWER),
+        (f"```text\n{SUM}\n```", Status.NO_ANSWER),
+        (f"```\nprint(1)\n```\n```\n{SUM}\n```", Status.CORRECT),
     ],
 )
 def test_the_last_block_is_judged_by_what_it_prints(response: str, status: Status) -> None:
