@@ -7,7 +7,10 @@ processes, and those only start when a mathematical answer has to be judged.
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
+import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -94,6 +97,35 @@ def compute_score(
         "data_source": data_source,
         "problem_id": str(info.get("problem_id", f"{data_source}/{info.get('index', '')}")),
     }
+
+
+def settings_problem(settings: Mapping[str, Any]) -> str | None:
+    """What is wrong with `reward_kwargs` for :func:`compute_score`, before Ray starts; None if nothing is."""
+    parameters = inspect.signature(compute_score).parameters.values()
+    known = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            return f"it knows no {name}{f' (did you mean {near[0]}?)' if near else ''}; it has {', '.join(known)}"
+    given = known | dict(settings)
+    for name in ("flags", "normalise"):
+        if not isinstance(given[name], bool):
+            return f"{name}={given[name]!r} must be true or false"
+    for name in ("format_weight", "overlong_weight", "time_limit_s"):
+        if type(given[name]) not in (int, float) or not math.isfinite(given[name]):
+            return f"{name}={given[name]!r} must be a number"
+    for name in ("overlong_buffer", "max_response_length", "n_workers", "memory_limit_mb"):
+        if type(given[name]) is not int and not (given[name] is None and known[name] is None):
+            return f"{name}={given[name]!r} must be a whole number"
+    if given["overlong_buffer"] and given["max_response_length"] is None:
+        return f"overlong_buffer={given['overlong_buffer']} needs max_response_length, in tokens: give it too"
+    try:
+        if given["overlong_buffer"]:
+            soft_overlong_penalty(0, given["max_response_length"], given["overlong_buffer"])
+        MathScorer(given["n_workers"], given["time_limit_s"], given["memory_limit_mb"])  # starts no process yet
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int, normalise: bool) -> MathScorer:

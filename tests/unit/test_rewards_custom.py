@@ -61,6 +61,16 @@ FUNCTION = "reward.custom_reward_function"
         ([f"{FUNCTION}.name=score"], "name='score': it has no function 'score'"),
         ([f"{FUNCTION}.name=null"], f"{FUNCTION}.name is not set"),
         ([f"+{FUNCTION}.reward_kwargs.solution_str=x"], "reward_kwargs={solution_str}: reward_kwargs would replace"),
+        ([f"+{FUNCTION}.reward_kwargs.overlong_bufer=64"], "it knows no overlong_bufer .did you mean overlong_buffer"),
+        ([f"+{FUNCTION}.reward_kwargs.overlong_buffer=64"], "overlong_buffer=64 needs max_response_length"),
+        (
+            [f"+{FUNCTION}.reward_kwargs={{overlong_buffer: 64, max_response_length: 32}}"],
+            "buffer_length=64: it must be positive and at most max_response_length=32",
+        ),
+        ([f"+{FUNCTION}.reward_kwargs.format_weight=abc"], "format_weight='abc' must be a number"),
+        ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], "time_limit_s=-1: give a number of seconds between"),
+        ([f"+{FUNCTION}.reward_kwargs.memory_limit_mb=1e3"], "memory_limit_mb=1000.0 must be a whole number"),
+        ([f"+{FUNCTION}.reward_kwargs.flags=1"], "flags=1 must be true or false"),
         ([f"+{FUNCTION}.reward_kwargs=2"], "reward_kwargs=2 must be a group"),
         ([f"{FUNCTION}.path=null", f"+{FUNCTION}.reward_kwargs.a=2"], "is not used without"),
         (["custom_reward_function.path=x.py"], f"custom_reward_function.path is set, .* use {FUNCTION}"),
@@ -71,6 +81,11 @@ FUNCTION = "reward.custom_reward_function"
 def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], says: str) -> None:
     (found,) = problems(*overrides)
     assert re.search(says, found), found
+
+
+def test_settings_of_the_recipes_own_reward_are_known() -> None:
+    given = "{overlong_buffer: 64, max_response_length: 256, n_workers: 2, normalise: false, time_limit_s: 2}"
+    assert problems(f"+{FUNCTION}.reward_kwargs={given}") == []
 
 
 def test_a_file_is_imported_in_another_process_under_its_absolute_path(

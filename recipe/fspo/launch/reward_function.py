@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fspo.rewards.custom import problem_of
+from fspo.rewards.custom import load, problem_of
 
 _KEY: Final = "reward.custom_reward_function"
 _OURS: Final = "pkg://recipe.fspo."
+#: The recipe's own reward: it tells what is wrong with its settings, and reads a ground truth that is text.
+_OWN: Final = ("pkg://recipe.fspo.reward", "compute_score")
 _FILE: Final = "file://"
 #: Some modules load a model while they are imported.
 _LOAD_LIMIT_S: Final = 300
@@ -43,6 +45,12 @@ def make_absolute(config: DictConfig) -> None:
                 holder.path = absolute_path(holder.path)
 
 
+def is_own(config: DictConfig) -> bool:
+    """Whether a run has the recipe's own reward."""
+    custom = config.reward.custom_reward_function
+    return (custom.path, custom.name) == _OWN
+
+
 def problems(config: DictConfig) -> Iterator[str]:
     """A reward that verl could not load or call, and keys that it would not read."""
     for old, new in _OLD_KEYS.items():
@@ -64,10 +72,13 @@ def problems(config: DictConfig) -> Iterator[str]:
     if not OmegaConf.is_dict(keywords) and not isinstance(keywords, dict):
         yield f"{_KEY}.reward_kwargs={keywords!r} must be a group of names and values, such as {{weight: 0.1}}"
         return
-    keywords = [str(name) for name in keywords]
+    settings = {str(name): keywords[name] for name in keywords}
+    keywords = list(settings)
     if config.reward.reward_model.enable:
         keywords += ["reward_router_address", "reward_model_tokenizer"]
     problem = _problem_of(absolute_path(custom.path), custom.name, keywords)
+    if problem is None and is_own(config):
+        problem = load(custom.path, "settings_problem")(settings)
     if problem:
         given = f", reward_kwargs={{{', '.join(keywords)}}}" if keywords else ""
         yield f"{_KEY}.path={custom.path!r}, name={custom.name!r}{given}: {problem}"
