@@ -43,7 +43,7 @@ def summarise(folder: Path) -> str:
 
 
 def _accuracy_line(label: str, step: int, share: float, problems: int | None) -> str:
-    if problems is None:
+    if problems is None or not 0 <= share <= 1:  # a reward that is no accuracy: verl calls a plain number acc
         return f"  {label} (step {step}): {share:.3f}"
     low, high = wilson_interval(share, problems)
     return f"  {label} (step {step}): {share:.3f}  95% interval [{low:.3f}, {high:.3f}] over {problems} problems"

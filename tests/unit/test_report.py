@@ -406,6 +406,12 @@ def test_validation_problems_of_a_data_source_with_a_slash(tmp_path: Path) -> No
     assert run.validation_problems("val-core/other/acc/mean@1") is None
 
 
+def test_a_reward_that_is_no_share_has_no_interval(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "fspo", 0)
+    (folder / "metrics.jsonl").write_text('{"step": 3, "metrics": {"val-core/sums/acc/mean@1": 3.7}}\n')
+    assert "  after  (step 3): 3.700\n" in summarise(folder)
+
+
 def test_a_run_that_was_restarted_says_so(tmp_path: Path) -> None:
     starts = [{"started": "2026-01-01T00:00:00+00:00"}, {"started": "2026-01-01T00:10:00+00:00", "reason": "a death"}]
     folder = write_run(tmp_path / "run", "fspo", 1, starts=starts, effective_time_ratio=0.934)

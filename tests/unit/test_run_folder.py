@@ -102,6 +102,19 @@ def test_a_folder_with_files_of_the_user_does_not_become_a_run_folder(tmp_path: 
     assert contents(tmp_path) == {name: b"{}"}
 
 
+def test_validation_problems_are_those_that_verl_takes(tmp_path: Path) -> None:
+    for name, sources in (("one", ["a"] * 30), ("two", ["a"] * 5 + ["b"] * 5)):
+        pq.write_table(pa.table({"data_source": sources}), tmp_path / f"{name}.parquet")
+
+    def counted(*names: str, most: int = -1) -> dict[str, int]:
+        data = {"val_files": [f"{tmp_path}/{name}.parquet" for name in names], "val_max_samples": most}
+        return run_folder._validation_problems(OmegaConf.create({"data": data}))
+
+    assert counted("one", "two") == {"a": 35, "b": 5}
+    assert counted("one", most=8) == {"a": 8} and counted("one", most=99) == {"a": 30}
+    assert counted("two", most=8) == {}, "drawn from both"
+
+
 def test_run_log_appends_and_writes_only_numbers(tmp_path: Path) -> None:
     config = OmegaConf.create({"fspo": {"run_dir": str(tmp_path)}})
     log = run_folder.RunLog(config, total_steps=2)

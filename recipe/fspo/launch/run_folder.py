@@ -238,6 +238,9 @@ def _validation_problems(config: DictConfig) -> dict[str, int]:
         sources = pq.read_table(name, columns=["data_source"])["data_source"]
         for entry in pc.value_counts(sources).to_pylist():
             counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
+    most = config.data.get("val_max_samples") or -1
+    if 0 < most < sum(counts.values()):  # verl draws that many of all rows: how many of each source is not known
+        return dict.fromkeys(counts, most) if len(counts) == 1 else {}
     return counts
 
 
