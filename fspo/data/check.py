@@ -40,12 +40,41 @@ def read_schema(path: Path) -> pa.Schema:
         raise ValueError(f"{path} is not a readable parquet file ({error}); make it again") from error
 
 
-def column_problems(schema: pa.Schema, prompt_key: str = "prompt") -> Iterator[str]:
-    """What of a file's columns would stop training: one that is missing, or whose type verl cannot use."""
+def read_table(path: Path) -> pa.Table:
+    """A Parquet, JSON or JSON lines file as verl reads it. Raises ValueError, with the file's name, if it cannot be."""
+    import pyarrow.parquet as pq
+
+    if path.suffix == ".parquet":
+        read_schema(path)
+        return pq.read_table(path)
+    if path.suffix not in (".json", ".jsonl"):
+        raise ValueError(f"{path}: verl reads .parquet, .json and .jsonl only")
+    import datasets
+
+    try:
+        path.read_bytes().decode("utf-8")  # else only the row in question would raise
+        with tempfile.TemporaryDirectory() as cache:
+            return datasets.Dataset.from_json(str(path), cache_dir=cache, keep_in_memory=True).data.table
+    except Exception as error:  # of pandas, pyarrow or datasets; the cause says more
+        why = " ".join(str(error.__cause__ or error).split())[:300] or type(error).__name__
+        raise ValueError(f"{path} is not a readable JSON file of rows in UTF-8 ({why}); make it again") from error
+
+
+def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: bool = False) -> Iterator[str]:
+    """What of a file's columns would stop training: one that is missing, or whose type cannot be used.
+
+    Args:
+        schema: Of the file.
+        prompt_key: ``data.prompt_key``.
+        text_truth: Whether the reward reads a ground truth that is text, as the recipe's own does.
+    """
     import pyarrow as pa
 
     def fields(kind: pa.DataType) -> set[str]:
         return {each.name for each in kind} if pa.types.is_struct(kind) else set()
+
+    def is_text(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
     required = [prompt_key if column == "prompt" else column for column in REQUIRED_COLUMNS]
     if missing := [column for column in required if column not in schema.names]:
@@ -63,8 +92,15 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt") -> Iterator[s
             f"has a column reward_model of type {types['reward_model']}: it must be a record with ground_truth, such "
             'as {"style": "rule", "ground_truth": TEXT}'
         )
+    elif text_truth and "reward_model" in types:
+        truth = types["reward_model"].field("ground_truth").type
+        if not is_text(truth):
+            yield (
+                f"has reward_model.ground_truth of type {truth}, and the recipe's own reward reads text: write it as "
+                "text, or give a reward of your own"
+            )
     source = types.get("data_source")
-    if source is not None and not (pa.types.is_string(source) or pa.types.is_large_string(source)):
+    if source is not None and not is_text(source):
         yield f"has a column data_source of type {source}: it must be text"
     info = types.get("extra_info")
     if info is not None and not (pa.types.is_struct(info) or pa.types.is_null(info)):
@@ -114,7 +150,7 @@ class _Row:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return self.values.get("prompt") or []
+        return [message or {} for message in self.values.get("prompt") or []]
 
     @property
     def source(self) -> str:
@@ -134,21 +170,10 @@ class _Row:
 
 
 def _rows(file: str) -> tuple[pa.Schema, list[_Row]]:
-    import pyarrow.parquet as pq
-
     path = Path(file)
     if not path.is_file():
         raise FileNotFoundError(f"{file} does not exist")
-    if path.suffix == ".parquet":
-        read_schema(path)
-        table = pq.read_table(path)
-    elif path.suffix in (".json", ".jsonl"):
-        import datasets
-
-        with tempfile.TemporaryDirectory() as cache:
-            table = datasets.Dataset.from_json(file, cache_dir=cache, keep_in_memory=True).data.table
-    else:
-        raise ValueError(f"{file}: verl reads .parquet, .json and .jsonl only")
+    table = read_table(path)
     return table.schema, [_Row(file, number, values) for number, values in enumerate(table.to_pylist())]
 
 
@@ -167,6 +192,7 @@ def check(
         model: Folder, hub name or ``pkg://`` path of a model, whose tokenizer and chat template are applied.
         max_prompt_length: ``data.max_prompt_length`` of the run; verl leaves out what is longer.
         reward: ``FILE:FUNCTION`` or ``pkg://MODULE:FUNCTION``; called with the ground truth as response, and with none.
+            Without one, ground truths have to be what the recipe's own reward reads.
 
     Raises:
         ValueError, OSError: a file, model or reward that cannot be read.
@@ -176,7 +202,8 @@ def check(
     for file in dict.fromkeys(files):
         schemas[file], of_file = _rows(file)
         found.lines.append(f"{file}: {len(of_file)} rows")
-        found.problems += [f"{file} {problem}" for problem in column_problems(schemas[file])]
+        wrong = column_problems(schemas[file], text_truth=reward is None)
+        found.problems += [f"{file} {problem}" for problem in wrong]
         if not of_file:
             found.problems.append(f"{file} has no rows")
         rows += of_file
@@ -207,7 +234,7 @@ def _check_rows(rows: Sequence[_Row], found: Findings) -> list[_Row]:
             bad[f"a role that is not one of {', '.join(ROLES)}"].append(row)
         elif roles[-1] == "assistant":
             bad["a prompt that ends with the assistant's message, where the response begins"].append(row)
-        elif row.truth is None:
+        elif row.truth is None or (isinstance(row.truth, str) and not row.truth.strip()):
             bad["no reward_model.ground_truth"].append(row)
         elif not row.values.get("data_source"):
             bad["no data_source"].append(row)
@@ -326,14 +353,25 @@ def _check_reward(rows: Sequence[_Row], reward: str, found: Findings) -> None:
         return
     found.lines += ["", f"reward {path}:{name}    response = ground truth    no response"]
     earned: dict[str, bool] = {}
+    keys: set[str] | None = None
     for row in _first_of_each_source(rows, _CALLS):
         scores = []
         for response in (str(row.truth), ""):
             try:
                 result = _call(function, row, response)
                 problem = result_problem(result)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 problem = f"it raised {describe(error)}"
+            else:
+                has = set(map(str, result)) if isinstance(result, Mapping) else set()
+                keys = has if keys is None else keys
+                if problem is None and has != keys:
+                    problem = (
+                        f"it returned the keys {', '.join(sorted(has)) or 'none'}, and before "
+                        f"{', '.join(sorted(keys)) or 'none'}: return the same keys for every row"
+                    )
+                elif problem is None and "acc" in has and not 0 <= result["acc"] <= 1:
+                    problem = f"it returned acc={result['acc']!r}, which must lie between 0 and 1"
             if problem is not None:
                 found.problems.append(f"--reward {reward}, {row} ({row.source}), response {response!r}: {problem}")
                 return

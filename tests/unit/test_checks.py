@@ -230,8 +230,16 @@ def test_the_files_of_a_list_are_checked_one_by_one_and_together(problems: Probl
         rows = [{"data_source": "own", "prompt": prompt, "reward_model": answer}] * 16
         files[name] = tmp_path / f"{name}.parquet"
         pq.write_table(pa.Table.from_pylist(rows), files[name])
-    assert problems(f"data.train_files=[{files['text']},{files['text']}]", f"data.val_files={files['number']}") == []
-    (found,) = problems(f"data.train_files=[{files['text']},{files['number']}]")
+    assert problems(f"data.train_files=[{files['text']},{files['text']}]", f"data.val_files={files['text']}") == []
+    (found,) = problems(f"data.val_files={files['number']}")
+    assert f"{files['number']} has reward_model.ground_truth of type int64, and the recipe's own reward" in found
+    (tmp_path / "reward.py").write_text("def compute_score(**row):\n    return 1.0\n")
+    own = f"reward.custom_reward_function.path={tmp_path}/reward.py"
+    assert problems(f"data.val_files={files['number']}", own) == [], "another reward may read numbers"
+    (tmp_path / "cut.jsonl").write_text('{"data_source": "own", "pro')
+    (found,) = problems(f"data.val_files={tmp_path}/cut.jsonl")
+    assert found.startswith(f"data.val_files: {tmp_path}/cut.jsonl is not a readable JSON file")
+    (found,) = problems(f"data.train_files=[{files['text']},{files['number']}]", own)
     assert found.startswith(f"data.train_files: reward_model.ground_truth is string in {files['text']} and int64 in ")
     (found,) = problems(f"data.train_files=[{files['text']},{tmp_path}/no.parquet]")
     assert "no.parquet does not exist" in found

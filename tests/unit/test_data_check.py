@@ -52,12 +52,13 @@ def write(tmp_path: Path) -> Callable[..., str]:
         ({"prompt": ["150%44"]}, "it must be a list of messages"),
         ({"reward_model": "18"}, "column reward_model of type string: it must be a record with ground_truth"),
         ({"reward_model": {"answer": "18"}}, "it must be a record with ground_truth"),
+        ({"reward_model": {"ground_truth": 18}}, "has reward_model.ground_truth of type int64, and the recipe's own"),
         ({"data_source": 3}, "column data_source of type int64: it must be text"),
         ({"extra_info": '{"index": 0}'}, "column extra_info of type string: it must be a record"),
     ],
 )
 def test_a_column_that_verl_cannot_use_is_named_with_its_type(changed: Row, says: str | None) -> None:
-    found = list(column_problems(pa.Table.from_pylist([{**ROW, **changed}]).schema))
+    found = list(column_problems(pa.Table.from_pylist([{**ROW, **changed}]).schema, text_truth=True))
     assert (found == []) if says is None else (len(found) == 1 and says in found[0]), found
 
 
@@ -93,6 +94,8 @@ def test_files_are_refused_where_datasets_cannot_join_them(first: str, second: s
     [
         ({"prompt": []}, "1 row(s) with an empty prompt or message: row 2 of "),
         ({"prompt": [{"role": "user", "content": ""}]}, "with an empty prompt or message"),
+        ({"prompt": [None, {"role": "user", "content": "1"}]}, "with an empty prompt or message"),
+        ({"reward_model": {"style": "rule", "ground_truth": " "}}, "with no reward_model.ground_truth"),
         ({"prompt": [{"role": "human", "content": "1"}]}, "with a role that is not one of system, user"),
         ({"prompt": [{"role": "assistant", "content": "1"}]}, "ends with the assistant's message"),
         ({"reward_model": {"style": "rule", "ground_truth": None}}, "with no reward_model.ground_truth"),
@@ -167,6 +170,42 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
     said = capsys.readouterr().err
     assert "(own/task), response '': it raised ZeroDivisionError: division by zero\n" in said
     assert f'File "{reward}", line 2, in compute_score' in said
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("raise SystemExit(0)", "it raised SystemExit: 0"),
+        ("return {'score': 1.0, 'acc': 5.0}", "it returned acc=5.0, which must lie between 0 and 1"),
+        (
+            "return {'score': 1.0, 'a' if solution_str else 'b': 1}",
+            "the keys b, score, and before a, score",
+        ),
+        ("return {'score': 1.0} if solution_str else 1.0", "it returned the keys none, and before score"),
+    ],
+)
+def test_what_a_reward_must_not_do(write: Callable[..., str], tmp_path: Path, body: str, says: str) -> None:
+    (tmp_path / "reward.py").write_text(f"def compute_score(solution_str, **_):\n    {body}\n")
+    (problem,) = check([write(rows(2))], reward=str(tmp_path / "reward.py")).problems
+    assert says in problem
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not a readable JSON file"),
+        (json.dumps(ROW).encode()[:-9], "is not a readable JSON file"),
+        (json.dumps({**ROW, "data_source": "\ud800"}).encode(), "is not a readable JSON file"),
+        (json.dumps({**ROW, "data_source": "é"}, ensure_ascii=False).encode("latin-1"), "can't decode byte 0xe9"),
+    ],
+)
+def test_a_json_file_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+) -> None:
+    (tmp_path / "train.jsonl").write_bytes(content)
+    assert main(["check", str(tmp_path / "train.jsonl")]) == 2
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path / 'train.jsonl'} is not a readable JSON file" in said and says in said
 
 
 def test_json_lines_and_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,18 +1,23 @@
 """The data files of a run: which there are, and what is wrong with them.
 
 Part of the checks before Ray starts (:mod:`recipe.fspo.launch.checks`). Reads the columns of Parquet files, no rows:
-``python -m fspo.data check`` does that.
+``python -m fspo.data check`` does that. A JSON file is read whole, since it has no columns without its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, ListConfig
 
-from fspo.data.check import column_problems, join_problems
+from fspo.data.check import column_problems, join_problems, read_schema, read_table
 from fspo.data.offline_task import SPLITS, Split, find_task
+from recipe.fspo.launch.reward_function import is_own
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def data_files(config: DictConfig, key: str) -> list[str]:
@@ -34,10 +39,19 @@ def generated_files(config: DictConfig) -> dict[str, Split]:
     return {path: split for path, split in files.items() if path in wanted}
 
 
-def problems(config: DictConfig) -> Iterator[str]:
-    """Files that are missing or cannot be read, columns that verl cannot use or join, too few rows."""
+def _columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
+    """The columns of a data file, and its number of rows. Raises ValueError, with the file's name, if it has none."""
     import pyarrow.parquet as pq
 
+    if path.suffix == ".parquet":
+        schema = read_schema(path)
+        return schema, pq.read_metadata(path).num_rows
+    table = read_table(path)
+    return table.schema, table.num_rows
+
+
+def problems(config: DictConfig) -> Iterator[str]:
+    """Files that are missing or cannot be read, columns that verl cannot use or join, too few rows."""
     if config.fspo.get("offline_task"):
         try:
             find_task(config.fspo.offline_task.name)
@@ -63,20 +77,17 @@ def problems(config: DictConfig) -> Iterator[str]:
                 yield f"{key}: {name} does not exist; make it with `python -m fspo.data prepare`, or correct the path"
                 complete = False
                 continue
-            if path.suffix != ".parquet" or own_class:
-                complete = False
-                if path.suffix not in (".json", ".jsonl") and not own_class:
-                    yield f"{key}: {name} is not a file that verl reads: give .parquet, .json or .jsonl"
+            if own_class:
                 continue
             try:
-                file = pq.ParquetFile(path)
-            except Exception as error:
-                yield f"{key}: {name} is not a readable parquet file ({error}); make it again"
+                schemas[name], more = _columns_and_rows(path)
+            except ValueError as error:
+                yield f"{key}: {error}"
                 complete = False
                 continue
-            schemas[name] = file.schema_arrow
-            rows += file.metadata.num_rows
-            for problem in column_problems(file.schema_arrow, config.data.get("prompt_key", "prompt")):
+            rows += more
+            text_truth = is_own(config)
+            for problem in column_problems(schemas[name], config.data.get("prompt_key", "prompt"), text_truth):
                 yield f"{key}: {name} {problem}"
         yield from (f"{key}: {problem}" for problem in join_problems(schemas))
         if complete and rows < needed:
