@@ -29,8 +29,8 @@ class MiniBatches:
 def read_sequences(run: Path) -> MiniBatches | None:
     """``sequences.jsonl`` of a run; None if it recorded none.
 
-    A line that a kill has cut is left out, even where a resumed run has ended it. Of a mini-batch that a resumed run has
-    done again, the last line counts.
+    A line that a kill has cut is left out, even where a resumed run has ended it. Of a mini-batch that was done again,
+    the last line counts.
     """
     path, rows = run / "sequences.jsonl", {}
     if not path.is_file():

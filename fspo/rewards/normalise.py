@@ -33,7 +33,10 @@ _PERCENT = re.compile(
 _MARKED = re.compile(r"\\(?:text(?:bf|rm|it|sf)?|math(?:rm|bf|sf)|mbox|hbox)\s*\{")
 _LETTER = re.compile(r"(?:(?i:option|choice|answer)\s+)?(?:\(([A-J])\)|([A-J]))[.):]?")
 _LETTER_AND_VALUE = re.compile(r"(?:\(([A-J])\)[.:]?|([A-J])[.):](?=\s))\s*(\S.*)", re.DOTALL)
-_OTHER_LETTER = re.compile(r"\A(?:or|and|nor)\b|\A[,/&]|\A[A-J]\b|\([A-J]\)")
+_OTHER_LETTER = re.compile(
+    r"\A(?:or|and|nor|vs|versus)\b|\A[,/&]|\A[A-J]\b|\([A-J]\)"  # right after the first, or in brackets anywhere
+    r"|(?<![\w\\])[A-J][.):](?=\s|\Z)|\b(?:or|nor|vs|versus)\b[.]?\s*[A-J]\b|[,/&]\s*[A-J]\Z"  # A. 5 or B. 6
+)
 
 
 def normalised(part: str | None, response: str, truth: str) -> tuple[str, str] | None:

@@ -39,6 +39,9 @@ _NUMBER = re.compile(
     r"(?P<sign>-?)(?:(?P<decimal>\d{1,12}(?:\.\d{1,12})?|\.\d{1,12})(?:/(?P<slash>\d{1,6}))?"
     r"|(?P<whole>\d{0,6})\\[dt]?frac\{(?P<p>\d{1,6})\}\{(?P<q>\d{1,6})\})"
 )
+_MIXED = re.compile(r"(-?\d{1,6}) +(\d{1,6})/(\d{1,6})")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_LOOSE_SPACES = re.compile(r"(?<![\d ]) +| +(?![\d ])")  # one between two digits may separate two numbers
 
 SPACES = re.compile(r"(?:\\[ ,;:!]|~|\\q?quad(?![a-zA-Z])|\s)+")
 
@@ -61,8 +64,12 @@ def cleaned(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The exact value of an integer, a decimal, a fraction or a mixed number."""
-    match = _NUMBER.fullmatch(text.replace(" ", ""))
+    """The exact value of an integer (also 3,000), a decimal, a fraction or a mixed number (also 1 1/2)."""
+    if mixed := _MIXED.fullmatch(text):
+        text = f"{mixed[1]}\\frac{{{mixed[2]}}}{{{mixed[3]}}}"
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    match = _NUMBER.fullmatch(_LOOSE_SPACES.sub("", text))
     if match is None or int(match["slash"] or match["q"] or 1) == 0:
         return None
     if match["p"]:
@@ -289,7 +296,8 @@ def _notation(text: str) -> str:
     text = _ODD_ROOT.sub(r"(-\\sqrt[\1]{\2})", text)
     if re.fullmatch(r"\(-\\sqrt\[\d+\]\{\d+\}\)", text):
         text = text[1:-1]
-    return text.replace("\\operatorname{arccot}", "\\arccot")
+    text = text.replace("\\operatorname{arccot}", "\\arccot")
+    return text.replace("\\varnothing", "\\emptyset").replace("°", "^{\\circ}")
 
 
 def _radians(degrees: str) -> str:
