@@ -14,6 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 _ACTOR: Final = "actor_rollout_ref.actor"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
+_ABSENT: Final = object()
 _LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 
 
@@ -143,5 +144,6 @@ def value_problems(config: DictConfig) -> Iterator[str]:
         for key in keys:
             if key.startswith(_POLICY_LOSS) and not of_the_library:
                 continue  # a loss of the user's may mean something else by the name
-            if not fits(value := OmegaConf.select(config, key)):
+            value = OmegaConf.select(config, key, default=_ABSENT)  # another engine has other keys
+            if value is not _ABSENT and not fits(value):
                 yield f"{key}={'null' if value is None else value} must be {what}"
