@@ -21,7 +21,9 @@ from benchmarks import fairness_study
 from benchmarks.async_study import ACCURACY
 from benchmarks.pages import markdown, opened, write_section
 from fspo.fairness import debiased_lre, merge_bins
-from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, paired_interval, shared_starts
+from fspo.fairness.bootstrap import mean_interval
+from fspo.fairness.interval import Interval
+from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, shared_starts
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import NOT_RUN, show_interval
 
@@ -62,7 +64,7 @@ def run_missing(folder: Path, search_only: bool) -> int:
     """Go on with the search, then with the comparison; the exit status of what fails, else 0."""
     while (chosen := regime(found := searched(folder))) is None:
         name = next(name for name in CANDIDATES if name not in found)
-        for seed in SEARCH_SEEDS:  # each a grid of its own: a grid stops where a run fails
+        for seed in SEARCH_SEEDS:  # each a grid of its own: what fails here is not begun again
             if not _ended(_run(place := _place(folder, name, seed))):
                 code = _compare(place, ["unclipped"], [seed], *CANDIDATES[name])
                 if not _ended(_run(place)):
@@ -141,6 +143,13 @@ _VIEW, _FIRST = "active_nonzero_advantage", 2
 _HELD_OUT: Final = Measure("held-out accuracy", "after the last step", "{:.3f}", accuracy)
 
 
+def difference(first: RunGroup, second: RunGroup) -> Interval | None:
+    """Of the accuracies, over the seeds that both have; a run that failed counts, too."""
+    a, b = first.by_seed(), second.by_seed()
+    pairs = [accuracy(a[seed]) - accuracy(b[seed]) for seed in sorted(a.keys() & b.keys())]
+    return mean_interval(pairs) if pairs else None
+
+
 def comparison_table(grid: Path, reference: Sequence[Run]) -> str:
     """For each clip: accuracy, its paired differences to none and to FSPO's, and what it removes by length."""
     runs = [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active" and _ended(run)]
@@ -153,7 +162,7 @@ def comparison_table(grid: Path, reference: Sequence[Run]) -> str:
     for algo in filter(groups.__contains__, ALGOS):
         group = groups[algo]
         pairs = [
-            show_interval(paired_interval(group, groups[other], _HELD_OUT), "{:+.3f}", bold=True)
+            show_interval(difference(group, groups[other]), "{:+.3f}", bold=True)
             if other in groups and other != algo
             else ""
             for other in ("unclipped", "fspo")

@@ -74,6 +74,7 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
         return {each.name for each in kind} if pa.types.is_struct(kind) else set()
 
     def is_text(kind: pa.DataType) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
     required = [prompt_key if column == "prompt" else column for column in REQUIRED_COLUMNS]
@@ -210,7 +211,7 @@ def check(
     found.problems += join_problems(schemas)
     if found.problems or not rows:
         return found
-    good = _check_rows(rows, found)
+    good = _check_rows(rows, found, text_truth=reward is None)
     _check_duplicates(good, found)
     tokenizer = None if model is None else _tokenizer(model)
     lengths = _check_lengths(good, tokenizer, max_prompt_length, found)
@@ -222,7 +223,7 @@ def check(
     return found
 
 
-def _check_rows(rows: Sequence[_Row], found: Findings) -> list[_Row]:
+def _check_rows(rows: Sequence[_Row], found: Findings, text_truth: bool) -> list[_Row]:
     bad: dict[str, list[_Row]] = defaultdict(list)
     good = []
     for row in rows:
@@ -234,7 +235,7 @@ def _check_rows(rows: Sequence[_Row], found: Findings) -> list[_Row]:
             bad[f"a role that is not one of {', '.join(ROLES)}"].append(row)
         elif roles[-1] == "assistant":
             bad["a prompt that ends with the assistant's message, where the response begins"].append(row)
-        elif row.truth is None or (isinstance(row.truth, str) and not row.truth.strip()):
+        elif row.truth is None or (text_truth and not str(row.truth).strip()):
             bad["no reward_model.ground_truth"].append(row)
         elif not row.values.get("data_source"):
             bad["no data_source"].append(row)

@@ -95,8 +95,12 @@ def _shown(value: Any) -> str:
 
 
 def _tells(key: str, found: Sequence[Sequence[dict[str, Any]]]) -> bool:
-    """Whether a setting is one that a reader wants to see: no seed, no path of a run, no name."""
-    if "seed" in key or key in ("fspo.algo", "fspo.comparison", "trainer.experiment_name"):
+    """Whether a setting is one that a reader wants to see: no seed, no path or name of a run, nothing of its start."""
+    if (
+        "seed" in key
+        or key.startswith("ray_kwargs.")
+        or key in ("fspo.algo", "fspo.comparison", "trainer.experiment_name")
+    ):
         return False
     folders = {str(one["fspo.run_dir"]) for each in found for one in each if "fspo.run_dir" in one}
     return not any(folder in str(one.get(key)) for each in found for one in each for folder in folders)

@@ -35,7 +35,8 @@ _LETTER = re.compile(r"(?:(?i:option|choice|answer)\s+)?(?:\(([A-J])\)|([A-J]))[
 _LETTER_AND_VALUE = re.compile(r"(?:\(([A-J])\)[.:]?|([A-J])[.):](?=\s))\s*(\S.*)", re.DOTALL)
 _OTHER_LETTER = re.compile(
     r"\A(?:or|and|nor|vs|versus)\b|\A[,/&]|\A[A-J]\b|\([A-J]\)"  # right after the first, or in brackets anywhere
-    r"|(?<![\w\\])[A-J][.):](?=\s|\Z)|\b(?:or|nor|vs|versus)\b[.]?\s*[A-J]\b|[,/&]\s*[A-J]\Z"  # A. 5 or B. 6
+    r"|(?<![\w\\])[A-J][.:](?=\s|\Z)|(?<![\w\\])(?<!not )[A-J]\)(?=\s)"  # A. 5 B. 6
+    r"|\b(?:or|nor|vs|versus)\b[.]?\s*[A-J]\b|\A[^,/&]*[,/&]\s*[A-J]\Z"  # A. 5 or B; A. 5, B
 )
 
 

@@ -40,7 +40,7 @@ _NUMBER = re.compile(
     r"|(?P<whole>\d{0,6})\\[dt]?frac\{(?P<p>\d{1,6})\}\{(?P<q>\d{1,6})\})"
 )
 _MIXED = re.compile(r"(-?\d{1,6}) +(\d{1,6})/(\d{1,6})")
-_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?:[, ]\d{3})+(?:\.\d+)?")
 _LOOSE_SPACES = re.compile(r"(?<![\d ]) +| +(?![\d ])")  # one between two digits may separate two numbers
 
 SPACES = re.compile(r"(?:\\[ ,;:!]|~|\\q?quad(?![a-zA-Z])|\s)+")
@@ -68,7 +68,7 @@ def number(text: str) -> Fraction | None:
     if mixed := _MIXED.fullmatch(text):
         text = f"{mixed[1]}\\frac{{{mixed[2]}}}{{{mixed[3]}}}"
     if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
+        text = text.replace(",", "").replace(" ", "")
     match = _NUMBER.fullmatch(_LOOSE_SPACES.sub("", text))
     if match is None or int(match["slash"] or match["q"] or 1) == 0:
         return None

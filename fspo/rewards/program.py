@@ -25,8 +25,8 @@ from fspo.rewards.verdict import Status, Verdict
 _RUNNER = Path(__file__).with_name("program_runner.py")
 _OUTPUT_BYTES = 1 << 20
 _GRACE_S = 30.0  # for the runner to start on a busy machine, and to end what the program left
-_FENCE = re.compile(r"[ \t]*(?P<ticks>`{3,})[ \t]*(?P<info>[^`]*)")
-_PYTHON = re.compile(r"\{?\.?(?:python3?|py)\b", re.IGNORECASE)
+_FENCE = re.compile(r"(?P<before>[^`]*)(?P<ticks>`{3,})[ \t]*(?P<info>[^`]*)")
+_PYTHON = re.compile(r"\{?\.?(?:python3?|py)(?![\w-])", re.IGNORECASE)
 #: A reward worker of verl calls its function from up to 32 threads at once, and there may be eight such workers.
 _running = threading.BoundedSemaphore(min(8, max(2, len(os.sched_getaffinity(0)) // 2)))
 
@@ -154,19 +154,26 @@ def score_program(
 
 
 def _program(response: str) -> str | None:
-    """The last closed block in Python, else the last without a language; its common indentation is taken away."""
+    """The last closed block in Python, else the last without a language; its common indentation is taken away.
+
+    Models write text before an opening fence and behind a closing one (``</answer>``), and end a block behind its code.
+    """
     found: dict[str, str] = {}
     ticks, info, lines = "", "", list[str]()
-    for line in response.split("\n"):
-        fence = _FENCE.fullmatch(line.rstrip())
+    for line in map(str.rstrip, response.split("\n")):
+        fence = _FENCE.fullmatch(line)
         if not ticks:
             if fence:
                 ticks, info, lines = fence["ticks"], fence["info"], []
-        elif fence and not fence["info"] and len(fence["ticks"]) >= len(ticks):
-            found["python" if _PYTHON.match(info) else info] = textwrap.dedent("\n".join(lines))
+        elif fence and len(fence["ticks"]) >= len(ticks) and not (fence["before"].strip() and fence["info"]):
+            if not fence["before"].strip() and _PYTHON.match(fence["info"]):  # the block before was never closed
+                ticks, info, lines = fence["ticks"], fence["info"], []
+                continue
+            text = "\n".join([*lines, fence["before"]])
+            found["python" if _PYTHON.match(info) else info] = textwrap.dedent(text)
             ticks = ""
         else:
-            lines.append(line.removesuffix("\r"))
+            lines.append(line)
     return found.get("python", found.get(""))
 
 

@@ -114,8 +114,9 @@ def settings_problem(settings: Mapping[str, Any]) -> str | None:
     for name in ("format_weight", "overlong_weight", "time_limit_s"):
         if type(given[name]) not in (int, float) or not math.isfinite(given[name]):
             return f"{name}={given[name]!r} must be a number"
-    for name in ("overlong_buffer", "max_response_length", "n_workers", "memory_limit_mb"):
-        if type(given[name]) is not int and not (given[name] is None and known[name] is None):
+    may_be_null = ("overlong_buffer", "max_response_length", "n_workers")
+    for name in (*may_be_null, "memory_limit_mb"):
+        if type(given[name]) is not int and not (given[name] is None and name in may_be_null):
             return f"{name}={given[name]!r} must be a whole number"
     if given["overlong_buffer"] and given["max_response_length"] is None:
         return f"overlong_buffer={given['overlong_buffer']} needs max_response_length, in tokens: give it too"

@@ -177,7 +177,8 @@ class FSPOHooks(PPOTrainer):
         prompts = {} if self.verl_mode == "sync" else prompt_tags(partition_id)
         unfinished = [uid for uid, tag in prompts.items() if tag["status"] in ("pending", "running")]
         first = self._cycle.funnel.first_issue
-        self._cycle.funnel.first_issue = {uid: first.get(uid, prompts[uid]["global_steps"]) for uid in unfinished}
+        issued_again = {uid: prompts[uid]["global_steps"] for uid in unfinished}
+        self._cycle.funnel.first_issue = issued_again | {uid: first[uid] for uid in prompts if uid in first}
         again = int(super()._reissue_inflight_prompts(partition_id))
         if prompts:
             PROGRESS.say(

@@ -327,7 +327,7 @@ def test_the_cluster_of_the_run_is_not_joined_again(tmp_path: Path, monkeypatch:
         variables = "{VERL_PLATFORM: cuda, FSPO_RUN_ID: one}"
         file.write(f"ray_kwargs: {{ray_init: {{address: auto, runtime_env: {{env_vars: {variables}}}}}}}\n")
     ray_init = configure(parse([str(run)])).ray_kwargs.ray_init
-    assert ray_init == {"address": None, "runtime_env": {"env_vars": {"VERL_PLATFORM": "cuda"}}}
+    assert ray_init == {"address": None, "num_gpus": None, "runtime_env": {"env_vars": {"VERL_PLATFORM": "cuda"}}}
     for joined in ("ray_kwargs.ray_init.address=auto", "++ray_kwargs.ray_init.address=auto"):
         assert configure(parse([str(run), joined])).ray_kwargs.ray_init.address == "auto"
 

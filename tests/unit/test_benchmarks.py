@@ -30,6 +30,7 @@ from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
 from benchmarks.versus_verl.variants import SHARED, VARIANTS, fingerprint
 from fspo.calibration import active_line, leans
 from fspo.losses import ALGORITHMS
+from fspo.report.groups import RunGroup
 from fspo.report.runs import Run
 from fspo.types import BandState
 from recipe.fspo.faults.phase import PHASES
@@ -336,6 +337,19 @@ def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_pa
 
 def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_run_that_failed_counts_in_the_differences_of_the_clipping_study() -> None:
+    def group(algo: str, *accuracies: float | None) -> RunGroup:
+        runs = []
+        for seed, value in enumerate(accuracies):
+            info = {"algo": algo, "seed": seed, "status": "failed" if value is None else "finished"}
+            steps = {step: {"critic/rewards/mean": 0.5} for step in range(1, 4 if value is None else 15)}
+            runs.append(Run(Path(), info, steps | ({} if value is None else {15: {clipping_study.ACCURACY: value}})))
+        return RunGroup(algo, "matched_active", runs)
+
+    found = clipping_study.difference(group("fspo", 0.8, 0.8, 0.8, 0.8), group("unclipped", 0.7, None, 0.7, None))
+    assert found is not None and (found.value, found.n) == (pytest.approx(0.45), 4)
 
 
 def test_the_first_setting_at_which_training_without_a_clip_fails_is_chosen() -> None:

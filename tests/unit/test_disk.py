@@ -75,10 +75,20 @@ def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None
     assert latest(tmp_path) == (tmp_path / "global_step_2" if before else None)
 
 
+def test_the_tracker_never_names_a_damaged_checkpoint_instead(tmp_path: Path) -> None:
+    for step in (1, 2, 4):
+        save(tmp_path, step)
+        torch.save(step, tmp_path / f"global_step_{step}" / "data.pt")
+    (tmp_path / "global_step_2" / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"cut")
+    with room_for_save(tmp_path, 4, nothing):
+        assert latest(tmp_path) == tmp_path / "global_step_1"
+
+
 @pytest.mark.parametrize("before", [None, 2])
 def test_a_step_that_is_saved_again_after_going_back_leaves_no_mixture(tmp_path: Path, before: int | None) -> None:
     if before:
         save(tmp_path, before)
+        torch.save(before, tmp_path / f"global_step_{before}" / "data.pt")
     save(tmp_path, 4)
     (tmp_path / "global_step_4" / "data.pt").touch()
     with room_for_save(tmp_path, 4, nothing):

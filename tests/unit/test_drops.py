@@ -76,13 +76,22 @@ def test_verls_buffer_drops_what_the_rule_says(evenly: bool) -> None:
     assert buffer._has_enough_samples(10, "train", 4, left) and left == set(ages) - stale
 
 
-def test_a_buffer_of_ones_own_is_left_alone() -> None:
+def test_a_buffer_of_ones_own_only_tells_its_progress() -> None:
+    told: list[str] = []
+
     class Mine(ReplayBufferAsync):  # type: ignore[misc]
         """As ``trainer.v1.sampler.custom_sampler`` names one: verl asks for a subclass of its own."""
 
+        def _select_prompt_uids(self, *_: object) -> str:
+            return "mine"
+
     mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
     count_ends(mine, LengthFunnel(), 2, {})
-    assert type(mine) is Mine
+    mine.moved, mine.poll_interval = told.append, 0.0
+    assert isinstance(mine, Mine) and mine._select_prompt_uids("train", set(), 2) == "mine"
+    assert not hasattr(mine, "funnel")
+    mine._wait_for_next_poll("train", 0.0)
+    assert told == ["0 responses finished; prompts: 0 pending, 0 running, 0 finished, 0 failed"]
 
 
 def test_bad_arguments() -> None:

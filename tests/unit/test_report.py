@@ -237,7 +237,10 @@ def test_settings_that_differ_within_a_group_are_named(tmp_path: Path) -> None:
     runs = []
     for seed, rate in enumerate((1e-4, 1e-2)):
         runs.append(write_run(tmp_path / str(seed), "fspo", seed))
-        (runs[-1] / "config.yaml").write_text(f"actor: {{optim: {{lr: {rate}}}}}\nfspo: {{run_dir: {runs[-1]}}}\n")
+        (runs[-1] / "config.yaml").write_text(
+            f"actor: {{optim: {{lr: {rate}}}}}\nfspo: {{run_dir: {runs[-1]}}}\n"
+            f"ray_kwargs: {{ray_init: {{runtime_env: {{env_vars: {{FSPO_RUN_ID: id{seed}}}}}}}}}\n"  # of a start
+        )
     report = build_report(runs, tmp_path / "out")
     assert report.problems == [
         "default, fspo: its runs are taken together, and differ in actor.optim.lr (0.0001 or 0.01): report on the runs "

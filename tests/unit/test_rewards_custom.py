@@ -86,6 +86,7 @@ def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], s
 def test_settings_of_the_recipes_own_reward_are_known() -> None:
     given = "{overlong_buffer: 64, max_response_length: 256, n_workers: 2, normalise: false, time_limit_s: 2}"
     assert problems(f"+{FUNCTION}.reward_kwargs={given}") == []
+    assert problems(f"+{FUNCTION}.reward_kwargs={{overlong_buffer: null}}") == []  # off
 
 
 def test_a_file_is_imported_in_another_process_under_its_absolute_path(

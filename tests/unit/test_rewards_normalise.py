@@ -79,6 +79,8 @@ def test_all_pairs_gain_right_answers_and_no_wrong_ones(scorer: MathScorer) -> N
         (r"\boxed{\varnothing}", r"\emptyset", (r"\emptyset", r"\emptyset")),
         (r"\boxed{(A) x=2 or x=3}", "A", ("A", "A")),
         (r"\boxed{(D) both A and B}", "D", ("D", "D")),
+        (r"\boxed{(E) None of A, B, C, D}", "E", ("E", "E")),
+        (r"\boxed{A. 5 (not B)}", "A", ("A", "A")),
     ],
 )
 def test_rules(response: str, truth: str, expected: tuple[str, str]) -> None:

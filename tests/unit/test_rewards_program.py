@@ -37,6 +37,10 @@ def fenced(program: str) -> str:
         (f"```python\n{SUM}", Status.NO_ANSWER),
         (f"```text\n{SUM}\n```", Status.NO_ANSWER),
         (f"```\nprint(1)\n```\n```\n{SUM}\n```", Status.CORRECT),
+        (f"<answer>```python\n{SUM}\n```</answer>", Status.CORRECT),
+        (f"So:\n```python\n{SUM}```\nDone.", Status.CORRECT),
+        (f"```text\n1 2\n```python\n{SUM}\n```", Status.CORRECT),  # the first block is never closed
+        (f"```python\n{SUM}\n```\n```python-repl\n>>> 1\n```", Status.CORRECT),
     ],
 )
 def test_the_last_block_is_judged_by_what_it_prints(response: str, status: Status) -> None:

@@ -21,15 +21,26 @@ _REASONS = ((2, "failed"), (0, "stale"), (1, "filtered"))
 _Reasons = tuple[set[str], set[str], set[str], Counter[float]]
 
 
-class _Counting(ReplayBuffer):  # type: ignore[misc]
-    """What is mixed into the class of a replay buffer that exists; see :func:`count_ends`."""
+class _Polled(ReplayBuffer):  # type: ignore[misc]
+    """Mixed into the class of every replay buffer that exists, so that a hang can be told from a long generation."""
+
+    #: Called at every poll with how many responses and prompts are how far.
+    moved: Callable[[str], None] = staticmethod(lambda queue: None)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        kinds = (self.partitions, self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
+        words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
+        self.moved(words.format(*(len(each[partition_id]) for each in kinds)))
+        return float(super()._wait_for_next_poll(partition_id, last_debug_time))
+
+
+class _Counting(_Polled):
+    """Mixed into one of verl's own; see :func:`count_ends`."""
 
     funnel: LengthFunnel
     responses: int
     position: dict[str, int]
     drops: EvenDrops | None
-    #: Called at every poll with how many responses and prompts are how far.
-    moved: Callable[[str], None] = staticmethod(lambda queue: None)
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> _Reasons:
         stale, *others = super()._terminal_eviction_reasons(global_steps, partition_id)
@@ -45,12 +56,6 @@ class _Counting(ReplayBuffer):  # type: ignore[misc]
                 self.max_off_policy_threshold,
             )
         return (stale, *others)
-
-    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        kinds = (self.partitions, self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
-        words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
-        self.moved(words.format(*(len(each[partition_id]) for each in kinds)))
-        return float(super()._wait_for_next_poll(partition_id, last_debug_time))
 
     def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
         # verl takes the oldest first, and among those of one step, a set, any. Here: in the data loader's order.
@@ -111,14 +116,15 @@ def count_ends(
     the class of the finished object is extended.
 
     Args:
-        buffer: Of verl's classes; one of a user's own (``trainer.v1.sampler.custom_sampler``) is left alone.
+        buffer: Of verl's classes; one of a user's own (``trainer.v1.sampler.custom_sampler``) only tells its progress.
         funnel: Counts responses.
         responses: To each prompt.
         position: Of prompts in the data loader's order; those it does not hold come first.
         drops: Chooses the groups to drop in place of verl, which drops the stale ones.
     """
-    if (kind := type(buffer)).__module__ == ReplayBuffer.__module__:
-        buffer.__class__ = type(f"Counting{kind.__name__}", (_Counting, kind), {})
+    ours = _Counting if (kind := type(buffer)).__module__ == ReplayBuffer.__module__ else _Polled
+    buffer.__class__ = type(f"{ours.__name__}{kind.__name__}", (ours, kind), {})
+    if ours is _Counting:
         buffer.funnel, buffer.responses, buffer.position, buffer.drops = funnel, responses, position, drops
         if drops is not None:
             buffer.max_off_policy_strategy = "evenly"  # neither of verl's two: it drops none, and lets stale ones pass

@@ -103,8 +103,12 @@ def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Pat
 
 
 def newest_before(root: Path, step: int) -> Path | None:
-    """The newest checkpoint of an earlier step."""
-    return next((folder for saved, folder in _step_folders(root).items() if saved < step), None)
+    """The newest checkpoint of an earlier step whose files are whole."""
+
+    def reads(folder: Path) -> bool:
+        return (folder / "data.pt").is_file() and not any(map(archive_damage, folder.rglob("*.pt")))
+
+    return next((folder for saved, folder in _step_folders(root).items() if saved < step and reads(folder)), None)
 
 
 def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> None:

@@ -79,14 +79,16 @@ class Rehearsal:
 
     def checks(self) -> str:
         """The checks of ``recipe.fspo.main`` before Ray, as on the machine with GPUs, and the planner's."""
-        from recipe.fspo.launch.checks import PreflightError, flash_attention_problems, room_problems
+        from recipe.fspo.launch.checks import PreflightError, check_values, flash_attention_problems, room_problems
         from recipe.fspo.launch.start import check
         from recipe.fspo.main import JOB
         from recipe.fspo.plan.__main__ import plan
         from recipe.fspo.rehearse.material import stand_ins
 
         try:
-            self.overrides += stand_ins(compose(self.overrides), self.out, self.substitute, self.not_covered)
+            given = compose(self.overrides)
+            check_values(given)
+            self.overrides += stand_ins(given, self.out, self.substitute, self.not_covered)
             config = self.prepared()
         except (HydraException, OmegaConfBaseException, BadInput) as error:
             raise Failed(str(error)) from None
