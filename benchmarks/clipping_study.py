@@ -43,6 +43,8 @@ CANDIDATES: Final = {
     "lr 1e-4, 4 updates a step": (),
     "lr 3e-4, 4 updates": (f"{_LR}=3e-4",),
     "lr 2e-4, 16 updates": (f"{_LR}=2e-4", f"{_PROMPTS}=2"),
+    "lr 5e-4, 4 updates": (f"{_LR}=5e-4",),
+    "lr 7e-4, 4 updates": (f"{_LR}=7e-4",),
     "lr 1e-3, 4 updates": (f"{_LR}=1e-3",),
     "lr 5e-4, 16 updates": (f"{_LR}=5e-4", f"{_PROMPTS}=2"),
     "lr 3e-3, 4 updates": (f"{_LR}=3e-3",),
@@ -71,7 +73,11 @@ def run_missing(folder: Path, search_only: bool) -> int:
                     return code
     if search_only:
         return 0
-    return _compare(folder / "comparison", ALGOS, SEEDS, "comparisons=[matched_active]", *CANDIDATES[chosen])
+    return _compare(_grid(folder, chosen), ALGOS, SEEDS, "comparisons=[matched_active]", *CANDIDATES[chosen])
+
+
+def _grid(folder: Path, name: str) -> Path:
+    return folder / f"comparison-{list(CANDIDATES).index(name)}"
 
 
 def _place(folder: Path, name: str, seed: int) -> Path:
@@ -219,7 +225,7 @@ def main() -> int:
     with opened(folder) as place:
         found = searched(place)
         write_section(PAGE, "search", search_table(found))
-        if (grid := place / "comparison").exists():
+        if (chosen := regime(found)) is not None and (grid := _grid(place, chosen)).exists():
             summary = comparison_table(grid, found[next(iter(CANDIDATES))])
             write_section(PAGE, "clipping", f"{summary}\n\n{fairness_study.tables(grid, common=False)}")
     return code
