@@ -113,9 +113,13 @@ def rewards(run: Run) -> tuple[float, float]:
     return (float(values[:3].mean()), float(values[-3:].mean())) if len(values) else (0.0, 0.0)
 
 
+def _goal(reference: Sequence[Run]) -> float:
+    return sum(map(accuracy, reference)) / len(reference) - LOSS
+
+
 def fails(runs: Sequence[Run], reference: Sequence[Run]) -> bool:
     """Whether training without a clip fails: both seeds end below the reference, or below where they began."""
-    goal = sum(map(accuracy, reference)) / len(reference) - LOSS
+    goal = _goal(reference)
     return all(accuracy(run) <= goal for run in runs) or all(rewards(run)[1] < rewards(run)[0] for run in runs)
 
 
@@ -163,7 +167,7 @@ def comparison_table(grid: Path, reference: Sequence[Run]) -> str:
         return NOT_RUN
     groups = {group.algo: group for group in group_runs(runs)}
     starts = shared_starts([run for run in runs if len(run.lengths.step_M)])
-    goal = sum(map(accuracy, reference)) / len(reference) - LOSS
+    goal = _goal(reference)
     rows = []
     for algo in filter(groups.__contains__, ALGOS):
         group = groups[algo]

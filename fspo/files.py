@@ -73,6 +73,14 @@ def check_folder(folder: Path) -> None:
         raise NotADirectoryError(f"{folder}: {place} is not a folder that can be written to; give another one")
 
 
+def is_own_json(path: Path, key: str) -> bool:
+    """Whether a JSON file has the key by which a program knows what it has written itself."""
+    try:
+        return key in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with a final newline, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from fspo.data.sources import (
     read_file,
     read_problems,
 )
-from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
+from fspo.files import check_folder, check_replaceable, is_own_json, sha256_of, write_json, write_rows
 
 TEMPLATES = {
     "boxed": "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
@@ -169,15 +168,10 @@ def _check_out(out: Path, name: str) -> None:
     check_folder(out)
     check_replaceable(out / f"{name}.parquet")
     description = out / f"{name}.manifest.json"
-    if description.exists():
-        try:
-            ours = "prompt_template" in json.loads(description.read_bytes())
-        except (OSError, ValueError, TypeError):
-            ours = False
-        if not ours:
-            raise FileExistsError(
-                f"{description} exists and was not written by this program: give another folder, or move it"
-            )
+    if description.exists() and not is_own_json(description, "prompt_template"):
+        raise FileExistsError(
+            f"{description} exists and was not written by this program: give another folder, or move it"
+        )
 
 
 def _write(out: Path, name: str, rows: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, Any]:

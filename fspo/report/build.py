@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.acceptance import VIEWS
-from fspo.files import atomic_path, check_folder
+from fspo.files import atomic_path, check_folder, is_own_json
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_records
 from fspo.report.figures import comparison_figures
-from fspo.report.findings import Finding, compared, findings, mixed_settings
+from fspo.report.findings import Finding, compared, differing_settings, findings, mixed_settings
 from fspo.report.funnel import funnel_finding, funnel_table
 from fspo.report.groups import (
     LengthProfile,
@@ -115,13 +115,14 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     comparisons = []
     for name in dict.fromkeys(group.comparison for group in groups):
         chosen = [group for group in groups if group.comparison == name]
-        problems += mixed_settings(chosen)
+        settings = differing_settings(chosen)
+        problems += mixed_settings(chosen, settings)
         profiles = clip_profiles(chosen, starts)
         floors = [(group.algo, group_noise_floor(group, starts)) for group in chosen]
         comparisons.append(
             Comparison(
                 name,
-                compared(chosen),
+                compared(chosen, settings),
                 findings(chosen, profiles, measures, starts) + funnel_finding(chosen, bins),
                 [(algo, floor) for algo, floor in floors if isinstance(floor, str)],
                 _tables(chosen, measures, starts, bins),
@@ -160,14 +161,9 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
 def _check_out(out: Path) -> None:
     check_folder(out)
     page, summary = out / "report.html", out / "summary.json"
-    if page.exists() or summary.exists():
-        try:
-            ours = "comparisons" in json.loads(summary.read_bytes())
-        except (OSError, ValueError, TypeError):
-            ours = False
-        if not ours:
-            path = summary if summary.exists() else page
-            raise FileExistsError(f"{path} exists and was not written by a report: give another folder, or move it")
+    if (page.exists() or summary.exists()) and not is_own_json(summary, "comparisons"):
+        path = summary if summary.exists() else page
+        raise FileExistsError(f"{path} exists and was not written by a report: give another folder, or move it")
 
 
 def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:

@@ -42,7 +42,11 @@ class Finding:
     differences: str
 
 
-def compared(groups: Sequence[RunGroup]) -> Table:
+Differing = list[tuple[str, list[list[str]]]]
+"""Settings that are not the same in all runs, each with its values in each group."""
+
+
+def compared(groups: Sequence[RunGroup], settings: Differing) -> Table:
     """Seeds and steps of each group, and the settings in which the groups, or the runs of one, differ."""
     rows = [
         ("seeds", "", [", ".join("?" if r.seed is None else str(r.seed) for r in group.runs) for group in groups]),
@@ -51,18 +55,18 @@ def compared(groups: Sequence[RunGroup]) -> Table:
     unfinished = [", ".join(f"{r.status}: seed {r.seed}" for r in g.runs if r.status != "finished") for g in groups]
     if any(unfinished):
         rows.append(("not finished", "", [cell or "none" for cell in unfinished]))
-    differing = [(key, "", [" or ".join(value) for value in values]) for key, values in _differing(groups)]
+    differing = [(key, "", [" or ".join(value) for value in values]) for key, values in settings]
     rows += differing[:_MOST_SETTINGS]
     if len(differing) > _MOST_SETTINGS:
         rows.append((f"and {len(differing) - _MOST_SETTINGS} more", "in config.yaml", ["(not shown)"] * len(groups)))
     return Table(group_heads(groups), rows)
 
 
-def mixed_settings(groups: Sequence[RunGroup]) -> list[str]:
+def mixed_settings(groups: Sequence[RunGroup], settings: Differing) -> list[str]:
     """A sentence about each group whose runs have different settings: its numbers are of all of them together."""
-    differing, said = _differing(groups), []
+    said = []
     for index, group in enumerate(groups):
-        mixed = [f"{key} ({' or '.join(values[index])})" for key, values in differing if len(values[index]) > 1]
+        mixed = [f"{key} ({' or '.join(values[index])})" for key, values in settings if len(values[index]) > 1]
         more = f" and {len(mixed) - _MOST_SETTINGS} more" if len(mixed) > _MOST_SETTINGS else ""
         if mixed:
             said.append(
@@ -72,8 +76,8 @@ def mixed_settings(groups: Sequence[RunGroup]) -> list[str]:
     return said
 
 
-def _differing(groups: Sequence[RunGroup]) -> list[tuple[str, list[list[str]]]]:
-    """The settings that are not the same in all runs, and their values in each group.
+def differing_settings(groups: Sequence[RunGroup]) -> Differing:
+    """The settings that are not the same in all runs; reads every run's config.yaml.
 
     Settings are compared as config.yaml has them; where a run lacks that file, only those of the loss. Seeds, paths and
     the algorithm's name are left out.

@@ -23,7 +23,7 @@ from fspo.report.__main__ import main
 from fspo.report.build import build_report
 from fspo.report.common_records import common_records
 from fspo.report.figures import comparison_figures
-from fspo.report.findings import compared, findings
+from fspo.report.findings import compared, differing_settings, findings
 from fspo.report.groups import (
     clip_profiles,
     group_noise_floor,
@@ -258,12 +258,15 @@ def test_settings_that_differ_come_from_the_whole_configuration(tmp_path: Path) 
                       "optim": {"lr": rate, "beta": 0.9}, "micro": seed}  # fmt: skip
             (folder / "config.yaml").write_text(json.dumps(config))
             runs.append(load_run(folder))
-    rows = {head: cells for head, _, cells in compared(group_runs(runs)).rows}
+    groups = group_runs(runs)
+    rows = {head: cells for head, _, cells in compared(groups, differing_settings(groups)).rows}
     assert rows == {
         "seeds": ["0, 1", "0, 1"], "steps": ["4", "4"], "optim.lr": ["0.0001", "1e-05"], "micro": ["0 or 1", "0 or 1"]
     }  # fmt: skip
     (runs[0].path / "config.yaml").unlink()
-    assert "optim.lr" not in {head for head, _, _ in compared(group_runs(runs)).rows}, "of one run it is not known"
+    assert "optim.lr" not in {head for head, _, _ in compared(groups, differing_settings(groups)).rows}, (
+        "of one run it is not known"
+    )
 
 
 def test_noise_floor_is_held_against_the_band(tmp_path: Path) -> None:

@@ -132,8 +132,17 @@ def count_ends(
 
 def prompt_tags(partition_id: str) -> dict[str, dict[str, Any]]:
     """verl's tags of the prompts in TransferQueue that are under way, by the prompt's identifier."""
-    data = tq.kv_list(partition_id) or {}
-    return {key: tag for key, tag in data.get(partition_id, {}).items() if tag.get("is_prompt", False)}
+    return _prompts(_tags(partition_id))
+
+
+def _tags(partition_id: str) -> dict[str, dict[str, Any]]:
+    """verl's tags of everything in TransferQueue, prompts and responses."""
+    tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id) or {}).get(partition_id, {})
+    return tags
+
+
+def _prompts(tags: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {key: tag for key, tag in tags.items() if tag.get("is_prompt", False)}
 
 
 def clear_trained(partition_id: str) -> None:
@@ -142,8 +151,9 @@ def clear_trained(partition_id: str) -> None:
     verl saves TransferQueue before it removes those of the step, and nobody would after a resume; every one would leave
     a batch behind, until the queue is full.
     """
-    rows, prompts = (tq.kv_list(partition_id) or {}).get(partition_id, {}), prompt_tags(partition_id)
-    if done := [key for key in rows if key not in prompts and prompt_of(key) not in prompts]:
+    tags = _tags(partition_id)
+    prompts = _prompts(tags)
+    if done := [key for key in tags if key not in prompts and prompt_of(key) not in prompts]:
         tq.kv_clear(partition_id=partition_id, keys=done)
 
 
