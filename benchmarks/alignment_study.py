@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.async_study import mean_cell
 from benchmarks.fairness_study import bold
-from benchmarks.pages import markdown, write_section
+from benchmarks.pages import markdown, opened, write_section
 from fspo.files import atomic_path
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "alignment.md"
@@ -49,6 +49,7 @@ Result = Mapping[str, Any]
 
 def run_missing(folder: Path, seeds: Sequence[int]) -> int:
     """Train and measure what is not there; the exit status of the first command that fails, else 0."""
+    folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         run = folder / f"seed{seed}"
         if not all((folder / f"seed{seed}_step{step}.json").is_file() for step in STEPS):
@@ -160,13 +161,14 @@ def tables(found: Sequence[Result]) -> str:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the study, or with --tables its .tar.xz")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     given = parser.parse_args()
     folder = given.folder.absolute()
     code = 0 if given.tables else run_missing(folder, given.seeds)
-    write_section(PAGE, "study", tables(finished(folder)))
+    with opened(folder) as place:
+        write_section(PAGE, "study", tables(finished(place)))
     sys.exit(code)
 
 
