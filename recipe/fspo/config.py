@@ -121,16 +121,16 @@ def complete_loss(config: DictConfig) -> None:
     """
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
-    if settings is None and own_loss.is_own(policy_loss):
-        with open_dict(policy_loss):
-            policy_loss.update(own_loss.complete(config))
-    if settings is None or policy_loss.get("_target_") is None:  # verl's own dataclass has no such fields
+    if settings is not None:  # algo=grpo with loss_mode=fspo has verl's _target_, which knows none of these fields
+        values = dataclasses.asdict(settings) | {"_target_": "recipe.fspo.config.SequencePolicyLossConfig"}
+    elif own_loss.is_own(policy_loss):
+        values = own_loss.settings_of(policy_loss)
+    else:
         return
-    if config.fspo.grad_scale == "matched" and settings.grad_scale == "1":
-        multiplier = settings.grad_multiplier / config.fspo.reference_length
-        settings = dataclasses.replace(settings, grad_multiplier=multiplier)
+    if config.fspo.grad_scale == "matched" and values.get("grad_scale") == "1":
+        values["grad_multiplier"] /= config.fspo.reference_length
     with open_dict(policy_loss):
-        policy_loss.update(dataclasses.asdict(settings))
+        policy_loss.update(values)
 
 
 def complete_mode(config: DictConfig) -> None:

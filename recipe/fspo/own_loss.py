@@ -25,8 +25,6 @@ from fspo.losses import ALGORITHMS
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
 _LIBRARY: Final = "actor_rollout_ref.model.external_lib"
 _INSTALL: Final = "install its package on every node, or start the command in the folder that holds it"
-#: Fields by which a class of settings says that ``grad_scale=matched`` applies to its loss.
-SCALE_FIELDS: Final = ("grad_scale", "grad_multiplier")
 
 
 def is_verls(name: str) -> bool:
@@ -55,14 +53,6 @@ def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
     given = instantiate(policy_loss, _convert_="partial")
     verls = {field.name for field in dataclasses.fields(PolicyLossConfig)} - {"loss_mode"}
     return {field.name: getattr(given, field.name) for field in dataclasses.fields(cls) if field.name not in verls}
-
-
-def complete(config: DictConfig) -> dict[str, Any]:
-    """The settings to write into ``actor.policy_loss``, its gradient scale matched if that is asked for."""
-    settings = settings_of(config.actor_rollout_ref.actor.policy_loss)
-    if config.fspo.grad_scale == "matched" and settings.get("grad_scale") == "1":
-        settings["grad_multiplier"] /= config.fspo.reference_length
-    return settings
 
 
 def problems(config: DictConfig) -> Iterator[str]:
@@ -124,7 +114,7 @@ def _scale_problems(config: DictConfig) -> Iterator[str]:
         return
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = settings_of(policy_loss)
-    if not set(SCALE_FIELDS) <= set(settings) or settings["grad_scale"] not in ("1", "1/L"):
+    if not {"grad_scale", "grad_multiplier"} <= set(settings) or settings["grad_scale"] not in ("1", "1/L"):
         yield (
             f"grad_scale=matched does not know how the gradient of loss_mode={policy_loss.loss_mode} grows with the "
             "response's length, so a comparison would be one of learning rates: give grad_scale=native, or let the "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from composing import composed
+from hydra.utils import instantiate
 
 from benchmarks import async_study, clipping_study
 from fspo.files import local_path
@@ -273,6 +274,13 @@ def test_matched_gradient_scale_divides_the_token_sums(algo: str, multiplier: fl
     complete_loss(config)
     found = config.actor_rollout_ref.actor.policy_loss.get("grad_multiplier")
     assert found == (None if multiplier is None else pytest.approx(multiplier))
+
+
+def test_one_key_turns_a_loss_of_verls_into_one_of_the_librarys() -> None:
+    config = composed("algo=grpo", "actor_rollout_ref.actor.policy_loss.loss_mode=fspo", "fspo.run_dir=/nowhere")
+    assert list(problems_of_settings(config)) == []
+    complete_loss(config)
+    assert instantiate(config.actor_rollout_ref.actor.policy_loss).settings() == ALGORITHMS["fspo"]
 
 
 def test_the_active_band_has_a_window_of_its_own_unless_another_is_given() -> None:
