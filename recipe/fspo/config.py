@@ -100,15 +100,11 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
     values = OmegaConf.to_container(policy_loss, resolve=True)
     if values["loss_mode"] not in ALGORITHMS:
         return None
-    known = {field.name for field in dataclasses.fields(SequencePolicyLossConfig)} | {"_target_"}
+    values.pop("_target_", None)
+    known = {field.name for field in dataclasses.fields(SequencePolicyLossConfig)} - {"_target_"}
     if unknown := sorted(set(values) - known):
-        raise ValueError(
-            f"{_POLICY_LOSS} has no key {', '.join(unknown)}; the keys are {', '.join(sorted(known - {'_target_'}))}"
-        )
-    try:
-        return resolve_settings(values)
-    except ValueError as error:
-        raise ValueError(f"{_POLICY_LOSS}.{error}") from None
+        raise ValueError(f"{_POLICY_LOSS} has no key {', '.join(unknown)}; the keys are {', '.join(sorted(known))}")
+    return SequencePolicyLossConfig(**values).settings()
 
 
 def complete_loss(config: DictConfig) -> None:
