@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +33,7 @@ from recipe.fspo.launch.commands import (
 from recipe.fspo.launch.compose import CONF_DIR, choices, did_you_mean
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform
+from recipe.fspo.main import JOB as TRAINING
 
 FOLDER: Final = "alignment"
 
@@ -229,12 +230,6 @@ def _apply(config: Any, override: str, path: Path) -> None:
         raise BadInput(f"{override!r}: {str(error).splitlines()[0]}") from None
 
 
-def _problems(config: DictConfig) -> Iterator[str]:
-    from recipe.fspo.config import problems  # imports verl: after the platform is exported
-
-    return problems(config)
-
-
 def _conclude(config: DictConfig) -> None:
     from recipe.fspo.alignment.report import read_rounds, write_report
 
@@ -244,7 +239,7 @@ def _conclude(config: DictConfig) -> None:
 
 JOB: Final = Job(
     modules=("recipe.fspo.alignment.trainer", "recipe.fspo.alignment.worker"),
-    problems=_problems,
+    problems=TRAINING.problems,
     complete=lambda config: None,  # it is the configuration of a run, complete already
     conclude=_conclude,
     resumes=False,
