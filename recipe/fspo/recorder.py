@@ -143,7 +143,7 @@ class Recorder:
         self.__init__()  # type: ignore[misc]
         self._max_response_length, self._keep_sequences, self.run_dir = max_response_length, sequences, run_dir
 
-    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...], done: int = 0) -> None:
+    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...], done: int) -> None:
         """Use this band state in the update that follows, and record by these attributes.
 
         Args:

@@ -87,8 +87,7 @@ class FSPOWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...], done: int = 0) -> None:
-        """Use ``band_state`` in the update that follows, after ``done`` mini-batches of the same rollout batch, and
-        record by ``attributes``, whose bins its batch holds."""
+        """See :meth:`recipe.fspo.recorder.Recorder.begin_update`."""
         RECORDER.begin_update(band_state, attributes, done)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

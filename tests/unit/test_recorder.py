@@ -39,7 +39,7 @@ def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
 def test_band_state_follows_the_mini_batch() -> None:
     recorder = Recorder()
     recorder.enable(max_response_length=8)
-    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), ())
+    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), (), done=0)
     for expected in (0.0, 0.5, 0.5):
         recorder.begin_mini_batch()
         state = recorder.current_band_state()
