@@ -75,7 +75,9 @@ def compute_score(
         correct = task.score_answer(solution_str, ground_truth) == 1.0
         verdict = Verdict.of(Status.CORRECT if correct else Status.WRONG)
     else:
-        verdict = _scorer(n_workers, time_limit_s, memory_limit_mb, normalise).score(solution_str, ground_truth)
+        with _creating:  # functools.cache alone may call the constructor twice when threads race
+            scorer = _scorer(n_workers, time_limit_s, memory_limit_mb, normalise)
+        verdict = scorer.score(solution_str, ground_truth)
     length = info.get("response_length")
     score = verdict.score
     if format_weight:
@@ -129,11 +131,6 @@ def settings_problem(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int, normalise: bool) -> MathScorer:
-    with _creating:  # functools.cache alone may call the constructor twice when threads race
-        return _cached_scorer(n_workers, time_limit_s, memory_limit_mb, normalise)
-
-
 @functools.cache
-def _cached_scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int, normalise: bool) -> MathScorer:
+def _scorer(n_workers: int | None, time_limit_s: float, memory_limit_mb: int, normalise: bool) -> MathScorer:
     return MathScorer(n_workers, time_limit_s, memory_limit_mb, normalise)
