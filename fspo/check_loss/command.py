@@ -23,7 +23,6 @@ from typing import Any, Final, get_args
 from fspo.check_loss.call import Batch, Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
 from fspo.check_loss.length_bias import (
-    DISPERSIONS,
     LENGTHS,
     VIEWS,
     Clip,
@@ -31,8 +30,7 @@ from fspo.check_loss.length_bias import (
     clip_by_length,
     find_weight,
     normalisation,
-    recorded,
-    synthetic,
+    samples_with,
 )
 from fspo.kept import UnclippedWeight
 
@@ -198,14 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--weight", choices=get_args(UnclippedWeight), help="what the loss weighs by without its clip")
     options = parser.parse_args(arguments)
     try:
-        if options.records is not None and not options.records.exists():
-            raise LossError(f"--records {options.records} does not exist: give a run folder")
         loss = PolicyLoss(load(options.loss), configured(options.config), options.loss_agg_mode)
         checks(loss)  # before the records are read
-        samples = {f"synthetic log-ratios of {sigma:g} a token": synthetic(sigma) for sigma in DISPERSIONS}
-        if options.records is not None:
-            samples[f"the responses of {options.records}, tokens drawn"] = recorded(options.records)
-        report = check(loss, samples, options.weight)
+        report = check(loss, samples_with(options.records), options.weight)
     except LossError as error:
         print(error, file=sys.stderr)
         return 2

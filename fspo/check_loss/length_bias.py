@@ -26,7 +26,17 @@ from fspo.kept import UnclippedWeight, kept_output
 from fspo.recorded import Array, read_sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 
-__all__ = ["VIEWS", "Clip", "Normalisation", "clip_by_length", "find_weight", "normalisation", "recorded", "synthetic"]
+__all__ = [
+    "VIEWS",
+    "Clip",
+    "Normalisation",
+    "clip_by_length",
+    "find_weight",
+    "normalisation",
+    "recorded",
+    "samples_with",
+    "synthetic",
+]
 
 #: The views of acceptance that are computed of what a loss keeps (fspo.acceptance.VIEWS).
 VIEWS: Final = ("symmetric", "active", "mass")
@@ -208,6 +218,20 @@ def recorded(path: Path) -> list[Batch]:
     dispersion = float(np.std(np.concatenate([s / np.sqrt(length) for s, length, _ in pairs])))
     kinds = TokenKinds.random(dispersion, rng)
     return [_with_tokens(s, length, a, kinds, rng) for s, length, a in pairs]
+
+
+def samples_with(records: Path | None) -> dict[str, list[Batch]]:
+    """The mini-batches on which a command judges a clip, by name: synthetic ones, and those of ``--records``.
+
+    Raises:
+        LossError: If ``records`` is given, and has none.
+    """
+    if records is not None and not records.exists():
+        raise LossError(f"--records {records} does not exist: give a run folder")
+    found = {f"synthetic log-ratios of {sigma:g} a token": synthetic(sigma) for sigma in DISPERSIONS}
+    if records is not None:
+        found[f"the responses of {records}, tokens drawn"] = recorded(records)
+    return found
 
 
 def _with_tokens(s_B: Array, length_B: np.ndarray, a_B: Array, kinds: TokenKinds, rng: np.random.Generator) -> Batch:

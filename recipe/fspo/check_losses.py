@@ -20,7 +20,7 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
 from fspo.check_loss import check
 from fspo.check_loss.call import LossError, PolicyLoss
-from fspo.check_loss.length_bias import DISPERSIONS, recorded, synthetic
+from fspo.check_loss.length_bias import samples_with
 from fspo.losses import ALGORITHMS
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.launch.compose import CONF_DIR, choices
@@ -69,9 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [name for name in options.names if name not in known]:
         parser.error(f"{unknown[0]} is no loss here: choose from {', '.join(known)}")
     try:
-        samples = {f"synthetic log-ratios of {sigma:g} a token": synthetic(sigma) for sigma in DISPERSIONS}
-        if options.records is not None:
-            samples[f"the responses of {options.records}, tokens drawn"] = recorded(options.records)
+        samples = samples_with(options.records)
     except LossError as error:
         print(error, file=sys.stderr)
         return 2

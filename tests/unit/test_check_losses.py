@@ -92,3 +92,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lusp is no loss here" in capsys.readouterr().err
     assert main(["luspo", "--records", str(PAGE)]) == 2
     assert "no folder and no archive" in capsys.readouterr().err
+    assert main(["luspo", "--records", "nowhere"]) == 2
+    assert "--records nowhere does not exist" in capsys.readouterr().err
