@@ -73,12 +73,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LossError as error:
         print(error, file=sys.stderr)
         return 2
-    conforms = True
+    status = 0
     for name in options.names or known:
-        report = check(policy_loss(known[name]), samples)
-        conforms &= report.conforms
+        try:
+            report = check(policy_loss(known[name]), samples)
+        except LossError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            status = 2
+            continue
+        status = max(status, int(not report.conforms))
         print(f"{name}, loss_agg_mode={known[name]['loss_agg_mode']}\n\n{report.text()}\n", flush=True)
-    return 0 if conforms else 1
+    return status
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -94,3 +95,15 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no folder and no archive" in capsys.readouterr().err
     assert main(["luspo", "--records", "nowhere"]) == 2
     assert "--records nowhere does not exist" in capsys.readouterr().err
+
+
+def test_a_loss_that_cannot_be_called_does_not_keep_the_others_waiting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
+        raise KeyError("temperature")
+
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "broken", broken)
+    assert main(["broken", "luspo"]) == 2
+    output = capsys.readouterr()
+    assert "broken: the loss raises KeyError 'temperature'" in output.err and "conforms: 8" in output.out
