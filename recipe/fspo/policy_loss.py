@@ -10,6 +10,7 @@ GRPO stand in the same tables and figures. The losses themselves are unchanged.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -18,8 +19,8 @@ import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
 from fspo.kept import UnclippedWeight, kept_output
-from fspo.losses import ALGORITHMS, resolve_settings, sequence_policy_loss
-from fspo.types import SequenceLossOutput, SequenceLossSettings
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.types import SequenceLossOutput
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.own_loss import is_verls
 from recipe.fspo.recorder import RECORDER
@@ -30,18 +31,9 @@ UNCLIPPED_WEIGHTS: dict[str, UnclippedWeight] = {
     **dict.fromkeys(("gpg", "dro"), "none"),
     "geo_mean": "length_normalised",
 }
-#: What a registered loss returns: the scalar to differentiate, and verl's metrics of one micro-batch.
-LossAndMetrics = tuple[torch.Tensor, dict[str, float]]
 
 
-def _settings(config: Any, loss_mode: str) -> SequenceLossSettings:
-    policy_loss = config.policy_loss
-    if isinstance(policy_loss, SequencePolicyLossConfig):
-        return policy_loss.settings()
-    return ALGORITHMS[loss_mode]
-
-
-def mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_batch_info: Any) -> torch.Tensor:
+def _mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_batch_info: Any) -> torch.Tensor:
     """Sum over this micro-batch, over the sequences of the whole mini-batch on all ranks.
 
     verl averages gradients over ranks, hence the factor ``dp_size``. The engine passes the mini-batch's size, so the
@@ -62,52 +54,54 @@ def mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_bat
 def _metrics(output: SequenceLossOutput) -> dict[str, float]:
     """verl's usual names, for this micro-batch. verl averages them unweighted; exact figures are ``fspo/*``."""
     count = output.valid_B.sum().clamp(min=1)
-    clipped = output.clipped_high_B | output.clipped_low_B
     length = output.length_B.sum().clamp(min=1)
     figures = torch.stack(
         [
-            clipped.sum() / count,
+            (output.clipped_high_B + output.clipped_low_B).sum() / count,
             output.dual_clipped_B.sum() / count,
             -output.log_ratio_B.sum() / length,
-            (~output.accepted_B & output.valid_B).sum() / count,
+            (output.valid_B.sum() - output.accepted_B.sum()) / count,
         ]
     ).tolist()
     names = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/seq_outside_band")
     return dict(zip(names, figures, strict=True))
 
 
-def _make_policy_loss(name: str) -> Callable[..., LossAndMetrics]:
+def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
+    """Register a loss of the library, recorded and averaged over the mini-batch.
+
+    Args:
+        name: A value of ``loss_mode``.
+        compute: ``compute(tensors, policy_loss, rollout_is_weights)``: the library's four tensors, and the configured
+            ``actor.policy_loss``, which is verl's plain class where nothing of ours is set.
+    """
+
+    @register_policy_loss(name)
     def policy_loss(
         old_log_prob: torch.Tensor,
         log_prob: torch.Tensor,
         advantages: torch.Tensor,
         response_mask: torch.Tensor,
-        loss_agg_mode: str = "seq-mean-token-mean",
         config: Any = None,
         rollout_is_weights: torch.Tensor | None = None,
         **_: Any,  # verl once broke every custom loss by adding a keyword argument
-    ) -> LossAndMetrics:
-        output = sequence_policy_loss(
-            log_prob,
-            old_log_prob,
-            advantages,
-            response_mask,
-            _settings(config, name),
-            band_state=RECORDER.current_band_state(),
-            rollout_is_weights_BT=rollout_is_weights,
-            staleness_B=RECORDER.staleness_B(),
-        )
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        tensors = (log_prob, old_log_prob, advantages, response_mask)
+        output = compute(tensors, config.policy_loss, rollout_is_weights)
         RECORDER.add(output, response_mask)
-        loss = mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info)
-        return loss, _metrics(output)
-
-    policy_loss.__name__ = f"policy_loss_{name}"
-    policy_loss.__doc__ = f"{name}: mean over sequences of :func:`fspo.losses.sequence_policy_loss`."
-    return policy_loss
+        return _mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info), _metrics(output)
 
 
-@cache  # once per process, however often this module is imported or reloaded by name
-def register_losses() -> tuple[str, ...]:
+def _sequence_loss(
+    tensors: tuple[torch.Tensor, ...], policy_loss: Any, rollout_is_weights: torch.Tensor | None
+) -> SequenceLossOutput:
+    typed = isinstance(policy_loss, SequencePolicyLossConfig)
+    settings = policy_loss.settings() if typed else ALGORITHMS[policy_loss.loss_mode]
+    band_state, staleness_B = RECORDER.current_band_state(), RECORDER.staleness_B()
+    return sequence_policy_loss(*tensors, settings, band_state, rollout_is_weights, staleness_B)
+
+
+def register_losses() -> None:
     """Register every loss of the family.
 
     Raises:
@@ -120,8 +114,7 @@ def register_losses() -> tuple[str, ...]:
             "limit the plugins with VERL_USE_EXTERNAL_PLUGINS=fspo"
         )
     for name in ALGORITHMS:
-        register_policy_loss(name)(_make_policy_loss(name))
-    return tuple(ALGORITHMS)
+        register(name, _sequence_loss)
 
 
 def _clips(config: Any) -> tuple[float, float]:
@@ -137,8 +130,7 @@ def _describe(
     """What verl's loss ``name``, ``call(log_prob, advantages)``, keeps of each sequence; None if that is not known."""
     if name == "gspo":
         low, high = _clips(config)
-        settings = resolve_settings({"loss_mode": "seq_gspo", "clip_low": low, "clip_high": high})
-        assert settings is not None
+        settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=low, clip_high=high)
         with torch.no_grad():
             return sequence_policy_loss(*arguments, settings)
     if name not in UNCLIPPED_WEIGHTS:
@@ -178,13 +170,12 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
     return policy_loss
 
 
-@cache
-def observe_verl_losses() -> tuple[str, ...]:
-    """Wrap verl's own losses in this process; returns their names. A loss of the user's records itself."""
-    names = tuple(name for name in POLICY_LOSS_REGISTRY if is_verls(name))
-    for name in names:
-        POLICY_LOSS_REGISTRY[name] = _observed(name, POLICY_LOSS_REGISTRY[name])
-    return names
+@cache  # a process may hold several workers
+def observe_verl_losses() -> None:
+    """Wrap verl's own losses in this process. A loss of the user's records itself."""
+    for name, loss in POLICY_LOSS_REGISTRY.items():
+        if is_verls(name):
+            POLICY_LOSS_REGISTRY[name] = _observed(name, loss)
 
 
 register_losses()

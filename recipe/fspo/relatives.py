@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from verl.trainer.ppo.core_algos import register_policy_loss
 from verl.workers.config import PolicyLossConfig
 
 from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
-from fspo.types import SequenceLossOutput
-from recipe.fspo.policy_loss import LossAndMetrics, mean_over_mini_batch
-from recipe.fspo.recorder import RECORDER
+from recipe.fspo.policy_loss import register
 
 Settings = VespoSettings | CtpoSettings
 
@@ -61,29 +56,5 @@ class CtpoLossConfig(PolicyLossConfig):
         _settings(self, CtpoSettings)
 
 
-def _register(name: str, cls: type[Settings], library_loss: Callable[..., SequenceLossOutput]) -> None:
-    @register_policy_loss(name)
-    def policy_loss(
-        old_log_prob: torch.Tensor,
-        log_prob: torch.Tensor,
-        advantages: torch.Tensor,
-        response_mask: torch.Tensor,
-        config: Any = None,
-        rollout_is_weights: torch.Tensor | None = None,
-        **_: Any,
-    ) -> LossAndMetrics:
-        settings = _settings(config.policy_loss, cls)
-        output = library_loss(log_prob, old_log_prob, advantages, response_mask, settings, rollout_is_weights)
-        RECORDER.add(output, response_mask)
-        with torch.no_grad():
-            count = output.valid_B.sum().clamp(min=1)
-            lost = (output.clipped_high_B + output.clipped_low_B).sum() / count
-            kl = -output.log_ratio_B.sum() / output.length_B.sum().clamp(min=1)
-        loss = mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info)
-        return loss, {"actor/pg_clipfrac": float(lost), "actor/ppo_kl": float(kl)}
-
-    policy_loss.__doc__ = f"{name}: mean over sequences of :func:`fspo.relatives.{library_loss.__name__}`."
-
-
-_register("vespo", VespoSettings, vespo_loss)
-_register("ctpo_la", CtpoSettings, ctpo_la_loss)
+register("vespo", lambda tensors, given, weights: vespo_loss(*tensors, _settings(given, VespoSettings), weights))
+register("ctpo_la", lambda tensors, given, weights: ctpo_la_loss(*tensors, _settings(given, CtpoSettings), weights))

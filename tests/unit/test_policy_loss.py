@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from verl.protocol import DataProto
@@ -11,6 +13,7 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.policy_loss import register_losses
 from recipe.fspo.recorder import RECORDER
@@ -19,10 +22,10 @@ from recipe.fspo.recorder import RECORDER
 LENGTH_STALENESS = ((12, 0), (7, 4), (3, 0.5), (1, 1), (9, 9))
 
 
-def test_a_taken_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every name is taken by our own registration, so a second, uncached one must refuse.
+def test_a_taken_name_is_refused() -> None:
+    # Every name is taken by our own registration, so a second one must refuse.
     with pytest.raises(RuntimeError, match="already holds fspo"):
-        register_losses.__wrapped__()
+        register_losses()
 
 
 def test_verl_keeps_its_own_gspo() -> None:
@@ -78,6 +81,24 @@ def test_registered_loss_is_the_mean_of_the_library_loss(name: str, typed: bool)
     assert set(metrics) == {"actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/seq_outside_band"}
     clipped = (expected.clipped_high_B | expected.clipped_low_B).sum()
     assert metrics["actor/pg_clipfrac"] == pytest.approx(float(clipped) / 5)  # 5 of 6 rows have tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "settings"), [("vespo", vespo_loss, VespoSettings()), ("ctpo_la", ctpo_la_loss, CtpoSettings())]
+)
+def test_a_relative_is_registered_like_the_family(name: str, loss: Any, settings: Any) -> None:
+    batch = random_batch()
+    config = actor_config(PolicyLossConfig(loss_mode=name), global_batch_size=20, dp_size=2)
+    value, metrics = core_algos.get_policy_loss_fn(name)(**batch, config=config)
+    expected = loss(batch["log_prob"], batch["old_log_prob"], batch["advantages"], batch["response_mask"], settings)
+    assert torch.equal(value, expected.loss_B.sum() / 20 * 2)
+    lost = float((expected.clipped_high_B + expected.clipped_low_B).sum())
+    assert metrics == {
+        "actor/pg_clipfrac": pytest.approx(lost / 5),
+        "actor/pg_clipfrac_lower": 0.0,
+        "actor/ppo_kl": pytest.approx(float(-expected.log_ratio_B.sum() / expected.length_B.sum())),
+        "actor/seq_outside_band": pytest.approx(1 - float(expected.accepted_B.sum()) / 5),
+    }
 
 
 def test_a_rank_without_the_global_batch_size_is_refused() -> None:
