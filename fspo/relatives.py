@@ -28,16 +28,16 @@ _UNCLIPPED: Final = SequenceLossSettings(band="sqrt", clip_low=1e30, clip_high=1
 _LARGEST_PREFIX: Final = 10.0
 
 
-def _check(settings: VespoSettings | CtpoSettings) -> None:
+def _check(settings: VespoSettings | CtpoSettings, cls: type[VespoSettings | CtpoSettings]) -> None:
     if settings.grad_scale not in get_args(GradScale):
         raise ValueError(f"grad_scale={settings.grad_scale!r} is not known; choose '1' or '1/L'")
-    for field in dataclasses.fields(settings):
+    for field in dataclasses.fields(cls):  # those of the library, not what a configuration adds
         value = getattr(settings, field.name)
         if field.name != "grad_scale" and not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
             raise ValueError(f"{field.name}={value!r} must be a finite number > 0")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass  # not frozen: the recipe's configuration extends it, and verl's class, which is not
 class VespoSettings:
     """Settings of VESPO (arXiv 2602.10693); the defaults are those of the authors' code.
 
@@ -59,10 +59,10 @@ class VespoSettings:
     grad_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check(self, VespoSettings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class CtpoSettings:
     """Settings of CTPO-LA (arXiv 2605.07331); the defaults are those of the authors' code.
 
@@ -85,7 +85,7 @@ class CtpoSettings:
     grad_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check(self, CtpoSettings)
 
 
 def vespo_loss(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,49 +10,26 @@ from verl.workers.config import PolicyLossConfig
 from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from recipe.fspo.policy_loss import register
 
-Settings = VespoSettings | CtpoSettings
-
-
-def _settings(config: Any, cls: type[Settings]) -> Any:
-    """The library's settings from those of the configuration; the defaults with plain verl."""
-    given = {
-        field.name: getattr(config, field.name) for field in dataclasses.fields(cls) if hasattr(config, field.name)
-    }
-    return cls(**given)
-
 
 @dataclass
-class VespoLossConfig(PolicyLossConfig):
-    """Settings of ``vespo``; see :class:`fspo.relatives.VespoSettings`."""
+class VespoLossConfig(VespoSettings, PolicyLossConfig):
+    """Settings of ``vespo``."""
 
     loss_mode: str = "vespo"
-    k_pos: float = 2.0
-    lambda_pos: float = 3.0
-    k_neg: float = 3.0
-    lambda_neg: float = 2.0
-    grad_scale: str = "1"
-    grad_multiplier: float = 1.0
     band: str = "none: a weight phi(exp S) that falls off on both sides of S = 0"
-
-    def __post_init__(self) -> None:
-        _settings(self, VespoSettings)
 
 
 @dataclass
-class CtpoLossConfig(PolicyLossConfig):
-    """Settings of ``ctpo_la``; see :class:`fspo.relatives.CtpoSettings`."""
+class CtpoLossConfig(CtpoSettings, PolicyLossConfig):
+    """Settings of ``ctpo_la``."""
 
     loss_mode: str = "ctpo_la"
-    clip_low: float = 0.025
-    clip_high: float = 0.05
-    clip_dual: float = 0.05
-    power: float = 0.5
-    grad_scale: str = "1"
-    grad_multiplier: float = 1.0
     band: str = "-clip_low t^power .. clip_high t^power on the log-ratio of the first t tokens"
 
-    def __post_init__(self) -> None:
-        _settings(self, CtpoSettings)
+
+def _settings(given: Any, cls: type[VespoSettings | CtpoSettings]) -> Any:
+    """The settings of the configuration; the defaults with plain verl, whose class has none of them."""
+    return given if isinstance(given, cls) else cls()
 
 
 register("vespo", lambda tensors, given, weights: vespo_loss(*tensors, _settings(given, VespoSettings), weights))
