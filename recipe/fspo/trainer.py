@@ -36,7 +36,7 @@ from recipe.fspo.accounting.outcomes import (
 )
 from recipe.fspo.accounting.replay_buffer import clear_trained, count_ends, prompt_tags
 from recipe.fspo.checkpoints.disk import room_for_save
-from recipe.fspo.checkpoints.integrity import remove_old, step_folder
+from recipe.fspo.checkpoints.integrity import remove_old, resumed_from, step_folder
 from recipe.fspo.checkpoints.state import load_state, save_state
 from recipe.fspo.faults.phase import Phase, write_phase
 from recipe.fspo.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
@@ -347,11 +347,7 @@ class FSPOHooks(PPOTrainer):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         self._saved_step = self.global_steps  # nothing new until a step is done
-        if self.global_steps > 0:
-            if self.config.trainer.resume_mode == "resume_path":
-                folder = Path(self.config.trainer.resume_from_path)
-            else:
-                folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
+        if self.global_steps > 0 and (folder := resumed_from(self.config)) is not None:
             load_state(folder, self._cycle.stateful_parts())
             if self.verl_mode != "sync":
                 clear_trained("train")

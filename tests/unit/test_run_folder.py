@@ -29,7 +29,7 @@ from recipe.fspo.launch.run_settings import (
     refusal,
     with_settings_of_run,
 )
-from recipe.fspo.launch.start import launch, prepare
+from recipe.fspo.launch.start import _changed_settings, launch, prepare
 from recipe.fspo.main import JOB
 
 SMALL_TASK = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
@@ -238,6 +238,23 @@ def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.C
     assert f"from step 1 on other code is used than before: {reward} changed" in capsys.readouterr().out
     (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
     assert (change["key"], change["files"]) == ("code", [str(reward)]) and change["old"] != change["new"]
+
+
+def test_after_going_back_changes_hold_from_the_earlier_step_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun(tmp_path)
+    info = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(info | {"code": {"id": "other"}}))
+    for step in (10, 20):
+        step_folder(tmp_path / "checkpoints", step).mkdir(parents=True)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
+    earlier = f"{tmp_path}/checkpoints/global_step_10"
+    back = ready(tmp_path, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
+    assert {each["after_step"] for each in _changed_settings(back)} == {10}
+    run_folder.begin(back)
+    assert json.loads((tmp_path / "run.json").read_text())["changed"][-1]["after_step"] == 10
+    assert "from step 21 on" not in capsys.readouterr().out
 
 
 def test_a_file_that_ray_writes_is_no_code(tmp_path: Path) -> None:

@@ -156,6 +156,15 @@ def latest(root: Path) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
+def resumed_from(config: DictConfig) -> Path | None:
+    """The checkpoint that a start continues from, as verl will find it; None if it begins anew."""
+    root = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode == "resume_path":
+        return Path(config.trainer.resume_from_path or "")
+    step = _tracked_step(root) if config.trainer.resume_mode == "auto" else None
+    return None if step is None else step_folder(root, step)
+
+
 def restore_tracker(root: Path, folder: Path) -> None:
     """Make the tracker name this checkpoint."""
     with atomic_path(root / TRACKER_FILE) as temporary:
@@ -188,30 +197,22 @@ def repair_tracker(config: DictConfig) -> str | None:
 
 def resume_problems(config: DictConfig) -> Iterator[str]:
     """One sentence for each reason why the checkpoint that would be resumed cannot be."""
-    mode, root = config.trainer.resume_mode, Path(config.trainer.default_local_dir)
-    if mode == "auto":
-        step, tracker = _tracked_step(root), root / TRACKER_FILE
-        if step is None:
-            if tracker.exists() and newest_complete(root, *_needs(config)) is None:
-                folders = _step_folders(root).values()
-                damage = [said for folder in folders for said in checkpoint_damage(folder, *_needs(config))]
-                yield (
-                    f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
-                    "begin again with another fspo.run_dir"
-                )
-            return
-        folder = step_folder(root, step)
-    elif mode == "resume_path":
-        folder = Path(config.trainer.resume_from_path or "")
-        if not _FOLDER.fullmatch(folder.name):
+    folder, root, needs = resumed_from(config), Path(config.trainer.default_local_dir), _needs(config)
+    if folder is None:
+        tracker = root / TRACKER_FILE
+        if config.trainer.resume_mode == "auto" and tracker.exists() and newest_complete(root, *needs) is None:
+            damage = [said for each in _step_folders(root).values() for said in checkpoint_damage(each, *needs)]
             yield (
-                f"trainer.resume_from_path={config.trainer.resume_from_path!r} does not end in global_step_N: give the "
-                "folder of one checkpoint"
+                f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
+                "begin again with another fspo.run_dir"
             )
-            return
-    else:
         return
-    needs = _needs(config)
+    if not _FOLDER.fullmatch(folder.name):
+        yield (
+            f"trainer.resume_from_path={config.trainer.resume_from_path!r} does not end in global_step_N: give the "
+            "folder of one checkpoint"
+        )
+        return
     problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
     if not problems:
         return

@@ -19,7 +19,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path
-from recipe.fspo.checkpoints.integrity import latest, step_of
+from recipe.fspo.checkpoints.integrity import resumed_from, step_of
 from recipe.fspo.faults.phase import read_phase
 from recipe.fspo.launch.code_state import CODE_FOLDER, CodeState, code_state
 from recipe.fspo.launch.compose import SEARCH_PATH, own_folders
@@ -131,7 +131,7 @@ def _changed_code(config: DictConfig, earlier: Mapping[str, Any], code: CodeStat
     folder, before = Path(config.fspo.run_dir), earlier.get("code", {})
     if before.get("id") in (None, code.id) or not has_results(folder):
         return []
-    checkpoint = latest(Path(config.trainer.default_local_dir))
+    checkpoint = resumed_from(config)
     step = step_of(checkpoint) if checkpoint else 0
     old, new = before.get("files", {}), code.facts_of_files()["files"]
     files = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -181,7 +181,7 @@ def told() -> dict[str, Any]:
 
 def goes_on_by_itself(config: DictConfig) -> bool:
     """Whether this is an automatic restart after a step that is logged: a validation due then is in the log, too."""
-    checkpoint = latest(Path(config.trainer.default_local_dir))
+    checkpoint = resumed_from(config)
     if checkpoint is None or "reason" not in told():
         return False
     return any(line["step"] == step_of(checkpoint) for line in logged(Path(config.fspo.run_dir)))

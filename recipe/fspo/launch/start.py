@@ -224,7 +224,7 @@ def _changed_settings(config: DictConfig) -> list[dict[str, Any]]:
         raise checks.PreflightError([str(error)]) from error
     if (refused := run_settings.refusal(config, changed)) is not None:
         raise checks.PreflightError([refused])
-    checkpoint = integrity.latest(Path(config.trainer.default_local_dir))
+    checkpoint = integrity.resumed_from(config)
     step = integrity.step_of(checkpoint) if checkpoint else 0
     for key, old, new in changed:
         print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
