@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +17,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
-from recipe.fspo.checkpoints.integrity import step_folder
+from recipe.fspo.checkpoints.integrity import latest, restore_tracker, resumed_from, step_folder
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.launch import run_folder
+from recipe.fspo.launch import run_folder, start
 from recipe.fspo.launch.checks import PreflightError
 from recipe.fspo.launch.code_state import code_state
 from recipe.fspo.launch.compose import quoted
@@ -343,6 +345,75 @@ def test_a_folder_with_metrics_is_not_begun_again(tmp_path: Path, change: str) -
     with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
         launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *changes), JOB)
     assert contents(tmp_path) == before
+
+
+def saved_by(folder: Path, *steps: int) -> Path:
+    """Checkpoints that can be resumed, the last of which the tracker names; the folder of the first."""
+    for step in steps:
+        saved = step_folder(folder / "checkpoints", step)
+        (saved / "actor").mkdir(parents=True)
+        for name in (*(f"actor/{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")), "data.pt"):
+            with zipfile.ZipFile(saved / name, "w") as archive:
+                archive.writestr("step", str(step))
+        restore_tracker(folder / "checkpoints", saved)
+    return step_folder(folder / "checkpoints", steps[0])
+
+
+def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | None:
+    """What a start with this command line is told to continue from; it is killed then."""
+    arguments, told = with_settings_of_run(command), []
+
+    def run(config: DictConfig, *_: object) -> None:
+        told.append(resumed_from(config))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start, "_start_watchdog", lambda *_: SimpleNamespace(death=None, stop=lambda: None))
+    monkeypatch.setattr(start, "Reaper", lambda *_: SimpleNamespace(bye=lambda: None))
+    monkeypatch.setattr(run_folder, "overrides_of_this_process", lambda: arguments)
+    monkeypatch.setattr(start, "run_ppo", lambda config, **_: run(config))
+    with pytest.raises(KeyboardInterrupt):
+        launch(composed(*arguments), JOB)
+    return told[0]
+
+
+@pytest.mark.parametrize("again", ["resume", "the same"])
+def test_a_run_that_began_with_anothers_weights_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    begins, run = saved_by(tmp_path / "other", 12), tmp_path / "run"
+    where = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={begins}")
+    command = (f"fspo.run_dir={run}", *SMALL_TASK, *where)
+    assert continues_from(monkeypatch, *command) == begins
+    (run / "metrics.jsonl").write_text('{"step": 13, "metrics": {}}\n')
+    later = command if again == "the same" else (f"resume={run}",)
+    assert continues_from(monkeypatch, *later) == begins, "it has saved nothing"
+    own = saved_by(run, 20)
+    for _ in range(2):
+        assert continues_from(monkeypatch, *later) == own
+    assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == own
+    assert continues_from(monkeypatch, *command, "evaluate=true") == begins, "as it is told"
+    with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
+        continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
+
+
+@pytest.mark.parametrize("again", ["resume", "the same"])
+def test_a_run_that_went_back_continues_with_what_it_did_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    earlier = saved_by(begun(tmp_path), 12, 20)
+    where = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
+    command = (f"fspo.run_dir={tmp_path}", *SMALL_TASK, *where)
+    assert continues_from(monkeypatch, *command, "evaluate=true") == earlier
+    assert latest(earlier.parent) == step_folder(earlier.parent, 20), "an evaluation leaves the run as it is"
+    assert continues_from(monkeypatch, *command) == earlier
+    later = command if again == "the same" else (f"resume={tmp_path}",)
+    assert continues_from(monkeypatch, *later) == earlier, "nothing of what came after it"
+    own = saved_by(tmp_path, 16)
+    assert continues_from(monkeypatch, *later) == own
+    (own / "data.pt").unlink()
+    with pytest.raises(PreflightError, match=f"trainer.resume_from_path={step_folder(own.parent, 20)}"):
+        continues_from(monkeypatch, f"resume={tmp_path}")
+    assert continues_from(monkeypatch, *command) == earlier, "what was saved since cannot be resumed"
 
 
 def test_a_lock_of_the_users_is_left_alone(tmp_path: Path) -> None:

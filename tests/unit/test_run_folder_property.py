@@ -39,9 +39,11 @@ CHANGES = st.sampled_from(
     [
         *((), (), ("algo=gspo",), ("seed=2",), ("trainer.save_freq=1",), (f"{LR}=1e-5",)),
         (f"{LR}=1e-5", f"fspo.allow_changed=[{LR}]"),
-        *(("trainer.resume_mode=disable",), ("OTHER",)),
+        *(("trainer.resume_mode=disable",), ("OTHER",), ("BACK",)),
     ]
 )
+#: What stands for ``trainer.resume_from_path``: a checkpoint of the other folder, or the run's own oldest.
+BEGIN_WITH = {"OTHER", "BACK"}
 #: Files of the user's; those from the second line on have names that a run uses.
 NAMES = st.sampled_from(
     [
@@ -73,8 +75,15 @@ def begun(config: DictConfig, earlier: str | None) -> tuple[int, str]:
         saved = Path(config.trainer.resume_from_path)
     if saved is None or mode == "disable":
         return 0, earlier if earlier and mode == "auto" else uuid.uuid4().hex
+    return step_of(saved), training_in(saved) or ""
+
+
+def training_in(saved: Path) -> str | None:
+    """The training that a checkpoint comes from; None if it is not there."""
+    if not (saved / "data.pt").exists():
+        return None
     with zipfile.ZipFile(saved / "data.pt") as archive:
-        return step_of(saved), archive.read("training").decode()
+        return archive.read("training").decode()
 
 
 def save(config: DictConfig, step: int, training: str) -> None:
@@ -99,6 +108,10 @@ class RunFolders(RuleBasedStateMachine):
         self.users: dict[str, bytes] = {}
         self.logged: dict[str, list[dict[str, Any]]] = {}
         self.trainings: dict[str, str] = {}
+        #: For each folder the last command that was not refused, and the step and training that the next goes on from.
+        self.commands: dict[str, list[str]] = {}
+        self.states: dict[str, tuple[int, str]] = {}
+        self.must_begin_with: tuple[int, str] | None = None
         self.patches = pytest.MonkeyPatch()
         self.patches.setattr(start, "Reaper", lambda *_: SimpleNamespace(bye=lambda: None))
         watchdog = SimpleNamespace(death=None, stop=lambda: None)
@@ -125,7 +138,8 @@ class RunFolders(RuleBasedStateMachine):
     def the_folder_is_moved(self, folder: str) -> None:
         old, new = ("one", "two") if (self.root / "one").exists() else ("two", "one")
         (self.root / old).rename(self.root / new)
-        for names in (self.users, self.logged, self.trainings):
+        self.commands.pop(old, None)  # names the old place
+        for names in (self.users, self.logged, self.trainings, self.states):
             moved = {name.replace(old, new, 1): value for name, value in names.items()}
             names.clear()
             names.update(moved)  # type: ignore[arg-type]
@@ -136,8 +150,10 @@ class RunFolders(RuleBasedStateMachine):
     ) -> None:
         place, before = self.root / folder, tree(self.root)
         other = self.root / ("two" if folder == "one" else "one")
-        if change == ("OTHER",):
-            change = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={other}/checkpoints/global_step_2")
+        if BEGIN_WITH & {*change}:
+            saved = sorted(((other if change == ("OTHER",) else place) / "checkpoints").glob("global_step_*"))
+            begins = saved[0] if saved else other / "checkpoints" / "global_step_2"
+            change = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={begins}")
         command = [f"{'resume' if resume else 'fspo.run_dir'}={place}", *SMALL, *change]
         last = (self.logged.get(folder) or [None])[-1]
         held = run_folder.held(str(place)) if beside and place.exists() else contextlib.nullcontext()
@@ -149,6 +165,26 @@ class RunFolders(RuleBasedStateMachine):
         else:
             assert not (beside and str(place) in before), "two starts in one folder"
             self.changes_are_said(place, last, said.getvalue())
+            self.commands[folder] = command
+
+    @rule(folder=FOLDERS, same=st.booleans(), steps=st.integers(1, 3), end=ENDS)
+    def a_run_goes_on(self, folder: str, same: bool, steps: int, end: str) -> None:
+        """By ``resume=`` as it is printed, or by the same command: a restart, a requeued job, a person."""
+        step, training = self.states.get(folder, (0, ""))
+        own = self.root / folder / "checkpoints" / f"global_step_{step}"
+        command = self.commands.get(folder, []) if same else [f"resume={self.root / folder}"]
+        begins = [each.partition("=")[2] for each in command if each.startswith("trainer.resume_from_path=")]
+        others = run_info(self.root / folder) or {}
+        source = Path((begins or [others.get("resume_from_path") or ""])[0])
+        if not command or folder not in self.states or "trainer.resume_mode=disable" in command:
+            return
+        if step and not own.exists() and training_in(source) != training:
+            return  # it has saved nothing, and what it began with is gone
+        self.must_begin_with = step, training
+        with contextlib.redirect_stdout(io.StringIO()):
+            refused = self.start(command, folder, steps, end)
+        self.must_begin_with = None
+        assert refused is None, refused
 
     def start(self, command: list[str], folder: str, steps: int, end: str) -> str | None:
         """Run a command line of ``recipe.fspo.main``; what it was refused with, if it was."""
@@ -172,11 +208,12 @@ class RunFolders(RuleBasedStateMachine):
         return None
 
     def train(self, config: DictConfig, folder: str, steps: int, end: str) -> None:
+        last, training = begun(config, self.trainings.get(folder))
+        assert self.must_begin_with in (None, (last, training)), "not what was done last"
+        self.trainings[folder], self.states[folder] = training, (last, training)
         if end == "at once":
             raise RuntimeError
         log, logged = run_folder.RunLog(config, total_steps=99), self.logged.setdefault(folder, [])
-        last, training = begun(config, self.trainings.get(folder))
-        self.trainings[folder] = training
         told = facts(config) | {"training": training}
         for step in range(last + 1, last + 1 + steps):
             log.append("length_stats.jsonl", [{"step": step, "metrics": told}])
@@ -186,6 +223,7 @@ class RunFolders(RuleBasedStateMachine):
             logged.append({"step": step, "metrics": told})
             if step % min(2, config.trainer.save_freq) == 0:
                 save(config, step, training)
+                self.states[folder] = step, training
         if end == "in a line":
             with (Path(config.fspo.run_dir) / "metrics.jsonl").open("a") as file:
                 file.write('{"step": 9, "metr')

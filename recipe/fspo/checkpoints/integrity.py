@@ -7,6 +7,7 @@ silent start from the beginning), and damaged files (an error minutes later, in 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import zipfile
@@ -165,6 +166,11 @@ def resumed_from(config: DictConfig) -> Path | None:
     return None if step is None else step_folder(root, step)
 
 
+def is_own(config: DictConfig, path: str | None) -> bool:
+    """Whether this is the path of one of the run's own checkpoints."""
+    return os.path.dirname(path or "") == os.path.abspath(config.trainer.default_local_dir)
+
+
 def restore_tracker(root: Path, folder: Path) -> None:
     """Make the tracker name this checkpoint."""
     with atomic_path(root / TRACKER_FILE) as temporary:
@@ -224,3 +230,16 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
     )
     for problem in problems:
         yield f"the checkpoint cannot be resumed: {problem}; {remedy}"
+
+
+def begin_with_path(config: DictConfig) -> None:
+    """Let a run that has saved nothing begin with the checkpoint that it was told to begin with, in place.
+
+    See :func:`recipe.fspo.launch.run_settings.recall_beginning`. A run that went back to a checkpoint of its own, and
+    cannot resume what it has saved since, goes back again: its damaged checkpoints are what the command leaves behind.
+    """
+    trainer = config.trainer
+    if trainer.resume_mode == "auto" and (path := trainer.resume_from_path):
+        saved = (Path(trainer.default_local_dir) / TRACKER_FILE).exists()
+        if not saved or (is_own(config, path) and any(resume_problems(config))):
+            trainer.resume_mode = "resume_path"

@@ -115,6 +115,7 @@ def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None
         **code.facts(),
         "command": sys.orig_argv,
         "overrides": overrides,
+        "resume_from_path": config.trainer.resume_from_path,
         "changed": [*earlier.get("changed", []), *changed, *_changed_code(config, earlier, code)],
         "starts": [*_earlier_starts(folder, earlier), {"started": _now(), **told()}],
     }

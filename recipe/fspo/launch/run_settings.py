@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.checkpoints.integrity import latest
+from recipe.fspo.checkpoints.integrity import is_own, latest
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch.compose import SEARCH_PATH, own_folders, quoted, without_flags
 
@@ -75,8 +75,15 @@ _PATHS: Final = (
     "reward.custom_reward_function.path",
     "reward.reward_manager.module.path",
 )
-#: Overrides that are for one start: where it is, what the user allows this time, and the cluster that it joins.
-_NOT_KEPT: Final = ("fspo.run_dir", "fspo.allow_changed", "ray_kwargs.ray_init.address")
+#: Overrides that are for one start: where it is, what the user allows this time, the cluster that it joins, and what it
+#: begins with (:func:`recall_beginning`).
+_NOT_KEPT: Final = (
+    "fspo.run_dir",
+    "fspo.allow_changed",
+    "ray_kwargs.ray_init.address",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+)
 #: Set by every start for its own processes (:mod:`recipe.fspo.launch.machine` and ``start``); no user's setting.
 _OF_A_START: Final = (
     "ray_kwargs.ray_init.runtime_env.py_executable",
@@ -175,6 +182,22 @@ def _moved(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
+def recall_beginning(config: DictConfig) -> None:
+    """Let a start know which checkpoint the start before it was told to begin with, in place.
+
+    With ``trainer.resume_mode=auto`` a path then means: what the run itself has saved, or the path while there is
+    nothing (:func:`recipe.fspo.checkpoints.integrity.begin_with_path`). A command that names the same path once more
+    means that, too: a restart or a requeued job would else lose what was done since. An evaluation is of what it names.
+    """
+    trainer, before = config.trainer, (run_info(Path(config.fspo.run_dir)) or {}).get("resume_from_path")
+    if trainer.resume_mode != "resume_path":
+        recalled = trainer.resume_mode == "auto" and not is_own(config, before)  # the tracker knows of its own
+        trainer.resume_from_path = before if recalled else None
+    elif trainer.resume_from_path == before and before and not config.evaluate:
+        print(f"note: the start before this one began with {before}, too: what was saved since comes first", flush=True)
+        trainer.resume_mode = "auto"
+
+
 def check_folder(config: DictConfig, resumes: bool) -> None:
     """Refuse a folder that holds something else than this run.
 
@@ -202,8 +225,8 @@ def check_folder(config: DictConfig, resumes: bool) -> None:
             "fspo.run_dir (and trainer.default_local_dir). To begin with their weights, add "
             f"trainer.resume_mode=resume_path trainer.resume_from_path={saved}/global_step_N"
         )
-    mode, begins = config.trainer.resume_mode, Path(os.path.abspath(config.trainer.resume_from_path or ""))
-    other = mode == "resume_path" and begins.parent != saved
+    mode, begins = config.trainer.resume_mode, config.trainer.resume_from_path
+    other = mode == "resume_path" and not is_own(config, begins)
     if is_run and has_results(folder) and (mode == "disable" or other):
         key = f"resume_mode={mode}" + (f" trainer.resume_from_path={begins}" if other else "")
         raise NotARunError(

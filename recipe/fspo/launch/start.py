@@ -134,6 +134,8 @@ def prepare(config: DictConfig) -> None:
         config.actor_rollout_ref.model.path = _absolute(model) if Path(model).expanduser().is_dir() else model
         for key in ("train_files", "val_files"):
             config.data[key] = [_absolute(file) for file in data_files.data_files(config, key)]
+        if config.trainer.resume_from_path:
+            config.trainer.resume_from_path = _absolute(str(config.trainer.resume_from_path))
         reward_function.make_absolute(config)
         if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
             config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
@@ -277,6 +279,8 @@ def launch(config: DictConfig, job: Job) -> None:
     # verl says so for every estimator but GAE.
     warnings.filterwarnings("ignore", message="Disabled critic")
     prepare(config)
+    if job.resumes:
+        run_settings.recall_beginning(config)
     if config.evaluate:
         turn_into_evaluation(config)
     resumes = job.resumes and not config.evaluate  # an evaluation has settings of its own, in a folder inside the run's
@@ -287,6 +291,8 @@ def launch(config: DictConfig, job: Job) -> None:
     repaired = integrity.repair_tracker(config)
     if repaired:
         print(f"note: {repaired}", flush=True)
+    if job.resumes:
+        integrity.begin_with_path(config)
     notes = check(config, job)
     changed = _changed_settings(config) if resumes else []
     try:
@@ -311,6 +317,10 @@ def _printed_to(path: Path) -> Iterator[None]:
 def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[dict[str, Any]]) -> None:
     """The part of :func:`launch` that writes to the run folder."""
     write_offline_task(config)
+    begins = integrity.resumed_from(config)
+    if job.resumes and not config.evaluate and begins and integrity.is_own(config, str(begins)):
+        # It may be an earlier one: later starts continue from there, too, until a newer one is saved.
+        integrity.restore_tracker(begins.parent, begins)
     run_folder.begin(config, changed)
     if not config.evaluate and run_folder.goes_on_by_itself(config):
         config.trainer.val_before_train = False  # nobody asked for one more; at scale it takes longer than the restart
