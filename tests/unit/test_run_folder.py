@@ -18,10 +18,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.checkpoints.integrity import latest, restore_tracker, resumed_from, step_folder
+from recipe.fspo.faults.errors import TrainingFailed
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch import run_folder, start
 from recipe.fspo.launch.checks import PreflightError
 from recipe.fspo.launch.code_state import code_state
+from recipe.fspo.launch.commands import launch_or_exit
 from recipe.fspo.launch.compose import quoted
 from recipe.fspo.launch.run_settings import (
     NotARunError,
@@ -285,6 +287,23 @@ def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> No
     said = next_commands(config, finished=True)
     assert [line.partition(":")[0] for line in said] == ["continue", "export", "report"]
     assert said[0].endswith(" trainer.total_training_steps=N")
+
+
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_an_evaluation_that_fails_prints_no_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, evaluate: bool
+) -> None:
+    """Its folder is no run that could be continued."""
+
+    def fail(*_: object) -> None:
+        raise TrainingFailed("a process died")
+
+    monkeypatch.setattr(start, "launch", fail)
+    given = (f"fspo.run_dir={begun(tmp_path)}", f"evaluate={evaluate}".lower(), "fspo.fork_workers=false")
+    with pytest.raises(SystemExit):
+        launch_or_exit(composed(*given), JOB)
+    said = capsys.readouterr().err
+    assert "error: a process died" in said and ("resume=" in said) is not evaluate
 
 
 @pytest.mark.parametrize("name", ["plain-1.2", "a b", "jürgen", "a,b (1)=[x]#&!", "it's"])

@@ -79,35 +79,33 @@ def launch_or_exit(config: DictConfig, job: Job) -> None:
         job: What to run.
     """
     with forked_workers(config, job.modules):
-        _launch_or_exit(config, job)
+        # Imported here, beside the workers: both import verl, which must not happen before the platform is exported.
+        from recipe.fspo.faults.errors import TrainingFailed
+        from recipe.fspo.launch.checks import PreflightError
+        from recipe.fspo.launch.run_settings import next_commands
+        from recipe.fspo.launch.start import launch
 
+        resumes = job.resumes and not config.evaluate
 
-def _launch_or_exit(config: DictConfig, job: Job) -> None:
-    # Imported here: both import verl, which must not happen before the platform is exported.
-    from recipe.fspo.faults.errors import TrainingFailed
-    from recipe.fspo.launch.checks import PreflightError
-    from recipe.fspo.launch.run_settings import next_commands
-    from recipe.fspo.launch.start import launch
+        def commands(finished: bool = False) -> str:
+            return "".join(f"\n{line}" for line in next_commands(config, finished)) if resumes else ""
 
-    def commands(finished: bool = False) -> str:
-        return "".join(f"\n{line}" for line in next_commands(config, finished)) if job.resumes else ""
-
-    try:
-        launch(config, job)
-    except PreflightError as error:
-        print(error, file=sys.stderr)
-        sys.exit(BAD_INPUT)
-    except Preempted as ended:
-        print(f"{ended}{commands()}", file=sys.stderr)
-        sys.exit(PREEMPTED)
-    except TrainingFailed as failed:
-        print(f"error: {failed}{commands()}", file=sys.stderr)
-        sys.exit(FAILED)
-    except KeyboardInterrupt:
-        what, status = ("interrupted", INTERRUPTED)
-        if ENDED_BY:
-            what, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
-        print(f"{what}; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
-        sys.exit(status)
-    if job.resumes and not config.evaluate:
-        print(commands(finished=True).lstrip(), flush=True)
+        try:
+            launch(config, job)
+        except PreflightError as error:
+            print(error, file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        except Preempted as ended:
+            print(f"{ended}{commands()}", file=sys.stderr)
+            sys.exit(PREEMPTED)
+        except TrainingFailed as failed:
+            print(f"error: {failed}{commands()}", file=sys.stderr)
+            sys.exit(FAILED)
+        except KeyboardInterrupt:
+            what, status = ("interrupted", INTERRUPTED)
+            if ENDED_BY:
+                what, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
+            print(f"{what}; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
+            sys.exit(status)
+        if resumes:
+            print(commands(finished=True).lstrip(), flush=True)
