@@ -263,6 +263,23 @@ def test_what_only_verl_refuses_is_refused_before_anything_is_started(tmp_path: 
         check(config, JOB)
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("actor_rollout_ref.actor.loss_agg_mode=foo", "loss_agg_mode: foo"),
+        ("+actor_rollout_ref.actor.nonsense=1", "'nonsense'"),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type=foo", "FSDPOptimizerConfig"),
+        ("actor_rollout_ref.actor.fsdp_config.strategy=foo", "foo"),
+    ],
+)
+def test_what_a_dataclass_of_verls_refuses_is_said_in_its_words(tmp_path: Path, override: str, says: str) -> None:
+    config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, override)
+    prepare(config)
+    with pytest.raises(checks.PreflightError) as refused:
+        check(config, JOB)
+    assert str(refused.value).startswith("error: verl refuses the configuration: ") and says in str(refused.value)
+
+
 def test_package_paths_become_folders() -> None:
     assert Path(local_path("pkg://fspo.data/assets")).is_dir()
     assert local_path("/a/b") == "/a/b"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import ray
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -209,8 +210,10 @@ def check(config: DictConfig, job: Job, elsewhere: bool = False) -> str:
     try:
         with contextlib.redirect_stdout(notes):
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    except (AssertionError, ValueError, TypeError) as error:
-        raise checks.PreflightError([f"verl refuses the configuration: {error}"]) from error
+    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
+        # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
+        said = str(error.__cause__ or "") or error
+        raise checks.PreflightError([f"verl refuses the configuration: {said}"]) from error
     return notes.getvalue()
 
 
