@@ -120,3 +120,15 @@ def test_the_shipped_choice_is_fine_and_verls_loggers_are_those_listed() -> None
 
     assert list(problems(composed("trainer.logger=[console,tensorboard]"))) == []
     assert set(loggers._PACKAGES) == set(Tracking.supported_backend)
+
+
+def test_a_logger_whose_name_holds_wandb_needs_no_login_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+
+    def said(name: str) -> str:
+        return "\n".join(problems(composed(f"fspo.run_dir={tmp_path}", f"trainer.logger={name}")))
+
+    assert "there is no login" not in said("vemlp_wandb")
+    assert "there is no login for api.wandb.ai" in said("wandb") and "there is no login" in said("[console,wandb]")

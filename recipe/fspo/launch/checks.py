@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import netrc
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -98,23 +97,6 @@ def _validation_problems(config: DictConfig) -> Problems:
         yield (
             f"actor_rollout_ref.rollout.val_kwargs.n={val.n} with do_sample=false draws the same greedy response "
             f"{val.n} times: set val_kwargs.do_sample=true, or n=1"
-        )
-
-
-def _logger_problems(config: DictConfig) -> Problems:
-    if "wandb" not in config.trainer.logger or os.environ.get("WANDB_API_KEY"):
-        return
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
-    try:
-        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-    except (OSError, netrc.NetrcParseError):
-        known = None
-    if known is None:
-        yield (
-            f"trainer.logger={list(config.trainer.logger)}: there is no login for {host}, and a job cannot ask for "
-            "one: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
         )
 
 
@@ -265,7 +247,6 @@ _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
     _precision_problems,
     _optimizer_problems,
     _validation_problems,
-    _logger_problems,
     loggers.problems,
     _room_problems,
     data_files.problems,

@@ -7,6 +7,7 @@ the loggers themselves read; one that the user has set is left alone.
 from __future__ import annotations
 
 import importlib.util
+import netrc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -97,14 +98,28 @@ class Chosen:
 
 
 def problems(config: DictConfig) -> Iterator[str]:
-    """A sentence for each logger that verl does not have or that is not installed, and for a choice that is none."""
+    """A sentence for each logger that verl does not have, that is not installed or that has no login; for a bad choice."""
     log = config.fspo.log
     if log not in ("headline", "all") and not (OmegaConf.is_list(log) and all(isinstance(each, str) for each in log)):
         yield f"fspo.log={log}: give headline, all, or a list of names and patterns such as [headline,actor/*]"
-    names = config.trainer.logger
-    for name in [names] if isinstance(names, str) else names:
+    names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else list(config.trainer.logger)
+    for name in names:
         package = _PACKAGES.get(name)
         if name not in _PACKAGES:
             yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(_PACKAGES)}"
         elif package is not None and importlib.util.find_spec(package) is None:
             yield f"trainer.logger: {name} needs the package {package}, which is not installed: pip install {package}"
+    if "wandb" not in names or os.environ.get("WANDB_API_KEY"):
+        return
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
+        return
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        known = None
+    if known is None:
+        yield (
+            f"trainer.logger={names}: there is no login for {host}, and a job cannot ask for one: run `wandb login`, "
+            "or set WANDB_API_KEY or WANDB_MODE=offline"
+        )
