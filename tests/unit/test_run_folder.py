@@ -220,7 +220,9 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
         "data.val_files=test.parquet",
         "reward.custom_reward_function.path=reward.py",
         "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model",
+        "+actor_rollout_ref.model.tokenizer_path=tokenizer",
     )
+    (tmp_path / "mine/tokenizer").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
     kept = list(map(_with_absolute_paths, OverridesParser.create().parse_overrides(list(given))))
     assert kept[0] == f"data.train_files=['{tmp_path}/mine/train.parquet']" and kept[3] == given[3]
@@ -371,7 +373,10 @@ def saved_by(folder: Path, *steps: int) -> Path:
     for step in steps:
         saved = step_folder(folder / "checkpoints", step)
         (saved / "actor").mkdir(parents=True)
-        for name in (*(f"actor/{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")), "data.pt"):
+        for name in (
+            *(f"actor/{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")),
+            "data.pt",
+        ):
             with zipfile.ZipFile(saved / name, "w") as archive:
                 archive.writestr("step", str(step))
         restore_tracker(folder / "checkpoints", saved)

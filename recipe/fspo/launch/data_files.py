@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def data_files(config: DictConfig, key: str) -> list[str]:
     """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
     value = config.data[key]
+    if value is None:
+        return []
     return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
 
 
@@ -65,7 +67,10 @@ def problems(config: DictConfig) -> Iterator[str]:
         rows = 0
         complete = not own_class
         schemas = {}
-        for name in data_files(config, name_of_key):
+        if not (names := data_files(config, name_of_key)) and not own_class:
+            yield f"{key} names no file: make some with `python -m fspo.data prepare`, or give yours"
+            continue
+        for name in names:
             path = Path(name).expanduser()
             if name in generated:
                 rows += config.fspo.offline_task[f"n_{generated[name]}"]
@@ -90,9 +95,11 @@ def problems(config: DictConfig) -> Iterator[str]:
             for problem in column_problems(schemas[name], config.data.get("prompt_key", "prompt"), text_truth):
                 yield f"{key}: {name} {problem}"
         yield from (f"{key}: {problem}" for problem in join_problems(schemas))
-        if complete and rows < needed:
+        most = config.data.get(name_of_key.replace("files", "max_samples")) or -1
+        if complete and (rows if most < 0 else min(rows, most)) < needed:
             yield (
-                f"{key}: {rows} rows, but at least {needed} are needed"
+                f"{key}: {rows} rows{f' of which {most} are taken (data.train_max_samples)' if most > 0 else ''}, "
+                f"but at least {needed} are needed"
                 + (" (data.train_batch_size)" if key == "data.train_files" else "")
                 + "; give more data or a smaller batch"
             )

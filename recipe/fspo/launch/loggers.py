@@ -98,7 +98,7 @@ class Chosen:
 
 
 def problems(config: DictConfig) -> Iterator[str]:
-    """A sentence for each logger that verl does not have, that is not installed or that has no login; for a bad choice."""
+    """Loggers that verl does not have, that are not installed or that have no login, and a choice that is none."""
     log = config.fspo.log
     if log not in ("headline", "all") and not (OmegaConf.is_list(log) and all(isinstance(each, str) for each in log)):
         yield f"fspo.log={log}: give headline, all, or a list of names and patterns such as [headline,actor/*]"

@@ -78,7 +78,9 @@ def _tokenizer_problems(config: DictConfig) -> Problems:
     model = config.actor_rollout_ref.model
     key = "tokenizer_path" if model.get("tokenizer_path") else "path"
     folder = find(model[key])
-    if folder is None or not (folder / "config.json").is_file():
+    if key == "tokenizer_path" and folder is None and _looks_like_a_path(model[key]):
+        yield f"actor_rollout_ref.model.{key}={model[key]!r} is not a folder: give a tokenizer's, or a name on the hub"
+    if folder is None or (key == "path" and not (folder / "config.json").is_file()):
         return
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         names = ", ".join(TOKENIZER_FILES)

@@ -70,6 +70,7 @@ MAY_CHANGE: Final = (
 #: Keys of files that a start makes absolute: a run may be resumed from another working folder.
 _PATHS: Final = (
     "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.tokenizer_path",
     "data.train_files",
     "data.val_files",
     "reward.custom_reward_function.path",
@@ -154,7 +155,7 @@ def _with_absolute_paths(override: Override) -> str:
     absolute = [str(Path(each).expanduser().absolute()) if Path(each).expanduser().exists() else each for each in given]
     if value is None or absolute == given:  # nothing, pkg:// or a name of the hub
         return str(override.input_line)
-    return f"{_key(override)}=" + (
+    return f"{str(override.input_line).partition('=')[0]}=" + (
         f"[{','.join(map(quoted, absolute))}]" if isinstance(value, list) else quoted(*absolute)
     )
 

@@ -131,8 +131,11 @@ def prepare(config: DictConfig) -> None:
     checks.check_values(config)
     with open_dict(config):
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
-        model = local_path(config.actor_rollout_ref.model.path)
-        config.actor_rollout_ref.model.path = _absolute(model) if Path(model).expanduser().is_dir() else model
+        model = config.actor_rollout_ref.model
+        for key in ("path", "tokenizer_path"):
+            if given := model.get(key):
+                folder = local_path(given)
+                model[key] = _absolute(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
             config.data[key] = [_absolute(file) for file in data_files.data_files(config, key)]
         if config.trainer.resume_from_path:
