@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +272,16 @@ def test_a_file_that_ray_writes_is_no_code(tmp_path: Path) -> None:
     own.write_text("{}\n")
     assert written not in (files := code_state({"file": str(written), "own": str(own)}).files)
     assert own in files
+
+
+def test_a_checkout_below_a_symlink_is_still_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).resolve().parents[2]
+    (tmp_path / "link").symlink_to(root)
+    loaded = tmp_path / "link" / "fspo" / "files.py"
+    monkeypatch.setitem(sys.modules, "through_the_link", SimpleNamespace(__file__=str(loaded)))
+    state = code_state({"reward": str(tmp_path / "link" / "fspo" / "losses.py")})
+    assert state.root == root
+    assert not [path for path in state.files if path.is_relative_to(tmp_path) or path.is_relative_to(root / "fspo")]
 
 
 def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ MAX_FILE_BYTES, MAX_BYTES = 2**20, 2**24
 #: Untracked files of a checkout that count as code; data and results do not.
 _SUFFIXES: Final = (".py", ".pyx", ".c", ".cpp", ".cu", ".h", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".jinja")
 _ANY_BYTES: Final = "surrogateescape"
-_INSTALLED: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_INSTALLED: Final = tuple(
+    {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
 
 
 def _git(*arguments: str) -> str | None:
@@ -134,10 +136,11 @@ def code_state(config: Any = None, folders: Sequence[str] = ()) -> CodeState:
 
 
 def _loaded() -> Iterator[Path]:
+    # Resolved, as git's paths are.
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if name and name.endswith(".py"):
-            yield Path(name).absolute()
+            yield Path(name).resolve()
 
 
 def _is_installed(path: Path) -> bool:
@@ -159,11 +162,11 @@ def _code_file(name: str) -> Path | None:
             spec = importlib.util.find_spec(name.removeprefix("pkg://").replace("/", "."))
         except (ImportError, ValueError):
             return None
-        return Path(spec.origin).absolute() if spec is not None and spec.origin else None
+        return Path(spec.origin).resolve() if spec is not None and spec.origin else None
     path = Path(name.removeprefix("file://"))
     if "session_latest" in path.parts:  # rollout.prometheus.file, which each Ray session writes anew
         return None
-    return path.absolute() if path.suffix in _SUFFIXES and path.is_file() else None
+    return path.resolve() if path.suffix in _SUFFIXES and path.is_file() else None
 
 
 def _is_result(path: Path) -> bool:
