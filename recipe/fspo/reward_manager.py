@@ -25,10 +25,6 @@ _SHOWN: Final = 300  # characters of a response and a ground truth in a message
 _ASK_S: Final = 30.0
 
 
-class RewardFailed(ExplainedError):
-    """A reward function raised, or returned what is no reward; the message has the row and the traceback."""
-
-
 def _checked(result: Any) -> Any:
     if (problem := result_problem(result)) is not None:
         raise BadReward(problem)
@@ -61,7 +57,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
         One value each, so that neither moves its tokens. What the reward function tells by these names comes first.
 
         Raises:
-            RewardFailed: the reward function raised, or returned something else than a finite number or a dict with
+            ExplainedError: the reward function raised, or returned something else than a finite number or a dict with
                 one as `score`.
         """
         item = data[-1:][0]
@@ -76,7 +72,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
             response = self.tokenizer.decode(tokens[: int(mask.sum())], skip_special_tokens=True)
             message = self._message(row, response, error)
             self.failure = self.failure or message
-            raise RewardFailed(message) from error
+            raise ExplainedError(message) from error
         info, source = row["extra_info"], str(row["data_source"])
         told = {
             "response_length": int(mask.sum()),
@@ -119,11 +115,11 @@ def raise_failure(workers: Sequence[Any]) -> None:
     failure comes out of there by itself.
 
     Raises:
-        RewardFailed: with the worker's message.
+        ExplainedError: with the worker's message.
     """
     failures: list[str | None] = []
     with contextlib.suppress(ray.exceptions.RayError):  # a worker that has died has another reporter
         failures = ray.get([worker.__ray_call__.remote(_failure_of) for worker in workers], timeout=_ASK_S)
     for failure in failures:
         if failure is not None:
-            raise RewardFailed(failure)
+            raise ExplainedError(failure)

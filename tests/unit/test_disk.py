@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from recipe.fspo.checkpoints import disk
-from recipe.fspo.checkpoints.disk import DiskFull, NotWritable, room_for_save, size_of
+from recipe.fspo.checkpoints.disk import room_for_save, size_of
 from recipe.fspo.checkpoints.integrity import TRACKER_FILE, latest
+from recipe.fspo.faults.errors import ExplainedError
 
 MIB = 2**20
 
@@ -46,7 +47,7 @@ def test_a_save_without_room_is_refused_before_anything_is_written(
 ) -> None:
     save(tmp_path, 2)
     free(monkeypatch, 0.5)
-    with pytest.raises(DiskFull) as caught, room_for_save(tmp_path, 4, nothing):
+    with pytest.raises(ExplainedError) as caught, room_for_save(tmp_path, 4, nothing):
         pytest.fail("the save was begun")
     message = str(caught.value)
     assert re.search(r"step 4: 1\.0 MiB .* 0\.5 MiB", message)  # needed and free
@@ -67,7 +68,7 @@ def test_room_is_made_before_the_save(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None) -> None:
     if before:
         save(tmp_path, before)
-    with pytest.raises(DiskFull, match="step 4"), room_for_save(tmp_path, 4, nothing):
+    with pytest.raises(ExplainedError, match="step 4"), room_for_save(tmp_path, 4, nothing):
         save(tmp_path, 4)
         (tmp_path / TRACKER_FILE).write_text("")  # opened, and then there was no room for a digit
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -122,10 +123,10 @@ def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Path) -> None:
         save(small_disk, 1)
     (small_disk / "other").write_bytes(bytes(MIB // 2))
     says = r"step 2: 1\.0 MiB .* 0\.\d MiB"
-    with pytest.raises(DiskFull, match=says), room_for_save(small_disk, 2, nothing):
+    with pytest.raises(ExplainedError, match=says), room_for_save(small_disk, 2, nothing):
         pytest.fail("the save was begun")
     (small_disk / "other").unlink()
-    with pytest.raises(DiskFull, match="step 2"), room_for_save(small_disk, 2, nothing):
+    with pytest.raises(ExplainedError, match="step 2"), room_for_save(small_disk, 2, nothing):
         save(small_disk, 2, mib=2.0)  # larger than the one before
     assert latest(small_disk) == small_disk / "global_step_1"
     assert not (small_disk / "global_step_2").exists() and size_of(small_disk) < 1.1 * MIB
@@ -136,6 +137,6 @@ def test_a_disk_that_became_read_only_is_said(small_disk: Path) -> None:
         save(small_disk, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     says = rf"step 2 cannot be written to {small_disk} \(Read-only file system\); the last good .*/global_step_1\. Mend"
-    with pytest.raises(NotWritable, match=says), room_for_save(small_disk, 2, nothing):
+    with pytest.raises(ExplainedError, match=says), room_for_save(small_disk, 2, nothing):
         save(small_disk, 2)
     assert latest(small_disk) == small_disk / "global_step_1"

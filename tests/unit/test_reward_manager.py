@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
-from recipe.fspo.reward_manager import RewardFailed
+from recipe.fspo.faults.errors import ExplainedError
 
 
 class Tokenizer:
@@ -117,20 +117,20 @@ def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score
 )
 def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:
     one = own(body)
-    with pytest.raises(RewardFailed) as failed:
+    with pytest.raises(ExplainedError) as failed:
         run(one, response("34", source="own/task"))
     message = str(failed.value)
     assert says in message
     assert "data_source='own/task', extra_info.index=7" in message
     assert "ground truth: '34'\n  response: '34'" in message
     assert one.failure == message
-    with pytest.raises(RewardFailed):
+    with pytest.raises(ExplainedError):
         run(one, response("34", source="another"))
     assert one.failure == message  # the first one
 
 
 def test_the_traceback_is_that_of_the_users_lines(own: Any) -> None:
-    with pytest.raises(RewardFailed) as failed:
+    with pytest.raises(ExplainedError) as failed:
         run(own("return int(solution_str[9])"), response("34"))
     lines = [line for line in str(failed.value).splitlines() if line.startswith('  File "')]
     assert len(lines) == 1

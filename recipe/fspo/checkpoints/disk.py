@@ -26,14 +26,6 @@ _SIGNS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWr
 _NOT_WRITABLE = tuple(os.strerror(each) for each in (errno.EROFS, errno.EIO, errno.EACCES, errno.ESTALE))
 
 
-class NotWritable(ExplainedError):
-    """A checkpoint cannot be written; the message says why, where, and which one is the last."""
-
-
-class DiskFull(ExplainedError):
-    """There is no room for a checkpoint; the message says how much is needed, how much is free, and where."""
-
-
 def size_of(folder: Path) -> int:
     """Bytes of all files in a folder."""
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
@@ -89,8 +81,7 @@ def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Itera
         make_room: Deletes old checkpoints, as after a save; called before it where there is not enough room.
 
     Raises:
-        DiskFull: if there is not enough room, or was not.
-        NotWritable: if the file system is read-only or fails.
+        ExplainedError: if there is not enough room, or was not; if the file system is read-only or fails.
     """
     root.mkdir(parents=True, exist_ok=True)
     good = latest(root)
@@ -98,14 +89,14 @@ def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Itera
     if needed is not None and shutil.disk_usage(root).free < needed:
         make_room()
         if shutil.disk_usage(root).free < needed:
-            raise DiskFull(_message(root, step, needed, good))
+            raise ExplainedError(_message(root, step, needed, good))
     if (folder := step_folder(root, step)).exists():
         good = _clear(root, folder, good)
     try:
         yield
     except Exception as error:
         if (why := next((each for each in _NOT_WRITABLE if each in str(error)), None)) is not None:
-            raise NotWritable(
+            raise ExplainedError(
                 f"the checkpoint of step {step} cannot be written to {root} ({why}); {_kept(good)}. Mend the file "
                 "system before you continue"
             ) from error
@@ -116,4 +107,4 @@ def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Itera
         if good is not None:
             with contextlib.suppress(OSError):  # the next start repairs it
                 restore_tracker(root, good)
-        raise DiskFull(message) from error
+        raise ExplainedError(message) from error
