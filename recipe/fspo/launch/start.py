@@ -34,6 +34,7 @@ from recipe.fspo.launch import checks, data_files, reward_function, run_folder, 
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import pass_to_ray_workers
 from recipe.fspo.launch.progress import PROGRESS, say
+from recipe.fspo.launch.reward_function import absolute_path
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -135,11 +136,11 @@ def prepare(config: DictConfig) -> None:
         for key in ("path", "tokenizer_path"):
             if given := model.get(key):
                 folder = local_path(given)
-                model[key] = _absolute(folder) if Path(folder).expanduser().is_dir() else folder
+                model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
-            config.data[key] = [_absolute(file) for file in data_files.data_files(config, key)]
+            config.data[key] = [absolute_path(file) for file in data_files.data_files(config, key)]
         if config.trainer.resume_from_path:
-            config.trainer.resume_from_path = _absolute(str(config.trainer.resume_from_path))
+            config.trainer.resume_from_path = absolute_path(str(config.trainer.resume_from_path))
         reward_function.make_absolute(config)
         if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
             config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
@@ -155,11 +156,6 @@ def prepare(config: DictConfig) -> None:
         # The workers of a cluster that is joined do not inherit this process's environment.
         with open_dict(ray_init.runtime_env):
             ray_init.runtime_env.env_vars[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
-
-
-def _absolute(file: str) -> str:
-    """A path that means the same from another working folder, where the run may be resumed."""
-    return file if "://" in file else str(Path(file).expanduser().absolute())
 
 
 def write_offline_task(config: DictConfig) -> None:
