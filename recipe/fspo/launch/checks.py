@@ -23,8 +23,6 @@ from recipe.fspo.launch import data_files, loggers, model_folder, reward_functio
 from recipe.fspo.launch.model_folder import read_model_config
 from recipe.fspo.launch.values import value_problems
 
-Problems = Iterator[str]
-
 #: Names of types of numbers that verl, torch and vLLM understand alike.
 DTYPES: Final = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
 #: From here on a learning rate is one of another unit; policies of language models are trained with 1e-7 to 1e-4.
@@ -49,7 +47,7 @@ def check_values(config: DictConfig) -> None:
         raise PreflightError(problems)
 
 
-def _package_problems(config: DictConfig) -> Problems:
+def _package_problems(config: DictConfig) -> Iterator[str]:
     installed = importlib.metadata.version("verl")
     if installed != SUPPORTED_VERL:
         yield (
@@ -61,7 +59,7 @@ def _package_problems(config: DictConfig) -> Problems:
             yield f"the package {module} is missing ({remedy}): run `make setup`, or install requirements/gpu.txt"
 
 
-def flash_attention_problems(config: DictConfig) -> Problems:
+def flash_attention_problems(config: DictConfig) -> Iterator[str]:
     """The package that only a machine with GPUs can have."""
     implementation = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
     needs_flash = implementation == "flash_attention_2" or config.actor_rollout_ref.model.use_remove_padding
@@ -73,7 +71,7 @@ def flash_attention_problems(config: DictConfig) -> Problems:
         )
 
 
-def _precision_problems(config: DictConfig) -> Problems:
+def _precision_problems(config: DictConfig) -> Iterator[str]:
     keys = ["actor_rollout_ref.rollout.dtype"]
     for engine in ("actor", "ref"):
         fsdp = f"actor_rollout_ref.{engine}.fsdp_config"
@@ -85,13 +83,13 @@ def _precision_problems(config: DictConfig) -> Problems:
             yield f"{key}={value} is not a type of numbers: choose one of {', '.join(DTYPES)}"
 
 
-def _optimizer_problems(config: DictConfig) -> Problems:
+def _optimizer_problems(config: DictConfig) -> Iterator[str]:
     key, lr = "actor_rollout_ref.actor.optim.lr", config.actor_rollout_ref.actor.optim.lr
     if not isinstance(lr, int | float) or not 0 < lr < _LR_MAX:
         yield f"{key}={lr} must be a number above 0 and below {_LR_MAX:g}: 1e-6 is usual for a language model's policy"
 
 
-def _validation_problems(config: DictConfig) -> Problems:
+def _validation_problems(config: DictConfig) -> Iterator[str]:
     val = config.actor_rollout_ref.rollout.val_kwargs
     if val.n > 1 and not val.do_sample:
         yield (
@@ -100,14 +98,14 @@ def _validation_problems(config: DictConfig) -> Problems:
         )
 
 
-def _room_problems(config: DictConfig) -> Problems:
+def _room_problems(config: DictConfig) -> Iterator[str]:
     folder, told = model_folder.find(config.actor_rollout_ref.model.path), read_model_config(config) or {}
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     dtype = told.get("dtype") or told.get("torch_dtype")
     return room_problems(config, weights // (4 if dtype == "float32" else 2))
 
 
-def room_problems(config: DictConfig, parameters: int) -> Problems:
+def room_problems(config: DictConfig, parameters: int) -> Iterator[str]:
     """The run folder and the disk below it: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
@@ -129,15 +127,15 @@ def room_problems(config: DictConfig, parameters: int) -> Problems:
         )
 
 
-def _length_problems(config: DictConfig) -> Problems:
+def _length_problems(config: DictConfig) -> Iterator[str]:
     return length_problems(config, (read_model_config(config) or {}).get("max_position_embeddings"))
 
 
-def _head_problems(config: DictConfig) -> Problems:
+def _head_problems(config: DictConfig) -> Iterator[str]:
     return head_problems(config, (read_model_config(config) or {}).get("num_attention_heads"))
 
 
-def head_problems(config: DictConfig, heads: object) -> Problems:
+def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
     """Parallel sizes that do not divide the model's heads (``num_attention_heads``; not an integer: unknown)."""
     if not isinstance(heads, int):
         return
@@ -153,7 +151,7 @@ def head_problems(config: DictConfig, heads: object) -> Problems:
             yield f"{key}={size} does not divide the model's {heads} attention heads: set it to {smaller}"
 
 
-def _checkpoint_problems(config: DictConfig) -> Problems:
+def _checkpoint_problems(config: DictConfig) -> Iterator[str]:
     if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
         yield (
             "actor_rollout_ref.actor.checkpoint.async_save=true never writes the file that a resume reads (verl issue "
@@ -167,7 +165,7 @@ def _checkpoint_problems(config: DictConfig) -> Problems:
         )
 
 
-def divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> Problems:
+def divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> Iterator[str]:
     """A sentence if ``larger`` is not a multiple of ``smaller``."""
     if smaller <= 0 or larger % smaller:
         yield f"{larger_key}={larger} is not a multiple of {smaller_key}={smaller}: change one of them so that it is"
@@ -179,7 +177,7 @@ def _ulysses(config: DictConfig) -> int:
     return int(max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size))
 
 
-def batch_problems(config: DictConfig) -> Problems:
+def batch_problems(config: DictConfig) -> Iterator[str]:
     """Batches into mini-batches, mini-batches over ranks, ranks into vLLM's replicas."""
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     ranks = trainer.n_gpus_per_node * trainer.nnodes
@@ -207,7 +205,7 @@ def batch_problems(config: DictConfig) -> Problems:
     yield from divides(name, ranks, "rollout's parallel sizes", per_replica)
 
 
-def length_problems(config: DictConfig, max_positions: object) -> Problems:
+def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
     """The longest sequence against the model's positions, vLLM's limit and the token budget of a micro-batch.
 
     Args:
@@ -240,7 +238,7 @@ def length_problems(config: DictConfig, max_positions: object) -> Problems:
             )
 
 
-_CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
+_CHECKS: tuple[Callable[[DictConfig], Iterator[str]], ...] = (
     _package_problems,
     flash_attention_problems,
     model_folder.problems,
@@ -259,7 +257,7 @@ _CHECKS: tuple[Callable[[DictConfig], Problems], ...] = (
 )
 
 
-def check(config: DictConfig, further: Callable[[DictConfig], Problems], elsewhere: bool = False) -> None:
+def check(config: DictConfig, further: Callable[[DictConfig], Iterator[str]], elsewhere: bool = False) -> None:
     """Run every check on a resolved configuration, and the ``further`` ones of the command.
 
     Args:

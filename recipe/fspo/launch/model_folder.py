@@ -13,8 +13,6 @@ from typing import Final
 
 from omegaconf import DictConfig
 
-Problems = Iterator[str]
-
 #: A folder with one of these has a tokenizer.
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 #: A file smaller than this in place of weights is the pointer that git-lfs leaves.
@@ -43,13 +41,13 @@ def read_model_config(config: DictConfig) -> dict[str, object] | None:
     return json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else None
 
 
-def problems(config: DictConfig) -> Problems:
+def problems(config: DictConfig) -> Iterator[str]:
     """What is wrong with the model's folder."""
     yield from _model_problems(config)
     yield from _tokenizer_problems(config)
 
 
-def _model_problems(config: DictConfig) -> Problems:
+def _model_problems(config: DictConfig) -> Iterator[str]:
     key, model = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
     folder = Path(model).expanduser()
     if not _looks_like_a_path(model):
@@ -73,7 +71,7 @@ def _model_problems(config: DictConfig) -> Problems:
         yield f"{key}={model!r} is incomplete: {names} is missing or a git-lfs pointer; download it again"
 
 
-def _tokenizer_problems(config: DictConfig) -> Problems:
+def _tokenizer_problems(config: DictConfig) -> Iterator[str]:
     # verl hands every prompt, a list of messages, to the chat template; without one it stops after the start of Ray.
     model = config.actor_rollout_ref.model
     key = "tokenizer_path" if model.get("tokenizer_path") else "path"

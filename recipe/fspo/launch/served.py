@@ -14,8 +14,6 @@ from verl.trainer.ppo.utils import need_critic
 
 from recipe.fspo.launch.checks import read_model_config
 
-Problems = Iterator[str]
-
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
 #: Values of ``trainer.v1.trainer_mode`` whose trainer keeps the run folder; the second is set by recipe.fspo.alignment.
@@ -26,7 +24,7 @@ _STRATEGIES = ("fsdp", "fsdp2")
 _TOKEN_ESTIMATORS = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
 
 
-def unserved(config: DictConfig, *, by_response: bool) -> Problems:
+def unserved(config: DictConfig, *, by_response: bool) -> Iterator[str]:
     """A sentence for everything that ``config`` asks of verl and that this recipe does not serve.
 
     Args:
@@ -39,7 +37,7 @@ def unserved(config: DictConfig, *, by_response: bool) -> Problems:
     yield from _advantage_problems(config, by_response)
 
 
-def _trainer_problems(config: DictConfig) -> Problems:
+def _trainer_problems(config: DictConfig) -> Iterator[str]:
     mode = config.trainer.v1.trainer_mode
     if mode not in TRAINER_MODES:
         yield (
@@ -51,7 +49,7 @@ def _trainer_problems(config: DictConfig) -> Problems:
         yield "trainer.use_v1=false is ignored: this recipe extends verl's V1 trainer; remove it"
 
 
-def _engine_problems(config: DictConfig) -> Problems:
+def _engine_problems(config: DictConfig) -> Iterator[str]:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     engine = config.get("model_engine", "dp")
     if engine != "dp" or actor.strategy not in _STRATEGIES:
@@ -77,7 +75,7 @@ def _engine_problems(config: DictConfig) -> Problems:
         )
 
 
-def _model_problems(config: DictConfig) -> Problems:
+def _model_problems(config: DictConfig) -> Iterator[str]:
     if (read_model_config(config) or {}).get("model_type") == "mixtral":
         yield (
             f"{_MODEL}.path={config.actor_rollout_ref.model.path} is a mixtral: verl 0.9.1 sends its experts to vLLM "
@@ -85,7 +83,7 @@ def _model_problems(config: DictConfig) -> Problems:
         )
 
 
-def _lora_problems(config: DictConfig) -> Problems:
+def _lora_problems(config: DictConfig) -> Iterator[str]:
     model = config.actor_rollout_ref.model
     rank = model.get("lora_rank", 0)
     if OmegaConf.select(model, "lora.rank"):
@@ -105,7 +103,7 @@ def _lora_problems(config: DictConfig) -> Problems:
         )
 
 
-def _advantage_problems(config: DictConfig, by_response: bool) -> Problems:
+def _advantage_problems(config: DictConfig, by_response: bool) -> Iterator[str]:
     estimator, loss_mode = str(config.algorithm.adv_estimator), config.actor_rollout_ref.actor.policy_loss.loss_mode
     if estimator not in ADV_ESTIMATOR_REGISTRY and not config.actor_rollout_ref.model.external_lib:
         yield f"algorithm.adv_estimator={estimator} is not known; choose one of {', '.join(ADV_ESTIMATOR_REGISTRY)}"
