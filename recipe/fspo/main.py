@@ -27,7 +27,8 @@ from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform, forked_workers
 from recipe.fspo.launch.restarts import supervise
 from recipe.fspo.launch.run_folder import is_restart
-from recipe.fspo.launch.run_settings import NotARunError, with_settings_of_run
+from recipe.fspo.launch.run_settings import with_settings_of_run
+from recipe.fspo.launch.values import PreflightError
 
 #: Hydra's flags that print something in place of a run.
 _PRINTS = {"--cfg", "-c", "--info", "-i", "--hydra-help"}
@@ -125,7 +126,10 @@ def main() -> None:
             if kept := sys.argv[1 : len(sys.argv) - given]:
                 print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
         sys.argv[1:] = for_hydra(sys.argv[1:])
-    except (HydraException, NotARunError) as error:
+    except PreflightError as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except HydraException as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     if any(argument.partition("=")[0] in _PRINTS for argument in sys.argv[1:]):

@@ -19,6 +19,7 @@ from recipe.fspo.config import complete_loss
 from recipe.fspo.config import problems as problems_of_settings
 from recipe.fspo.launch import checks
 from recipe.fspo.launch.start import check, prepare
+from recipe.fspo.launch.values import PreflightError
 from recipe.fspo.main import JOB
 
 Problems = Callable[..., list[str]]
@@ -37,8 +38,8 @@ def problems(tmp_path: Path) -> Problems:
         try:
             prepare(config)
             checks.check(config, problems_of_settings)
-        except checks.PreflightError as error:
-            return error.problems
+        except PreflightError as error:
+            return list(error.problems)
         return []
 
     return find
@@ -263,7 +264,7 @@ def test_what_only_verl_refuses_is_refused_before_anything_is_started(tmp_path: 
     config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *refused)
     prepare(config)
     says = r"error: verl refuses the configuration: .*log_prob_micro_batch_size"
-    with pytest.raises(checks.PreflightError, match=says):
+    with pytest.raises(PreflightError, match=says):
         check(config, JOB)
 
 
@@ -279,7 +280,7 @@ def test_what_only_verl_refuses_is_refused_before_anything_is_started(tmp_path: 
 def test_what_a_dataclass_of_verls_refuses_is_said_in_its_words(tmp_path: Path, override: str, says: str) -> None:
     config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, override)
     prepare(config)
-    with pytest.raises(checks.PreflightError) as refused:
+    with pytest.raises(PreflightError) as refused:
         check(config, JOB)
     assert str(refused.value).startswith("error: verl refuses the configuration: ") and says in str(refused.value)
 

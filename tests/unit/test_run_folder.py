@@ -22,19 +22,18 @@ from recipe.fspo.checkpoints.integrity import latest, restore_tracker, resumed_f
 from recipe.fspo.faults.errors import TrainingFailed
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch import run_folder, start
-from recipe.fspo.launch.checks import PreflightError
 from recipe.fspo.launch.code_state import code_state
 from recipe.fspo.launch.commands import launch_or_exit
 from recipe.fspo.launch.compose import quoted
 from recipe.fspo.launch.run_settings import (
-    NotARunError,
     _with_absolute_paths,
     changed_settings,
+    check_changes,
     next_commands,
-    refusal,
     with_settings_of_run,
 )
 from recipe.fspo.launch.start import _changed_settings, launch, prepare
+from recipe.fspo.launch.values import PreflightError
 from recipe.fspo.main import JOB
 
 SMALL_TASK = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
@@ -174,14 +173,16 @@ def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) 
     begun(tmp_path)
     free = ["trainer.total_training_steps=99", "trainer.logger=[console]", "trainer.nnodes=2", "trainer.save_freq=1"]
     resumed = ready(tmp_path, *free)
-    assert refusal(resumed, changed_settings(resumed)) is None
+    check_changes(resumed, changed_settings(resumed))
     lr = "actor_rollout_ref.actor.optim.lr"
     resumed = ready(tmp_path, *free, f"{lr}=1e-5")
-    said = refusal(resumed, changed_settings(resumed))
-    assert said is not None and f"{lr} was 0.0001 and would be 1e-05" in said and "nnodes" not in said
+    with pytest.raises(PreflightError, match=f"{lr} was 0.0001 and would be 1e-05") as refused:
+        check_changes(resumed, changed_settings(resumed))
+    assert "nnodes" not in str(refused.value)
     allowed = ready(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
     changed = changed_settings(allowed)
-    assert (lr, 1e-4, 1e-5) in changed and refusal(allowed, changed) is None
+    assert (lr, 1e-4, 1e-5) in changed
+    check_changes(allowed, changed)
 
 
 def test_changes_are_recorded_with_their_step(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_a_checkout_below_a_symlink_is_still_the_checkout(tmp_path: Path, monkey
 
 def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> None:
     (begun(tmp_path) / "config.yaml").unlink()
-    with pytest.raises(NotARunError, match=r"config\.yaml cannot be read"):
+    with pytest.raises(PreflightError, match=r"config\.yaml cannot be read"):
         changed_settings(ready(tmp_path))
 
 
@@ -348,8 +349,8 @@ def test_leave_to_change_a_setting_is_for_one_start(tmp_path: Path) -> None:
     resumed = composed(*arguments)
     prepare(resumed)
     JOB.complete(resumed)
-    said = refusal(resumed, changed_settings(resumed))
-    assert said is not None and f"{lr} was 1e-05 and would be 0.001" in said
+    with pytest.raises(PreflightError, match=f"{lr} was 1e-05 and would be 0.001"):
+        check_changes(resumed, changed_settings(resumed))
 
 
 @pytest.mark.parametrize("record", ["length_stats.jsonl", "sequences.jsonl", "samples.jsonl"])
@@ -453,7 +454,7 @@ def test_a_run_that_went_back_continues_with_what_it_did_since(
 
 def test_a_lock_of_the_users_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("mine")
-    with run_folder.held(str(tmp_path)), pytest.raises(run_folder.FolderInUseError), run_folder.held(str(tmp_path)):
+    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError), run_folder.held(str(tmp_path)):
         pass
     assert contents(tmp_path) == {".lock": b"mine"}
 

@@ -28,8 +28,8 @@ from omegaconf import DictConfig
 
 from recipe.fspo.checkpoints.integrity import latest, remove_old, restore_tracker, step_folder, step_of
 from recipe.fspo.launch import run_folder, start
-from recipe.fspo.launch.checks import PreflightError
-from recipe.fspo.launch.run_settings import INFO_FILE, NotARunError, run_info, with_settings_of_run
+from recipe.fspo.launch.run_settings import INFO_FILE, run_info, with_settings_of_run
+from recipe.fspo.launch.values import PreflightError
 from recipe.fspo.main import JOB
 
 SMALL = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
@@ -190,7 +190,7 @@ class RunFolders(RuleBasedStateMachine):
         """Run a command line of ``recipe.fspo.main``; what it was refused with, if it was."""
         try:
             overrides = with_settings_of_run(command)
-        except NotARunError as error:
+        except PreflightError as error:
             return str(error)
         self.patches.setattr(run_folder, "overrides_of_this_process", lambda: overrides)
         ends_well = run_folder.end

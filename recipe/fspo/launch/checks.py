@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,30 +21,12 @@ from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.checkpoints.integrity import resume_problems
 from recipe.fspo.launch import data_files, loggers, model_folder, reward_function
 from recipe.fspo.launch.model_folder import read_model_config
-from recipe.fspo.launch.values import value_problems
+from recipe.fspo.launch.values import PreflightError
 
 #: Names of types of numbers that verl, torch and vLLM understand alike.
 DTYPES: Final = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
 #: From here on a learning rate is one of another unit; policies of language models are trained with 1e-7 to 1e-4.
 _LR_MAX: Final = 1e-2
-
-
-class PreflightError(ValueError):
-    """Everything that is wrong with a configuration, one problem a line."""
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = list(problems)
-        super().__init__("\n".join(f"error: {problem}" for problem in self.problems))
-
-
-def check_values(config: DictConfig) -> None:
-    """What precedes all other checks: they compute with the values.
-
-    Raises:
-        PreflightError: listing all values that are of another kind or out of range.
-    """
-    if problems := list(value_problems(config)):
-        raise PreflightError(problems)
 
 
 def _package_problems(config: DictConfig) -> Iterator[str]:
@@ -127,12 +109,10 @@ def room_problems(config: DictConfig, parameters: int) -> Iterator[str]:
         )
 
 
-def _length_problems(config: DictConfig) -> Iterator[str]:
-    return length_problems(config, (read_model_config(config) or {}).get("max_position_embeddings"))
-
-
-def _head_problems(config: DictConfig) -> Iterator[str]:
-    return head_problems(config, (read_model_config(config) or {}).get("num_attention_heads"))
+def _shape_problems(config: DictConfig) -> Iterator[str]:
+    told = read_model_config(config) or {}
+    yield from length_problems(config, told.get("max_position_embeddings"))
+    yield from head_problems(config, told.get("num_attention_heads"))
 
 
 def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
@@ -144,7 +124,7 @@ def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
             "actor_rollout_ref.rollout.tensor_model_parallel_size",
             config.actor_rollout_ref.rollout.tensor_model_parallel_size,
         ),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", _ulysses(config)),
+        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", ulysses(config)),
     ):
         if size < 1 or heads % size:
             smaller = max(d for d in range(1, max(2, size)) if heads % d == 0)
@@ -171,7 +151,8 @@ def divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> Ite
         yield f"{larger_key}={larger} is not a multiple of {smaller_key}={smaller}: change one of them so that it is"
 
 
-def _ulysses(config: DictConfig) -> int:
+def ulysses(config: DictConfig) -> int:
+    """The ranks over which a sequence is spread."""
     # The actor's key is the older of the two; verl copies it into the other.
     actor = config.actor_rollout_ref.actor
     return int(max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size))
@@ -186,7 +167,7 @@ def batch_problems(config: DictConfig) -> Iterator[str]:
     sequences = mini * n
     name, shards = "trainer.nnodes * trainer.n_gpus_per_node", actor.fsdp_config.fsdp_size
     yield from divides("actor.ppo_mini_batch_size * rollout.n", sequences, name, ranks)
-    yield from divides(name, ranks, "ulysses_sequence_parallel_size", _ulysses(config))
+    yield from divides(name, ranks, "ulysses_sequence_parallel_size", ulysses(config))
     if 0 < shards < ranks:
         yield from divides(name, ranks, "actor.fsdp_config.fsdp_size", shards)
     micro = actor.ppo_micro_batch_size_per_gpu
@@ -225,16 +206,16 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
     if not actor.use_dynamic_bsz:
         return
     # verl does not split a sequence: it stops with an error at the first one that exceeds the budget, maybe days later.
-    ulysses = _ulysses(config)
+    parts = ulysses(config)
     for key, budget in (
         ("actor.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu),
         ("rollout.log_prob_max_token_len_per_gpu", rollout.log_prob_max_token_len_per_gpu),
     ):
-        if budget * ulysses < wanted:
+        if budget * parts < wanted:
             yield (
                 f"actor_rollout_ref.{key}={budget} is less than the longest sequence ({asked}"
-                + (f", over {ulysses} Ulysses ranks): " if ulysses > 1 else "): ")
-                + f"set it to {-(-wanted // ulysses)} or more"
+                + (f", over {parts} Ulysses ranks): " if parts > 1 else "): ")
+                + f"set it to {-(-wanted // parts)} or more"
             )
 
 
@@ -250,8 +231,7 @@ _CHECKS: tuple[Callable[[DictConfig], Iterator[str]], ...] = (
     data_files.problems,
     reward_function.problems,
     batch_problems,
-    _length_problems,
-    _head_problems,
+    _shape_problems,
     _checkpoint_problems,
     resume_problems,
 )
@@ -272,4 +252,4 @@ def check(config: DictConfig, further: Callable[[DictConfig], Iterator[str]], el
     finds = [find for find in (*_CHECKS, further) if find not in of_the_machine]
     problems = [problem for find in finds for problem in find(config)]
     if problems:
-        raise PreflightError(problems)
+        raise PreflightError(*problems)

@@ -81,9 +81,9 @@ def launch_or_exit(config: DictConfig, job: Job) -> None:
     with forked_workers(config, job.modules):
         # Imported here, beside the workers: both import verl, which must not happen before the platform is exported.
         from recipe.fspo.faults.errors import TrainingFailed
-        from recipe.fspo.launch.checks import PreflightError
         from recipe.fspo.launch.run_settings import next_commands
         from recipe.fspo.launch.start import launch
+        from recipe.fspo.launch.values import PreflightError
 
         resumes = job.resumes and not config.evaluate
 

@@ -88,11 +88,12 @@ def for_hydra(arguments: Sequence[str]) -> list[str]:
     given = [each for each in arguments if each.startswith(f"{SEARCH_PATH}=")]
     if not given:
         return list(arguments)
-    path = _search_path([_VERL_PACKAGE, *own_folders(given)[0]])
+    path = search_path([_VERL_PACKAGE, *own_folders(given)[0]])
     return [*(each for each in arguments if each not in given), path]
 
 
-def _search_path(folders: Sequence[str]) -> str:
+def search_path(folders: Sequence[str]) -> str:
+    """The override that tells Hydra of these folders."""
     return f"{SEARCH_PATH}=[{','.join(map(quoted, folders))}]"
 
 
@@ -130,7 +131,7 @@ def compose(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictCon
 def _compose(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     folders, rest = own_folders(overrides)
-    path = _search_path([f"file://{verl_config_dir()}", *folders])
+    path = search_path([f"file://{verl_config_dir()}", *folders])
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base=None):
         return hydra_compose(ROOT_CONFIG, overrides=[path, *rest])
 
@@ -186,7 +187,7 @@ def _keys(values: Any, place: str = "") -> Iterator[str]:
 
 def choices(group: str, overrides: Sequence[str] = ()) -> list[str]:
     """The options of a configuration group, such as ``algo``: those shipped, and those of the user's own folders."""
-    added = own_folders([each for each in overrides if each.startswith(f"{SEARCH_PATH}=")])[0]
+    added = own_folders(overrides)[0]
     folders = [CONF_DIR, *(Path(each.removeprefix("file://")) for each in added)]
     return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 

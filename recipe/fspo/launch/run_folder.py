@@ -22,7 +22,7 @@ from fspo.files import atomic_path
 from recipe.fspo.checkpoints.integrity import resumed_from, step_of
 from recipe.fspo.faults.phase import read_phase
 from recipe.fspo.launch.code_state import CODE_FOLDER, CodeState, code_state
-from recipe.fspo.launch.compose import SEARCH_PATH, own_folders
+from recipe.fspo.launch.compose import own_folders
 from recipe.fspo.launch.progress import PROGRESS, step_line, validation_line
 from recipe.fspo.launch.run_settings import (
     CONFIG_FILE,
@@ -31,6 +31,7 @@ from recipe.fspo.launch.run_settings import (
     overrides_of_this_process,
     run_info,
 )
+from recipe.fspo.launch.values import PreflightError
 
 METRICS_FILE = "metrics.jsonl"
 #: In the environment of a start: the number of its parent's starts so far, and why it was started again (JSON).
@@ -57,21 +58,15 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-class FolderInUseError(RuntimeError):
-    """Another start writes to the run folder."""
-
-    def __init__(self, run_dir: str) -> None:
-        super().__init__(f"fspo.run_dir={run_dir} is in use by another start: wait for its end, or give another folder")
-
-
 @contextlib.contextmanager
 def held(run_dir: str) -> Iterator[None]:
     """Make the run folder, and keep other starts out of it meanwhile; the lock ends with this process, however it ends.
 
     Raises:
-        FolderInUseError: if another start has it.
+        PreflightError: if another start has it.
     """
     path = Path(run_dir) / ".lock"
+    in_use = f"fspo.run_dir={run_dir} is in use by another start: wait for its end, or give another folder"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.exists()  # a file of the user's, or what a start that was killed has left
     with path.open("a", encoding="utf-8") as file:
@@ -79,9 +74,9 @@ def held(run_dir: str) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise FolderInUseError(run_dir) from error
+                raise PreflightError(in_use) from error
         if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
-            raise FolderInUseError(run_dir)  # another start has ended, and taken the file away, just now
+            raise PreflightError(in_use)  # another start has ended, and taken the file away, just now
         try:
             yield
         finally:
@@ -100,7 +95,7 @@ def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
     overrides = overrides_of_this_process() or earlier.get("overrides", [])
-    searched = own_folders([each for each in overrides if each.startswith(f"{SEARCH_PATH}=")])[0]
+    searched = own_folders(overrides)[0]
     code = code_state(OmegaConf.to_container(config, resolve=True), searched)
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     info: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 ``run.json`` keeps the overrides of the command that began the run, ``config.yaml`` what they resolved to. A command
 that names the folder starts from the former (:func:`with_settings_of_run`); what it would change of the latter is
-compared key by key before Ray starts (:func:`changed_settings`, :func:`refusal`).
+compared key by key before Ray starts (:func:`changed_settings`, :func:`check_changes`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.checkpoints.integrity import is_own, latest
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.launch.compose import SEARCH_PATH, own_folders, quoted, without_flags
+from recipe.fspo.launch.compose import own_folders, quoted, search_path, without_flags
+from recipe.fspo.launch.values import PreflightError
 
 CONFIG_FILE: Final = "config.yaml"
 INFO_FILE: Final = "run.json"
@@ -93,10 +94,6 @@ _OF_A_START: Final = (
 _ABSENT: Final = "(not set)"
 
 
-class NotARunError(ValueError):
-    """A folder is not that of a run; the message names it."""
-
-
 def run_info(folder: Path) -> dict[str, Any] | None:
     """``run.json`` of a run folder; None if there is none, or it is not one of this recipe's."""
     try:
@@ -112,7 +109,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     ``resume=FOLDER`` and ``fspo.run_dir=FOLDER`` name the folder; without one, or for a new one, nothing changes.
 
     Raises:
-        NotARunError: if ``resume`` names a folder without a run.
+        PreflightError: if ``resume`` names a folder without a run.
         hydra.errors.HydraException: for an argument that is no override.
     """
     parser = OverridesParser.create()
@@ -123,7 +120,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     folder = Path(str(named.value())).absolute()
     info = run_info(folder)
     if "resume" in new and info is None:
-        raise NotARunError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
+        raise PreflightError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
     given = {*new, *_NOT_KEPT}
     kept = parser.parse_overrides([] if info is None else info.get("overrides", []))
     arguments = [f"fspo.run_dir={quoted(folder)}" if a.startswith("resume=") else a for a in arguments]
@@ -144,9 +141,9 @@ def overrides_of_this_process() -> list[str]:
     if not HydraConfig.initialized():
         return []
     given = HydraConfig.get().overrides
-    folders, _ = own_folders([each for each in given.hydra if each.startswith(f"{SEARCH_PATH}=")])
+    folders, _ = own_folders(given.hydra)
     task = map(_with_absolute_paths, OverridesParser.create().parse_overrides(list(given.task)))
-    return [*task, *([f"{SEARCH_PATH}=[{','.join(map(quoted, folders))}]"] if folders else [])]
+    return [*task, *([search_path(folders)] if folders else [])]
 
 
 def _with_absolute_paths(override: Override) -> str:
@@ -207,21 +204,21 @@ def check_folder(config: DictConfig, resumes: bool) -> None:
         resumes: Whether the run would go on where that in the folder has ended, and save.
 
     Raises:
-        NotARunError: if files of these names are not a run's, if checkpoints are not this run's, or if the run would
+        PreflightError: if files of these names are not a run's, if checkpoints are not this run's, or if the run would
             begin again beside the records of its first beginning.
     """
     folder, saved = Path(config.fspo.run_dir), Path(os.path.abspath(config.trainer.default_local_dir))
     is_run = run_info(folder) is not None
     foreign = [name for name in _FILES if (folder / name).exists()]
     if foreign and not is_run:
-        raise NotARunError(
+        raise PreflightError(
             f"fspo.run_dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
             "so that nothing of yours is replaced"
         )
     if not resumes:
         return
     if not is_run and any(saved.glob("global_step_*")):
-        raise NotARunError(
+        raise PreflightError(
             f"{saved} holds checkpoints, but fspo.run_dir={folder} is not the folder of their run: give another "
             "fspo.run_dir (and trainer.default_local_dir). To begin with their weights, add "
             f"trainer.resume_mode=resume_path trainer.resume_from_path={saved}/global_step_N"
@@ -230,7 +227,7 @@ def check_folder(config: DictConfig, resumes: bool) -> None:
     other = mode == "resume_path" and not is_own(config, begins)
     if is_run and has_results(folder) and (mode == "disable" or other):
         key = f"resume_mode={mode}" + (f" trainer.resume_from_path={begins}" if other else "")
-        raise NotARunError(
+        raise PreflightError(
             f"trainer.{key} would put another run's metrics beside those in {folder}: give another fspo.run_dir"
         )
 
@@ -241,7 +238,7 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
     Empty for a new run, and for one that died before anything was measured or saved.
 
     Raises:
-        NotARunError: if the run's configuration is damaged.
+        PreflightError: if the run's configuration is damaged.
     """
     folder = Path(config.fspo.run_dir)
     if not has_results(folder):
@@ -250,7 +247,7 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
         old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
         old = _moved(old, old["fspo"]["run_dir"], str(folder))
     except Exception as error:
-        raise NotARunError(
+        raise PreflightError(
             f"{folder / CONFIG_FILE} cannot be read ({error}), so that the settings of the run are not known: restore "
             "it, or begin another run with another fspo.run_dir"
         ) from error
@@ -282,16 +279,17 @@ def has_results(folder: Path) -> bool:
     return any(folder.glob("checkpoints/global_step_*")) or any(r.is_file() and r.stat().st_size for r in records)
 
 
-def refusal(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> str | None:
-    """A sentence if the run folder's settings would change in a way that nobody has allowed."""
+def check_changes(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> None:
+    """Raise PreflightError if the run folder's settings would change in a way that nobody has allowed."""
     allowed = [*MAY_CHANGE, *config.fspo.allow_changed]
     refused = [each for each in changed if not _is_below(each[0], allowed)]
     if not refused:
-        return None
-    return (
+        return
+    said = (
         f"{config.fspo.run_dir} holds a run with other settings: "
         + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused[:8])
         + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
         + ". Go on with the run's own settings (give fspo.run_dir alone), take another fspo.run_dir, or allow the "
         f"change with 'fspo.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
     )
+    raise PreflightError(said)

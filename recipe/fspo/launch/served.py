@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.utils import need_critic
 
-from recipe.fspo.launch.checks import read_model_config
+from recipe.fspo.launch.checks import read_model_config, ulysses
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
@@ -65,11 +65,11 @@ def _engine_problems(config: DictConfig) -> Iterator[str]:
             f"actor_rollout_ref.rollout.name={rollout.name} is not served: the checks, the watch over the processes "
             "and the rollouts on CPUs are written for vllm; set it to vllm, or train with plain verl"
         )
-    ulysses = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+    parts = ulysses(config)
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
-    if ulysses > 1 and attention not in (None, "flash_attention_2"):
+    if parts > 1 and attention not in (None, "flash_attention_2"):
         yield (
-            f"{_ACTOR}.ulysses_sequence_parallel_size={ulysses} with attn_implementation={attention}: verl exchanges "
+            f"{_ACTOR}.ulysses_sequence_parallel_size={parts} with attn_implementation={attention}: verl exchanges "
             "the parts of a sequence in flash attention only, so that here each rank would attend to its own part and "
             "the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs"
         )

@@ -35,6 +35,7 @@ from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import pass_to_ray_workers
 from recipe.fspo.launch.progress import PROGRESS, say
 from recipe.fspo.launch.reward_function import absolute_path
+from recipe.fspo.launch.values import PreflightError, check_values
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -129,7 +130,7 @@ def prepare(config: DictConfig) -> None:
     Raises:
         PreflightError: for a value of another kind, or out of range.
     """
-    checks.check_values(config)
+    check_values(config)
     with open_dict(config):
         config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
         model = config.actor_rollout_ref.model
@@ -172,7 +173,7 @@ def write_offline_task(config: DictConfig) -> None:
         try:
             write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
         except FileExistsError as error:
-            raise checks.PreflightError([f"fspo.offline_task: {error}"]) from error
+            raise PreflightError(f"fspo.offline_task: {error}") from error
 
 
 def turn_into_evaluation(config: DictConfig) -> None:
@@ -212,7 +213,7 @@ def check(config: DictConfig, job: Job, elsewhere: bool = False) -> str:
     except (AssertionError, ValueError, TypeError, InstantiationException) as error:
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
         said = str(error.__cause__ or "") or error
-        raise checks.PreflightError([f"verl refuses the configuration: {said}"]) from error
+        raise PreflightError(f"verl refuses the configuration: {said}") from error
     return notes.getvalue()
 
 
@@ -222,12 +223,8 @@ def _changed_settings(config: DictConfig) -> list[dict[str, Any]]:
     Raises:
         PreflightError: if a change is not allowed.
     """
-    try:
-        changed = run_settings.changed_settings(config)
-    except run_settings.NotARunError as error:
-        raise checks.PreflightError([str(error)]) from error
-    if (refused := run_settings.refusal(config, changed)) is not None:
-        raise checks.PreflightError([refused])
+    changed = run_settings.changed_settings(config)
+    run_settings.check_changes(config, changed)
     checkpoint = integrity.resumed_from(config)
     step = integrity.step_of(checkpoint) if checkpoint else 0
     for key, old, new in changed:
@@ -286,10 +283,7 @@ def launch(config: DictConfig, job: Job) -> None:
     if config.evaluate:
         turn_into_evaluation(config)
     resumes = job.resumes and not config.evaluate  # an evaluation has settings of its own, in a folder inside the run's
-    try:
-        run_settings.check_folder(config, resumes)
-    except run_settings.NotARunError as error:
-        raise checks.PreflightError([str(error)]) from error
+    run_settings.check_folder(config, resumes)
     repaired = integrity.repair_tracker(config)
     if repaired:
         print(f"note: {repaired}", flush=True)
@@ -297,11 +291,8 @@ def launch(config: DictConfig, job: Job) -> None:
         integrity.begin_with_path(config)
     notes = check(config, job)
     changed = _changed_settings(config) if resumes else []
-    try:
-        with run_folder.held(config.fspo.run_dir):
-            _run(config, job, run_id, notes, changed)
-    except run_folder.FolderInUseError as error:
-        raise checks.PreflightError([str(error)]) from None
+    with run_folder.held(config.fspo.run_dir):
+        _run(config, job, run_id, notes, changed)
     job.conclude(config)
 
 

@@ -18,6 +18,14 @@ _ABSENT: Final = object()
 _LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 
 
+class PreflightError(ValueError):
+    """Everything that is wrong with a configuration, one problem a line."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(f"error: {problem}" for problem in self.problems))
+
+
 def _whole(value: Any, least: float) -> bool:
     return type(value) is int and value >= least
 
@@ -147,3 +155,13 @@ def value_problems(config: DictConfig) -> Iterator[str]:
             value = OmegaConf.select(config, key, default=_ABSENT)  # another engine has other keys
             if value is not _ABSENT and not fits(value):
                 yield f"{key}={'null' if value is None else value} must be {what}"
+
+
+def check_values(config: DictConfig) -> None:
+    """What precedes all other checks: they compute with the values.
+
+    Raises:
+        PreflightError: listing all values that are of another kind or out of range.
+    """
+    if problems := list(value_problems(config)):
+        raise PreflightError(*problems)

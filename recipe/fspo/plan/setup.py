@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fspo.launch.checks import ulysses
 from recipe.fspo.launch.commands import BadInput, split_arguments
 from recipe.fspo.launch.compose import compose
 from recipe.fspo.launch.values import value_problems
@@ -188,7 +189,7 @@ def read_setup(config: DictConfig) -> Setup:
     precision = fsdp.get("mixed_precision") or {}
     attention = OmegaConf.select(model, "override_config.attn_implementation") or "flash_attention_2"
     dynamic = bool(actor.use_dynamic_bsz)
-    ulysses = max(actor.ulysses_sequence_parallel_size, fsdp.ulysses_sequence_parallel_size)
+    parts = ulysses(config)
     longest = config.data.max_prompt_length + config.data.max_response_length
     mode = str(trainer.v1.trainer_mode).removeprefix("fspo").removeprefix("_") or "sync"
     separate = mode == "separate_async"
@@ -196,7 +197,7 @@ def read_setup(config: DictConfig) -> Setup:
         nodes=trainer.nnodes,
         gpus=trainer.n_gpus_per_node,
         shards=fsdp.fsdp_size if 0 < fsdp.fsdp_size < ranks else ranks,
-        ulysses=ulysses,
+        ulysses=parts,
         master_bytes=_element_bytes("fsdp_config.model_dtype", fsdp.model_dtype or "fp32"),
         compute_bytes=_element_bytes("fsdp_config.mixed_precision.param_dtype", precision.get("param_dtype", "bf16")),
         reduce_bytes=_element_bytes("fsdp_config.mixed_precision.reduce_dtype", precision.get("reduce_dtype", "fp32")),
@@ -222,7 +223,7 @@ def read_setup(config: DictConfig) -> Setup:
         update_tokens=actor.ppo_max_token_len_per_gpu,
         log_prob_tokens=rollout.log_prob_max_token_len_per_gpu
         if dynamic
-        else -(-(rollout.log_prob_micro_batch_size_per_gpu or 1) * longest // ulysses),
+        else -(-(rollout.log_prob_micro_batch_size_per_gpu or 1) * longest // parts),
         max_prompt=config.data.max_prompt_length,
         max_response=config.data.max_response_length,
         prompts=config.data.train_batch_size,

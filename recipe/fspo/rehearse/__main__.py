@@ -79,8 +79,9 @@ class Rehearsal:
 
     def checks(self) -> str:
         """The checks of ``recipe.fspo.main`` before Ray, as on the machine with GPUs, and the planner's."""
-        from recipe.fspo.launch.checks import PreflightError, check_values, flash_attention_problems, room_problems
+        from recipe.fspo.launch.checks import flash_attention_problems, room_problems
         from recipe.fspo.launch.start import check
+        from recipe.fspo.launch.values import PreflightError, check_values
         from recipe.fspo.main import JOB
         from recipe.fspo.plan.__main__ import plan
         from recipe.fspo.rehearse.material import stand_ins

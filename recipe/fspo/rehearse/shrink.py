@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.fspo.launch.checks import ulysses
 from recipe.fspo.launch.compose import compose
 
 #: Tokens of a response, at most.
@@ -153,12 +154,12 @@ def _sizes(config: DictConfig, prompt: int, ranks: int) -> Iterator[Change]:
     scale = (prompt + response) / (data.max_prompt_length + data.max_response_length)
     yield shrink("data.max_prompt_length", prompt, "the rows that are used")
     yield shrink("data.max_response_length", response, "time")
-    ulysses = max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size)
+    parts = ulysses(config)
     in_ratio = "in the ratio of the lengths"
     for key, factor in (
-        (f"{_ACTOR}.ppo_max_token_len_per_gpu", ulysses),
-        (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", ulysses),
-        ("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", ulysses),
+        (f"{_ACTOR}.ppo_max_token_len_per_gpu", parts),
+        (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", parts),
+        ("actor_rollout_ref.ref.log_prob_max_token_len_per_gpu", parts),
         (f"{_ACTOR}.fsdp_config.pad_to_length_bucket", 1),
         (f"{_ROLLOUT}.max_model_len", 1),
         (f"{_ROLLOUT}.max_num_batched_tokens", 1),
