@@ -23,8 +23,6 @@ from fspo.types import SequenceLossSettings
 from recipe.fspo import own_loss
 from recipe.fspo.launch.served import unserved
 
-Problems = Iterator[str]
-
 _ACTOR = "actor_rollout_ref.actor"
 _POLICY_LOSS = f"{_ACTOR}.policy_loss"
 
@@ -137,7 +135,7 @@ def complete_mode(config: DictConfig) -> None:
         separate_async.parameter_sync_step = batch // mini
 
 
-def problems(config: DictConfig) -> Problems:
+def problems(config: DictConfig) -> Iterator[str]:
     """Everything that contradicts itself or would be ignored: mode, loss and statistics that ``config`` names."""
     yield from _mode_problems(config)
     yield from _pi_old_problems(config)
@@ -149,14 +147,14 @@ def problems(config: DictConfig) -> Problems:
     yield from unserved(config, by_response=loss_mode in ALGORITHMS or loss_mode in RELATIVES)
 
 
-def _pi_old_problems(config: DictConfig) -> Problems:
+def _pi_old_problems(config: DictConfig) -> Iterator[str]:
     if config.fspo.pi_old not in ("actor", "rollout"):
         yield f"fspo.pi_old={config.fspo.pi_old} must be actor or rollout (docs/async.md)"
     elif config.fspo.pi_old == "rollout" and not config.actor_rollout_ref.rollout.calculate_log_probs:
         yield "fspo.pi_old=rollout needs actor_rollout_ref.rollout.calculate_log_probs=true: vLLM's log-probabilities"
 
 
-def _drop_problems(config: DictConfig) -> Problems:
+def _drop_problems(config: DictConfig) -> Iterator[str]:
     sampler = config.trainer.v1.sampler
     if config.fspo.drop not in ("stale", "evenly"):
         yield f"fspo.drop={config.fspo.drop} must be stale or evenly (docs/async.md)"
@@ -171,7 +169,7 @@ def _drop_problems(config: DictConfig) -> Problems:
                 yield f"fspo.drop=evenly has no effect with {what}: set one of the two to its default"
 
 
-def _mode_problems(config: DictConfig) -> Problems:
+def _mode_problems(config: DictConfig) -> Iterator[str]:
     if config.trainer.v1.trainer_mode != "fspo_separate_async":
         return
     rollout = config.actor_rollout_ref.rollout
@@ -199,7 +197,7 @@ def _mode_problems(config: DictConfig) -> Problems:
         )
 
 
-def _attribute_problems(config: DictConfig) -> Problems:
+def _attribute_problems(config: DictConfig) -> Iterator[str]:
     names = OmegaConf.to_container(config.fspo.attributes) if OmegaConf.is_list(config.fspo.attributes) else None
     if names is None or len(set(names)) < len(names) or not set(names) <= set(ATTRIBUTES):
         yield (
@@ -212,7 +210,7 @@ def _default(key: str) -> Any:
     return FSDPActorConfig.__dataclass_fields__[key].default
 
 
-def loss_problems(config: DictConfig) -> Problems:
+def loss_problems(config: DictConfig) -> Iterator[str]:
     """Everything that contradicts itself or would be ignored, for the loss that ``config`` names."""
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     yield from _sampling_problems(config)
@@ -243,7 +241,7 @@ def loss_problems(config: DictConfig) -> Problems:
     yield from _rollout_correction_problems(config)
 
 
-def _sampling_problems(config: DictConfig) -> Problems:
+def _sampling_problems(config: DictConfig) -> Iterator[str]:
     # Truncated sampling makes the sampled distribution another than the policy whose log-probs are taken (trl#6789).
     rollout = config.actor_rollout_ref.rollout
     for key, neutral in (("top_p", 1), ("top_k", -1)):
@@ -254,7 +252,7 @@ def _sampling_problems(config: DictConfig) -> Problems:
             )
 
 
-def _group_problems(config: DictConfig) -> Problems:
+def _group_problems(config: DictConfig) -> Iterator[str]:
     estimator, n = str(config.algorithm.adv_estimator), config.actor_rollout_ref.rollout.n
     if estimator in _GROUP_ESTIMATORS and n < 2:
         yield (
@@ -263,7 +261,7 @@ def _group_problems(config: DictConfig) -> Problems:
         )
 
 
-def _stock_gspo_problems(config: DictConfig) -> Problems:
+def _stock_gspo_problems(config: DictConfig) -> Iterator[str]:
     actor = config.actor_rollout_ref.actor
     if actor.clip_ratio_c != _default("clip_ratio_c"):
         yield f"{_ACTOR}.clip_ratio_c={actor.clip_ratio_c} is ignored by verl's gspo: leave it at its default"
@@ -275,7 +273,7 @@ def _stock_gspo_problems(config: DictConfig) -> Problems:
             )
 
 
-def _ignored_problems(config: DictConfig, loss_mode: str) -> Problems:
+def _ignored_problems(config: DictConfig, loss_mode: str) -> Iterator[str]:
     actor = config.actor_rollout_ref.actor
     for key in _TOKEN_LEVEL_KEYS:
         if key in actor and actor[key] is not None and actor[key] != _default(key):
@@ -285,7 +283,7 @@ def _ignored_problems(config: DictConfig, loss_mode: str) -> Problems:
             )
 
 
-def _unread_problems(config: DictConfig, loss_mode: str) -> Problems:
+def _unread_problems(config: DictConfig, loss_mode: str) -> Iterator[str]:
     actor = config.actor_rollout_ref.actor
     if loss_mode not in _READ_BY:
         return
@@ -300,7 +298,7 @@ def _unread_problems(config: DictConfig, loss_mode: str) -> Problems:
             )
 
 
-def _clip_problems(settings: SequenceLossSettings) -> Problems:
+def _clip_problems(settings: SequenceLossSettings) -> Iterator[str]:
     for key in ("clip_low", "clip_high"):
         value = getattr(settings, key)
         if settings.band == "linear" and value > _LINEAR_MAX:
@@ -320,7 +318,7 @@ def _clip_problems(settings: SequenceLossSettings) -> Problems:
             )
 
 
-def _staleness_problems(config: DictConfig, settings: SequenceLossSettings) -> Problems:
+def _staleness_problems(config: DictConfig, settings: SequenceLossSettings) -> Iterator[str]:
     if settings.staleness == "none":
         return
     if config.fspo.pi_old != "rollout":
@@ -336,7 +334,7 @@ def _staleness_problems(config: DictConfig, settings: SequenceLossSettings) -> P
         )
 
 
-def _micro_batch_problems(config: DictConfig) -> Problems:
+def _micro_batch_problems(config: DictConfig) -> Iterator[str]:
     # A different padding changes rounding, and 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if actor.use_dynamic_bsz:
@@ -350,7 +348,7 @@ def _micro_batch_problems(config: DictConfig) -> Problems:
         )
 
 
-def _rollout_correction_problems(config: DictConfig) -> Problems:
+def _rollout_correction_problems(config: DictConfig) -> Iterator[str]:
     correction = config.algorithm.get("rollout_correction") or {}
     if correction.get("bypass_mode"):
         yield (
@@ -369,7 +367,7 @@ def _rollout_correction_problems(config: DictConfig) -> Problems:
         )
 
 
-def _unused_correction_problems(config: DictConfig) -> Problems:
+def _unused_correction_problems(config: DictConfig) -> Iterator[str]:
     correction = config.algorithm.get("rollout_correction") or {}
     weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
     if weights is None and rules is None:

@@ -80,7 +80,6 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("seeds=[1,1]", r"names a value twice"),
         ("comparisons=[equal]", r"comparisons: 'equal' is not known; choose from default, matched, matched_active"),
         ("target_clip_rate=1.5", r"target_clip_rate=1\.5 must lie strictly between 0 and 1"),
-        ("starts=shared", r"starts=shared: every run has a start of its own"),
         ("run=0 dry_run=true", r"leave run=N out"),
         ("run=9", r"run=9: the grid has 9 runs, numbered from 0 to 8"),
         ("algo=fspo", r"algo=fspo: the grid sets algo"),

@@ -60,8 +60,6 @@ def parse(arguments: Sequence[str]) -> Request:
     for override in overrides:
         if (key := override.partition("=")[0]) in ("algo", "seed", "fspo.run_dir"):
             raise BadInput(f"{override}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
-        if key == "starts":
-            raise BadInput(f"{override}: every run has a start of its own now; leave it out")
     seeds = as_list(own, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
