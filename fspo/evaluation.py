@@ -66,11 +66,13 @@ def read_records(path: Path) -> list[Record]:
                 continue
             try:
                 row = json.loads(line)
-                source, problem = str(row["data_source"]), str(row["problem_id"])
+                source, problem = str(row["data_source"]), row["problem_id"]
                 length, score = row["response_length"], row["score"] if row.get("acc") is None else row["acc"]
                 if length is None:
                     raise ValueError("response_length is null; it must be the number of tokens of the response")
-                records.append(Record(source, problem, int(length), float(score)))
+                if problem is None:
+                    raise ValueError("problem_id is null; it must name the problem that the response answers")
+                records.append(Record(source, str(problem), int(length), float(score)))
             except KeyError as error:
                 raise ValueError(f"{path}, line {number}: the key {error} is missing") from error
             except (TypeError, ValueError) as error:

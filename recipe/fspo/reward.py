@@ -97,8 +97,20 @@ def compute_score(
         "response_length": length,
         "status": verdict.status.value,
         "data_source": data_source,
-        "problem_id": str(info.get("problem_id", f"{data_source}/{info.get('index', '')}")),
+        "problem_id": problem_id(data_source, info),
     }
+
+
+def problem_id(data_source: str, info: Mapping[str, Any], otherwise: object = "") -> str:
+    """What groups the responses to one problem: the row's `problem_id`, else its source with its index.
+
+    Where verl joins files of which one has no such field, the rows of that one hold None. `otherwise` takes the place
+    of an index.
+    """
+    if (own := info.get("problem_id")) is not None:
+        return str(own)
+    index = info.get("index")
+    return f"{data_source}/{otherwise if index is None else index}"
 
 
 def settings_problem(settings: Mapping[str, Any]) -> str | None:

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
+import torch
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from fspo.rewards.custom import BadReward, describe, result_problem
 from recipe.fspo.faults.errors import ExplainedError
+from recipe.fspo.reward import problem_id
 
 #: Of the response's tokens: equal for equal responses.
 RESPONSE_DIGEST: Final = "response_digest"
@@ -32,7 +34,9 @@ def _checked(result: Any) -> Any:
 
 
 class TokenLengthRewardManager(NaiveRewardManager):
-    """Puts `response_length` (tokens) into `extra_info` before the reward function runs, and keeps its first failure.
+    """Puts `response_length` (tokens) and a missing `problem_id` into `extra_info` before the reward function runs.
+
+    It keeps the first failure of that function.
 
     Configure it with `reward.reward_manager.source=importlib`, `reward.reward_manager.name=TokenLengthRewardManager`
     and `reward.reward_manager.module.path=pkg://recipe.fspo.reward_manager`.
@@ -65,7 +69,11 @@ class TokenLengthRewardManager(NaiveRewardManager):
         mask = item.batch["attention_mask"][-tokens.shape[-1] :]
         # The object is shared with `data`; data sets without extra_info get an empty one from verl's RLHFDataset.
         row = item.non_tensor_batch
-        row["extra_info"]["response_length"] = int(mask.sum())
+        info, source = row["extra_info"], str(row["data_source"])
+        info["response_length"] = int(mask.sum())
+        prompt = item.batch["prompts"]
+        prompt = prompt[item.batch["attention_mask"][: len(prompt)].bool()]
+        info["problem_id"] = problem_id(source, info, otherwise=_digest(prompt))
         try:
             result: dict[str, Any] = await super().run_single(data)
         except Exception as error:
@@ -73,13 +81,12 @@ class TokenLengthRewardManager(NaiveRewardManager):
             message = self._message(row, response, error)
             self.failure = self.failure or message
             raise ExplainedError(message) from error
-        info, source = row["extra_info"], str(row["data_source"])
         told = {
             "response_length": int(mask.sum()),
             "data_source": source,
-            "problem_id": str(info.get("problem_id", f"{source}/{info.get('index', '')}")),
+            "problem_id": info["problem_id"],
             "score": float(result["reward_score"]),
-            RESPONSE_DIGEST: hashlib.blake2b(tokens[: int(mask.sum())].numpy().tobytes(), digest_size=8).hexdigest(),
+            RESPONSE_DIGEST: _digest(tokens[: int(mask.sum())]),
         }
         result["reward_extra_info"] = told | result["reward_extra_info"]
         return result
@@ -96,6 +103,10 @@ class TokenLengthRewardManager(NaiveRewardManager):
             f"  ground truth: {_short(truth)}\n  response: {_short(response)}\n"
             "A function that is to go on without a verdict catches the exception and returns a score"
         )
+
+
+def _digest(tokens: torch.Tensor) -> str:
+    return hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _short(value: Any) -> str:

@@ -139,6 +139,7 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
         ({"score": None}, "line 2"),
         ({"response_length": -1}, "negative"),
         ({"response_length": None}, "response_length is null"),
+        ({"problem_id": None}, "line 2: problem_id is null"),
     ):
         path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n", encoding="utf-8")
         with pytest.raises(ValueError, match=message):

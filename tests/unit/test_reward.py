@@ -43,6 +43,12 @@ def test_offline_tasks_have_their_own_verifiers(name: str) -> None:
     assert call(source, "", problem.answer)["score"] == 0.0
 
 
+def test_a_row_without_a_problem_is_known_by_its_index() -> None:
+    """verl joins files of one list, and a field that one of them lacks is None in its rows."""
+    ids = [call("fspo/remainder", "1", "1", extra_info={"index": i, "problem_id": None})["problem_id"] for i in (0, 1)]
+    assert ids == ["fspo/remainder/0", "fspo/remainder/1"]
+
+
 def test_all_sources_have_the_same_keys_because_verl_reads_those_of_the_first_row() -> None:
     assert list(call("fspo/remainder", "1", "1")) == list(call("aime24", r"\boxed{1}", "1"))
 

@@ -33,19 +33,19 @@ def manager(path: str, **reward_kwargs: Any) -> Any:
     return load_reward_manager(OmegaConf.create(config), Tokenizer())
 
 
-def response(text: str, source: str = "aime24") -> DataProto:
-    """The response of 6 positions at most, to row 7."""
+def response(text: str, source: str = "aime24", info: dict[str, Any] | None = None, prompt: int = 0) -> DataProto:
+    """The response of 6 positions at most, to row 7 if nothing else is given."""
     ids = [ord(c) for c in text]
     return DataProto.from_dict(
         tensors={
-            "prompts": torch.zeros(1, 3, dtype=torch.int64),
+            "prompts": torch.full((1, 3), prompt),
             "responses": torch.tensor([ids + [0] * (6 - len(ids))]),
             "attention_mask": torch.tensor([[1] * (3 + len(ids)) + [0] * (6 - len(ids))]),
         },
         non_tensors={
             "data_source": np.array([source], dtype=object),
             "reward_model": np.array([{"ground_truth": "34"}], dtype=object),
-            "extra_info": np.array([{"index": 7}], dtype=object),
+            "extra_info": np.array([{"index": 7} if info is None else info], dtype=object),
         },
     )
 
@@ -100,6 +100,17 @@ def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score
     assert one.failure is None
     told = {"response_length": 2, "data_source": "aime24", "problem_id": "aime24/7"}
     assert told.items() <= result["reward_extra_info"].items(), "what an evaluation reads"
+
+
+@pytest.mark.parametrize("path", ["own", "pkg://recipe.fspo.reward"])
+def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, path: str) -> None:
+    def found(prompt: int, **info: Any) -> str:
+        one = own("return 1") if path == "own" else manager(path)
+        return str(run(one, response("34", info=info, prompt=prompt))["reward_extra_info"]["problem_id"])
+
+    assert found(1) == found(1, index=None, problem_id=None) != found(2)
+    assert found(1, index=3, problem_id=None) == "aime24/3"
+    assert found(1, index=3, problem_id="p") == "p"
 
 
 @pytest.mark.parametrize(
