@@ -46,7 +46,7 @@ class _Launcher:
         arguments = (theirs.fileno(), os.getpid(), time_limit_s, memory_limit_mb)
         command = f"from fspo.rewards.worker import main; main{arguments}"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", command],
+            [sys.executable, "-P", "-c", command],  # -P: no module from the current folder
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),

@@ -61,6 +61,14 @@ def test_worker_killed_from_outside_costs_no_verdict(scorer: MathScorer) -> None
     assert increase(scorer, before, "workers_replaced", "crashed") == [1, 0]
 
 
+def test_files_in_the_current_folder_do_not_shadow_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fspo", "math_verify"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with MathScorer(n_workers=1) as scorer:
+        assert scorer.score(r"\boxed{x+1}", "1+x").status is Status.CORRECT
+
+
 @pytest.mark.release
 def test_launcher_killed_from_outside_is_replaced(scorer: MathScorer) -> None:
     assert scorer.score(r"\boxed{u+1}", "1+u").status is Status.CORRECT
