@@ -160,7 +160,8 @@ class SequenceLossSettings:
         elif self.target_acceptance is not None:
             raise ValueError(
                 f"target_acceptance={self.target_acceptance!r} has no effect with band={self.band!r}; "
-                f"set it to None, or band to one of {', '.join(_CALIBRATED)}"
+                f"choose a loss with a fixed band, such as algo=fspo, and leave it out, or set band to one of "
+                f"{', '.join(_CALIBRATED)}"
             )
         if self.band == "active" and self.drift != "none":
             raise ValueError(

@@ -155,7 +155,7 @@ def test_gaussian_half_width() -> None:
         ({"dual_clip": 1.0}, r"dual_clip=1.0.*above 1"),
         ({"s_max": 0.0}, r"s_max=0.0"),
         ({"s_max": 100.0}, r"s_max=100.0"),
-        ({"target_acceptance": 0.85}, r"target_acceptance=0.85 has no effect with band='sqrt'"),
+        ({"target_acceptance": 0.85}, r"target_acceptance=0.85 has no effect with band='sqrt'; choose a loss"),
         ({"band": "active", "target_acceptance": 0.85, "drift": "kl"}, r"drift='kl' moves .*drift to 'none'"),
         ({"band": "active"}, r"target_acceptance=None.*between 0 and 1"),
         ({"band": "adaptive"}, r"target_acceptance=None.*between 0 and 1"),
