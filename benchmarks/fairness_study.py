@@ -120,7 +120,7 @@ def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
     effective = None
     if parts[0][2] is not None:
         effective = merge_bins(np.concatenate([part[2] for part in parts]), starts)
-    error = length_reweighting_error(np.minimum(accepted, total), total, effective=effective)
+    error = length_reweighting_error(accepted, total, effective=effective)
     return (
         f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}] "
         f"(floor {error.noise_floor:.3f}, kept {error.rate:.3f})"

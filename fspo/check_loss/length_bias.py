@@ -152,9 +152,7 @@ def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[
         counts = acceptance_counts(sums_MKF, view)
         total = merge_bins(counts.total, starts)
         effective = None if counts.effective is None else merge_bins(counts.effective, starts)
-        # Shares add up to their total only to rounding.
-        accepted = np.minimum(merge_bins(counts.accepted, starts), total)
-        errors[view] = length_reweighting_error(accepted, total, effective=effective)
+        errors[view] = length_reweighting_error(merge_bins(counts.accepted, starts), total, effective=effective)
     active = errors["active"]
     lengths = tuple(int(edge) for edge in FINE_LENGTH_EDGES[torch.from_numpy(starts)])
     return Clip(active.rate, errors, lengths, tuple(float(rate) for rate in active.rate_K))

@@ -183,12 +183,12 @@ def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike, level: float) -> t
         raise ValueError(f"accepted {acc.shape} and total {tot.shape} must have one shape, [K] or [mini-batches, K]")
     if not (np.isfinite(acc).all() and np.isfinite(tot).all() and (acc >= 0).all() and (tot >= 0).all()):
         raise ValueError("accepted and total must be finite and >= 0")
-    # Sums of float32 masses taken in different orders may differ in the last digits.
+    # Masses and shares add up to their total only to rounding.
     if (acc > tot * (1 + 1e-9)).any():
         raise ValueError("accepted exceeds total in at least one bin")
     if not 0 < level < 1:
         raise ValueError(f"level is {level}; it must lie strictly between 0 and 1")
-    return np.atleast_2d(acc), np.atleast_2d(tot)
+    return np.atleast_2d(np.minimum(acc, tot)), np.atleast_2d(tot)
 
 
 def _lre_of_rates(accepted_RK: npt.NDArray[np.int64], size_K: Array, share_K: Array) -> Array:

@@ -88,6 +88,4 @@ def _error(
         inside = needed_factor(part, settings) <= 1
         accepted_MK.append(np.bincount(bin_B, part.count_B * inside, size).astype(np.float64))
         total_MK.append(np.bincount(bin_B, part.count_B, size).astype(np.float64))
-    return length_reweighting_error(
-        np.minimum(merge_bins(accepted_MK, starts), merge_bins(total_MK, starts)), merge_bins(total_MK, starts)
-    )
+    return length_reweighting_error(merge_bins(accepted_MK, starts), merge_bins(total_MK, starts))

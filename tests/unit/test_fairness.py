@@ -135,6 +135,11 @@ def test_masses_use_their_effective_size() -> None:
     assert few.noise_floor > 5 * many.noise_floor
 
 
+def test_masses_may_exceed_their_total_by_rounding() -> None:
+    error = length_reweighting_error([100 * (1 + 1e-12), 10.0], [100.0, 20.0])
+    assert error.rate_K.tolist() == [1.0, 0.5]
+
+
 @pytest.mark.parametrize(
     ("accepted", "total", "message"),
     [
