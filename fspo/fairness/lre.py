@@ -33,9 +33,9 @@ class LengthReweightingError:
         lre_max: Largest |a_b / abar - 1| over the bins that hold sequences; biased upward too.
         debiased: LRE with the share that noise explains taken out, and its interval; ``n`` is the number of
             mini-batches from which the noise was estimated, 0 where binomial noise was assumed.
-        noise_floor, noise_floor_p95: Mean and 95th percentile of the LRE that flat rates would give with these counts.
+        noise_floor: Mean LRE that flat rates would give with these counts.
         rate: Overall acceptance abar.
-        rate_K, share_K: Acceptance and share by bin (nan and 0 in empty bins).
+        rate_K: Acceptance by bin (nan in empty bins).
         rate_low_K, rate_high_K: Interval of the acceptance by bin: Wilson's, or the cluster bootstrap's ends where they
             lie further out. A bin in which all were accepted still gets an interval.
     """
@@ -44,10 +44,8 @@ class LengthReweightingError:
     lre_max: float
     debiased: Interval
     noise_floor: float
-    noise_floor_p95: float
     rate: float
     rate_K: Array
-    share_K: Array
     rate_low_K: Array
     rate_high_K: Array
 
@@ -64,8 +62,7 @@ def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Arr
     a, t = np.asarray(accepted, dtype=np.float64), np.asarray(total, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = t / t.sum(-1, keepdims=True)
-        rate = a.sum(-1, keepdims=True) / t.sum(-1, keepdims=True)
-        deviation = np.abs(np.where(t > 0, a / t, rate) / rate - 1.0)
+    deviation = np.abs(_deviation(a, t))
     return np.asarray(np.sum(share * deviation, axis=-1)), np.asarray(np.max(deviation, axis=-1))
 
 
@@ -77,8 +74,8 @@ def debiased_lre(accepted: Array, total: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         share = total / total.sum(-1, keepdims=True)
         rate = accepted.sum(-1, keepdims=True) / total.sum(-1, keepdims=True)
-        a = np.where(total > 0, accepted / total, rate)
-        deviation = (share * (a / rate - 1) ** 2).sum(-1)
+        a = accepted / total
+        deviation = (share * _deviation(accepted, total) ** 2).sum(-1)
         noise = (share * np.where(total > 0, a * (1 - a) / total, 0) / rate**2).sum(-1)
         shrink = np.sqrt(np.clip(1 - noise / deviation, 0, 1))
     return np.asarray(plain_lre(accepted, total)[0] * np.nan_to_num(shrink))
@@ -131,15 +128,19 @@ def length_reweighting_error(
     whole = tot_K.sum()
     if whole == 0 or acc_K.sum() == 0:
         nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
-        share_K = tot_K / whole if whole else np.zeros_like(tot_K)
         rate = 0.0 if whole else nan
-        undefined = Interval(nan, nan, nan, 0)
-        return LengthReweightingError(nan, nan, undefined, nan, nan, rate, rate_K, share_K, nan_K, nan_K)
+        return LengthReweightingError(nan, nan, Interval(nan, nan, nan, 0), nan, rate, rate_K, nan_K, nan_K)
     rate, share_K = acc_K.sum() / whole, tot_K / whole
     lre, lre_max = (float(x) for x in plain_lre(acc_K, tot_K))
     # Masses are simulated and resampled in effective sequences; bins weigh by their share of the mass.
     size_K = np.maximum(np.round(n_K), filled)
-    flat_lre = _lre_of_rates(rng.binomial(size_K.astype(np.int64), rate, (resamples, len(tot_K))), size_K, share_K)
+
+    def draws(rate_K: npt.ArrayLike) -> Array:
+        """Accepted by bin, [resamples, K], with independent sequences."""
+        count_RK = rng.binomial(size_K.astype(np.int64), rate_K, (resamples, len(tot_K)))
+        return np.asarray(count_RK / np.maximum(size_K, 1) * tot_K)
+
+    flat_lre = np.nan_to_num(plain_lre(draws(rate), tot_K)[0])
     clusters = int((tot_MK.sum(1) > 0).sum())
     if clusters >= MIN_CLUSTERS:
         drawn_RM = rng.multinomial(len(tot_MK), np.full(len(tot_MK), 1.0 / len(tot_MK)), resamples).astype(np.float64)
@@ -148,12 +149,10 @@ def length_reweighting_error(
         stretch = float(np.sqrt(clusters / (clusters - 1)))
     else:
         clusters, stretch = 0, 1.0
-        boot_rate_K = np.where(filled, np.nan_to_num(rate_K), 0.0)
-        boot_counts = rng.binomial(size_K.astype(np.int64), np.clip(boot_rate_K, 0, 1), (resamples, len(tot_K)))
-        boot_acc = boot_counts / np.maximum(size_K, 1) * tot_K
+        boot_acc = draws(np.nan_to_num(rate_K))
         boot_tot = np.broadcast_to(tot_K, boot_acc.shape)
-    d_K = np.where(filled, np.nan_to_num(rate_K) / rate - 1.0, 0.0)
-    boot_d = _relative_deviation(boot_acc, boot_tot)
+    d_K = _deviation(acc_K, tot_K)
+    boot_d = np.nan_to_num(_deviation(boot_acc, boot_tot))
     noise_RK = np.where(filled, (boot_d - boot_d.mean(0)) * stretch, 0.0)
     noise_var = float(share_K @ np.var(noise_RK, axis=0))
     shrink = _shrink(d_K[None], share_K, noise_var)[0]
@@ -168,10 +167,8 @@ def length_reweighting_error(
         lre_max=lre_max,
         debiased=Interval(debiased, min(low, debiased), max(high, debiased), clusters),
         noise_floor=float(np.mean(flat_lre)),
-        noise_floor_p95=float(np.percentile(flat_lre, 95)),
         rate=float(rate),
         rate_K=rate_K,
-        share_K=share_K,
         rate_low_K=rate_low_K,
         rate_high_K=rate_high_K,
     )
@@ -191,22 +188,11 @@ def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike, level: float) -> t
     return np.atleast_2d(np.minimum(acc, tot)), np.atleast_2d(tot)
 
 
-def _lre_of_rates(accepted_RK: npt.NDArray[np.int64], size_K: Array, share_K: Array) -> Array:
-    rate_RK = np.divide(accepted_RK, size_K, out=np.zeros(accepted_RK.shape), where=size_K > 0)
-    overall_R1 = (rate_RK @ share_K)[:, None]
-    known = (overall_R1 > 0) & (size_K > 0)
-    deviation_RK: Array = np.divide(rate_RK, overall_R1, out=np.ones_like(rate_RK), where=known) - 1.0
-    lre_R: Array = np.abs(deviation_RK) @ share_K
-    return lre_R
-
-
-def _relative_deviation(acc_RK: Array, tot_RK: Array) -> Array:
-    """a_b / abar - 1 of each resample; 0 for a bin that the resample missed."""
-    rate_R = acc_RK.sum(-1, keepdims=True) / np.maximum(tot_RK.sum(-1, keepdims=True), 1e-300)
-    rate_RK = np.divide(acc_RK, tot_RK, out=np.zeros(acc_RK.shape), where=tot_RK > 0)
-    known = (tot_RK > 0) & (rate_R > 0)
-    deviation_RK: Array = np.divide(rate_RK, rate_R, out=np.ones(acc_RK.shape), where=known) - 1.0
-    return deviation_RK
+def _deviation(accepted: Array, total: Array) -> Array:
+    """a_b / abar - 1 along the last axis; 0 in an empty bin, nan where nothing was accepted."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = accepted.sum(-1, keepdims=True) / total.sum(-1, keepdims=True)
+        return np.asarray(np.where(total > 0, accepted / total, rate) / rate - 1.0)
 
 
 def _shrink(deviation_RK: Array, share_K: Array, noise_var: float) -> Array:
@@ -217,7 +203,7 @@ def _shrink(deviation_RK: Array, share_K: Array, noise_var: float) -> Array:
 
 
 def _rate_interval(rate_K: Array, n_K: Array, acc_RK: Array, tot_RK: Array, level: float) -> tuple[Array, Array]:
-    low_K, high_K = wilson_interval(np.clip(rate_K, 0, 1), n_K, level)
+    low_K, high_K = wilson_interval(rate_K, n_K, level)
     tail = 50 * (1 - level)
     for k in np.flatnonzero(~np.isnan(rate_K)):
         seen_R = tot_RK[:, k] > 0
