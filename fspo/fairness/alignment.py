@@ -265,8 +265,8 @@ class Jackknife:
         return min(counts) - 1 if counts else 0
 
 
-def mean_over_rounds(rounds: Sequence[Jackknife], name: str, level: float = 0.95) -> Interval:
-    """Mean of one figure over independent rounds, with the jackknife's interval (Student's t); ``n`` counts folds.
+def mean_over_rounds(rounds: Sequence[Jackknife], name: str) -> Interval:
+    """Mean of one figure over independent rounds, with the jackknife's 95% interval (Student's t); ``n`` counts folds.
 
     The interval is for other prompts and responses at the same policy. It is nan for :data:`WITHOUT_INTERVAL` and with
     fewer than two folds. The ends of a cosine's interval are cut to -1 and 1.
@@ -281,7 +281,7 @@ def mean_over_rounds(rounds: Sequence[Jackknife], name: str, level: float = 0.95
     half = math.nan
     if last not in WITHOUT_INTERVAL and freedom > 0:
         variance = sum(each.variance(name) for each in rounds) / len(rounds) ** 2
-        half = student_quantile(0.5 + level / 2, freedom) * math.sqrt(variance)
+        half = student_quantile(0.975, freedom) * math.sqrt(variance)
     low, high = value - half, value + half
     if last in ("cosine", "held_out", "held_out_unclipped"):
         low, high = max(low, -1.0), min(high, 1.0)

@@ -1,4 +1,4 @@
-"""Bootstrap intervals over seeds, problems and mini-batches.
+"""Bootstrap intervals (95%) over seeds, problems and mini-batches.
 
 Imported on its own, not with :mod:`fspo.fairness`: scipy takes a second to load, and training has no use for it.
 """
@@ -26,7 +26,7 @@ def student_quantile(p: float, freedom: int) -> float:
     return float(stats.t.ppf(p, freedom))
 
 
-def mean_interval(values: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Interval:
+def mean_interval(values: Sequence[float], *, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Mean over seeds with a percentile bootstrap interval, widened about the mean for the small number of seeds.
 
     A percentile interval over n seeds is too narrow for two reasons: the bootstrap's variance lacks the factor
@@ -45,13 +45,11 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95, resamples: in
     if n == 1:
         return Interval(mean, float("nan"), float("nan"), 1)
     means_R = _resampled(np.mean, (x,), resamples, seed)
-    low, high = mean + _small_sample_factor(n, level) * (_percentiles(means_R, level) - mean)
+    low, high = mean + _small_sample_factor(n) * (_percentiles(means_R) - mean)
     return Interval(mean, float(low), float(high), n)
 
 
-def ratio_interval(
-    sums: npt.ArrayLike, counts: npt.ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
-) -> Interval:
+def ratio_interval(sums: npt.ArrayLike, counts: npt.ArrayLike, *, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Ratio of sums over problems, ``sum(sums) / sum(counts)``, with a bootstrap interval over whole problems.
 
     With counts of 1 this is a mean over problems. The interval is the expanded percentile interval of T. Hesterberg,
@@ -80,7 +78,7 @@ def ratio_interval(
         return quotient
 
     ratios_R = _resampled(ratio, (sums_P, counts_P), resamples, seed)
-    tail = stats.norm.cdf(np.sqrt(n / (n - 1)) * student_quantile((1 - level) / 2, n - 1))
+    tail = stats.norm.cdf(np.sqrt(n / (n - 1)) * student_quantile(0.025, n - 1))
     low, high = np.nanquantile(ratios_R, [tail, 1 - tail])
     return Interval(value, float(low), float(high), n)
 
@@ -95,7 +93,6 @@ def pooled_difference(
     statistic: Callable[[Array, Array], Array],
     *,
     over: str = "mini_batches",
-    level: float = 0.95,
     resamples: int = 4000,
     seed: int = 0,
 ) -> Interval:
@@ -111,7 +108,7 @@ def pooled_difference(
             equally many, so that what they share cancels; valid for these seeds. ``seeds``: whole seeds, in pairs,
             widened as in :func:`mean_interval`; the interval is valid for other seeds too, but it rests on as many
             values as there are seeds.
-        level, resamples, seed: As in :func:`mean_interval`.
+        resamples, seed: As in :func:`mean_interval`.
 
     Returns:
         statistic(all of first) - statistic(all of second), with the percentiles of the resamples about their mean. One
@@ -120,7 +117,8 @@ def pooled_difference(
     Raises:
         ValueError: If the numbers of seeds differ or there is none, or ``over`` is unknown.
     """
-    n = _number_of_seeds(first, second)
+    if (n := len(first)) != len(second) or not n:
+        raise ValueError(f"paired run groups need the same seeds, at least one: got {n} and {len(second)}")
     if over not in ("mini_batches", "seeds"):
         raise ValueError(f"over={over!r} must be 'mini_batches' or 'seeds'")
     a, b = (
@@ -134,7 +132,9 @@ def pooled_difference(
     pairs = [(a, b)] if over == "seeds" else zip(first, second, strict=True)
     sums = [_resampled_sums(rng, x, y, resamples) for x, y in pairs]
     drawn_R = _difference(statistic, [np.sum(column, axis=0) for column in zip(*sums, strict=True)])
-    return _recentred(value, drawn_R, n, level, _small_sample_factor(n, level) if over == "seeds" else 1.0)
+    factor = _small_sample_factor(n) if over == "seeds" else 1.0
+    low, high = value + _percentiles(drawn_R - drawn_R.mean()) * factor
+    return Interval(value, float(low), float(high), n)
 
 
 def _resampled(statistic: Callable[..., Any], data: tuple[Array, ...], resamples: int, seed: int) -> Array:
@@ -154,12 +154,6 @@ def _resampled(statistic: Callable[..., Any], data: tuple[Array, ...], resamples
     return np.asarray(found.bootstrap_distribution)
 
 
-def _number_of_seeds(first: Sequence[Counts], second: Sequence[Counts]) -> int:
-    if len(first) != len(second) or not first:
-        raise ValueError(f"paired run groups need the same seeds, at least one: got {len(first)} and {len(second)}")
-    return len(first)
-
-
 def _resampled_sums(rng: np.random.Generator, a: Counts, b: Counts, resamples: int) -> list[Array]:
     """Accepted and all of a, accepted and all of b, each [resamples, K]; with the same draws if they pair up."""
 
@@ -176,19 +170,9 @@ def _difference(statistic: Callable[[Array, Array], Array], sums: Sequence[Array
     return statistic(accepted_a, total_a) - statistic(accepted_b, total_b)
 
 
-def _recentred(value: float, drawn_R: Array, n: int, level: float, factor: float) -> Interval:
-    """``value`` with the percentiles of the draws about their mean, widened by ``factor``."""
-    low, high = value + _percentiles(drawn_R - drawn_R.mean(), level) * factor
-    return Interval(value, float(low), float(high), n)
+def _percentiles(drawn_R: Array) -> Array:
+    return np.asarray(np.percentile(drawn_R, [2.5, 97.5]))
 
 
-def _percentiles(drawn_R: Array, level: float) -> Array:
-    tail = 50 * (1 - level)
-    return np.asarray(np.percentile(drawn_R, [tail, 100 - tail]))
-
-
-def _small_sample_factor(n: int, level: float) -> float:
-    if n < 2:
-        return 1.0
-    p = 0.5 + level / 2
-    return float(np.sqrt(n / (n - 1)) * student_quantile(p, n - 1) / stats.norm.ppf(p))
+def _small_sample_factor(n: int) -> float:
+    return float(np.sqrt(n / (n - 1)) * student_quantile(0.975, n - 1) / stats.norm.ppf(0.975))

@@ -38,13 +38,13 @@ class Interval:
         return {name: end if math.isfinite(end) else None for name, end in ends.items()}
 
 
-def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike, level: float = 0.95) -> tuple[Array, Array]:
-    """Wilson score interval of a binomial rate observed on ``n`` independent trials; nan at n = 0.
+def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array]:
+    """Wilson score interval (95%) of a binomial rate observed on ``n`` independent trials; nan at n = 0.
 
     The ends stay in [0, 1]. ``n`` need not be a whole number, which scipy's version requires. Source: E. B. Wilson,
     JASA 22 (1927).
     """
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+    z = NormalDist().inv_cdf(0.975)
     p, trials = np.asarray(rate, dtype=np.float64), np.asarray(n, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)

@@ -31,7 +31,7 @@ class LengthReweightingError:
     Attributes:
         lre: Plug-in LRE, biased upward by noise.
         lre_max: Largest |a_b / abar - 1| over the bins that hold sequences; biased upward too.
-        debiased: LRE with the share that noise explains taken out, and its interval; ``n`` is the number of
+        debiased: LRE with the share that noise explains taken out, and its 95% interval; ``n`` is the number of
             mini-batches from which the noise was estimated, 0 where binomial noise was assumed.
         noise_floor: Mean LRE that flat rates would give with these counts.
         rate: Overall acceptance abar.
@@ -86,7 +86,6 @@ def length_reweighting_error(
     total: npt.ArrayLike,
     *,
     effective: npt.ArrayLike | None = None,
-    level: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
 ) -> LengthReweightingError:
@@ -108,7 +107,6 @@ def length_reweighting_error(
         total: All sequences by bin, same shape; or sum(w).
         effective: Same shape or None. For importance masses the number of sequences that they are worth,
             sum(w)**2 / sum(w**2), which the noise floor needs. None means that ``total`` counts sequences.
-        level: Confidence level in (0, 1).
         resamples: Number of bootstrap resamples and simulated data sets.
         seed: Of the random numbers; equal arguments give equal results.
 
@@ -116,10 +114,9 @@ def length_reweighting_error(
         The estimate. Where nothing was accepted, or there is no sequence, LRE is undefined and nan.
 
     Raises:
-        ValueError: If shapes differ, a value is negative or not finite, accepted exceeds total, or level is not in
-            (0, 1).
+        ValueError: If shapes differ, a value is negative or not finite, or accepted exceeds total.
     """
-    acc_MK, tot_MK = _validated(accepted, total, level)
+    acc_MK, tot_MK = _validated(accepted, total)
     rng = np.random.default_rng(seed)
     acc_K, tot_K = acc_MK.sum(0), tot_MK.sum(0)
     filled = tot_K > 0
@@ -159,9 +156,8 @@ def length_reweighting_error(
     debiased = float(lre * shrink)
     world_RK = d_K * shrink + noise_RK
     world = (np.abs(world_RK) @ share_K) * _shrink(world_RK, share_K, noise_var)
-    tail = 50 * (1 - level)
-    low, high = (float(end) for end in np.percentile(world, [tail, 100 - tail]))
-    rate_low_K, rate_high_K = _rate_interval(rate_K, n_K, boot_acc, boot_tot, level)
+    low, high = (float(end) for end in np.percentile(world, [2.5, 97.5]))
+    rate_low_K, rate_high_K = _rate_interval(rate_K, n_K, boot_acc, boot_tot)
     return LengthReweightingError(
         lre=lre,
         lre_max=lre_max,
@@ -174,7 +170,7 @@ def length_reweighting_error(
     )
 
 
-def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike, level: float) -> tuple[Array, Array]:
+def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Array]:
     acc, tot = np.asarray(accepted, dtype=np.float64), np.asarray(total, dtype=np.float64)
     if acc.shape != tot.shape or acc.ndim not in (1, 2) or acc.size == 0:
         raise ValueError(f"accepted {acc.shape} and total {tot.shape} must have one shape, [K] or [mini-batches, K]")
@@ -183,8 +179,6 @@ def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike, level: float) -> t
     # Masses and shares add up to their total only to rounding.
     if (acc > tot * (1 + 1e-9)).any():
         raise ValueError("accepted exceeds total in at least one bin")
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}; it must lie strictly between 0 and 1")
     return np.atleast_2d(np.minimum(acc, tot)), np.atleast_2d(tot)
 
 
@@ -202,12 +196,11 @@ def _shrink(deviation_RK: Array, share_K: Array, noise_var: float) -> Array:
     return shrink_R
 
 
-def _rate_interval(rate_K: Array, n_K: Array, acc_RK: Array, tot_RK: Array, level: float) -> tuple[Array, Array]:
-    low_K, high_K = wilson_interval(rate_K, n_K, level)
-    tail = 50 * (1 - level)
+def _rate_interval(rate_K: Array, n_K: Array, acc_RK: Array, tot_RK: Array) -> tuple[Array, Array]:
+    low_K, high_K = wilson_interval(rate_K, n_K)
     for k in np.flatnonzero(~np.isnan(rate_K)):
         seen_R = tot_RK[:, k] > 0
         if seen_R.any():
-            low, high = np.percentile(acc_RK[seen_R, k] / tot_RK[seen_R, k], [tail, 100 - tail])
+            low, high = np.percentile(acc_RK[seen_R, k] / tot_RK[seen_R, k], [2.5, 97.5])
             low_K[k], high_K[k] = min(low_K[k], low), max(high_K[k], high)
     return low_K, high_K
