@@ -16,8 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.fairness_study import Counts, bold, difference_cell, lre_cell, own_counts
+from benchmarks.fairness_study import bold, difference_cell, lre_cell, own_counts
 from benchmarks.pages import markdown, opened, write_section
+from fspo.acceptance import Counts
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
 from fspo.funnel import STAGES, FunnelSteps, stage_fairness
@@ -127,7 +128,8 @@ def funnel_row(runs: Sequence[Run]) -> list[str]:
 
 def accepted_by_length(parts: Sequence[Counts], starts: np.ndarray) -> np.ndarray:
     """Share of the off-policy responses of each length bin that the clip accepts."""
-    accepted_J, total_J = (merge_bins(sum(part[i].sum(0) for part in parts)[None], starts)[0] for i in (0, 1))
+    accepted_J = merge_bins(sum(part.accepted.sum(0) for part in parts), starts)
+    total_J = merge_bins(sum(part.total.sum(0) for part in parts), starts)
     return np.divide(accepted_J, total_J, out=np.ones_like(total_J), where=total_J > 0)
 
 
@@ -144,7 +146,7 @@ def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
         cell = f"{dropped.debiased.value:.3f} [{dropped.debiased.low:.3f}, {dropped.debiased.high:.3f}]"
     symmetric = [own_counts(run, "symmetric") for run in runs]
     ended_MSJ = merge_bins(ended_MSK, starts)
-    both = (ended_MSJ[:, -1] * accepted_by_length(symmetric, starts), ended_MSJ.sum(1), None)
+    both = Counts(ended_MSJ[:, -1] * accepted_by_length(symmetric, starts), ended_MSJ.sum(1))
     return [
         cell,
         lre_cell(symmetric, starts),

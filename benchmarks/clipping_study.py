@@ -203,7 +203,8 @@ def _rank_correlation(clips: Sequence[RunGroup], starts: np.ndarray, resamples: 
     for group in clips:
         runs = [group.by_seed()[seed] for seed in seeds]
         counts = [fairness_study.own_counts(run, _VIEW, _FIRST) for run in runs]
-        accepted_SK, total_SK = (np.stack([merge_bins(each[i].sum(0), starts) for each in counts]) for i in (0, 1))
+        accepted_SK = np.stack([merge_bins(each.accepted.sum(0), starts) for each in counts])
+        total_SK = np.stack([merge_bins(each.total.sum(0), starts) for each in counts])
         errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1)))
         accuracies.append(np.array([accuracy(run) for run in runs])[chosen_RS].mean(1))
     ranks = [stats.rankdata(np.round(columns, 6), axis=0) for columns in (accuracies, errors)]

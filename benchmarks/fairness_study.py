@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from benchmarks.pages import opened, replace_section
-from fspo.acceptance import acceptance_counts
+from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
 from fspo.clipping import acceptance_band
-from fspo.fairness import debiased_lre, equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.fairness import debiased_lre, equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.interval import Array
 from fspo.fairness.lre import MIN_CLUSTERS
@@ -50,9 +50,6 @@ TITLES: Final = {
     "matched_active": "Matched active clip rate",
 }
 _BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
-
-#: Accepted and all (sequences or weight) by mini-batch and fine length bin, and the sequences that weights are worth.
-Counts = tuple[Array, Array, Array | None]
 
 
 def _bin(length: Array) -> np.ndarray:
@@ -104,23 +101,22 @@ def band_counts(
         squared.append(np.bincount(where, weight**2, size))
     tot, sq = np.stack(total), np.stack(squared)
     effective = np.divide(tot**2, sq, out=np.zeros_like(tot), where=sq > 0) if view == "mass" else None
-    return np.stack(accepted), tot, effective
+    return Counts(np.stack(accepted), tot, effective)
 
 
 def own_counts(run: Run, view: str, first_step: int = 1) -> Counts:
     """What a run's own band did, from its exact sums."""
-    counts = acceptance_counts(run.lengths.sums_MKF[run.lengths.step_M >= first_step], view)
-    return counts.accepted, counts.total, counts.effective
+    return acceptance_counts(run.lengths.sums_MKF[run.lengths.step_M >= first_step], view)
 
 
 def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
     """Debiased LRE over all seeds with its interval, the noise floor and the overall rate."""
-    accepted = merge_bins(np.concatenate([part[0] for part in parts]), starts)
-    total = merge_bins(np.concatenate([part[1] for part in parts]), starts)
-    effective = None
-    if parts[0][2] is not None:
-        effective = merge_bins(np.concatenate([part[2] for part in parts]), starts)
-    error = length_reweighting_error(accepted, total, effective=effective)
+    effective = [part.effective for part in parts if part.effective is not None]
+    error = Counts(
+        np.concatenate([part.accepted for part in parts]),
+        np.concatenate([part.total for part in parts]),
+        np.concatenate(effective) if effective else None,
+    ).error(starts)
     return (
         f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}] "
         f"(floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
@@ -131,7 +127,7 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: n
     """Difference of debiased LREs with its intervals over mini-batches and over seeds; bold where both exclude 0."""
 
     def merged(parts: Sequence[Counts]) -> list[tuple[Array, Array]]:
-        return [(merge_bins(part[0], starts), merge_bins(part[1], starts)) for part in parts]
+        return [(merge_bins(part.accepted, starts), merge_bins(part.total, starts)) for part in parts]
 
     a, b = merged(first), merged(second)
     here, beyond = (pooled_difference(a, b, debiased_lre, over=over) for over in ("mini_batches", "seeds"))
@@ -327,7 +323,9 @@ def active_own_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
         each = {v: [own_counts(run, v, _ACTIVE_FIRST) for run in group.runs] for v in ACTIVE_VIEWS}
         rows.append((f"{group.algo} (n = {len(group.runs)})", [lre_cell(each[v], starts) for v in ACTIVE_VIEWS]))
         if len(group.runs) >= MIN_CLUSTERS:
-            by_seed = {v: [(a.sum(0)[None], t.sum(0)[None], None) for a, t, _ in each[v]] for v in ACTIVE_VIEWS}
+            by_seed = {
+                v: [Counts(c.accepted.sum(0)[None], c.total.sum(0)[None]) for c in each[v]] for v in ACTIVE_VIEWS
+            }
             rows.append((f"{group.algo}, seeds resampled", [lre_cell(by_seed[v], starts) for v in ACTIVE_VIEWS]))
     return _rows([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
 

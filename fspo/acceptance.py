@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, SequenceSums
 
 Array = npt.NDArray[np.float64]
@@ -35,6 +36,12 @@ class Counts:
     accepted: Array
     total: Array
     effective: Array | None = None
+
+    def error(self, starts: npt.NDArray[np.int64], resamples: int = 1000) -> LengthReweightingError:
+        """:func:`fspo.fairness.length_reweighting_error` over the merged bins that begin at ``starts``."""
+        effective = None if self.effective is None else merge_bins(self.effective, starts)
+        accepted, total = merge_bins(self.accepted, starts), merge_bins(self.total, starts)
+        return length_reweighting_error(accepted, total, effective=effective, resamples=resamples)
 
 
 def stack_sums(parts: Sequence[SequenceSums]) -> Array:

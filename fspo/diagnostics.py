@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from fspo.acceptance import acceptance_counts, stack_sums
-from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES, SequenceSums, length_bin
 
 Array = npt.NDArray[np.float64]
@@ -100,14 +100,7 @@ class LengthDiagnostics:
             ("nonzero_advantage", "_nonzero_advantage"),
             ("untruncated", "_untruncated"),
         ):
-            counts = acceptance_counts(stacked, view)
-            effective = None if counts.effective is None else merge_bins(counts.effective, starts)
-            error = length_reweighting_error(
-                merge_bins(counts.accepted, starts),
-                merge_bins(counts.total, starts),
-                effective=effective,
-                resamples=self.resamples,
-            )
+            error = acceptance_counts(stacked, view).error(starts, self.resamples)
             metrics[f"fspo/lre{suffix}"] = error.lre
             if view in ("symmetric", "active", "mass"):
                 metrics[f"fspo/lre{suffix}_debiased"] = error.debiased.value

@@ -21,7 +21,7 @@ import torch
 from fspo.acceptance import acceptance_counts, stack_sums
 from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.fairness import LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.fairness import LengthReweightingError, equal_mass_starts
 from fspo.kept import UnclippedWeight, kept_output
 from fspo.recorded import Array, read_sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
@@ -147,12 +147,7 @@ def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[
         parts.append(SequenceSums.zeros().add_(output))
     sums_MKF = stack_sums(parts)
     starts = equal_mass_starts(acceptance_counts(sums_MKF).total.sum(0), bins)
-    errors = {}
-    for view in VIEWS:
-        counts = acceptance_counts(sums_MKF, view)
-        total = merge_bins(counts.total, starts)
-        effective = None if counts.effective is None else merge_bins(counts.effective, starts)
-        errors[view] = length_reweighting_error(merge_bins(counts.accepted, starts), total, effective=effective)
+    errors = {view: acceptance_counts(sums_MKF, view).error(starts) for view in VIEWS}
     active = errors["active"]
     lengths = tuple(int(edge) for edge in FINE_LENGTH_EDGES[torch.from_numpy(starts)])
     return Clip(active.rate, errors, lengths, tuple(float(rate) for rate in active.rate_K))

@@ -16,7 +16,6 @@ from fspo.fairness import (
     LengthReweightingError,
     debiased_lre,
     equal_mass_starts,
-    length_reweighting_error,
     merge_bins,
     wilson_interval,
 )
@@ -98,13 +97,7 @@ def length_profile(
         return None
     if starts is None:
         starts = equal_mass_starts(count_K, bins)
-    counts = acceptance_counts(sums_MKF, view)
-    error = length_reweighting_error(
-        merge_bins(counts.accepted, starts),
-        merge_bins(counts.total, starts),
-        effective=None if counts.effective is None else merge_bins(counts.effective, starts),
-        resamples=resamples,
-    )
+    error = acceptance_counts(sums_MKF, view).error(starts, resamples)
     count_J = merge_bins(count_K, starts)
     length_J = merge_bins(sums_MKF[..., FIELDS.index("length")].sum(0), starts)
     length_J = np.divide(length_J, count_J, out=np.full_like(length_J, np.nan), where=count_J > 0)

@@ -291,9 +291,9 @@ def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None
     bands["fspo_active"] = ALGORITHMS["fspo_active"]
     states = dict.fromkeys((1, 2, 3), BandState(active_line=line))
     for name, band in bands.items():
-        accepted, total, _ = fairness_study.band_counts(records, band, "active_nonzero_advantage", states, 2)
-        assert accepted.sum() / total.sum() == pytest.approx(0.9, abs=2e-3), name
-        assert total.sum() == sum((a != 0).sum() for a in A[1:])
+        counts = fairness_study.band_counts(records, band, "active_nonzero_advantage", states, 2)
+        assert counts.accepted.sum() / counts.total.sum() == pytest.approx(0.9, abs=2e-3), name
+        assert counts.total.sum() == sum((a != 0).sum() for a in A[1:])
 
 
 # ---------------------------------------------------------------- the direction of the gradient
