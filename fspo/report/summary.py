@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,10 @@ from fspo.report.style import (
 
 
 def summarise(folder: Path) -> str:
-    """Draw the run's figure, ``run.png``; returns the lines that say how it went and where everything is."""
+    """Draw the run's figure, ``run.png``; returns the lines that say how it went and where everything is.
+
+    Missing data leaves a panel that says so; the rest is drawn.
+    """
     run, lines = load_run(folder), []
     for name in run.validation_metrics():
         steps, values = run.series(name)
@@ -38,34 +40,6 @@ def summarise(folder: Path) -> str:
             lines.append(f"held-out {name.removeprefix('val-core/')}")
             lines.append(_accuracy_line("before", int(steps[0]), float(values[0]), problems))
             lines.append(_accuracy_line("after ", int(steps[-1]), float(values[-1]), problems))
-    figure = plot_run(folder, folder / "run.png")
-    return "\n".join([*lines, f"status: {run.ending}", f"metrics: {folder / METRICS_FILE}", f"figure: {figure}"])
-
-
-def _accuracy_line(label: str, step: int, share: float, problems: int | None) -> str:
-    if problems is None or not 0 <= share <= 1:  # a reward that is no accuracy: verl calls a plain number acc
-        return f"  {label} (step {step}): {share:.3f}"
-    low, high = wilson_interval(share, problems)
-    return f"  {label} (step {step}): {share:.3f}  95% interval [{low:.3f}, {high:.3f}] over {problems} problems"
-
-
-def plot_run(run_dir: str | os.PathLike[str], out_png: str | os.PathLike[str]) -> Path:
-    """Draw one run folder as one PNG. Missing data leaves a panel that says so; the rest is drawn.
-
-    Args:
-        run_dir: The run's folder (docs/run-folder.md), finished or not.
-        out_png: Where the picture goes; its folder is made.
-
-    Returns:
-        The path of the picture.
-
-    Raises:
-        FileNotFoundError: If ``run_dir`` is not a folder.
-    """
-    folder = Path(run_dir)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such run folder; give the folder that holds metrics.jsonl")
-    run = load_run(folder)
     with themed(LIGHT):
         figure = new_figure(10.5, 6.8)
         axes = figure.subplots(2, 2)
@@ -78,7 +52,15 @@ def plot_run(run_dir: str | os.PathLike[str], out_png: str | os.PathLike[str]) -
         last = max(run.steps, default=0)
         status = "" if run.status == "finished" else f" ({run.status})"
         figure.suptitle(f"{run.algo}{seed}: {last} steps{status}", x=0.01, ha="left", fontsize=13, fontweight="bold")
-        return save_png(figure, Path(out_png))
+        picture = save_png(figure, folder / "run.png")
+    return "\n".join([*lines, f"status: {run.ending}", f"metrics: {folder / METRICS_FILE}", f"figure: {picture}"])
+
+
+def _accuracy_line(label: str, step: int, share: float, problems: int | None) -> str:
+    if problems is None or not 0 <= share <= 1:  # a reward that is no accuracy: verl calls a plain number acc
+        return f"  {label} (step {step}): {share:.3f}"
+    low, high = wilson_interval(share, problems)
+    return f"  {label} (step {step}): {share:.3f}  95% interval [{low:.3f}, {high:.3f}] over {problems} problems"
 
 
 def _draw_outcome(axes: Axes, run: Run, look: Look, theme: Theme) -> None:

@@ -36,7 +36,7 @@ from fspo.report.groups import (
 from fspo.report.runs import Run, load_run
 from fspo.report.samples import read_samples
 from fspo.report.style import DARK, LIGHT, group_looks, themed
-from fspo.report.summary import plot_run, summarise
+from fspo.report.summary import summarise
 from fspo.report.tables import attribute_table
 from fspo.sums import SequenceSums
 
@@ -441,7 +441,7 @@ def test_default_and_matched_are_told_apart(tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "out/figures").iterdir()} >= {"matched_lre.png", "default_lre.png"}
 
 
-def test_plot_run_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
+def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     whole = write_run(tmp_path / "whole", "fspo", 0)
     part = tmp_path / "part"
     shutil.copytree(whole, part)
@@ -449,10 +449,8 @@ def test_plot_run_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     (part / "metrics.jsonl").write_text((whole / "metrics.jsonl").read_text()[:-700])
     (tmp_path / "empty").mkdir()
     for folder in (whole, part, tmp_path / "empty"):
-        picture = plot_run(folder, tmp_path / "pictures" / f"{folder.name}.png")
-        assert picture.read_bytes().startswith(PNG)
-    with pytest.raises(FileNotFoundError, match=r"give the folder that holds metrics\.jsonl"):
-        plot_run(tmp_path / "absent", tmp_path / "a.png")
+        assert f"figure: {folder / 'run.png'}" in summarise(folder)
+        assert (folder / "run.png").read_bytes().startswith(PNG)
 
 
 def test_loading_joins_lines_and_leaves_out_the_first_minibatch(tmp_path: Path) -> None:
