@@ -244,19 +244,7 @@ class SequenceSums:
         return cls(torch.zeros(_K, len(FIELDS), dtype=torch.float64), torch.zeros(_K, _H, dtype=torch.int64))
 
     def add_(self, output: SequenceLossOutput, truncated_B: torch.Tensor | None = None) -> SequenceSums:
-        """Add the sequences of one micro-batch, in place.
-
-        Args:
-            output: What the policy loss returned for the micro-batch; rows with ``valid_B`` false (padding) are
-                left out.
-            truncated_B: bool, true where the response was cut at the maximum length; None means that none was.
-
-        Returns:
-            This object.
-
-        Raises:
-            ValueError: As in :func:`sequence_values`.
-        """
+        """Add the sequences of one micro-batch in place; arguments and errors as in :func:`sequence_values`."""
         length_B, z_B, values_BF = sequence_values(output, truncated_B)
         k = length_bin(length_B)
         self.sums_KF.index_add_(0, k, values_BF)

@@ -1,15 +1,6 @@
 """Settings, inputs and outputs of the sequence-level policy losses.
 
-Shape suffixes used throughout the package:
-
-====== =====================================================================================
-suffix meaning
-====== =====================================================================================
-``_BT`` one entry per response token: batch of sequences x response positions (padded)
-``_B``  one entry per sequence
-``_G``  one entry per group (the responses to one prompt)
-``_K``  one entry per fine length bin (:data:`fspo.sums.FINE_LENGTH_EDGES`)
-====== =====================================================================================
+"Shapes" in CONTRIBUTING.md says what the suffixes of tensors' names mean.
 
 Vocabulary:
 
@@ -71,15 +62,8 @@ class SequenceLossSettings:
     ======================== ==== ================================ ======================================
 
     Attributes:
-        band: How the half-width of the acceptance band on S grows with the length L.
-            ``constant`` -- ``[log(1 - eps_low), log(1 + eps_high)]`` (sequence-level RLOO);
-            ``sqrt`` -- ``[-c_low * sqrt(L), c_high * sqrt(L)]`` (FSPO, arXiv 2509.09177);
-            ``linear`` -- ``[L * log(1 - eps_low), L * log(1 + eps_high)]`` (GSPO, arXiv 2507.18071);
-            ``adaptive`` -- ``+-c * sqrt(L)``, ``c = q * dispersion``, q the Gaussian quantile of ``target_acceptance``
-            (defined here);
-            ``quantile`` -- ``+-c(L) * sqrt(L)``, c(L) the measured quantile of ``|S - drift| / sqrt(L)`` near L
-            (defined here);
-            ``active`` -- ``+-(a + b * sqrt(L))``, the measured quantile of the lean ``sign(A) * S`` (defined here).
+        band: How the half-width of the acceptance band on S grows with the length L; the formulas are those of
+            :func:`fspo.clipping.acceptance_band`.
         clip_low: Lower clip value, eps_low or c_low.
         clip_high: Upper clip value, eps_high or c_high.
         drift: Where the band is centred. ``none``: at 0 (FSPO v3 and the others). ``kl``: at ``-L * drift_per_token``
