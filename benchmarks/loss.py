@@ -19,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fspo.calibration import BandState
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.types import BandState
 
 SHAPES = ((64, 4096), (512, 8192))
 OURS = ("fspo", "fspo_v1", "fspo_quantile", "seq_rloo", "seq_gspo")

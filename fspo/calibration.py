@@ -23,8 +23,6 @@ import numpy.typing as npt
 from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES, ZERO_CELL, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
-__all__ = ["BandController", "BandState", "active_line", "drift_per_token", "leans", "local_half_widths"]
-
 Array = npt.NDArray[np.float64]
 
 _K: Final = FINE_LENGTH_EDGES.numel() - 1

@@ -14,8 +14,6 @@ import torch
 from fspo.sums import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossSettings
 
-__all__ = ["acceptance_band", "gaussian_half_width"]
-
 
 def gaussian_half_width(target_acceptance: float) -> float:
     """The q for which a standard normal variable lies in [-q, q] with probability ``target_acceptance``.

@@ -22,16 +22,6 @@ from typing import Any, Final
 from fspo.fairness.bootstrap import ratio_interval
 from fspo.files import write_json
 
-__all__ = [
-    "Record",
-    "avg_at_k",
-    "conclude_evaluation",
-    "evaluate",
-    "format_table",
-    "pass_at_k",
-    "read_records",
-]
-
 DEFAULT_LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 

@@ -24,8 +24,6 @@ import torch
 from fspo.sums import RATIO_LOG_CAP
 from fspo.types import SequenceLossOutput
 
-__all__ = ["Gradient", "UnclippedWeight", "kept_output", "unclipped_weight"]
-
 UnclippedWeight = Literal["none", "token", "prefix", "sequence", "length_normalised"]
 
 Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -25,8 +25,6 @@ from torch.autograd.function import once_differentiable
 from fspo.clipping import acceptance_band
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
-__all__ = ["ALGORITHMS", "UnusableRowsError", "resolve_settings", "sequence_log_ratio", "sequence_policy_loss"]
-
 ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
     {
         # c = 0.03 is a third party's figure: the paper's exact values are not known here.

@@ -17,8 +17,6 @@ import torch
 from fspo.losses import sequence_policy_loss
 from fspo.types import GradScale, SequenceLossOutput, SequenceLossSettings
 
-__all__ = ["RELATIVES", "CtpoSettings", "VespoSettings", "ctpo_la_loss", "vespo_loss"]
-
 RELATIVES: Final = ("vespo", "ctpo_la")
 """Names of the losses of this module, as in verl's registry."""
 

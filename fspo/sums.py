@@ -23,19 +23,6 @@ import torch
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput
 
-__all__ = [
-    "FIELDS",
-    "FINE_LENGTH_EDGES",
-    "LAYOUT_VERSION",
-    "RATIO_LOG_CAP",
-    "ZERO_CELL",
-    "Z_EDGES",
-    "SequenceSums",
-    "length_bin",
-    "sequence_values",
-    "z_cell",
-]
-
 LAYOUT_VERSION: Final = 1
 """Stored with every record. It changes with FIELDS, FINE_LENGTH_EDGES and Z_EDGES; other layouts are refused."""
 

@@ -26,17 +26,6 @@ from typing import Final, Literal, get_args
 
 import torch
 
-__all__ = [
-    "Band",
-    "BandState",
-    "Drift",
-    "GradScale",
-    "SequenceLossOutput",
-    "SequenceLossSettings",
-    "Staleness",
-    "Weight",
-]
-
 Band = Literal["constant", "sqrt", "linear", "adaptive", "quantile", "active"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]

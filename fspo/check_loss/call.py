@@ -20,8 +20,6 @@ import torch
 
 from fspo.check_loss.token_kinds import TokenKinds
 
-__all__ = ["ARGUMENTS", "Batch", "Config", "LossError", "PolicyLoss", "synthetic_batch"]
-
 #: The keyword arguments with which verl calls a policy loss.
 ARGUMENTS: Final = (
     "old_log_prob",

@@ -18,8 +18,6 @@ import torch
 from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.held import finite_differences
 
-__all__ = ["Check", "checks"]
-
 #: Of the largest entry of the gradient: rounding of a loss that computes in float32 stays below.
 _TOLERANCE: Final = 1e-5
 _FLOAT32_DIFFERENCES: Final = 3e-2

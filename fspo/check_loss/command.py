@@ -34,8 +34,6 @@ from fspo.check_loss.length_bias import (
 )
 from fspo.kept import UnclippedWeight
 
-__all__ = ["Report", "check", "load", "main"]
-
 #: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
 _ACTOR: Final = {
     "clip_ratio": 0.2,

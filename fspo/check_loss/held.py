@@ -14,8 +14,6 @@ from typing import Any, Final, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["finite_differences"]
-
 Value = Callable[[torch.Tensor], torch.Tensor]
 
 #: Small enough for float64, and large enough for a loss that computes in float32.

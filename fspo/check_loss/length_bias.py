@@ -26,18 +26,6 @@ from fspo.kept import UnclippedWeight, kept_output
 from fspo.recorded import Array, read_sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 
-__all__ = [
-    "VIEWS",
-    "Clip",
-    "Normalisation",
-    "clip_by_length",
-    "find_weight",
-    "normalisation",
-    "recorded",
-    "samples_with",
-    "synthetic",
-]
-
 #: The views of acceptance that are computed of what a loss keeps (fspo.acceptance.VIEWS).
 VIEWS: Final = ("symmetric", "active", "mass")
 LENGTHS: Final = (4, 16, 64, 256)

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["TokenKinds"]
-
 Array = npt.NDArray[np.float64]
 Lengths = npt.NDArray[np.int64]
 

@@ -132,7 +132,7 @@ def length_reweighting_error(
     # Masses are simulated and resampled in effective sequences; bins weigh by their share of the mass.
     size_K = np.maximum(np.round(n_K), filled)
 
-    def draws(rate_K: npt.ArrayLike) -> Array:
+    def draws(rate_K: Array | float) -> Array:
         """Accepted by bin, [resamples, K], with independent sequences."""
         count_RK = rng.binomial(size_K.astype(np.int64), rate_K, (resamples, len(tot_K)))
         return np.asarray(count_RK / np.maximum(size_K, 1) * tot_K)
