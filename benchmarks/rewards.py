@@ -4,10 +4,9 @@
     python -m benchmarks.rewards --speed --answers 2000 --rounds 3 [--json FILE]
 
 For the throughput the two alternate, each with warm processes, its default number of them and the same number of
-calling threads; ours is used as the reward hook uses it (one call per answer from many threads) and as a batch, the
-latter with and without normalisation. Wall-clock and processor time are reported: on a machine that others use at the
-same time only the latter's ratio means something. A second part times a batch of 512 with and without 5% hostile
-answers.
+calling threads, and ours with and without normalisation. Wall-clock and processor time are reported: on a machine
+that others use at the same time only the latter's ratio means something. A second part times a batch of 512 with and
+without 5% hostile answers.
 """
 
 from __future__ import annotations
@@ -137,47 +136,42 @@ def _timed(score: Callable[[], list[float]]) -> tuple[float, float, list[float]]
 def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int) -> dict[str, float]:
     from verl.utils.reward_score import math_verify as verl_scorer
 
-    seconds: dict[str, list[float]] = {"verl": [], "ours_single": [], "ours_batch": [], "plain_batch": []}
+    seconds: dict[str, list[float]] = {"verl": [], "ours": [], "plain": []}
     processor: dict[str, list[float]] = {name: [] for name in seconds}
     agreement, correct = [], []
     with (
-        MathScorer(n_workers=workers) as single,
-        MathScorer(n_workers=workers) as batch,
+        MathScorer(n_workers=workers) as ours,
         MathScorer(n_workers=workers, normalise=False) as plain,
         ThreadPoolExecutor(threads) as executor,
     ):
         # All processes of all three are started and warm before the clock runs.
-        for score in (verl_scorer.compute_score, single.score):
+        for score in (verl_scorer.compute_score, ours.score, plain.score):
             list(executor.map(score, [f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32))
-        for scorer in (batch, plain):
-            scorer.score_batch([f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32)
         for i in range(rounds):
             # New answers in every round: what a former round left in a cache must not help.
             answers = ordinary_answers(n, seed + i)
             responses, truths = [a for a, _ in answers], [t for _, t in answers]
             runs: dict[str, Callable[[], list[float]]] = {
                 "verl": lambda r=responses, t=truths: list(executor.map(verl_scorer.compute_score, r, t)),
-                "ours_single": lambda r=responses, t=truths: [v.score for v in executor.map(single.score, r, t)],
-                "ours_batch": lambda r=responses, t=truths: [v.score for v in batch.score_batch(r, t)],
-                "plain_batch": lambda r=responses, t=truths: [v.score for v in plain.score_batch(r, t)],
+                "ours": lambda r=responses, t=truths: [v.score for v in executor.map(ours.score, r, t)],
+                "plain": lambda r=responses, t=truths: [v.score for v in executor.map(plain.score, r, t)],
             }
             scores = {}
             for name, run in runs.items():
                 elapsed, used, scores[name] = _timed(run)
                 seconds[name].append(elapsed)
                 processor[name].append(used)
-            for name in ("ours_single", "ours_batch"):
-                agreement += [a == b for a, b in zip(scores[name], scores["verl"], strict=True)]
+            agreement += [a == b for a, b in zip(scores["ours"], scores["verl"], strict=True)]
             correct += scores["verl"]
-        counts = batch.counts()
+        counts = ours.counts()
     shares = {key: counts[key] / (n * rounds + 32) for key in ("decided_exactly", "from_cache")}
     shares |= {"agreement": statistics.fmean(agreement), "timeouts": float(counts["timeout"])}
     result: dict[str, float] = {}
     for unit, times in (("s", seconds), ("processor_s", processor)):
         medians = {name: statistics.median(values) for name, values in times.items()}
         result |= {f"{name}_{unit}": value for name, value in medians.items()}
-        result |= {f"speedup_{name}_{unit}": medians["verl"] / medians[name] for name in ("ours_single", "ours_batch")}
-        result[f"normalisation_{unit}"] = medians["ours_batch"] / medians["plain_batch"]
+        result[f"speedup_{unit}"] = medians["verl"] / medians["ours"]
+        result[f"normalisation_{unit}"] = medians["ours"] / medians["plain"]
     return result | shares | {"correct": statistics.fmean(correct)}
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -125,8 +124,8 @@ class WorkerPool:
         for _ in range(self.n_workers):
             self._slots.put(None)
 
-    def run(self, tasks: Sequence[Task]) -> list[Outcome]:
-        """Verdicts of `tasks`, in order, by one worker (and its replacements); waits until one is free.
+    def run(self, task: Task) -> Outcome:
+        """Verdict on a task by one worker (and its replacement); waits until one is free.
 
         Raises:
             WorkerStartError: no worker can be started at all, a fault of the installation.
@@ -138,29 +137,24 @@ class WorkerPool:
             if worker is not None and worker.launcher is not self._launcher:
                 worker.connection.close()
                 worker = None
-            outcomes: list[Outcome] = []
-            crashes = 0
-            while len(outcomes) < len(tasks):
+            # One retry after a crash: the kernel may have killed the worker for another reason.
+            for last_try in (False, True):
                 if worker is None:
                     worker = self._start()
                 try:
-                    worker.connection.send_bytes(json.dumps(tasks[len(outcomes) :]).encode())
-                    while len(outcomes) < len(tasks):
-                        outcomes.append(self._receive(worker))
-                        crashes = 0
+                    worker.connection.send_bytes(json.dumps(task).encode())
+                    outcome = self._receive(worker)
+                    break
                 except (EOFError, OSError) as error:
                     dead, worker = worker, None
-                    status = self._bury(dead, isinstance(error, TimeoutError))
-                    crashes += 1
-                    # One retry after a crash: the kernel may have killed the worker for another reason.
-                    if status is Status.TIMEOUT or crashes > 1:
-                        outcomes.append((status, True))
-                        crashes = 0
+                    outcome = self._bury(dead, isinstance(error, TimeoutError)), True
+                    if outcome[0] is Status.TIMEOUT or last_try:
+                        break
             if worker is not None and worker.answered >= ANSWERS_PER_WORKER:
                 retired, worker = worker, None
                 self._collect(retired)
-            return outcomes
-        except BaseException:  # interrupted: results still to come must not reach the next caller
+            return outcome
+        except BaseException:  # interrupted: a result still to come must not reach the next caller
             if worker is not None:
                 self._collect(worker)
                 worker = None

@@ -13,7 +13,6 @@ from fspo.rewards.normalise import normalised
 from fspo.rewards.pool import Task, WorkerPool
 from fspo.rewards.verdict import Status, Verdict
 
-_MAX_CHUNK = 16
 _CACHE_SIZE = 65_536
 
 Key = tuple[str, str, bool]
@@ -99,18 +98,30 @@ class MathScorer:
         plain = self._status(task)
         rewritten = _normalised_task(task) if self._normalise else None
         verdict = Verdict.of(plain if rewritten is None else _final(self._status(rewritten), plain), plain)
-        self._count([verdict])
+        with self._lock:
+            self._counts.update([verdict.status.value])
+            self._counts["normalised"] += verdict.status is not verdict.plain
         return verdict
 
+    def score_batch(self, responses: Sequence[str], ground_truths: Sequence[str]) -> list[Verdict]:
+        """Verdicts in the order of `responses`, using all workers; raises as :meth:`score`.
+
+        Raises:
+            ValueError: the two sequences differ in length.
+        """
+        if len(responses) != len(ground_truths):
+            raise ValueError(f"{len(responses)} responses but {len(ground_truths)} ground truths")
+        with ThreadPoolExecutor(self._pool.n_workers, thread_name_prefix="fspo-rewards") as executor:
+            return list(executor.map(self.score, responses, ground_truths))
+
     def _status(self, task: Task) -> Status:
+        """Threads that ask for the same decisive part wait until the verdict of the first is cached."""
         status = self._without_worker(task)
         if status is not None:
             return status
         key = _key(task)
-        return self._judge([task])[0] if key is None else self._judge_once(task, key)
-
-    def _judge_once(self, task: Task, key: Key) -> Status:
-        """Judge a decisive part; other threads that ask for the same part wait until its verdict is cached."""
+        if key is None:
+            return self._judge(task)
         with self._lock:
             other = self._in_progress.get(key)
             if other is None:
@@ -118,58 +129,12 @@ class MathScorer:
         if other is not None:
             other.wait()
             status = self._without_worker(task)
-            return self._judge([task])[0] if status is None else status
+            return self._judge(task) if status is None else status
         try:
-            return self._judge([task])[0]
+            return self._judge(task)
         finally:
             with self._lock:
                 self._in_progress.pop(key).set()
-
-    def score_batch(self, responses: Sequence[str], ground_truths: Sequence[str]) -> list[Verdict]:
-        """Verdicts in the order of `responses`, using all workers.
-
-        Raises:
-            ValueError: the two sequences differ in length.
-            TypeError: a response or ground truth is not a string.
-            WorkerStartError: math-verify cannot be run at all on this machine.
-        """
-        if len(responses) != len(ground_truths):
-            raise ValueError(f"{len(responses)} responses but {len(ground_truths)} ground truths")
-        tasks = [_task(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
-        plain = self._statuses(tasks)
-        final = list(plain)
-        if self._normalise:
-            rewritten = {i: new for i, task in enumerate(tasks) if (new := _normalised_task(task)) is not None}
-            for i, status in zip(rewritten, self._statuses(list(rewritten.values())), strict=True):
-                final[i] = _final(status, plain[i])
-        verdicts = [Verdict.of(*pair) for pair in zip(final, plain, strict=True)]
-        self._count(verdicts)
-        return verdicts
-
-    def _statuses(self, tasks: list[Task]) -> list[Status]:
-        statuses: dict[int, Status] = {}
-        pending = list(range(len(tasks)))
-        # Responses of a group often have the same ending. The first of them is judged, and the others find its verdict
-        # in the cache. If nothing could be read from the part, each is judged by its own whole text.
-        for _ in range(2):
-            first: dict[object, int] = {}
-            waiting: list[int] = []
-            for i in pending:
-                status = self._without_worker(tasks[i])
-                if status is not None:
-                    statuses[i] = status
-                elif first.setdefault(_key(tasks[i]) or tasks[i], i) != i:
-                    waiting.append(i)
-            chosen = list(first.values())
-            statuses.update(zip(chosen, self._judge([tasks[i] for i in chosen]), strict=True))
-            pending = waiting
-        statuses.update(zip(pending, self._judge([tasks[i] for i in pending]), strict=True))
-        return [statuses[i] for i in range(len(tasks))]
-
-    def _count(self, verdicts: list[Verdict]) -> None:
-        with self._lock:
-            self._counts.update(verdict.status.value for verdict in verdicts)
-            self._counts["normalised"] += sum(verdict.status is not verdict.plain for verdict in verdicts)
 
     def _without_worker(self, task: Task) -> Status | None:
         part, text, truth, _ = task
@@ -190,29 +155,16 @@ class MathScorer:
                 self._counts["from_cache"] += 1
         return status
 
-    def _judge(self, tasks: list[Task]) -> list[Status]:
-        if not tasks:
-            return []
-        n = self._pool.n_workers
-        size = max(1, min(_MAX_CHUNK, len(tasks) // (4 * n)))
-        chunks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
-        if len(chunks) == 1:
-            outcomes = self._pool.run(chunks[0])
-        else:
-            with ThreadPoolExecutor(min(n, len(chunks)), thread_name_prefix="fspo-rewards") as executor:
-                outcomes = [outcome for result in executor.map(self._pool.run, chunks) for outcome in result]
-        for task, (status, cacheable) in zip(tasks, outcomes, strict=True):
-            key = _key(task)
-            # A crash may have had another cause, so the same answer is judged again next time.
-            if key is not None and cacheable and status is not Status.CRASHED:
-                self._remember(key, status)
-        return [status for status, _ in outcomes]
-
-    def _remember(self, key: Key, status: Status) -> None:
-        with self._lock:
-            self._cache[key] = status
-            if len(self._cache) > _CACHE_SIZE:
-                self._cache.popitem(last=False)
+    def _judge(self, task: Task) -> Status:
+        status, cacheable = self._pool.run(task)
+        key = _key(task)
+        # A crash may have had another cause, so the same answer is judged again next time.
+        if key is not None and cacheable and status is not Status.CRASHED:
+            with self._lock:
+                self._cache[key] = status
+                if len(self._cache) > _CACHE_SIZE:
+                    self._cache.popitem(last=False)
+        return status
 
     def counts(self) -> dict[str, int]:
         """Number of verdicts since the start, by status.

@@ -7,8 +7,7 @@ and the workers share memory. The launcher runs no untrusted text, so it cannot 
 Launcher protocol, over a Unix socket: the requests are `FORK` (with one file descriptor, the worker's end of a socket
 pair) and `REAP pid` (kill the worker if it still runs, and collect it). The answer is one integer: the pid of the new
 worker, or its wait status. A worker is only collected on REAP, so its pid is not reused while the parent refers to it.
-Worker protocol, over its own socket: a JSON list of [part, response, truth, exact] in; for each, in order, one JSON
-[status, cacheable] out.
+Worker protocol, over its own socket: JSON [part, response, truth, exact] in, JSON [status, cacheable] out.
 
 No process outlives its parent: the launcher ends when its socket closes, a worker when the launcher ends
 (PR_SET_PDEATHSIG; safe here because the launcher has a single thread) or when its own socket closes.
@@ -91,10 +90,10 @@ def _fork_worker(control: socket.socket, fd: int, time_limit_s: float, memory_li
 def _serve(connection: Connection, time_limit_s: float) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
-            for task in json.loads(connection.recv_bytes()):
-                # The kernel ends this process once it has used that much processor time, even inside a C function.
-                # SIGPROF keeps its default action: a worker has nothing to clean up.
-                signal.setitimer(signal.ITIMER_PROF, time_limit_s)
-                verdict = judge.judge(*task)
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                connection.send_bytes(json.dumps(verdict).encode())
+            task = json.loads(connection.recv_bytes())
+            # The kernel ends this process once it has used that much processor time, even inside a C function.
+            # SIGPROF keeps its default action: a worker has nothing to clean up.
+            signal.setitimer(signal.ITIMER_PROF, time_limit_s)
+            verdict = judge.judge(*task)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send_bytes(json.dumps(verdict).encode())
