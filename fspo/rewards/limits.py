@@ -9,6 +9,7 @@ installed in the worker processes of this package.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -30,22 +31,12 @@ class Refused(BaseException):
     """Raised when an expression is beyond the limits. A BaseException so that no `except Exception` swallows it."""
 
 
-def check_expression(text: str) -> None:
-    """Refuse an expression that is too long or too deeply nested to parse in reasonable time."""
-    if len(text) > MAX_EXPRESSION_CHARS or text.count("|") > 2 * MAX_NESTING:
-        raise Refused
-    depth = 0
-    for match in _BRACKETS.finditer(text):
-        depth += 1 if match.group() in "{([" else -1
-        if depth > MAX_NESTING:
-            raise Refused
-
-
 def install() -> None:
     """Wrap math-verify's parsers and SymPy's evaluation of large numbers, sums and products in this process.
 
     Raises AttributeError if a wrapped function no longer exists: these limits must then be adapted to the new release.
     """
+    from latex2sympy2_extended.math_normalization import extract_boxed_content
     from math_verify import parser
     from sympy.concrete import summations
     from sympy.concrete.products import Product
@@ -53,76 +44,57 @@ def install() -> None:
     from sympy.core.numbers import Integer, Rational
     from sympy.functions.combinatorial import factorials, numbers
 
-    parser.normalize_latex = _checking_content(parser.normalize_latex)
+    def long_content(text: str, config: Any) -> bool:
+        return _long_text(extract_boxed_content(text, mode=config.boxed))
+
+    parser.normalize_latex = _guarded(parser.normalize_latex, long_content)
     for name in ("latex2sympy", "parse_expr"):
-        setattr(parser, name, _checking_text(getattr(parser, name)))
+        setattr(parser, name, _guarded(getattr(parser, name), _long_text))
 
     for number in (Integer, Rational):
-        number._eval_power = _checking_power(number._eval_power)
+        number._eval_power = _guarded(number._eval_power, _large_power)
     for name in ("mpf_pow", "mpf_pow_int"):
-        setattr(evalf, name, _checking_precision(getattr(evalf, name)))
+        setattr(evalf, name, _guarded(getattr(evalf, name), _high_precision))
 
     for function in (factorials.factorial, factorials.binomial, factorials.factorial2, numbers.harmonic):
-        function.eval = classmethod(_checking_arguments(function.eval.__func__))
+        function.eval = classmethod(_guarded(function.eval.__func__, _large_arguments))
 
-    summations.eval_sum_direct = _checking_terms(summations.eval_sum_direct)
-    Product._eval_product_direct = _checking_terms(Product._eval_product_direct)
-
-
-def _checking_text(parse: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(text: str, *args: Any, **kwargs: Any) -> Any:
-        check_expression(text)
-        return parse(text, *args, **kwargs)
-
-    return checked
+    summations.eval_sum_direct = _guarded(summations.eval_sum_direct, _many_terms)
+    Product._eval_product_direct = _guarded(Product._eval_product_direct, _many_terms)
 
 
-def _checking_content(normalize: Callable[..., Any]) -> Callable[..., Any]:
-    from latex2sympy2_extended.math_normalization import extract_boxed_content
-
-    def checked(text: str, config: Any) -> Any:
-        check_expression(extract_boxed_content(text, mode=config.boxed))
-        return normalize(text, config)
-
-    return checked
-
-
-def _checking_power(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(base: Any, exponent: Any) -> Any:
-        if exponent.is_Integer:
-            bits = max(abs(base.p).bit_length(), base.q.bit_length())
-            if bits > 1 and abs(exponent.p) * bits > MAX_NUMBER_BITS:
-                raise Refused
-        return evaluate(base, exponent)
-
-    return checked
-
-
-def _checking_arguments(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(cls: Any, *args: Any) -> Any:
-        if any(getattr(arg, "is_Integer", False) and abs(arg.p) > MAX_FACTORIAL for arg in args):
+def _guarded(evaluate: Callable[..., Any], beyond: Callable[..., bool]) -> Callable[..., Any]:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if beyond(*args, **kwargs):
             raise Refused
-        return evaluate(cls, *args)
+        return evaluate(*args, **kwargs)
 
-    return checked
-
-
-def _checking_precision(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(base: Any, exponent: Any, precision: int, *args: Any) -> Any:
-        # SymPy asks for as many bits as the integer part of a result has, 1.2 billion for 9^(9^9).
-        if precision > MAX_PRECISION_BITS:
-            raise Refused
-        return evaluate(base, exponent, precision, *args)
-
-    return checked
+    return guarded
 
 
-def _checking_terms(evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(*args: Any) -> Any:
-        _, first, last = args[-1]
-        terms = last - first
-        if terms.is_Integer and terms.p > MAX_TERMS:
-            raise Refused
-        return evaluate(*args)
+def _long_text(text: str, *_: Any, **__: Any) -> bool:
+    """Whether an expression is too long or too deeply nested to parse in reasonable time."""
+    if len(text) > MAX_EXPRESSION_CHARS or text.count("|") > 2 * MAX_NESTING:
+        return True
+    steps = (1 if match.group() in "{([" else -1 for match in _BRACKETS.finditer(text))
+    return max(itertools.accumulate(steps), default=0) > MAX_NESTING
 
-    return checked
+
+def _large_power(base: Any, exponent: Any) -> bool:
+    bits = max(abs(base.p).bit_length(), base.q.bit_length())
+    return bool(exponent.is_Integer) and bits > 1 and abs(exponent.p) * bits > MAX_NUMBER_BITS
+
+
+def _large_arguments(_: Any, *args: Any) -> bool:
+    return any(getattr(arg, "is_Integer", False) and abs(arg.p) > MAX_FACTORIAL for arg in args)
+
+
+def _high_precision(base: Any, exponent: Any, precision: int, *_: Any) -> bool:
+    # SymPy asks for as many bits as the integer part of a result has, 1.2 billion for 9^(9^9).
+    return precision > MAX_PRECISION_BITS
+
+
+def _many_terms(*args: Any) -> bool:
+    _, first, last = args[-1]
+    terms = last - first
+    return bool(terms.is_Integer and terms.p > MAX_TERMS)
