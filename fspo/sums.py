@@ -255,19 +255,6 @@ class SequenceSums:
         """The sum of one field over all lengths."""
         return float(self.column(name).sum())
 
-    def to_numpy(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
-        """The arrays (sums_KF, hist_KH), to send to another process; they share memory with this object."""
-        return self.sums_KF.numpy(), self.hist_KH.numpy()
-
-    @classmethod
-    def from_numpy(cls, sums_KF: npt.NDArray[np.float64], hist_KH: npt.NDArray[np.int64]) -> SequenceSums:
-        """Inverse of :meth:`to_numpy`. It copies, because arrays from an object store are read-only.
-
-        Raises:
-            ValueError: If shape or type are not those of this layout.
-        """
-        return cls(torch.from_numpy(np.array(sums_KF)), torch.from_numpy(np.array(hist_KH)))
-
     def state_dict(self) -> dict[str, torch.Tensor | int]:
         """For a checkpoint; see :meth:`from_state_dict`."""
         return {"layout": LAYOUT_VERSION, "sums_KF": self.sums_KF.clone(), "hist_KH": self.hist_KH.clone()}

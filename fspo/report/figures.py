@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
@@ -236,7 +237,7 @@ def _draw_distribution(axes: Axes, group: RunGroup, look: Look, theme: Theme) ->
     if hist_KH.sum() == 0:
         say_nothing_to_show(axes, theme, "no length statistics")
         return
-    sums = SequenceSums.from_numpy(sums_KF, hist_KH)
+    sums = SequenceSums(torch.from_numpy(sums_KF), torch.from_numpy(hist_KH))
     sigma = dispersion(sums)
     if not sigma > 0:
         say_nothing_to_show(axes, theme, "S has no dispersion")

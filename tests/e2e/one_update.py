@@ -194,7 +194,9 @@ def main() -> None:
         used=len({ray.get(worker.__ray_call__.remote(where)) for worker in workers.workers}),
         gradients=np.stack(gradients),
         change=after - before,
-        sums=np.stack([np.concatenate([part.ravel() for part in each.to_numpy()]) for each in sums]),
+        sums=np.stack(
+            [np.concatenate([part.numpy().ravel() for part in (each.sums_KF, each.hist_KH)]) for each in sums]
+        ),
         **{
             name: np.array(metrics[name], dtype=np.float64)
             for name in ("loss", "grad_norm", "actor/pg_loss", "kl_loss")

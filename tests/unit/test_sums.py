@@ -169,14 +169,11 @@ def test_bad_input_is_refused_by_name() -> None:
         SequenceSums(torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.int64))
 
 
-def test_transport_and_checkpoint_round_trips() -> None:
+def test_checkpoint_round_trip() -> None:
     sums = SequenceSums.zeros().add_(loss_output(50))
-    arrays = sums.to_numpy()
-    for array in arrays:
-        array.flags.writeable = False
-    for again in (SequenceSums.from_numpy(*arrays), SequenceSums.from_state_dict(sums.state_dict())):
-        assert torch.equal(again.sums_KF, sums.sums_KF) and torch.equal(again.hist_KH, sums.hist_KH)
-        again.add_(loss_output(3))
+    again = SequenceSums.from_state_dict(sums.state_dict())
+    assert torch.equal(again.sums_KF, sums.sums_KF) and torch.equal(again.hist_KH, sums.hist_KH)
+    again.add_(loss_output(3))
     with pytest.raises(ValueError, match="layout None"):
         SequenceSums.from_state_dict({})
 
