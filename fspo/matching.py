@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fspo.sums import Z_EDGES, SequenceSums
 from fspo.types import SequenceLossSettings
@@ -65,10 +64,8 @@ class Sequences:
         L is the mean length of the fine bin. Clip values matched this way are within a few per cent of those from
         pairs.
         """
-        cells = sums.hist_KH.nonzero()
-        cells = torch.cat([cells, sums.hist_KH[cells[:, 0], cells[:, 1]][:, None]], dim=1)
         length_K = (sums.column("length") / sums.column("count").clamp(min=1)).numpy()
-        return cls.from_cells(cells.numpy(), length_K)[0]
+        return cls.from_cells(sums.cells().numpy(), length_K)[0]
 
     @classmethod
     def from_cells(cls, cells: npt.NDArray[np.int64], length_K: Array) -> tuple[Sequences, npt.NDArray[np.int64]]:

@@ -25,14 +25,12 @@ def to_record(sums: SequenceSums, *, step: int, minibatch: int) -> dict[str, Any
         of hist is [fine bin, cell of Z_EDGES, count]. Values have nine significant digits; counts are exact.
     """
     filled = (sums.sums_KF != 0).any(dim=1).nonzero().flatten().tolist()
-    cells = sums.hist_KH.nonzero()
-    counts = sums.hist_KH[cells[:, 0], cells[:, 1]]
     return {
         "layout": LAYOUT_VERSION,
         "step": step,
         "minibatch": minibatch,
         "rows": [[k, *(_compact(x) for x in sums.sums_KF[k].tolist())] for k in filled],
-        "hist": torch.cat([cells, counts[:, None]], dim=1).tolist(),
+        "hist": sums.cells().tolist(),
     }
 
 

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
@@ -254,6 +252,11 @@ class SequenceSums:
     def total(self, name: str) -> float:
         """The sum of one field over all lengths."""
         return float(self.column(name).sum())
+
+    def cells(self) -> torch.Tensor:
+        """The filled cells of the histogram, int64 [n, 3]: fine length bin, cell of Z_EDGES, number of sequences."""
+        filled = self.hist_KH.nonzero()
+        return torch.cat([filled, self.hist_KH[filled[:, 0], filled[:, 1]][:, None]], dim=1)
 
     def state_dict(self) -> dict[str, torch.Tensor | int]:
         """For a checkpoint; see :meth:`from_state_dict`."""

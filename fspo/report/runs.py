@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import yaml  # type: ignore[import-untyped]
 
 from fspo.funnel import FunnelSteps
@@ -313,11 +312,7 @@ def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
         if minibatch == 0:
             unmoved = unmoved + sums
             continue
-        cells = sums.hist_KH.nonzero()
-        parts[step, minibatch] = (
-            sums.sums_KF.numpy(),
-            torch.cat([cells, sums.hist_KH[cells[:, 0], cells[:, 1]][:, None]], dim=1).numpy(),
-        )
+        parts[step, minibatch] = sums.sums_KF.numpy(), sums.cells().numpy()
     found = _empty_lengths()
     found.unmoved = unmoved
     if parts:
