@@ -27,8 +27,7 @@ from fspo.fairness.lre import MIN_CLUSTERS
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip, needed_factor
-from fspo.recorded import MiniBatches, read_sequences
-from fspo.records import from_record
+from fspo.records import MiniBatches, from_record, read_sequences
 from fspo.report.groups import RunGroup, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import Table, final_numbers, grid_table, paired_differences

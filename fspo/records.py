@@ -1,13 +1,24 @@
-"""The sums of one mini-batch as one compact JSON object, and back (a line of a run folder's length_stats.jsonl)."""
+"""What a run folder records of its sequences: sums by mini-batch, and on request every sequence.
+
+The sums of a mini-batch are one compact JSON object, a line of length_stats.jsonl; sequences.jsonl is what runs with
+``fspo.record_sequences=true`` write.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fspo.sums import FIELDS, LAYOUT_VERSION, SequenceSums
+
+Array = npt.NDArray[np.float64]
 
 _DIGITS: Final = 9
 
@@ -57,3 +68,40 @@ def from_record(record: Mapping[str, Any]) -> SequenceSums:
 
 def _compact(value: float) -> float | int:
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{_DIGITS}g}")
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatches:
+    """The recorded sequences of one run, without the first mini-batch of each step: S (nats), L and A of each."""
+
+    step: list[int]
+    s: list[Array]
+    length: list[Array]
+    advantage: list[Array]
+
+    def pooled(self) -> tuple[Array, Array]:
+        """S and L of all sequences."""
+        return np.concatenate(self.s), np.concatenate(self.length)
+
+
+def read_sequences(run: Path) -> MiniBatches | None:
+    """``sequences.jsonl`` of a run; None if it recorded none.
+
+    A line that a kill has cut is left out, even where a resumed run has ended it. Of a mini-batch that was done again,
+    the last line counts.
+    """
+    path, rows = run / "sequences.jsonl", {}
+    if not path.is_file():
+        return None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if row["minibatch"] > 0:
+            rows[row["step"], row["minibatch"]] = row
+    if not rows:
+        return None
+    ordered = [rows[key] for key in sorted(rows)]
+    columns = ([np.asarray(row[name], dtype=np.float64) for row in ordered] for name in ("S", "L", "A"))
+    return MiniBatches([row["step"] for row in ordered], *columns)

@@ -23,7 +23,7 @@ from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import LengthReweightingError, equal_mass_starts
 from fspo.kept import UnclippedWeight, kept_output
-from fspo.recorded import Array, read_sequences
+from fspo.records import Array, read_sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 
 #: The views of acceptance that are computed of what a loss keeps (fspo.acceptance.VIEWS).

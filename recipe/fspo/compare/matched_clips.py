@@ -11,7 +11,7 @@ import numpy as np
 
 from fspo.files import write_json
 from fspo.matching import MatchedClip, Sequences, match_clip, needed_factor
-from fspo.recorded import read_sequences
+from fspo.records import read_sequences
 from recipe.fspo.compare.losses import band_settings
 
 #: By comparison: where an algorithm's clip values are.
