@@ -6,6 +6,7 @@ The paper names this as future work; the attributes, their bins and the metrics 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,71 +22,33 @@ from fspo.sums import FIELDS, sequence_values
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput
 
-_EIGHTHS: Final = tuple(i / 8 for i in range(1, 8))
+_DIFFICULTY_EDGES: Final = tuple(i / 8 for i in range(1, 8))
+_DISPERSION_EDGES: Final = (1e-9, 0.125, 0.25, 0.375, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute and its bins.
-
-    Attributes:
-        name: As it appears in the names of metrics.
-        edges: Of an attribute that is a number: the inner edges e_1 < ... < e_n of the n + 1 bins. A value equal to an
-            edge belongs to the bin above it.
-        categories: Of an attribute that is a name: the names, one bin each. Exactly one of the two must be given.
-
-    Raises:
-        ValueError: If not exactly one of the two is given, edges do not increase, or categories repeat.
-    """
+    """An attribute of a sequence: its name in the names of metrics, and a short label for each bin, in order."""
 
     name: str
-    edges: tuple[float, ...] = ()
-    categories: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if bool(self.edges) == bool(self.categories):
-            raise ValueError(f"attribute {self.name!r} needs either edges or categories, and not both")
-        if any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False)):
-            raise ValueError(f"edges of attribute {self.name!r} must increase, got {self.edges}")
-        if len(set(self.categories)) != len(self.categories):
-            raise ValueError(f"categories of attribute {self.name!r} repeat: {self.categories}")
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """A short label for each bin, in order."""
-        if self.categories:
-            return self.categories
-        inner = [f"{low:g}_to_{high:g}" for low, high in zip(self.edges, self.edges[1:], strict=False)]
-        return (f"below_{self.edges[0]:g}", *inner, f"from_{self.edges[-1]:g}")
-
-    def bin_of(self, values: Sequence[float] | Sequence[str] | torch.Tensor) -> torch.Tensor:
-        """Bin of each value, int64.
-
-        Raises:
-            ValueError: If a name is not one of the categories, or a number is nan.
-        """
-        if self.categories:
-            index = {name: i for i, name in enumerate(self.categories)}
-            unknown = sorted({str(v) for v in values} - index.keys())
-            if unknown:
-                raise ValueError(f"{unknown[0]!r} is not a category of attribute {self.name!r}: {self.categories}")
-            return torch.tensor([index[str(v)] for v in values], dtype=torch.int64)
-        numbers = torch.as_tensor(values, dtype=torch.float64)
-        if bool(numbers.isnan().any()):
-            raise ValueError(f"a value of attribute {self.name!r} is nan")
-        return torch.bucketize(numbers, torch.tensor(self.edges, dtype=torch.float64), right=True)
+    labels: tuple[str, ...]
 
 
-DIFFICULTY: Final = Attribute("difficulty", edges=_EIGHTHS)
+def _labels(edges: Sequence[float]) -> tuple[str, ...]:
+    inner = [f"{low:g}_to_{high:g}" for low, high in itertools.pairwise(edges)]
+    return (f"below_{edges[0]:g}", *inner, f"from_{edges[-1]:g}")
+
+
+DIFFICULTY: Final = Attribute("difficulty", _labels(_DIFFICULTY_EDGES))
 """Mean reward of the prompt's group, for rewards in [0, 1]: bins of an eighth, hard prompts first."""
 
-REWARD_DISPERSION: Final = Attribute("reward_dispersion", edges=(1e-9, 0.125, 0.25, 0.375, 0.5))
+REWARD_DISPERSION: Final = Attribute("reward_dispersion", _labels(_DISPERSION_EDGES))
 """Standard deviation of the rewards in the prompt's group; the first bin holds groups without dispersion."""
 
-TRUNCATED: Final = Attribute("truncated", categories=("ended", "truncated"))
+TRUNCATED: Final = Attribute("truncated", ("ended", "truncated"))
 """Whether the response was cut at the maximum length."""
 
-STALENESS: Final = Attribute("staleness", categories=("0", "1", "2", "3", "4_or_more"))
+STALENESS: Final = Attribute("staleness", ("0", "1", "2", "3", "4_or_more"))
 """Policy versions between the one that sampled the response and the newest before its update, rounded down."""
 
 
@@ -106,6 +69,13 @@ def group_mean_and_std(reward_B: torch.Tensor, group_B: torch.Tensor) -> tuple[t
     mean_B = (torch.bincount(index_B, reward) / size_G)[index_B]
     variance_G = torch.bincount(index_B, (reward - mean_B) ** 2) / size_G
     return mean_B, variance_G.sqrt()[index_B]
+
+
+def _bin(value_B: torch.Tensor, edges: Sequence[float]) -> torch.Tensor:
+    """Bin of each value; one equal to an edge belongs to the bin above it."""
+    if bool(value_B.isnan().any()):
+        raise ValueError("a reward is nan: it has no bin")
+    return torch.bucketize(value_B, torch.tensor(edges, dtype=torch.float64), right=True)
 
 
 def bin_batch(
@@ -131,20 +101,21 @@ def bin_batch(
         ``(attributes, bin_BA)``: int64 [B, number of attributes].
 
     Raises:
-        ValueError: For a name that is not one of :data:`NAMES`.
+        ValueError: For a name that is not one of :data:`NAMES`, or a reward that is nan.
     """
     if unknown := [name for name in names if name not in NAMES]:
         raise ValueError(f"attribute {unknown[0]!r} is not known; choose from {', '.join(NAMES)}")
     mean_B, std_B = group_mean_and_std(reward_B, group_B)
     binned: dict[str, tuple[Attribute, torch.Tensor]] = {
-        "difficulty": (DIFFICULTY, DIFFICULTY.bin_of(mean_B)),
-        "reward_dispersion": (REWARD_DISPERSION, REWARD_DISPERSION.bin_of(std_B)),
+        "difficulty": (DIFFICULTY, _bin(mean_B, _DIFFICULTY_EDGES)),
+        "reward_dispersion": (REWARD_DISPERSION, _bin(std_B, _DISPERSION_EDGES)),
         "truncated": (TRUNCATED, truncated_B.to(torch.int64)),
         "staleness": (STALENESS, staleness_B.to(torch.int64).clamp(max=len(STALENESS.labels) - 1)),
     }
     if "data_source" in names:
-        sources = Attribute("data_source", categories=tuple(sorted(set(data_source_B))))
-        binned["data_source"] = (sources, sources.bin_of(data_source_B))
+        sources = sorted(set(data_source_B))
+        index_B = torch.tensor([sources.index(source) for source in data_source_B], dtype=torch.int64)
+        binned["data_source"] = (Attribute("data_source", tuple(sources)), index_B)
     chosen = [binned[name] for name in names]
     return tuple(attribute for attribute, _ in chosen), torch.stack([bin_B for _, bin_B in chosen], dim=1)
 

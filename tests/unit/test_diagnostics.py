@@ -16,7 +16,6 @@ from fspo.attributes import (
     DIFFICULTY,
     NAMES,
     TRUNCATED,
-    Attribute,
     AttributeSums,
     attribute_metrics,
     bin_batch,
@@ -220,21 +219,6 @@ def test_views_of_acceptance() -> None:
         acceptance_counts(stack_sums([sums]), "nope")
 
 
-def test_attribute_bins_and_labels() -> None:
-    assert DIFFICULTY.bin_of([0.0, 0.124, 0.125, 1.0]).tolist() == [0, 0, 1, 7]
-    assert len(DIFFICULTY.labels) == 8 and DIFFICULTY.labels[0] == "below_0.125"
-    source = Attribute("source", categories=("math", "code"))
-    assert source.bin_of(["code", "math"]).tolist() == [1, 0]
-    with pytest.raises(ValueError, match="'art' is not a category"):
-        source.bin_of(["art"])
-    with pytest.raises(ValueError, match="either edges or categories"):
-        Attribute("x")
-    with pytest.raises(ValueError, match="must increase"):
-        Attribute("x", edges=(1.0, 1.0))
-    with pytest.raises(ValueError, match="nan"):
-        DIFFICULTY.bin_of([float("nan")])
-
-
 def test_attribute_sums_equal_a_plain_group_by() -> None:
     outputs = [sequences(seed) for seed in range(10)]
     generator = torch.Generator().manual_seed(0)
@@ -275,7 +259,10 @@ def test_bins_of_a_batch() -> None:
         ["b"] * 4 + ["a"] * 2,
         ["0", "0", "1", "3", "4_or_more", "4_or_more"],
     ]
+    assert len(DIFFICULTY.labels) == 8 and DIFFICULTY.labels[0] == "below_0.125"
     attributes, bin_BA = bin_batch(["truncated"], **batch)
     assert [attribute.name for attribute in attributes] == ["truncated"] and bin_BA.shape == (6, 1)
     with pytest.raises(ValueError, match="'length' is not known; choose from difficulty"):
         bin_batch(["length"], **batch)
+    with pytest.raises(ValueError, match="a reward is nan"):
+        bin_batch(NAMES, **batch | {"reward_B": torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, float("nan")])})
