@@ -154,12 +154,11 @@ class AttributeSums:
         return AttributeSums(self.attribute, self.sums_GF + other.sums_GF)
 
 
-def attribute_metrics(parts: Sequence[AttributeSums], resamples: int = 200) -> dict[str, float]:
+def attribute_metrics(parts: Sequence[AttributeSums]) -> dict[str, float]:
     """Acceptance by the attribute's bins and its error, under the names of docs/metrics.md.
 
     Args:
         parts: Sums by one attribute, of each mini-batch but the first of its rollout batch.
-        resamples: Of the bootstrap.
 
     Returns:
         Metrics by name; bins without sequences and undefined values are absent.
@@ -171,7 +170,7 @@ def attribute_metrics(parts: Sequence[AttributeSums], resamples: int = 200) -> d
         raise ValueError("attribute_metrics needs the sums of at least one mini-batch")
     attribute = parts[0].attribute
     counts = acceptance_counts(np.stack([part.sums_GF.numpy() for part in parts]))
-    error = length_reweighting_error(counts.accepted, counts.total, resamples=resamples)
+    error = length_reweighting_error(counts.accepted, counts.total, resamples=200)
     head = f"fspo/by_{attribute.name}"
     total_G: npt.NDArray[np.float64] = counts.total.sum(0)
     metrics = {

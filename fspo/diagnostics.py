@@ -175,14 +175,10 @@ def step_metrics(sums: SequenceSums) -> dict[str, float]:
     return metrics
 
 
-def dispersion(sums: SequenceSums, drift_per_token: float | None = None) -> float:
-    """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, with mu the drift per token. Defined here.
+def dispersion(sums: SequenceSums) -> float:
+    """sigma_hat: standard deviation of (S - mu L) / sqrt(L) about its mean, with mu = sum(S) / sum(L). Defined here.
 
     The sums are enough to compute it, since (S - mu L)^2 / L = z^2 - 2 mu S + mu^2 L.
-
-    Args:
-        sums: Of any set of sequences.
-        drift_per_token: mu (nats per token); None means sum(S) / sum(L).
 
     Returns:
         sigma_hat in nats per sqrt(token); nan for no sequence.
@@ -190,7 +186,7 @@ def dispersion(sums: SequenceSums, drift_per_token: float | None = None) -> floa
     n = sums.total("count")
     if n == 0:
         return float("nan")
-    mu = sums.total("S") / sums.total("length") if drift_per_token is None else drift_per_token
+    mu = sums.total("S") / sums.total("length")
     square = sums.total("z_squared") - 2 * mu * sums.total("S") + mu**2 * sums.total("length")
     mean = (sums.total("z") - mu * sums.total("length_sqrt")) / n
     return float(np.sqrt(max(square / n - mean**2, 0.0)))

@@ -113,14 +113,13 @@ class Clip:
     kept_J: tuple[float, ...]
 
 
-def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[Batch], bins: int = 8) -> Clip:
+def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[Batch]) -> Clip:
     """What the loss keeps of the responses of several mini-batches, by length bins of equal mass.
 
     Args:
         loss: The loss.
         weight: What it weighs by without its clip.
         samples: Mini-batches: the intervals resample them.
-        bins: Length bins of equal mass.
     """
     parts = []
     for batch in samples:
@@ -134,7 +133,7 @@ def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[
         )
         parts.append(SequenceSums.zeros().add_(output))
     sums_MKF = stack_sums(parts)
-    starts = equal_mass_starts(acceptance_counts(sums_MKF).total.sum(0), bins)
+    starts = equal_mass_starts(acceptance_counts(sums_MKF).total.sum(0))
     errors = {view: acceptance_counts(sums_MKF, view).error(starts) for view in VIEWS}
     active = errors["active"]
     lengths = tuple(int(edge) for edge in FINE_LENGTH_EDGES[torch.from_numpy(starts)])

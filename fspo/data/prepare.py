@@ -115,7 +115,7 @@ def _problems(source: Source, folder: Path | None) -> Iterator[Problem]:
 
 
 def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
-    origin: dict[str, Any] = {"hub_id": source.hub_id, "config": source.config, "split": source.split}
+    origin: dict[str, Any] = {"hub_id": source.hub_id, "split": source.split}
     if folder is None:
         return origin | {"revision": source.revision}
     files = [

@@ -38,7 +38,7 @@ class Source:
     Attributes:
         name: what this project calls it; the `data_source` of its rows.
         role: whether it trains or tests.
-        hub_id, config, split, revision: where it is on the Hugging Face hub, pinned to a commit.
+        hub_id, split, revision: where it is on the Hugging Face hub, pinned to a commit.
         columns: the columns that are read; all must exist.
         read: makes a problem of a row; raises `_ColumnError` for a value that is not as published.
     """
@@ -50,7 +50,6 @@ class Source:
     revision: str
     columns: tuple[str, ...]
     read: Callable[[Row], Problem]
-    config: str | None = None
 
 
 class _ColumnError(Exception):
@@ -256,7 +255,7 @@ def hub_rows(source: Source) -> Iterator[Row]:
     from datasets import load_dataset
 
     try:
-        rows = load_dataset(source.hub_id, source.config, split=source.split, revision=source.revision)
+        rows = load_dataset(source.hub_id, split=source.split, revision=source.revision)
     except Exception as error:
         raise SourceError(
             f"{source.hub_id} at {source.revision} cannot be loaded ({type(error).__name__}: {error}); "

@@ -291,17 +291,17 @@ def mean_over_rounds(rounds: Sequence[Jackknife], name: str) -> Interval:
 # ---------------------------------------------------------------- noise
 
 
-def split_half_cosine(vectors_JD: Array, splits: int = 200, seed: int = 0) -> float:
-    """Mean cosine between the sums over two random halves of the folds; nan with fewer than two folds.
+def split_half_cosine(vectors_JD: Array) -> float:
+    """Mean cosine between the sums over two halves of the folds, of 200 random splits; nan with fewer than two folds.
 
     Two estimates of the *same* gradient, each from half of the data, agree no better than this: it is the noise floor.
     """
     folds = len(vectors_JD)
     if folds < 2:
         return math.nan
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     found = []
-    for _ in range(splits):
+    for _ in range(200):
         order = rng.permutation(folds)
         half = folds // 2
         found.append(cosine(vectors_JD[order[:half]].sum(0), vectors_JD[order[half : 2 * half]].sum(0)))

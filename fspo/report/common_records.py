@@ -34,10 +34,8 @@ class CommonRecord:
     error: LengthReweightingError
 
 
-def common_records(
-    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], clip_rate: float = MATCHED_CLIP_RATE
-) -> list[CommonRecord]:
-    """The band of each group on the records of each group, with its own and with matched clip values.
+def common_records(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) -> list[CommonRecord]:
+    """The band of each group on the records of each group, with its own clips and at :data:`MATCHED_CLIP_RATE`.
 
     Clip values are matched on the records of the group. Bands that depend on measurements during training, or on the
     staleness of a response, which is not recorded, have no fixed edges to evaluate and are left out.
@@ -57,7 +55,7 @@ def common_records(
         )
         for band, settings in bands.items():
             try:
-                matched = match_clip(pooled, settings, clip_rate).settings
+                matched = match_clip(pooled, settings, MATCHED_CLIP_RATE).settings
             except ValueError:
                 matched = None
             for chosen in (settings, matched):

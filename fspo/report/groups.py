@@ -69,13 +69,11 @@ class LengthProfile:
 
     length_K: Array
     error: LengthReweightingError
-    sequences: int
 
 
 def length_profile(
     runs: Sequence[Run],
     view: str = "symmetric",
-    bins: int = 8,
     starts: npt.NDArray[np.int64] | None = None,
     resamples: int = 1000,
 ) -> LengthProfile | None:
@@ -84,8 +82,7 @@ def length_profile(
     Args:
         runs: Runs of one group.
         view: Which acceptance (:data:`fspo.acceptance.VIEWS`).
-        bins: Number of length bins of equal mass.
-        starts: Bins to use instead, as indices of fine bins, so that groups can share theirs.
+        starts: First fine bin of each length bin, which groups share; None makes bins of equal mass of these runs.
         resamples: Bootstrap resamples over mini-batches.
 
     Returns:
@@ -96,12 +93,12 @@ def length_profile(
     if count_K.sum() == 0:
         return None
     if starts is None:
-        starts = equal_mass_starts(count_K, bins)
+        starts = equal_mass_starts(count_K)
     error = acceptance_counts(sums_MKF, view).error(starts, resamples)
     count_J = merge_bins(count_K, starts)
     length_J = merge_bins(sums_MKF[..., FIELDS.index("length")].sum(0), starts)
     length_J = np.divide(length_J, count_J, out=np.full_like(length_J, np.nan), where=count_J > 0)
-    return LengthProfile(length_J, error, int(count_K.sum()))
+    return LengthProfile(length_J, error)
 
 
 def clip_profiles(

@@ -38,17 +38,17 @@ class Verdict:
         return cls(1.0 if status is Status.CORRECT else 0.0, status, status if plain is None else plain)
 
 
-def status_rates(statuses: Iterable[str | None], prefix: str = "reward/status") -> dict[str, float]:
+def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:
     """Share of every status among `statuses`, and their number: metrics for a logger.
 
-    Returns `{prefix/<status>: share, ..., prefix/n: count}`. Every status is present (0.0 if it did not occur), so that
-    curves have no gaps. None entries (samples scored by another reward) do not count. An unknown status raises
-    ValueError.
+    Returns `{reward/status/<status>: share, ..., reward/status/n: count}`. Every status is present (0.0 if it did not
+    occur), so that curves have no gaps. None entries (samples scored by another reward) do not count. An unknown status
+    raises ValueError.
     """
     counts = dict.fromkeys(Status, 0)
     for status in statuses:
         if status is not None:
             counts[Status(status)] += 1
     n = sum(counts.values())
-    rates = {f"{prefix}/{status.value}": count / n if n else 0.0 for status, count in counts.items()}
-    return rates | {f"{prefix}/n": float(n)}
+    rates = {f"reward/status/{status.value}": count / n if n else 0.0 for status, count in counts.items()}
+    return rates | {"reward/status/n": float(n)}

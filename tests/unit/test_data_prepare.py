@@ -216,7 +216,7 @@ def test_hub_without_network_says_what_to_do(tmp_path: Path, monkeypatch: pytest
     import datasets
 
     def unreachable(*args: object, **kwargs: object) -> None:
-        assert (args, kwargs["revision"]) == (("math-ai/aime25", None), SOURCES["aime25"].revision)
+        assert (args, kwargs["revision"]) == (("math-ai/aime25",), SOURCES["aime25"].revision)
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)

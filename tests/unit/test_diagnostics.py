@@ -194,11 +194,12 @@ def test_outcome_by_length() -> None:
     assert found == {"fspo/outcome/accuracy/bin_00": 0.5, "fspo/outcome/accuracy/bin_01": 1.0}
 
 
-def test_dispersion_from_sums_with_a_given_drift() -> None:
+def test_dispersion_from_sums() -> None:
     output = sequences(5)
     s, length = output.log_ratio_B.numpy(), output.length_B.numpy()
     sums = SequenceSums.zeros().add_(output)
-    assert dispersion(sums, -0.01) == pytest.approx(((s + 0.01 * length) / np.sqrt(length)).std())
+    drift = s.sum() / length.sum()
+    assert dispersion(sums) == pytest.approx(((s - drift * length) / np.sqrt(length)).std())
     assert np.isnan(dispersion(SequenceSums.zeros()))
 
 
