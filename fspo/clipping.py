@@ -15,16 +15,6 @@ from fspo.sums import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossSettings
 
 
-def gaussian_half_width(target_acceptance: float) -> float:
-    """The q for which a standard normal variable lies in [-q, q] with probability ``target_acceptance``.
-
-    Examples:
-        >>> round(gaussian_half_width(0.95), 2)
-        1.96
-    """
-    return NormalDist().inv_cdf((1 + target_acceptance) / 2)
-
-
 def acceptance_band(
     length_B: torch.Tensor,
     settings: SequenceLossSettings,
@@ -76,7 +66,8 @@ def acceptance_band(
     shifts = 1 if staleness_B is None or settings.staleness == "none" else staleness_B.to(length) + 1
     root_B = (length * shifts).sqrt()
     if settings.band == "adaptive" and state.dispersion is not None and settings.target_acceptance is not None:
-        half_B = gaussian_half_width(settings.target_acceptance) * state.dispersion * root_B
+        quantile = NormalDist().inv_cdf((1 + settings.target_acceptance) / 2)  # of the Gaussian, on both sides
+        half_B = quantile * state.dispersion * root_B
     elif settings.band == "quantile" and state.half_width_K:
         edges = FINE_LENGTH_EDGES.to(length_B.device)
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)

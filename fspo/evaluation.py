@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,11 +90,6 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
 
 
-def avg_at_k(scores: Sequence[float]) -> float:
-    """Mean score of a problem's k responses; its mean over problems is avg@k."""
-    return math.fsum(scores) / len(scores)
-
-
 def evaluate(
     records: Iterable[Record],
     ks: Sequence[int] | None = None,
@@ -154,7 +150,7 @@ def _evaluate_source(
         "problems": len(problems),
         "responses": sum(map(len, problems)),
         "responses_per_problem": {"min": fewest, "max": most},
-        "avg": estimate([avg_at_k([record.score for record in records]) for records in problems], ones),
+        "avg": estimate([statistics.fmean(record.score for record in records) for records in problems], ones),
         "pass": {
             str(k): estimate([pass_at_k(len(records), c, k) for records, c in zip(problems, solved, strict=True)], ones)
             for k in chosen

@@ -39,9 +39,11 @@ def judge(part: str | None, response: str, truth: str, exact: bool = False) -> t
 
 def _judge_text(text: str, gold: tuple[Any, ...], exact: bool = False) -> Status:
     from math_verify import parse, verify
+    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
+    targets = (ExprExtractionConfig(), LatexExtractionConfig())
     try:
-        predictions = parse(text, _response_targets(), parsing_timeout=None, raise_on_error=True)
+        predictions = parse(text, targets, parsing_timeout=None, raise_on_error=True)
     except Refused:
         return Status.REFUSED
     except Exception:
@@ -103,22 +105,9 @@ def _compare_exactly(target: Any, prediction: Any) -> bool | None:
 @functools.lru_cache(maxsize=4096)
 def _parse_truth(truth: str) -> tuple[Any, ...]:
     from math_verify import parse
-
-    return tuple(parse(f"\\boxed{{{truth}}}", _truth_targets(), parsing_timeout=None, raise_on_error=True))
-
-
-@functools.cache
-def _truth_targets() -> tuple[Any, ...]:
     from math_verify.parser import LatexExtractionConfig
 
-    return (LatexExtractionConfig(),)
-
-
-@functools.cache
-def _response_targets() -> tuple[Any, ...]:
-    from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
-
-    return (ExprExtractionConfig(), LatexExtractionConfig())
+    return tuple(parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),), parsing_timeout=None, raise_on_error=True))
 
 
 # Parsed and compared once before the first fork, so that every worker starts with SymPy's and ANTLR's caches filled

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import math
 
 import pytest
@@ -11,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fspo.clipping
-from fspo.clipping import acceptance_band, gaussian_half_width
+from fspo.clipping import acceptance_band
 from fspo.losses import ALGORITHMS
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 from fspo.types import BandState, SequenceLossSettings
@@ -130,11 +128,6 @@ def test_centre_lies_inside_every_band(name: str, length: int, drift: float, low
     state = BandState(drift_per_token=drift, dispersion=0.02, half_width_K=(0.03,) * K, active_line=(0.0, 0.02))
     centre, lower, upper = band(length, loss, state)
     assert lower <= centre <= upper
-
-
-def test_gaussian_half_width() -> None:
-    assert gaussian_half_width(0.6826894921370859) == pytest.approx(1.0, abs=1e-9)
-    assert doctest.testmod(fspo.clipping).failed == 0
 
 
 @pytest.mark.parametrize(
