@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from fspo.acceptance import VIEWS
 from fspo.files import atomic_path, check_folder, is_own_json
+from fspo.noise_floor import NoiseFloor
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_records
 from fspo.report.figures import comparison_figures
 from fspo.report.findings import Finding, compared, differing_settings, findings, mixed_settings
@@ -118,15 +119,15 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
         settings = differing_settings(chosen)
         problems += mixed_settings(chosen, settings)
         profiles = clip_profiles(chosen, starts)
-        floors = [(group.algo, group_noise_floor(group, starts)) for group in chosen]
+        floors = {group.algo: group_noise_floor(group, starts) for group in chosen}
         comparisons.append(
             Comparison(
                 name,
                 compared(chosen, settings),
                 findings(chosen, profiles, measures, starts) + funnel_finding(chosen, bins),
-                [(algo, floor) for algo, floor in floors if isinstance(floor, str)],
+                [(algo, floor) for algo, floor in floors.items() if isinstance(floor, str)],
                 _tables(chosen, measures, starts, bins),
-                _draw(chosen, profiles, starts, out / "figures", name, bins),
+                _draw(chosen, profiles, floors, out / "figures", name, bins),
             )
         )
     samples = shown_samples(runs, starts, problems)
@@ -194,7 +195,7 @@ def _tables(
 def _draw(
     groups: Sequence[RunGroup],
     profiles: Mapping[str, Mapping[str, LengthProfile | None]],
-    starts: npt.NDArray[np.int64],
+    floors: Mapping[str, NoiseFloor | str],
     folder: Path,
     comparison: str,
     bins: int,
@@ -204,7 +205,7 @@ def _draw(
     texts: dict[str, tuple[str, str]] = {}
     for theme in THEMES:
         with themed(theme):
-            for figure in comparison_figures(groups, profiles, starts, theme, bins):
+            for figure in comparison_figures(groups, profiles, floors, theme, bins):
                 buffer = io.BytesIO()
                 figure.figure.savefig(buffer, format="png", dpi=120)
                 drawn.setdefault(figure.name, {})[theme.name] = buffer.getvalue()

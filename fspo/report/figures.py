@@ -20,7 +20,7 @@ from fspo.matching import Sequences
 from fspo.noise_floor import SAFE_MARGIN, NoiseFloor
 from fspo.report.funnel import CAPTION as ABOUT_FUNNEL
 from fspo.report.funnel import funnel_figures
-from fspo.report.groups import LengthProfile, RunGroup, group_noise_floor, problems_interval
+from fspo.report.groups import LengthProfile, RunGroup, problems_interval
 from fspo.report.runs import Array, Run
 from fspo.report.style import (
     Look,
@@ -30,8 +30,8 @@ from fspo.report.style import (
     length_axis,
     lre_note,
     new_figure,
-    running_mean,
     say_nothing_to_show,
+    smoothed,
     whole_steps,
 )
 from fspo.sums import FIELDS, SequenceSums
@@ -92,7 +92,7 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
 def comparison_figures(
     groups: Sequence[RunGroup],
     profiles: Mapping[str, Mapping[str, LengthProfile | None]],
-    starts: npt.NDArray[np.int64],
+    floors: Mapping[str, NoiseFloor | str],
     theme: Theme,
     bins: int = 8,
 ) -> Iterator[NamedFigure]:
@@ -101,7 +101,7 @@ def comparison_figures(
     Args:
         groups: The groups of the comparison.
         profiles: Their :func:`fspo.report.groups.clip_profiles`.
-        starts: Length bins, as there.
+        floors: Their :func:`fspo.report.groups.group_noise_floor`.
         theme: Colours.
         bins: Length bins of the funnel, which holds responses that were not trained on too.
     """
@@ -124,7 +124,7 @@ def comparison_figures(
     for name, alternative, figure in funnel_figures(groups, looks, theme, bins):
         yield NamedFigure(name, alternative, figure, ABOUT_FUNNEL)
     figure, axes = _panel(title := "Band's half-width over the noise floor, by length")
-    if _draw_noise_floor(axes, groups, starts, looks, theme):
+    if _draw_noise_floor(axes, floors, looks, theme):
         yield NamedFigure("noise_floor", title, figure, _ABOUT_NOISE_FLOOR)
 
 
@@ -177,11 +177,7 @@ def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dic
 def _over_runs(
     series: Sequence[tuple[npt.NDArray[np.int64], Array]], points: bool
 ) -> tuple[npt.NDArray[np.int64], Array, Array, Array]:
-    smooth = [
-        (steps, values if points or len(values) < 20 else running_mean(values, max(3, len(values) // 12)))
-        for steps, values in series
-        if len(steps)
-    ]
+    smooth = [(steps, values if points else smoothed(values)) for steps, values in series if len(steps)]
     steps = np.unique(np.concatenate([s for s, _ in smooth])) if smooth else np.zeros(0, dtype=np.int64)
     table = np.full((len(smooth), len(steps)), np.nan)
     for row, (s, values) in zip(table, smooth, strict=True):
@@ -204,19 +200,12 @@ def _draw_clip_by_length(
         say_nothing_to_show(axes, theme, "no sequences after the first mini-batch of a step")
 
 
-def _draw_noise_floor(
-    axes: Axes,
-    groups: Sequence[RunGroup],
-    starts: npt.NDArray[np.int64],
-    looks: dict[str, Look],
-    theme: Theme,
-) -> bool:
-    for group in groups:
-        floor = group_noise_floor(group, starts)
+def _draw_noise_floor(axes: Axes, floors: Mapping[str, NoiseFloor | str], looks: dict[str, Look], theme: Theme) -> bool:
+    for algo, floor in floors.items():
         if isinstance(floor, NoiseFloor):
             some = floor.rms_J > 0
-            look, margin_J = looks[group.algo], floor.half_width_J[some] / floor.rms_J[some]
-            axes.plot(floor.length_J[some], margin_J, color=look.colour, marker=look.marker, ms=5, label=group.algo)
+            look, margin_J = looks[algo], floor.half_width_J[some] / floor.rms_J[some]
+            axes.plot(floor.length_J[some], margin_J, color=look.colour, marker=look.marker, ms=5, label=algo)
     if not axes.has_data():
         return False
     axes.axhline(SAFE_MARGIN, color=theme.muted, lw=1.2, ls=(0, (4, 3)), label=f"{SAFE_MARGIN:g} times the floor")

@@ -173,13 +173,15 @@ def draw_smoothed(
         axes.plot(steps, values, color=colour, label=label, marker="o" if len(steps) == 1 else None, **line)
         return True
     axes.plot(steps, values, color=colour, alpha=0.25, lw=1)
-    axes.plot(steps, running_mean(values, max(3, len(values) // 12)), color=colour, label=label, **line)
+    axes.plot(steps, smoothed(values), color=colour, label=label, **line)
     return True
 
 
-def running_mean(values: Array, window: int) -> Array:
-    """Centred running mean; near the ends over the part of the window that exists."""
-    kernel = np.ones(window)
+def smoothed(values: Array) -> Array:
+    """A short series as it is; of a long one a centred running mean, near the ends over the part that exists."""
+    if len(values) < _SMOOTH_FROM:
+        return values
+    kernel = np.ones(max(3, len(values) // 12))
     return np.asarray(np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same"))
 
 

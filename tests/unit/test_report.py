@@ -290,7 +290,7 @@ def test_noise_floor_is_held_against_the_band(tmp_path: Path) -> None:
     assert len(floor.length_J) == len(starts)
     with themed(LIGHT):
         groups = group_runs([noisy])
-        drawn = comparison_figures(groups, clip_profiles(groups, starts), starts, LIGHT)
+        drawn = comparison_figures(groups, clip_profiles(groups, starts), {"fspo": floor}, LIGHT)
         (figure,) = [each for each in drawn if each.name == "noise_floor"]
     line, five = figure.figure.axes[0].get_lines()
     np.testing.assert_allclose(line.get_ydata(), floor.half_width_J / floor.rms_J)
