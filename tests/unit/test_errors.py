@@ -92,6 +92,11 @@ def test_a_worker_that_ray_ended_for_memory_is_named_so(logs: Path, tmp_path: Pa
     assert "for memory" not in str(failure(RuntimeError("gone"), tmp_path / "log", seen, None))
 
 
+def test_what_the_watchdog_found_to_be_the_reason_is_told(tmp_path: Path) -> None:
+    seen = Death("Ray node (raylet)", 11, None, None, why="the control service of Ray (process 12) is stopped")
+    assert "(process 12) is stopped" in str(failure(RuntimeError("gone"), tmp_path / "log", seen, None))
+
+
 def test_an_actor_that_was_ended_on_purpose_has_not_died(logs: Path) -> None:
     assert death_in(actor_died("The actor is dead because it was killed by `ray.kill`."), None, logs) is None
 

@@ -60,7 +60,7 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
         death = replace(death, memory=told.memory) if death and told and death.pid == told.pid else told
     if death is not None:
         ranks = collectives.told_by_dumps(log.parent) if death.role == FSDP_WORKER else None
-        death = replace(death, why=memory.bus_error(death.log) or ranks)
+        death = replace(death, why=memory.bus_error(death.log) or ranks or death.why)
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes
