@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from fspo.fairness import cosine
 from fspo.fairness.alignment import (
@@ -26,6 +30,7 @@ from fspo.fairness.alignment import (
     whole_from_half,
     without_clip,
 )
+from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from recipe.fspo.alignment.__main__ import USAGE, BadInput, configure, main, parse, settings_of
 
@@ -255,6 +260,35 @@ def test_worker_pieces_agree_with_plain_torch() -> None:
     torch.testing.assert_close(gram_of_shards(gradients), stacked @ stacked.T)
     rows, weights = rows_of(torch.tensor([0.0, 2.0, 0.0, -1.0]), 4)
     assert rows.tolist() == [1, 3, 0, 0] and weights.tolist() == [2.0, -1.0, 0.0, 0.0]
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a run that draws single prompts and filters groups: its second and third prompt are replaced."""
+    from transfer_queue import KVBatchMeta
+
+    from recipe.fspo.alignment.trainer import AlignmentTrainer
+
+    class Trainer(AlignmentTrainer):
+        def __init__(self) -> None:
+            self.train_dataloader_it = ({"raw_prompt": [f"prompt {i}"]} for i in itertools.count())
+            self._cycle = SimpleNamespace(funnel=LengthFunnel())
+            self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 1, "temperature": 1.0}}})
+            self.timing_raw, self._prompts, self._position, self._fetched = {}, [], {}, 0
+
+        def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+            uids = [self._fetch_one_gen_batch()["uid"][0] for _ in range(5)]
+            keys = [f"{uid}_0_0" for uid in (uids[4], uids[0], "padding", uids[3])]
+            return KVBatchMeta(keys=keys, tags=[{}] * 4)
+
+    return Trainer()
+
+
+def test_a_prompt_keeps_its_place_where_groups_are_replaced(trainer: Any) -> None:
+    for first in (0, 5):
+        batch = trainer._rollouts()
+        assert trainer._prompt_of(batch).tolist() == [2, 0, -1, 1]
+        assert trainer._prompts == [f"prompt {first + i}" for i in (0, 3, 4)]
 
 
 # ---------------------------------------------------------------- the command line

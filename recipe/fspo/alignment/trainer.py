@@ -49,8 +49,7 @@ class AlignmentTrainer(FSPOTrainer):
         self._request = config.fspo.alignment
         self._settings = {algo: SequenceLossSettings(**values) for algo, values in self._request.settings.items()}
         super().__init__(config)
-        self._prompts: list[str] = []
-        self._place: dict[str, int] = {}
+        self._prompts: list[str] = []  # of a batch, in the data loader's order
 
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
@@ -69,8 +68,7 @@ class AlignmentTrainer(FSPOTrainer):
 
     def _fetch_one_gen_batch(self) -> Any:
         batch = super()._fetch_one_gen_batch()
-        self._prompts = [str(prompt) for prompt in batch["raw_prompt"]]
-        self._place = {uid: index for index, uid in enumerate(batch["uid"])}
+        self._prompts += map(str, batch["raw_prompt"])
         return batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
@@ -84,13 +82,20 @@ class AlignmentTrainer(FSPOTrainer):
 
     def _rollouts(self) -> KVBatchMeta:
         """A batch of fresh prompts with responses, rewards, log-probabilities and advantages."""
+        self._position.clear()
+        self._fetched, self._prompts = 0, []
         batch = self.step({}, self.timing_raw)
+        # Without gaps, where verl has replaced groups that it filters out or that failed.
+        order = sorted(self._position.keys() & map(prompt_of, batch.keys), key=self._position.__getitem__)
+        self._prompts = [self._prompts[self._position[uid]] for uid in order]
+        self._position.clear()
+        self._position.update((uid, index) for index, uid in enumerate(order))
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
 
     def _prompt_of(self, batch: KVBatchMeta) -> np.ndarray:
-        """Position of each row's prompt in the data loader's batch; -1 for a row that verl added as padding."""
-        return np.array([self._place.get(prompt_of(key), -1) for key in batch.keys])
+        """Position of each row's prompt among those of the batch; -1 for a row that verl added as padding."""
+        return np.array([self._position.get(prompt_of(key), -1) for key in batch.keys])
 
     def _token_tensors(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
         """Padded [B, T] tensors of the response tokens."""
@@ -102,14 +107,13 @@ class AlignmentTrainer(FSPOTrainer):
     # ---------------------------------------------------------------- one round
 
     def _round(self, index: int) -> None:
-        rollouts, prompts = self._rollouts(), list(self._prompts)
+        rollouts, prompts = self._rollouts(), self._prompts
         prompt_B = self._prompt_of(rollouts)
         first_measured = self._request.updates * self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         keys = np.array(rollouts.keys, dtype=object)
         self._train_on(rollouts.select_keys(keys[(prompt_B >= 0) & (prompt_B < first_measured)].tolist()))
         measured = rollouts.select_keys(keys[prompt_B >= first_measured].tolist())
         measured, plan = self._add_measured(measured)
-        measured["repeated_prompts"] = 0
         tq.kv_clear(keys=rollouts.keys, partition_id=rollouts.partition_id)
 
         PROGRESS.say(f"round {index + 1}/{self._request.rounds}: fresh prompts for the held-out gradient")
