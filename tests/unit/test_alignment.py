@@ -291,6 +291,23 @@ def test_a_prompt_keeps_its_place_where_groups_are_replaced(trainer: Any) -> Non
         assert trainer._prompts == [f"prompt {first + i}" for i in (0, 3, 4)]
 
 
+def test_the_held_out_part_needs_no_log_probs(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fspo.pi_old=rollout nobody writes them."""
+    from tensordict import TensorDict
+
+    rows = batch(n=4)
+    queue = {"old_log_probs": rows["old"], "advantages": rows["advantages"], "response_mask": rows["mask"]}
+
+    def get(select_fields: list[str], **_: Any) -> TensorDict:
+        return TensorDict({name: queue[name] for name in select_fields}, batch_size=[4])
+
+    monkeypatch.setattr("recipe.fspo.alignment.trainer.tq.kv_batch_get", get)
+    measured: list[Any] = []
+    trainer._add_gradients = lambda _, weights_BV: measured.append(weights_BV)
+    plan = GradientPlan(folds=2, bins=1, held_out_folds=2, family_O=(0,))
+    assert trainer._add_held_out(trainer._rollouts(), plan) == 4 and measured[0].shape == (4, 2)
+
+
 # ---------------------------------------------------------------- the command line
 
 

@@ -34,7 +34,7 @@ from recipe.fspo.alignment.worker import WEIGHTS_FIELD, AlignmentWorker
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.trainer import FSPOTrainer
 
-_TENSORS = ("log_probs", "old_log_probs", "advantages", "response_mask")
+_TENSORS = ("old_log_probs", "advantages", "response_mask")
 #: The plain policy gradient, where S = 0: -A sum_t grad log pi(y_t).
 _PLAIN = without_clip(ALGORITHMS["fspo"])
 
@@ -97,12 +97,14 @@ class AlignmentTrainer(FSPOTrainer):
         """Position of each row's prompt among those of the batch; -1 for a row that verl added as padding."""
         return np.array([self._position.get(prompt_of(key), -1) for key in batch.keys])
 
-    def _token_tensors(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
-        """Padded [B, T] tensors of the response tokens."""
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(_TENSORS))
-        data["log_probs"] = response_from_nested(data["log_probs"], data["response_mask"])
+    def _token_tensors(self, batch: KVBatchMeta, *more: str) -> list[torch.Tensor]:
+        """Padded [B, T] tensors of the response tokens: ``more`` and _TENSORS."""
+        names = [*more, *_TENSORS]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=names)
+        if "log_probs" in names:
+            data["log_probs"] = response_from_nested(data["log_probs"], data["response_mask"])
         padded = data.to_padded_tensor()
-        return {name: padded[name] for name in _TENSORS}
+        return [padded[name] for name in names]
 
     # ---------------------------------------------------------------- one round
 
@@ -145,9 +147,9 @@ class AlignmentTrainer(FSPOTrainer):
             temperature=self.config.actor_rollout_ref.rollout.temperature,
         )
         self.actor_rollout_wg.compute_log_prob(batch)
-        tensors = self._token_tensors(batch)
+        tensors = self._token_tensors(batch, "log_probs")
         fold_B = self._prompt_of(batch) % self._request.folds
-        _, plain = gradient_coefficients(*tensors.values(), _PLAIN)
+        _, plain = gradient_coefficients(*tensors, _PLAIN)
         valid_B = plain.valid_B.numpy()
         log_ratio_B, length_B = plain.log_ratio_B.numpy(), plain.length_B.numpy()
         bin_B = np.zeros(len(batch), dtype=np.int64)
@@ -162,9 +164,9 @@ class AlignmentTrainer(FSPOTrainer):
             held_out_folds=self._request.folds,
             family_O=tuple(unclipped.index(without_clip(objective["settings"])) for objective in objectives),
         )
-        clipped = [gradient_coefficients(*tensors.values(), objective["settings"]) for objective in objectives]
+        clipped = [gradient_coefficients(*tensors, objective["settings"]) for objective in objectives]
         weights_BV = plan.weights(
-            np.stack([gradient_coefficients(*tensors.values(), settings)[0] for settings in unclipped]),
+            np.stack([gradient_coefficients(*tensors, settings)[0] for settings in unclipped]),
             np.stack([coefficient_B for coefficient_B, _ in clipped]),
             fold_B,
             bin_B,
@@ -209,9 +211,8 @@ class AlignmentTrainer(FSPOTrainer):
 
     def _add_held_out(self, batch: KVBatchMeta, plan: GradientPlan) -> int:
         """Measure the plain policy gradient of sequences that the present policy has sampled; returns their number."""
-        tensors = self._token_tensors(batch)
-        old = tensors["old_log_probs"]  # of the present policy: nothing has been trained since
-        coefficient_B, output = gradient_coefficients(old, old, tensors["advantages"], tensors["response_mask"], _PLAIN)
+        old, *others = self._token_tensors(batch)  # of the present policy: nothing has been trained since
+        coefficient_B, output = gradient_coefficients(old, old, *others, _PLAIN)
         self._add_gradients(batch, plan.held_out_weights(coefficient_B, self._prompt_of(batch) % plan.held_out_folds))
         return int(output.valid_B.sum())
 
