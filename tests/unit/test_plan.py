@@ -103,7 +103,7 @@ def test_settings_that_do_not_go_together_are_problems(overrides: list[str], say
         (["actor_rollout_ref.actor.strategy=megatron"], r"strategy=megatron: the planner knows fsdp and fsdp2"),
         (["actor_rollout_ref.actor.fsdp_config.model_dtype=fp8"], r"model_dtype=fp8: the planner knows fp32"),
         (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),
-        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"add model_config=PATH"),
+        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"recipe\.fspo\.plan .*model_config=PATH"),
         (["trainer.nnodes=some"], r"trainer\.nnodes=some must be a whole number"),
         (["trainer.total_training_steps=-3"], r"total_training_steps=-3 must be a whole number of 1 or more, or null"),
         (

@@ -122,7 +122,7 @@ def test_activations_are_what_autograd_keeps(attention: str, dtype: str, shape: 
 
 
 def test_a_model_that_is_not_here(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModelError, match=r"no .*Qwen3-4B/config\.json .*add model_config=PATH"):
+    with pytest.raises(UnknownModelError, match=r"no .*Qwen3-4B/config\.json .*model_config=PATH"):
         find_model("Qwen/Qwen3-4B")
     with pytest.raises(UnknownModelError, match=r"model_config=.* does not exist"):
         find_model("Qwen/Qwen3-8B-Base", str(tmp_path / "config.json"))

@@ -88,7 +88,7 @@ MISTAKES = (
         "fspo.run_dir=/tmp/full": r"run_dir=/tmp/full: .* GiB are free .*: make room, or give another folder",
         "trainer.max_actor_ckpt_to_keep=99999": r"99999 checkpoint\(s\) need",
     },
-    {"actor_rollout_ref.model.path=Qwen/Qwen3-9B-Base": r"=Qwen/Qwen3-9B-Base: .*model_config=PATH"},
+    {"actor_rollout_ref.model.path=Qwen/Qwen3-9B-Base": r"=Qwen/Qwen3-9B-Base: .*set it to the model.s folder"},
     {f"{_ACTOR}.optim.lrr=1e-6": r"lrr"},
 )
 

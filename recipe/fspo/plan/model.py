@@ -179,11 +179,9 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
         try:
             told = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UnknownModelError(
-                f"{file} is not a JSON file ({error}); give another one: model_config=PATH"
-            ) from None
+            raise UnknownModelError(f"{file} is not a JSON file ({error}); give the model's config.json") from None
         if not isinstance(told, dict):
-            raise UnknownModelError(f"{file} is not a model's config.json; give another one: model_config=PATH")
+            raise UnknownModelError(f"{file} is not a model's config.json; give another one")
         return told, str(file)
     if model_config is not None:
         raise UnknownModelError(f"model_config={model_config}: {file} does not exist; give the model's config.json")
@@ -191,6 +189,7 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
     if name not in BUILT_IN:
         raise UnknownModelError(
             f"actor_rollout_ref.model.path={path}: there is no {file} on this machine, and the planner has built-in "
-            f"numbers for {', '.join(BUILT_IN)} only: add model_config=PATH with the path of the model's config.json"
+            f"numbers for {', '.join(BUILT_IN)} only: set it to the model's folder, or give recipe.fspo.plan the path of "
+            "the model's config.json, model_config=PATH"
         )
     return BUILT_IN[name], f"{path} (built-in numbers)"
