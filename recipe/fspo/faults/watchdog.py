@@ -12,7 +12,7 @@ import queue
 import select
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -154,12 +154,11 @@ class Watchdog:
 class _NodeWatcher:
     """Waits on one node, as the launching process does on its own."""
 
-    def first_death(self, run_id: str) -> tuple[str, int, str | None, str | None]:
-        """Of the first process of the run that dies here: role, process, log, memory; returns only then."""
+    def first_death(self, run_id: str) -> Death:
+        """Of a process of the run here, without its phase; returns only then."""
         heard: queue.Queue[Death] = queue.Queue()
         Watchdog(run_id, lambda: None, heard.put, lambda: None, lambda: None).start()
-        death = heard.get()
-        return death.role, death.pid, death.log, death.memory
+        return heard.get()
 
 
 class OtherNodes:
@@ -202,10 +201,10 @@ class OtherNodes:
                 continue
             phase = self._phase()
             try:
-                role, pid, log, short = ray.get(answer)
+                death = ray.get(answer)
             except ray.exceptions.RayError:
                 self._report(Death(f"Ray node {name}", None, None, phase))
             else:
-                if phase is None or not phase.ending or role not in CLOSED_BY_TRAINER:
-                    self._report(Death(role, pid, log, phase, node=name, memory=short))
+                if phase is None or not phase.ending or death.role not in CLOSED_BY_TRAINER:
+                    self._report(replace(death, phase=phase, node=name))
             del self._watchers[node_id]
