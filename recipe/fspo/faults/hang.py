@@ -128,7 +128,7 @@ class Patience:
         return max(self._after_s / (2 if len(waits) >= _KNOWN else 1), _TIMES * max(waits, default=0.0))
 
 
-class HangWatch:
+class HangWatch(threading.Thread):
     """A thread of the launching process.
 
     Args:
@@ -153,15 +153,11 @@ class HangWatch:
         report: Callable[[Hang], None],
         over: threading.Event,
     ) -> None:
+        super().__init__(daemon=True, name="hang watch")
         self._run_id, self._file, self._patience = run_id, run_dir / HANG_FILE, Patience(after_s)
         self._phase, self._lines, self._say, self._report, self._over = phase, lines, say, report, over
-        self._thread = threading.Thread(target=self._run, daemon=True, name="hang watch")
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         last: tuple[Phase, int] | None = None
         waited, warned, share, since = 0.0, "", Share(self._run_id), time.monotonic()
         looked = since

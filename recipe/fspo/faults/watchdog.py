@@ -161,8 +161,8 @@ class _NodeWatcher:
         return heard.get()
 
 
-class OtherNodes:
-    """A thread of the launching process that reports the first death on another node.
+class OtherNodes(threading.Thread):
+    """A thread of the launching process that reports the first death on each other node, once Ray is up.
 
     Args:
         run_id: Of the run; Ray's runtime environment carries it to the other nodes.
@@ -174,15 +174,11 @@ class OtherNodes:
     def __init__(
         self, run_id: str, phase: Callable[[], Phase | None], report: Callable[[Death], None], over: threading.Event
     ) -> None:
+        super().__init__(daemon=True, name="watchdog of other nodes")
         self._run_id, self._phase, self._report, self._over = run_id, phase, report, over
         self._watchers: dict[str, tuple[str, Any, Any]] = {}  # by node: its name, the actor, its answer to come
-        self._thread = threading.Thread(target=self._run, daemon=True, name="watchdog of other nodes")
 
-    def start(self) -> None:
-        """Begin; nodes are looked for as soon as Ray is up."""
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         while not self._over.wait(_LOOK_AT_NODES_EVERY_S):
             if ray.is_initialized():
                 with contextlib.suppress(Exception):  # Ray on this node is gone: the watchdog of this node notices
