@@ -132,17 +132,13 @@ def count_ends(
 
 def prompt_tags(partition_id: str) -> dict[str, dict[str, Any]]:
     """verl's tags of the prompts in TransferQueue that are under way, by the prompt's identifier."""
-    return _prompts(_tags(partition_id))
+    return {key: tag for key, tag in _tags(partition_id).items() if tag.get("is_prompt", False)}
 
 
 def _tags(partition_id: str) -> dict[str, dict[str, Any]]:
     """verl's tags of everything in TransferQueue, prompts and responses."""
     tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id) or {}).get(partition_id, {})
     return tags
-
-
-def _prompts(tags: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {key: tag for key, tag in tags.items() if tag.get("is_prompt", False)}
 
 
 def clear_trained(partition_id: str) -> None:
@@ -152,8 +148,8 @@ def clear_trained(partition_id: str) -> None:
     a batch behind, until the queue is full.
     """
     tags = _tags(partition_id)
-    prompts = _prompts(tags)
-    if done := [key for key in tags if key not in prompts and prompt_of(key) not in prompts]:
+    under_way = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
+    if done := [key for key in tags if prompt_of(key) not in under_way]:
         tq.kv_clear(partition_id=partition_id, keys=done)
 
 
