@@ -85,8 +85,8 @@ class AlignmentWorker(FSPOWorker):
             "collect_fn": _every_rank,
         }
     )
-    def add_gradients(self, data: TensorDict) -> int:
-        """Measure one gradient per column of WEIGHTS_FIELD and keep it; returns how many are kept by now."""
+    def add_gradients(self, data: TensorDict) -> None:
+        """Measure one gradient per column of WEIGHTS_FIELD and keep it."""
         weights_BV = data.pop(WEIGHTS_FIELD)
         weights_BV = torch.stack(list(weights_BV.unbind())).cpu()
         tu.maybe_fix_3d_position_ids(data)
@@ -104,7 +104,6 @@ class AlignmentWorker(FSPOWorker):
                     engine.forward_backward_batch(part, weighted_log_likelihood, forward_only=False)
                 self._gradients.append(flat_gradient(engine.module))
             engine.optimizer_zero_grad()
-        return len(self._gradients)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_gram(self) -> np.ndarray:

@@ -33,7 +33,7 @@ _BYE = "bye"
 def _beat(reaper: weakref.ref[Reaper]) -> None:
     """Write as long as there is a handle: the reaper takes the end of its input for the end of the run."""
     while (handle := reaper()) is not None:
-        handle._write("")
+        handle.tell("")
         del handle
         time.sleep(_BEAT_S)
 
@@ -63,18 +63,15 @@ class Reaper:
             )
         threading.Thread(target=_beat, args=(weakref.ref(self),), daemon=True, name="beat").start()
 
-    def tell(self, sentence: str) -> None:
-        """What to print as the reason if this process ends before it has said :meth:`bye`."""
-        self._write(sentence)
-
     def bye(self) -> None:
         """This process ends by itself and has said why."""
-        self._write(_BYE)
+        self.tell(_BYE)
 
-    def _write(self, line: str) -> None:
+    def tell(self, sentence: str) -> None:
+        """What to print as the reason if this process ends before it has said :meth:`bye`; empty: it runs."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(line + "\n")
+            self._process.stdin.write(sentence + "\n")
             self._process.stdin.flush()
         except OSError:
             pass  # the reaper was killed; the run goes on without it

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import ray
@@ -136,12 +136,6 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
         raise MissingResourcesError(f"gave up after {limit:.0f} s (fspo.wait_for_resources_s): {what}")
 
 
-def missing_nodes(wanted: Iterable[str], alive: Iterable[str]) -> list[str]:
-    """The wanted nodes that are not alive, in their order."""
-    present = set(alive)
-    return [name for name in wanted if name not in present]
-
-
 def alive_nodes() -> list[str]:
     """Names of the nodes in Ray; none while it cannot be reached."""
     if not ray.is_initialized():
@@ -160,7 +154,8 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def lacking() -> str | None:
-        return ", ".join(missing_nodes(arguments.nodes, alive_nodes())) or None
+        alive = alive_nodes()
+        return ", ".join(name for name in arguments.nodes if name not in alive) or None
 
     if (nodes := wait_while(lacking, arguments.timeout, lambda text: print(f"waiting, {text}", flush=True))) is None:
         print(f"{len(arguments.nodes)} node(s) in Ray", flush=True)

@@ -27,7 +27,6 @@ class Memory:
 
     items: dict[str, Items] = field(default_factory=lambda: {phase: {} for phase in PHASES})
     kv_tokens: int = 0
-    kv_bytes: float = 0.0
     host_bytes: float = 0.0
 
     def total(self, phase: str) -> float:
@@ -95,13 +94,13 @@ def _vllm(memory: Memory, model: ModelShape, setup: Setup, hardware: Hardware) -
     widths = 2 * model.hidden + 3 * model.intermediate / setup.tensor_parallel
     forward = setup.max_num_batched_tokens * setup.vllm_bytes * widths
     sampler = 3 * 4.0 * setup.max_num_seqs * model.vocab
-    memory.kv_bytes = max(0.0, share - weights - forward - sampler - GIB)
+    kv_bytes = max(0.0, share - weights - forward - sampler - GIB)
     heads_split = min(setup.tensor_parallel, model.kv_heads) * (setup.replica_gpus // setup.tensor_parallel)
-    memory.kv_tokens = int(memory.kv_bytes / (model.kv_bytes_per_token(setup.vllm_bytes) / heads_split))
+    memory.kv_tokens = int(kv_bytes / (model.kv_bytes_per_token(setup.vllm_bytes) / heads_split))
     memory.items["rollout"] |= {
         "vLLM weights": weights,
-        "vLLM keys and values": memory.kv_bytes,
-        "vLLM the rest": max(share, weights) - weights - memory.kv_bytes,
+        "vLLM keys and values": kv_bytes,
+        "vLLM the rest": max(share, weights) - weights - kv_bytes,
     }
 
 
