@@ -14,24 +14,6 @@ _TITLES = {
     "optimizer": "optimizer",
     "sync": "to vLLM",
 }
-_ORDER = (
-    "weights (shard)",
-    "gradients (shard)",
-    "Adam moments (shard)",
-    "Adam working copy",
-    "unreduced gradients",
-    "gathered parameters",
-    "activations kept",
-    "activations of a layer",
-    "logits",
-    "entropy",
-    "bucket of weights",
-    "vLLM weights",
-    "vLLM keys and values",
-    "vLLM the rest",
-    "vLLM asleep",
-    "CUDA, NCCL, fragmentation",
-)
 
 
 def render(planned: dict[str, Any]) -> str:
@@ -58,11 +40,12 @@ def _head(planned: dict[str, Any]) -> Iterator[str]:
 def _memory(planned: dict[str, Any]) -> Iterator[str]:
     limit = planned["hardware"]["gpu_gb"]
     yield f"{'GiB per GPU':28}" + "".join(f"{_TITLES[phase]:>11}" for phase in PHASES)
-    for name in (*_ORDER, "total"):
-        values = [planned["memory"][phase].get(name, 0.0) / GIB for phase in PHASES]
+    memory = planned["memory"]
+    for name in (*dict.fromkeys(item for phase in PHASES for item in memory[phase] if item != "total"), "total"):
+        values = [memory[phase].get(name, 0.0) / GIB for phase in PHASES]
         if any(value >= 0.005 for value in values):
             yield f"{name:28}" + "".join(f"{value:11.2f}" if value >= 0.005 else f"{'':11}" for value in values)
-    totals = [planned["memory"][phase]["total"] / GIB for phase in PHASES]
+    totals = [memory[phase]["total"] / GIB for phase in PHASES]
     yield f"{'fits':28}" + "".join(f"{'yes' if total <= limit else 'NO':>11}" for total in totals)
     yield f"host memory for offloaded states: {planned['host_bytes_per_node'] / GIB:.0f} GiB per node"
     yield (
