@@ -90,15 +90,13 @@ class GradientPlan:
     """Which weighted sums are measured, and their order among the V vectors.
 
     Attributes:
-        folds: J, folds of the measured sequences.
+        folds: J of the measured sequences, and as many, H, of the held-out ones.
         bins: K, length bins.
-        held_out_folds: H.
         family_O: For each clipped objective the index of its unclipped one.
     """
 
     folds: int
     bins: int
-    held_out_folds: int
     family_O: tuple[int, ...]
 
     @property
@@ -114,7 +112,7 @@ class GradientPlan:
     @property
     def vectors(self) -> int:
         """V: the measured vectors, then those of the held-out folds."""
-        return self.measured + self.held_out_folds
+        return self.measured + self.folds
 
     def weights(self, unclipped_FB: Array, clipped_OB: Array, fold_B: Indices, bin_B: Indices) -> Array:
         """[B, measured]: the coefficient of each sequence in each vector."""
@@ -125,8 +123,8 @@ class GradientPlan:
         return weights_BV
 
     def held_out_weights(self, coefficient_B: Array, fold_B: Indices) -> Array:
-        """[B, held_out_folds]: the same for the held-out sequences."""
-        weights_BV = np.zeros((len(fold_B), self.held_out_folds))
+        """[B, folds]: the same for the held-out sequences."""
+        weights_BV = np.zeros((len(fold_B), self.folds))
         weights_BV[np.arange(len(fold_B)), fold_B] = coefficient_B
         return weights_BV
 
@@ -240,13 +238,13 @@ class Jackknife:
     without_H: Sequence[Mapping[str, float]]
 
     @classmethod
-    def of(cls, figures: Callable[[Array, Array], Mapping[str, float]], folds: int, held_out_folds: int) -> Jackknife:
+    def of(cls, figures: Callable[[Array, Array], Mapping[str, float]], folds: int) -> Jackknife:
         """Evaluate ``figures(keep_J, keep_H)`` once with ones and once without each fold."""
-        one_J, one_H = np.ones(folds), np.ones(held_out_folds)
+        one = np.ones(folds)
         return cls(
-            whole=figures(one_J, one_H),
-            without_J=[figures(one_J - row, one_H) for row in np.eye(folds)],
-            without_H=[figures(one_J, one_H - row) for row in np.eye(held_out_folds)],
+            whole=figures(one, one),
+            without_J=[figures(one - row, one) for row in np.eye(folds)],
+            without_H=[figures(one, one - row) for row in np.eye(folds)],
         )
 
     def variance(self, name: str) -> float:
@@ -254,15 +252,13 @@ class Jackknife:
         total = 0.0
         for replicates in (self.without_J, self.without_H):
             values = np.array([replicate[name] for replicate in replicates])
-            if len(values):
-                total += (len(values) - 1) * float(values.var()) if np.isfinite(values).all() else math.nan
+            total += (len(values) - 1) * float(values.var()) if np.isfinite(values).all() else math.nan
         return total
 
     @property
     def freedom(self) -> int:
-        """Degrees of freedom: those of the smaller number of folds, which gives the wider interval."""
-        counts = [len(replicates) for replicates in (self.without_J, self.without_H) if replicates]
-        return min(counts) - 1 if counts else 0
+        """Degrees of freedom, of one kind of folds."""
+        return len(self.without_J) - 1
 
 
 def mean_over_rounds(rounds: Sequence[Jackknife], name: str) -> Interval:

@@ -131,7 +131,7 @@ def test_the_bound_holds_whatever_is_clipped(seed: int, share: float) -> None:
 
 def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     values = np.array([1.0, 2.0, 4.0, 9.0])
-    knife = Jackknife.of(lambda keep_J, _: {"x": float(keep_J @ values / keep_J.sum())}, 4, 0)
+    knife = Jackknife.of(lambda keep_J, _: {"x": float(keep_J @ values / keep_J.sum())}, 4)
     assert knife.variance("x") == pytest.approx(values.var(ddof=1) / 4)
     interval = mean_over_rounds([knife], "x")
     assert interval.value == pytest.approx(4.0)
@@ -144,7 +144,7 @@ def test_jackknife_of_a_mean_is_its_standard_error() -> None:
 
 def test_no_interval_for_maxima_and_none_beyond_one_for_cosines() -> None:
     knife = Jackknife.of(
-        lambda keep_J, _: {"cosine": 1.0 - 0.2 * float(keep_J[0]), "symmetric/lre_max": float(keep_J[0])}, 3, 0
+        lambda keep_J, _: {"cosine": 1.0 - 0.2 * float(keep_J[0]), "symmetric/lre_max": float(keep_J[0])}, 3
     )
     assert math.isnan(mean_over_rounds([knife], "symmetric/lre_max").low)
     assert mean_over_rounds([knife], "cosine").high == 1.0
@@ -230,8 +230,8 @@ def test_plan_and_weights_find_every_sum_again() -> None:
     gradient = rng.normal(size=(n, dim))
     fold, bin_ = rng.integers(0, 3, n), rng.integers(0, 4, n)
     free_FB, clipped_OB = rng.normal(size=(2, n)), rng.normal(size=(3, n))
-    plan = GradientPlan(folds=3, bins=4, held_out_folds=2, family_O=(0, 0, 1))
-    held_out, held_out_fold = rng.normal(size=10), rng.integers(0, 2, 10)
+    plan = GradientPlan(folds=3, bins=4, family_O=(0, 0, 1))
+    held_out, held_out_fold = rng.normal(size=10), rng.integers(0, 3, 10)
     other = rng.normal(size=(10, dim))
     vectors = np.concatenate(
         [
@@ -304,7 +304,7 @@ def test_the_held_out_part_needs_no_log_probs(trainer: Any, monkeypatch: pytest.
     monkeypatch.setattr("recipe.fspo.alignment.trainer.tq.kv_batch_get", get)
     measured: list[Any] = []
     trainer._add_gradients = lambda _, weights_BV: measured.append(weights_BV)
-    plan = GradientPlan(folds=2, bins=1, held_out_folds=2, family_O=(0,))
+    plan = GradientPlan(folds=2, bins=1, family_O=(0,))
     assert trainer._add_held_out(trainer._rollouts(), plan) == 4 and measured[0].shape == (4, 2)
 
 

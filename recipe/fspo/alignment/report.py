@@ -102,9 +102,7 @@ def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
     """Every figure of every objective with its interval and its value in each round, and the noise. Plain values."""
     objectives = []
     for index, objective in enumerate(rounds[0].objectives):
-        knives = [
-            Jackknife.of(each.clipped(index).figures, each.plan.folds, each.plan.held_out_folds) for each in rounds
-        ]
+        knives = [Jackknife.of(each.clipped(index).figures, each.plan.folds) for each in rounds]
         figures = {
             name: mean_over_rounds(knives, name).to_json() | {"rounds": [_finite(k.whole[name]) for k in knives]}
             for name in knives[0].whole

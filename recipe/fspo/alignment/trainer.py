@@ -161,7 +161,6 @@ class AlignmentTrainer(FSPOTrainer):
         plan = GradientPlan(
             folds=self._request.folds,
             bins=int(bin_B.max()) + 1,
-            held_out_folds=self._request.folds,
             family_O=tuple(unclipped.index(without_clip(objective["settings"])) for objective in objectives),
         )
         clipped = [gradient_coefficients(*tensors, objective["settings"]) for objective in objectives]
@@ -184,7 +183,7 @@ class AlignmentTrainer(FSPOTrainer):
         ]
         return {
             "objectives": json.dumps(described),
-            "plan": json.dumps({"folds": plan.folds, "bins": plan.bins, "held_out_folds": plan.held_out_folds}),
+            "plan": json.dumps({"folds": plan.folds, "bins": plan.bins}),
             "family_O": np.array(plan.family_O),
             "fold_B": fold_B[valid_B],
             "bin_B": bin_B[valid_B],
@@ -213,7 +212,7 @@ class AlignmentTrainer(FSPOTrainer):
         """Measure the plain policy gradient of sequences that the present policy has sampled; returns their number."""
         old, *others = self._token_tensors(batch)  # of the present policy: nothing has been trained since
         coefficient_B, output = gradient_coefficients(old, old, *others, _PLAIN)
-        self._add_gradients(batch, plan.held_out_weights(coefficient_B, self._prompt_of(batch) % plan.held_out_folds))
+        self._add_gradients(batch, plan.held_out_weights(coefficient_B, self._prompt_of(batch) % plan.folds))
         return int(output.valid_B.sum())
 
     def _add_gradients(self, batch: KVBatchMeta, weights_BV: np.ndarray) -> None:
