@@ -189,7 +189,7 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
     if name not in BUILT_IN:
         raise UnknownModelError(
             f"actor_rollout_ref.model.path={path}: there is no {file} on this machine, and the planner has built-in "
-            f"numbers for {', '.join(BUILT_IN)} only: set it to the model's folder, or give recipe.fspo.plan the path of "
-            "the model's config.json, model_config=PATH"
+            f"numbers for {', '.join(BUILT_IN)} only: set it to the model's folder, or give recipe.fspo.plan the "
+            "model's config.json: model_config=PATH"
         )
     return BUILT_IN[name], f"{path} (built-in numbers)"
