@@ -17,7 +17,7 @@ WHEELS = os.environ.get("FSPO_WHEELS", "")
 
 
 def test_without_the_wheel_nothing_is_claimed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cuda_contract.main(["--wheels", str(tmp_path), "experiment=qwen3_8b"]) == 0
+    assert cuda_contract.main([f"wheels={tmp_path}", "experiment=qwen3_8b"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["status"] == "not checked"
     assert "has no wheel of vllm 0.24.0: make test-gpu-contract" in found["says"]
@@ -26,7 +26,7 @@ def test_without_the_wheel_nothing_is_claimed(tmp_path: Path, capsys: pytest.Cap
 def test_a_damaged_wheel_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = tmp_path / f"vllm-{cuda_contract._pinned_vllm()}-any.whl"
     wheel.write_bytes(b"half of it")
-    assert cuda_contract.main(["--wheels", str(tmp_path), "experiment=qwen3_8b"]) == 2
+    assert cuda_contract.main([f"wheels={tmp_path}", "experiment=qwen3_8b"]) == 2
     assert f"error: {wheel} is damaged" in capsys.readouterr().err
 
 
@@ -37,7 +37,7 @@ def test_the_pin_is_the_locked_one() -> None:
 
 def test_the_folder_has_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert cuda_contract.main(["experiment=qwen3_8b"]) == 2
-    assert "--wheels DIR" in capsys.readouterr().err
+    assert "wheels=FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.release  # seventeen CPU seconds
@@ -57,8 +57,7 @@ def contract(*arguments: str, **environment: str) -> dict[str, Any]:
         "ignore",
         "-m",
         "recipe.fspo.rehearse.cuda_contract",
-        "--wheels",
-        WHEELS,
+        f"wheels={WHEELS}",
         *arguments,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)

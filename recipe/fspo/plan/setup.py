@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Collection, Sequence
+import json
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fspo.launch.checks import ulysses
-from recipe.fspo.launch.commands import BadInput, split_arguments
+from recipe.fspo.launch.commands import BAD_INPUT, FAILED, BadInput, split_arguments
 from recipe.fspo.launch.compose import compose
 from recipe.fspo.launch.values import value_problems
 
@@ -31,6 +36,32 @@ def compose_job(arguments: Sequence[str], own: Collection[str] = ()) -> tuple[di
     settings, overrides = split_arguments(arguments, names)
     overrides += [f"{key}={settings.pop(name)}" for name, key in ALIASES.items() if name in settings]
     return settings, compose(overrides, names)
+
+
+def json_command(
+    text: str | None,
+    own: Collection[str],
+    answer: Callable[[DictConfig, Mapping[str, Any]], dict[str, Any]],
+    arguments: Sequence[str] | None,
+) -> int:
+    """A command that prints one JSON object about a job: what ``answer`` makes of its configuration and of ``own``.
+
+    Returns:
+        The exit status, FAILED if the object's ``status`` is "failed".
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(arguments):
+        print(text)
+        return 0
+    try:
+        settings, config = compose_job(arguments, own)
+        with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM print
+            found = answer(config, settings)
+    except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    print(json.dumps(found))
+    return FAILED if found.get("status") == "failed" else 0
 
 
 class NotPlannableError(BadInput):

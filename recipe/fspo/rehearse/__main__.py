@@ -139,7 +139,7 @@ class Rehearsal:
         """What vLLM's CUDA build makes of the job's arguments."""
         if self.wheels is None:
             raise NotChecked("give wheels=FOLDER with the CUDA wheel of vLLM; `make test-gpu-contract` downloads it")
-        told = _answer(_module("cuda_contract", "--wheels", str(self.wheels), *self.overrides))
+        told = _answer(_module("cuda_contract", f"wheels={self.wheels}", *self.overrides))
         if told["status"] == "failed":
             raise Failed(told["says"])
         if told["status"] != "passed":

@@ -1,12 +1,12 @@
 """Checks what a job would tell the locked CUDA build of vLLM, without a GPU.
 
-usage: python -m recipe.fspo.rehearse.cuda_contract --wheels DIR experiment=qwen3_8b nodes=2 gpus=8 [any Hydra override]
+usage: python -m recipe.fspo.rehearse.cuda_contract wheels=FOLDER experiment=qwen3_8b nodes=2 gpus=8 [any override]
 
-DIR holds the wheel of vLLM that a GPU machine gets (`make test-gpu-contract` downloads it); one of transformers in it
-takes the place of the installed package, too. They are unpacked into a temporary folder. The compiled parts of vLLM are
-replaced by modules that do nothing, and its platform says that it is an H100. Then verl's own vLLM server turns the
-job's configuration into vLLM's arguments, vLLM parses them and builds its engine's configuration; there it ends. Not
-shown: kernels, memory, and whatever happens after that configuration.
+FOLDER holds the wheel of vLLM for a machine with GPUs (`make test-gpu-contract` downloads it); one of transformers
+there takes the place of the installed package, too. They are unpacked into a temporary folder. The compiled parts of
+vLLM are replaced by modules that do nothing, and its platform says that it is an H100. Then verl's own vLLM server
+turns the job's configuration into vLLM's arguments, vLLM parses them and builds its engine's configuration; there it
+ends. Not shown: kernels, memory, and whatever happens after that configuration.
 
 Prints one JSON object: ``status`` (passed, failed, not checked), ``says``, ``engine`` (what vLLM has chosen) and
 ``versions``. Exit status: 0, also if it was not checked; 1 if it failed; 2 for bad input. Needs a process of its own:
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import copy
 import importlib.machinery
 import importlib.metadata
@@ -28,30 +27,28 @@ import tempfile
 import traceback
 import types
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from recipe.fspo.launch.commands import BAD_INPUT, FAILED, BadInput
+from recipe.fspo.launch.commands import BadInput
 from recipe.fspo.plan.model import read_architecture
-from recipe.fspo.plan.setup import compose_job
+from recipe.fspo.plan.setup import json_command
 
 #: Bytes that the pretended GPU has.
 _MEMORY: Final = 80 * 2**30
 
 
-def contract(config: DictConfig, wheels: Path, model_config: str | None = None) -> dict[str, Any]:
+def contract(config: DictConfig, wheels: Path) -> dict[str, Any]:
     """The object that the command prints, for a composed configuration and a folder of wheels."""
     pinned = _pinned_vllm()
     files = [*wheels.glob(f"vllm-{pinned}-*.whl"), *wheels.glob("transformers-*.whl")]
     if not files or not files[0].name.startswith("vllm"):
         return {"status": "not checked", "says": f"{wheels} has no wheel of vllm {pinned}: make test-gpu-contract"}
-    fields, _ = read_architecture(config.actor_rollout_ref.model.path, model_config)
+    fields, _ = read_architecture(config.actor_rollout_ref.model.path)
     with tempfile.TemporaryDirectory() as folder:
         compiled = [name for file in files for name in _unpack(file, folder)]
         sys.path.insert(0, folder)
@@ -220,23 +217,13 @@ def _chosen(engine: Any) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m recipe.fspo.rehearse.cuda_contract``; returns the exit status."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    try:
-        if "--wheels" not in arguments[:-1]:
-            raise BadInput("give the folder with vLLM's wheel: --wheels DIR")
-        at = arguments.index("--wheels")
-        wheels = Path(arguments[at + 1])
-        own, config = compose_job(arguments[:at] + arguments[at + 2 :], ("model_config",))
-        with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM print
-            found = contract(config, wheels, own.get("model_config"))
-    except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    print(json.dumps(found))
-    return FAILED if found["status"] == "failed" else 0
+    return json_command(__doc__, ("wheels",), _answer, arguments)
+
+
+def _answer(config: DictConfig, own: Mapping[str, Any]) -> dict[str, Any]:
+    if "wheels" not in own:
+        raise BadInput("give the folder with vLLM's wheel: wheels=FOLDER")
+    return contract(config, Path(str(own["wheels"])))
 
 
 if __name__ == "__main__":

@@ -27,14 +27,12 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from recipe.fspo.launch.commands import BAD_INPUT, BadInput
+from recipe.fspo.launch.commands import BadInput
 from recipe.fspo.plan.memory import GIB, predict
 from recipe.fspo.plan.model import ModelShape, read_architecture
-from recipe.fspo.plan.setup import Hardware, Setup, compose_job, read_setup
+from recipe.fspo.plan.setup import Hardware, Setup, json_command, read_setup
 
 #: The planner's items that the trace has no part in.
 _PLANNER_ONLY: Final = ("Adam moments (shard)", "vLLM asleep", "CUDA, NCCL, fragmentation")
@@ -247,19 +245,7 @@ def _pretend_flash_attention() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``python -m recipe.fspo.rehearse.trace``; returns the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    try:
-        own, config = compose_job(arguments, ("model_config",))
-        with contextlib.redirect_stdout(sys.stderr):  # verl prints
-            found = trace(config, own.get("model_config"))
-    except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    print(json.dumps(found))
-    return 0
+    return json_command(__doc__, ("model_config",), lambda job, own: trace(job, own.get("model_config")), arguments)
 
 
 if __name__ == "__main__":
