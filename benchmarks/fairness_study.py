@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.pages import opened, replace_section
+from benchmarks.pages import complete_lines, opened, replace_section
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
 from fspo.clipping import acceptance_band
@@ -62,8 +62,7 @@ def causal_states(run: Path, settings: SequenceLossSettings, window: int) -> dic
         for step, *columns in zip(records.step, records.s, records.length, records.advantage, strict=True):
             moved.setdefault(step, [np.zeros((0, 2))]).append(leans(*columns))  # first the mini-batch that is left out
     rounds: dict[int, dict[int, SequenceSums]] = {}
-    for line in (run / "length_stats.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in complete_lines(run / "length_stats.jsonl"):
         rounds.setdefault(record["step"], {})[record["minibatch"]] = from_record(record)
     controller, states = BandController(settings, window=window), {}
     for step in sorted(rounds):

@@ -93,6 +93,8 @@ def test_a_line_in_the_middle_of_being_written_is_not_counted(tmp_path: Path) ->
     assert (lines_written(path), complete_lines(path)) == (0, [])
     path.write_text('{"step": 1}\n{"step":', encoding="utf-8")
     assert (lines_written(path), complete_lines(path)) == (1, [{"step": 1}])
+    path.write_text('{"step": 1}\n{"step":\n{"step": 2}\n', encoding="utf-8")  # a resumed run has ended the line
+    assert complete_lines(path) == [{"step": 1}, {"step": 2}]
 
 
 @pytest.mark.parametrize(
