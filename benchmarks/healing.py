@@ -153,13 +153,14 @@ def main() -> None:
     parser.add_argument("--faults", choices=SIGNALS, default="kills")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    folder, rows = given.folder.absolute(), complete_lines(ROWS)
-    same = [row for row in rows if (row["faults"], row["seed"]) == (given.faults, given.seed)]
+    folder, which = given.folder.absolute(), (given.faults, given.seed)
+    same = [row for row in complete_lines(ROWS) if (row["faults"], row["seed"]) == which]
     before = same[0] if same and (folder / "run.json").exists() else None
     struck = go_on(folder, given.minutes, given.faults, given.seed)
     minutes = given.minutes + (before["minutes"] if before else 0.0)
     row = summary(folder, given.faults, [*(before["struck"] if before else []), *struck], minutes, given.seed)
-    rows = [each for each in rows if each not in same] + [row]
+    # Read again: other runs may have ended in the meantime.
+    rows = [each for each in complete_lines(ROWS) if (each["faults"], each["seed"]) != which] + [row]
     write_lines(ROWS, rows)
     write_section(PAGE, "healing", table(rows))
     print(row)
