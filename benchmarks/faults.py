@@ -161,7 +161,7 @@ def run(folder: Path, minutes: float, only: list[str]) -> None:
         if not row["hit"]:
             print(f"  missed: it was in another phase by then ({row}); again", flush=True)
         rows = [old for old in read_rows() if (old["process"], old["moment"]) != cell]
-        rows = _with_resume(rows, resumed)
+        rows = with_resume(rows, resumed)
         write_rows([*rows, row] if row["hit"] else rows)
         render()
         print(
@@ -170,11 +170,11 @@ def run(folder: Path, minutes: float, only: list[str]) -> None:
 
     if not all(row.get("resume") for row in read_rows()):
         resumed = see_resume(folder)
-        write_rows(_with_resume(read_rows(), resumed))
+        write_rows(with_resume(read_rows(), resumed))
         print(f"  resume of the rows before: {resumed}", flush=True)
 
 
-def _with_resume(rows: list[Row], resumed: str | None) -> list[Row]:
+def with_resume(rows: list[Row], resumed: str | None) -> list[Row]:
     """How a start resumed is the result of all rows since the last one that did."""
     return rows if resumed is None else [row | {"resume": row.get("resume") or resumed} for row in rows]
 

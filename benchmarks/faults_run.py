@@ -228,10 +228,10 @@ def left_by_others(folder: Path) -> tuple[int, float | None, int]:
     return before, checkpoint_norm(folder, before), len(_steps(folder))
 
 
-def see_resume(folder: Path) -> str | None:
+def see_resume(folder: Path, overrides: tuple[str, ...] = ()) -> str | None:
     """How a start takes up what the last row has left; it is ended after its first step."""
     left = left_by_others(folder)
-    run, limit = Run(folder, ()), time.monotonic() + START_LIMIT_S
+    run, limit = Run(folder, overrides), time.monotonic() + START_LIMIT_S
     try:
         while run.process.poll() is None and time.monotonic() < limit:
             if (resumed := resume_of(run, *left)) is not None:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.faults import PAGE, failures_of_resume
+from benchmarks.faults import PAGE, failures_of_resume, with_resume
 from benchmarks.faults_run import (
     PROCESSES,
     SAVE_FREQ,
@@ -26,6 +26,7 @@ from benchmarks.faults_run import (
     aim,
     left_by_others,
     resume_of,
+    see_resume,
     sentence,
     tracked_step,
 )
@@ -93,25 +94,30 @@ def verdict(row: dict[str, Any]) -> str:
     return ", ".join([*found, *failures_of_resume(row)])
 
 
+def _reward(folder: Path) -> tuple[str, ...]:
+    """Overrides of every start, as a resumed run keeps its reward; nothing hangs until FSPO_FAULTS_HANG is written."""
+    trigger = folder / "hang"
+    trigger.unlink(missing_ok=True)
+    os.environ["FSPO_FAULTS_HANG"] = str(trigger)
+    path = Path(__file__).with_name("faults_reward.py")
+    return f"reward.custom_reward_function.path={path}", "reward.custom_reward_function.name=hang_or_score"
+
+
 def run_row(folder: Path, process: str, how: str, moment: str) -> tuple[dict[str, Any], str | None]:
     """One row, and how the start resumed (the result of the rows before it).
 
     Raises:
         NotReached: if the run ended, or took too long, before the moment.
     """
-    left, trigger = left_by_others(folder), folder / "hang"
-    for path in (trigger, folder / HANG_FILE):
-        path.unlink(missing_ok=True)
-    reward = Path(__file__).with_name("faults_reward.py")
-    path = (f"reward.custom_reward_function.path={reward}", "reward.custom_reward_function.name=hang_or_score")
-    os.environ["FSPO_FAULTS_HANG"] = str(trigger)
-    run = Run(folder, path)  # in all rows: a resumed run keeps its reward
+    left = left_by_others(folder)
+    (folder / HANG_FILE).unlink(missing_ok=True)
+    run = Run(folder, _reward(folder))
     try:
         victim = aim(run, _role(process), moment, left[0] + SAVE_FREQ)
         if how == "stopped":
             os.kill(victim, signal.SIGSTOP)
         else:
-            trigger.write_text(how, encoding="utf-8")
+            Path(os.environ["FSPO_FAULTS_HANG"]).write_text(how, encoding="utf-8")
         began, struck, at, named = time.monotonic(), time.time(), run.phase(), None
         now, went_on_s = at, 0.0
         assert at is not None
@@ -152,6 +158,28 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown(_HEADER, lines)
 
 
+def run(folder: Path, minutes: float) -> None:
+    """Run rows until all are done or the time is over; one start more shows how what the last has left is resumed."""
+    limit, ran = time.monotonic() + 60 * minutes, False
+    for cell in CELLS:
+        rows = complete_lines(ROWS)
+        if time.monotonic() > limit or any(cell == (row["process"], row["how"], row["moment"]) for row in rows):
+            continue
+        print(f"{time.strftime('%H:%M:%S')} {' '.join(cell)}", flush=True)
+        try:
+            row, resumed = run_row(folder, *cell)
+        except NotReached as error:
+            print(error, file=sys.stderr)
+            continue
+        ran = True
+        print(f"  {json.dumps(row)}\n  before: {resumed}; {verdict(row) or 'as required'}", flush=True)
+        write_lines(ROWS, [*with_resume(rows, resumed), row])
+    if ran:  # otherwise the folder may hold another run than that of the rows
+        resumed = see_resume(folder, _reward(folder))
+        write_lines(ROWS, with_resume(complete_lines(ROWS), resumed))
+        print(f"  before: {resumed}", flush=True)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -159,20 +187,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=90.0, help="start no row after this time")
     parser.add_argument("--table", action="store_true", help="only write the table from the rows that there are")
     arguments = parser.parse_args()
-    limit = time.monotonic() + 60 * (0 if arguments.table else arguments.minutes)
-    for cell in CELLS:
-        rows = complete_lines(ROWS)
-        if time.monotonic() > limit or any(cell == (row["process"], row["how"], row["moment"]) for row in rows):
-            continue
-        print(f"{time.strftime('%H:%M:%S')} {' '.join(cell)}", flush=True)
-        try:
-            row, resumed = run_row(arguments.folder, *cell)
-        except NotReached as error:
-            print(error, file=sys.stderr)
-            continue
-        print(f"  {json.dumps(row)}\n  before: {resumed}; {verdict(row) or 'as required'}", flush=True)
-        rows = [old | {"resume": old.get("resume") or resumed} for old in rows]
-        write_lines(ROWS, [*rows, row])
+    if not arguments.table:
+        run(arguments.folder, arguments.minutes)
     write_section(PAGE, "hangs", table(complete_lines(ROWS)))
 
 

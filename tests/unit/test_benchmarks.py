@@ -274,6 +274,19 @@ def test_a_process_without_a_stack_is_counted_if_it_has_python() -> None:
     assert hangs.without_stack(text + "the agent loop (process 3) is stopped\n  no stack: not allowed\n") == 1
 
 
+def test_the_last_hang_gets_its_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("process", "how", "moment")
+    monkeypatch.setattr(hangs, "ROWS", tmp_path / "hangs.jsonl")
+    monkeypatch.setattr(
+        hangs, "run_row", lambda folder, *cell: (GOOD | {"named_s": 90.0} | dict(zip(names, cell, strict=True)), None)
+    )
+    monkeypatch.setattr(hangs, "see_resume", lambda folder, overrides: f"step 3 with {len(overrides)}")
+    monkeypatch.delitem(GOOD, "resume")
+    monkeypatch.setenv("FSPO_FAULTS_HANG", "")  # set by the benchmark, and put back
+    hangs.run(tmp_path, minutes=1.0)
+    assert [row["resume"] for row in complete_lines(hangs.ROWS)] == ["step 3 with 2"] * len(hangs.CELLS)
+
+
 @pytest.mark.parametrize("module", [faults, hangs, healing, network])
 def test_the_committed_table_is_made_of_the_committed_rows(module: ModuleType) -> None:
     assert module.table(complete_lines(module.ROWS)) in PAGE.read_text(encoding="utf-8")
