@@ -29,13 +29,13 @@ UNIT := -m pytest -n 2 --dist loadfile --max-worker-restart=0
 NOT_NOW := not slow$(if $(filter 1,$(FSPO_TEST_ALL)),, and not release)
 
 test: setup  ## unit tests, then a few starts of the real stack; with FSPO_TEST_ALL=1 what CI runs
-	@$(BIN)/python $(UNIT) -m "$(NOT_NOW) and not e2e" && $(BIN)/python -m pytest tests/e2e -m "$(NOT_NOW)"
+	@$(BIN)/python $(UNIT) -m "$(NOT_NOW) and not e2e" && $(BIN)/python -m pytest tests/e2e -m "$(NOT_NOW) and e2e"
 
 test-fast: setup  ## unit tests only (two minutes on two cores)
 	@$(BIN)/python $(UNIT) -m "$(NOT_NOW) and not e2e" $(ARGS)
 
 test-slow: smollm2  ## everything, the long runs included
-	@$(BIN)/python $(UNIT) -m "not e2e" && $(BIN)/python -m pytest tests/e2e $(ARGS)
+	@$(BIN)/python $(UNIT) -m "not e2e" && $(BIN)/python -m pytest tests/e2e -m e2e $(ARGS)
 
 WHEELS ?= runs/gpu_wheels
 test-gpu-contract: setup  ## a GPU job against vLLM's CUDA wheel (280 MB, loaded once into WHEELS) and verl's engine; no GPU
