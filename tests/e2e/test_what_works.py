@@ -15,16 +15,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from composing import composed
-from omegaconf import OmegaConf
 from real_stack import SMALL, Start, Starter
-
-from fspo.funnel import LengthFunnel
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
@@ -342,20 +338,3 @@ def test_groups_without_a_signal_are_replaced(run: Callable[[str], Start]) -> No
     assert [(step, index) for step, index, _ in recorded] == [(s, m) for s in (1, 2) for m in range(4)]  # two epochs
     assert sum(part.total("advantage_zero") for _, _, part in recorded) == 0
     assert finished.steps()[2]["actor/reward_kl_penalty"] != 0
-
-
-@slow
-def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
-
-    prompts = iter("cab")
-    monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", lambda self: {"uid": [next(prompts)]})
-    trainer = object.__new__(FSPOTrainer)
-    trainer._position, trainer._fetched = {}, 0
-    trainer._cycle = SimpleNamespace(funnel=LengthFunnel())
-    trainer.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 8}}})
-    monkeypatch.setattr(PPOTrainerSync, "prepare_step", lambda self: [self._fetch_one_gen_batch() for _ in range(3)])
-    trainer.prepare_step()
-    assert trainer._position == {"c": 0, "a": 1, "b": 2}
-    assert trainer._cycle.funnel.state_dict()["started"] == 24
