@@ -15,7 +15,12 @@ from fspo.sums import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 F64 = torch.float64
-STATE = BandState(drift_per_token=1e-3, dispersion=0.03, half_width_K=(0.04,) * (FINE_LENGTH_EDGES.numel() - 1))
+STATE = BandState(
+    drift_per_token=1e-3,
+    dispersion=0.03,
+    half_width_K=(0.04,) * (FINE_LENGTH_EDGES.numel() - 1),
+    active_line=(0.05, 0.02),
+)
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 quick = settings(deadline=None, max_examples=60)
