@@ -190,15 +190,13 @@ def test_sections_are_replaced_and_a_missing_one_is_an_error() -> None:
 
 def test_scaling_resumes_and_fits_an_exponent() -> None:
     points = scaling.AXES["tokens"]
-    rows = [{"variant": "recipe", "point": p.name, "steps_s": [9, 2.0 * p.tokens, 1]} for p in points[:2]]
-    rows = [r | {"steps_s": [2.0 * p.tokens] * 3} for r, p in zip(rows, points, strict=False)]
+    rows = [{"variant": "recipe", "point": p.name, "steps_s": [2.0 * p.tokens] * 3} for p in points[:2]]
     left = scaling.todo(rows, plain=False)
     assert points[2] in [point for _, point in left]
     assert points[1] not in [point for _, point in left]
     line = next(line for line in scaling.table(rows).splitlines() if "tokens" in line)
     assert "64: 128.0 s, 128: 256.0 s, 256: `not run`" in line
     assert line.endswith("| 1.00 |")
-    assert json.dumps(rows)
 
 
 def test_every_point_of_scaling_composes_and_its_model_has_the_size_it_says(tmp_path: Path) -> None:

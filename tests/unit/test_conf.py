@@ -43,11 +43,6 @@ def test_unknown_algo_names_the_choices() -> None:
         assert algo in str(error.value)
 
 
-def test_unknown_key_is_refused() -> None:
-    with pytest.raises(HydraException, match="no_such_key"):
-        compose(["trainer.no_such_key=1"])
-
-
 def test_sweep_is_reduced_to_its_first_combination() -> None:
     assert first_of_each_sweep(["algo=gspo,fspo", "seed=3", "trainer.total_training_steps=range(2,5)"]) == [
         "algo=gspo",

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fspo.acceptance import VIEWS, acceptance_counts, stack_sums
 from fspo.attributes import (
@@ -84,25 +82,6 @@ def test_step_metrics_equal_one_pass_over_the_sequences() -> None:
     for q in (5, 25, 75, 95):
         assert metrics[f"fspo/z_q{q:02d}"] == pytest.approx(np.percentile(z, q), rel=0.1)
         assert metrics[f"fspo/S_q{q:02d}"] == pytest.approx(np.percentile(s, q), rel=0.15)
-
-
-@settings(max_examples=10, deadline=None)
-@given(st.integers(1, 50))
-def test_metrics_do_not_depend_on_the_split(parts: int) -> None:
-    whole, split = LengthDiagnostics(resamples=20), LengthDiagnostics(resamples=20)
-    outputs = [sequences(i, scale=0.02 * (i > 0)) for i in range(3)]
-    one = whole.update([SequenceSums.zeros().add_(output) for output in outputs])
-    pieces = []
-    for output in outputs:
-        total = SequenceSums.zeros()
-        for chunk in torch.arange(96).chunk(parts):
-            fields = {name: getattr(output, name)[chunk] for name in output.__dataclass_fields__}
-            total = total + SequenceSums.zeros().add_(SequenceLossOutput(**fields))
-        pieces.append(total)
-    many = split.update(pieces)
-    assert one.keys() == many.keys()
-    for name, value in one.items():
-        assert many[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
 
 
 def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -97,4 +96,4 @@ def test_a_buffer_of_ones_own_only_tells_its_progress() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         EvenDrops(0, 10)
-    assert EvenDrops(8, 10).choose({}, {}, 1) == set() and np.isscalar(HARD_LIMIT)
+    assert EvenDrops(8, 10).choose({}, {}, 1) == set()

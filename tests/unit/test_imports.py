@@ -27,6 +27,9 @@ import recipe.fspo.reward
 recipe.fspo.reward.compute_score("aime24", r"\\boxed{1}", "1")
 absent("math_verify", "sympy", "torch", "verl", "ray", "transformers", "datasets")
 
+import fspo.attributes, fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records
+absent("scipy")
+
 heavy = "fspo.report", "fspo.data.demo_model", "fspo.data.char_tokenizer", "fspo.data.smollm2"
 for name in modules_of("fspo", *heavy):
     importlib.import_module(name)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +11,7 @@ import torch
 
 from benchmarks.synthetic import TokenKinds
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.sums import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 F64 = torch.float64
@@ -267,94 +264,3 @@ def test_nothing_to_learn_from_is_zero_loss_and_zero_gradient(shape: tuple[int, 
         (gradient,) = torch.autograd.grad(output.loss_B.sum(), log_prob)
         assert torch.equal(gradient, torch.zeros(shape)) and torch.equal(output.loss_B, torch.zeros(shape[0]))
         assert not bool((output.valid_B | output.accepted_B | output.overflow_B).any())
-
-
-# One recorded mini-batch of 24 sequences, two of them empty; the model is a linear map, so that there are parameters.
-DIM, SEQUENCES = 5, 24
-
-
-def recorded() -> tuple[torch.Tensor, Inputs]:
-    log_prob, old, advantages, mask = batch(seed=7, sequences=SEQUENCES)
-    features = torch.randn(SEQUENCES, 50, DIM, generator=torch.Generator().manual_seed(1), dtype=F64) * 0.05
-    return features, (log_prob.detach(), old, advantages, mask)
-
-
-def part_gradient(
-    rows: torch.Tensor, pad: int, loss: SequenceLossSettings, dp_size: int = 1
-) -> tuple[torch.Tensor, SequenceSums]:
-    """Gradient of one micro-batch's share of the loss, with ``pad`` extra columns and rows of NaN padding."""
-    features, tensors = recorded()
-    parameters = torch.full((DIM,), 0.3, dtype=F64, requires_grad=True)
-    base, old, advantages, mask = (torch.nn.functional.pad(t[rows], (0, pad, 0, pad)) for t in tensors)
-    if pad:
-        base[:, -pad:] = base[-pad:] = math.nan
-    log_prob = base + torch.nn.functional.pad(features[rows] @ parameters, (0, pad, 0, pad))
-    output = sequence_policy_loss(log_prob, old, advantages, mask, loss, STATE)
-    (output.loss_B.sum() / SEQUENCES * dp_size).backward()
-    return parameters.grad, SequenceSums.zeros().add_(output)
-
-
-SPLITS: dict[str, list[list[int]]] = {
-    "one": [list(range(24))],
-    "rows": [[i] for i in range(24)],
-    "even": [list(range(i, i + 6)) for i in range(0, 24, 6)],
-    "uneven, shuffled": [[5, 23, 1], [0], [2, 3, 4, 22, 21, 20, 19, 18, 17, 16], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15]],
-}
-
-
-@pytest.mark.parametrize(
-    "name", ["fspo", "fspo_v1", "fspo_quantile", "fspo_active", "seq_rloo", "seq_gspo", "fspo dual"]
-)
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("pad", [0, 3])
-def test_gradient_and_sums_do_not_depend_on_the_split(name: str, split: str, pad: int) -> None:
-    loss = VARIANTS[name]
-    whole, whole_sums = part_gradient(torch.arange(SEQUENCES), 0, loss)
-    parts = [part_gradient(torch.tensor(rows), pad, loss) for rows in SPLITS[split]]
-    torch.testing.assert_close(sum(g for g, _ in parts), whole, rtol=1e-11, atol=1e-13)
-    sums = sum((s for _, s in parts), SequenceSums.zeros())
-    torch.testing.assert_close(sums.sums_KF, whole_sums.sums_KF, rtol=1e-12, atol=1e-13)
-    assert torch.equal(sums.hist_KH, whole_sums.hist_KH)
-    # Two ranks with unequal shares, whose gradients the framework averages.
-    halves = [
-        sum(part_gradient(torch.tensor(rows), pad, loss, dp_size=2)[0] for rows in SPLITS[split][r::2]) for r in (0, 1)
-    ]
-    torch.testing.assert_close((halves[0] + halves[1]) / 2, whole, rtol=1e-11, atol=1e-13)
-
-
-WORKER = """
-import importlib.util, sys, torch
-import torch.distributed as dist
-path, rank, rendezvous, target = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("losses_under_test", path)
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
-shares = ([[0, 3, 6], [9, 12, 15, 18, 21]], [[1, 2], [4, 5, 7, 8, 10, 11], [13, 14, 16, 17, 19, 20, 22, 23]])
-parts = [module.part_gradient(torch.tensor(rows), 2, module.VARIANTS["fspo_v1"], 2) for rows in shares[int(rank)]]
-gradient = sum(g for g, _ in parts) / 2
-sums = sum((s for _, s in parts), module.SequenceSums.zeros())
-for tensor in (gradient, sums.sums_KF, sums.hist_KH):
-    dist.all_reduce(tensor)
-if rank == "0":
-    torch.save({"gradient": gradient, **sums.state_dict()}, target)
-dist.destroy_process_group()
-"""
-
-
-def test_two_processes_over_gloo_give_the_gradient_and_sums_of_one(tmp_path: Path) -> None:
-    target = tmp_path / "result.pt"
-    arguments = [str(tmp_path / "rendezvous"), str(target)]
-    ranks = [subprocess.Popen([sys.executable, "-c", WORKER, __file__, rank, *arguments]) for rank in ("0", "1")]
-    try:
-        assert [process.wait(timeout=120) for process in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
-    result = torch.load(target)
-    whole, sums = part_gradient(torch.arange(SEQUENCES), 0, VARIANTS["fspo_v1"])
-    torch.testing.assert_close(result.pop("gradient"), whole, rtol=1e-11, atol=1e-13)
-    joined = SequenceSums.from_state_dict(result)
-    torch.testing.assert_close(joined.sums_KF, sums.sums_KF, rtol=1e-12, atol=1e-13)
-    assert torch.equal(joined.hist_KH, sums.hist_KH)

@@ -90,8 +90,7 @@ def test_gradient_and_record_against_a_plain_formula(name: str, recorder: Record
     given = batch()
     mask, advantages = given["response_mask"], given["advantages"]
     recorder.begin_mini_batch()
-    loss, gradient = run(name, policy_loss.POLICY_LOSS_REGISTRY)
-    assert (loss, gradient.sum()) == tuple(each if each.dim() == 0 else each.sum() for each in run_plain(name))
+    _, gradient = run(name, policy_loss.POLICY_LOSS_REGISTRY)
     free, weight = weights(name)
     expected = -advantages * weight * mask / mask.sum(1, keepdim=True) / 64
     torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-12)
@@ -110,10 +109,6 @@ def test_gradient_and_record_against_a_plain_formula(name: str, recorder: Record
     assert columns["L"].tolist() == mask.sum(1).tolist()
 
 
-def run_plain(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return run(name, {**core_algos.POLICY_LOSS_REGISTRY})
-
-
 def only(recorder: Recorder) -> MiniBatch:
     (mini_batch,) = recorder.pop()
     return mini_batch
@@ -126,7 +121,7 @@ def test_every_loss_of_verls_trains_as_before(recorder: Recorder) -> None:
         observed = run(name, policy_loss.POLICY_LOSS_REGISTRY)
         drawn = torch.rand(1)
         torch.manual_seed(5)
-        plain = run_plain(name)
+        plain = run(name, {**core_algos.POLICY_LOSS_REGISTRY})
         assert torch.equal(observed[0], plain[0]) and torch.equal(observed[1], plain[1]), name
         assert torch.equal(drawn, torch.rand(1)), name
     assert all(isinstance(each.sums, SequenceSums) for each in recorder.pop())

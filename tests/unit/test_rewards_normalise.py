@@ -39,13 +39,6 @@ def assert_gain(scorer: MathScorer, pairs: list[list[object]], least_share: floa
     assert sum(verdict.score for verdict in right) >= least_share * len(right)
 
 
-def test_pairs_are_many_and_half_of_them_wrong() -> None:
-    assert len(PAIRS) >= 600
-    assert len({(pair[3], pair[4]) for pair in PAIRS}) == len(PAIRS)
-    assert sum(not pair[2] for pair in PAIRS) >= 0.4 * len(PAIRS)
-    assert sum(pair[1] == "held" for pair in PAIRS) >= 0.25 * len(PAIRS)
-
-
 def test_a_sample_of_the_pairs_gains_right_answers_and_no_wrong_ones(scorer: MathScorer) -> None:
     assert_gain(scorer, PAIRS[::20], least_share=0.9)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -10,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
 
+from benchmarks.hostile import hostile_answers
 from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty, status_rates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,17 +196,9 @@ def test_scorer_works_in_a_threaded_ray_actor() -> None:
         ray.shutdown()
 
 
-def hostile() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hostile", ROOT / "benchmarks" / "hostile.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("n", [16, pytest.param(1_200, marks=pytest.mark.slow)])
 def test_hostile_answers_are_all_scored_in_bounded_memory(n: int) -> None:
-    answers = hostile().hostile_answers(n, seed=n)
+    answers = hostile_answers(n, seed=n)
     peaks: list[int] = []
     with MathScorer(n_workers=2, time_limit_s=0.5) as scorer:
         scorer.score("about 1", "2")

@@ -246,6 +246,7 @@ def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.C
     assert f"from step 1 on other code is used than before: {reward} changed" in capsys.readouterr().out
     (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
     assert (change["key"], change["files"]) == ("code", [str(reward)]) and change["old"] != change["new"]
+    assert len(list((tmp_path / "run/code").iterdir())) == 2  # both are kept
 
 
 def test_after_going_back_changes_hold_from_the_earlier_step_on(
