@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.pages import complete_lines
 from recipe.fspo.faults.phase import Phase, read_phase
-from recipe.fspo.faults.processes import ROLES, role_of
+from recipe.fspo.faults.processes import ROLES, kill, processes_of, role_of
 
 #: Every process of one start inherits it from here, whatever the run itself marks.
 MARK: Final = "FSPO_FAULTS"
@@ -74,12 +74,6 @@ class NotReached(RuntimeError):
     """The run did not come to the moment; nothing was killed, so there is no row."""
 
 
-def _environment(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    return b""
-
-
 @dataclass
 class Run:
     """A start of the stack in the run folder that all rows share."""
@@ -111,14 +105,7 @@ class Run:
 
     def pids(self) -> list[int]:
         """Living processes of this start."""
-        wanted = f"{MARK}={self.mark}".encode()
-        found = []
-        for pid in psutil.pids():
-            if wanted in _environment(pid).split(b"\0"):
-                with contextlib.suppress(psutil.Error):
-                    if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                        found.append(pid)
-        return found
+        return processes_of(self.mark, variable=MARK)
 
     def find(self, role: str) -> int | None:
         """A process by role; the launching one and the judges have no title of their own."""
@@ -143,9 +130,7 @@ class Run:
 
     def stop(self) -> None:
         """Kill what is left, by process id."""
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(self.pids())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
 

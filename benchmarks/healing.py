@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.faults import PAGE
 from benchmarks.pages import complete_lines, markdown, write_lines, write_section
-from recipe.fspo.faults.processes import role_of
+from recipe.fspo.faults.processes import processes_of, role_of
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "healing.jsonl"
 #: Steps over which rewards are averaged for the table, and after which it is validated.
@@ -50,12 +50,9 @@ def family_of(parent: int) -> dict[str, list[int]]:
     """Processes of the run by role; the launching one is the parent's child."""
     children = psutil.Process(parent).children()
     found = {LAUNCHER: [child.pid for child in children if "recipe.fspo.main" in child.cmdline()]}
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(os.getpid()) and (role := role_of(process.pid)) is not None:
-                found.setdefault(role, []).append(process.pid)
-        except psutil.Error:
-            continue
+    for pid in processes_of(str(os.getpid()), variable=MARK):
+        if (role := role_of(pid)) is not None:
+            found.setdefault(role, []).append(pid)
     return {role: pids for role, pids in found.items() if pids}
 
 

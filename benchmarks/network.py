@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,12 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from benchmarks.faults import PAGE
 from benchmarks.faults_run import SETTINGS, sentence
 from benchmarks.pages import complete_lines, markdown, write_lines, write_section
 from recipe.fspo.faults.phase import read_phase
+from recipe.fspo.faults.processes import kill, processes_of
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "network.jsonl"
 NODES: Final = ("fspo-a", "fspo-b")
@@ -119,16 +117,6 @@ def head() -> str:
     return f"{ADDRESS.format(1)}:{PORT}"
 
 
-def left(folder: Path) -> list[psutil.Process]:
-    """Processes that were started here and live."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 def run_row(folder: Path, seconds: int, what: str, moment: str) -> dict[str, Any]:
     """One failure."""
     row: dict[str, Any] = {"seconds": seconds, "packets": what, "moment": moment}
@@ -163,9 +151,7 @@ def run_row(folder: Path, seconds: int, what: str, moment: str) -> dict[str, Any
             message = sentence(log.read_text(errors="replace"))
             return row | {"goes_on": False, "end_s": end_s, "message": message}
         finally:
-            for process in left(folder):
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGKILL)
+            kill(processes_of(str(folder), variable=MARK))
             for node in NODES:
                 shutil.rmtree(f"/tmp/{node}", ignore_errors=True)
 
