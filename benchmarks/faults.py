@@ -60,16 +60,6 @@ def cells() -> list[tuple[str, str]]:
     return list(dict.fromkeys([*_FIRST, *every]))
 
 
-def read_rows() -> list[Row]:
-    """What has been run."""
-    return complete_lines(ROWS)
-
-
-def write_rows(rows: list[Row]) -> None:
-    """Replace the file of rows."""
-    write_lines(ROWS, rows)
-
-
 def verdict(row: Row) -> str:
     """What a row fails of the requirements; empty if nothing."""
     if row["process"] == "judge":
@@ -131,13 +121,8 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def render() -> None:
-    """Put the table between the page's markers."""
-    write_section(PAGE, "table", table(read_rows()))
-
-
 def _next_cell() -> tuple[str, str] | None:
-    done = {(row["process"], row["moment"]) for row in read_rows()}
+    done = {(row["process"], row["moment"]) for row in complete_lines(ROWS)}
     return next((cell for cell in cells() if cell not in done), None)
 
 
@@ -160,17 +145,17 @@ def run(folder: Path, minutes: float, only: list[str]) -> None:
             continue
         if not row["hit"]:
             print(f"  missed: it was in another phase by then ({row}); again", flush=True)
-        rows = [old for old in read_rows() if (old["process"], old["moment"]) != cell]
+        rows = [old for old in complete_lines(ROWS) if (old["process"], old["moment"]) != cell]
         rows = with_resume(rows, resumed)
-        write_rows([*rows, row] if row["hit"] else rows)
-        render()
+        write_lines(ROWS, [*rows, row] if row["hit"] else rows)
+        write_section(PAGE, "table", table(complete_lines(ROWS)))
         print(
             f"  {json.dumps(row)}\n  resume of the rows before: {resumed}; {verdict(row) or 'as required'}", flush=True
         )
 
-    if not all(row.get("resume") for row in read_rows()):
+    if not all(row.get("resume") for row in complete_lines(ROWS)):
         resumed = see_resume(folder)
-        write_rows(with_resume(read_rows(), resumed))
+        write_lines(ROWS, with_resume(complete_lines(ROWS), resumed))
         print(f"  resume of the rows before: {resumed}", flush=True)
 
 
@@ -189,7 +174,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.table:
         run(arguments.folder, arguments.minutes, arguments.only)
-    render()
+    write_section(PAGE, "table", table(complete_lines(ROWS)))
 
 
 if __name__ == "__main__":
