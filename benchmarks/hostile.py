@@ -1,21 +1,9 @@
-"""Hostile answers: score a seeded set of them and report time, memory and lost workers.
-
-    python benchmarks/hostile.py --answers 1000 --seed 0
-
-Also imported by the tests for `hostile_answers` and `batch_slowdown`.
-"""
+"""Hostile answers, a seeded set of them: for the tests and ``python -m benchmarks.rewards --speed``."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import statistics
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-
-from fspo.rewards import MathScorer
 
 
 def _box(content: str) -> str:
@@ -83,25 +71,10 @@ def _injection(rng: random.Random) -> str:
 
 
 def _unbalanced(rng: random.Random) -> str:
-    symbols = [
-        "{",
-        "}",
-        "(",
-        ")",
-        "\\frac{",
-        "\\boxed{",
-        "$",
-        "\\(",
-        "\\[",
-        "\\left(",
-        "^",
-        "_",
-        "\\sqrt[",
-        "1",
-        "x",
-        "&",
-        "\\\\",
-    ]
+    symbols = (
+        *("{", "}", "(", ")", r"\frac{", r"\boxed{", "$", r"\(", r"\["),
+        *(r"\left(", "^", "_", r"\sqrt[", "1", "x", "&", r"\\"),
+    )
     return "".join(rng.choices(symbols, k=rng.choice([5, 20, 100, 1_000])))
 
 
@@ -141,28 +114,3 @@ def hostile_answers(n: int, seed: int, names: Sequence[str] = tuple(CATEGORIES))
     """`n` triples (category, response, ground truth), the categories in turn; none of them is a correct answer."""
     rng = random.Random(seed)
     return [(name, CATEGORIES[name](rng), rng.choice(TRUTHS)) for name in (names[i % len(names)] for i in range(n))]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--answers", type=int, default=1_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
-    args = parser.parse_args()
-    seconds: dict[str, list[float]] = {name: [] for name in CATEGORIES}
-    statuses: dict[str, Counter[str]] = {name: Counter() for name in CATEGORIES}
-    with MathScorer(n_workers=args.workers) as scorer:
-        scorer.score("about 1", "2")
-        for name, response, truth in hostile_answers(args.answers, args.seed):
-            start = time.perf_counter()
-            statuses[name][scorer.score(response, truth).status.value] += 1
-            seconds[name].append(time.perf_counter() - start)
-        counts = scorer.counts()
-    for name, times in seconds.items():
-        median, longest = statistics.median(times) * 1e3, max(times) * 1e3
-        print(f"{name:20s} median {median:8.1f} ms  max {longest:8.1f} ms  {dict(statuses[name])}")
-    print(json.dumps({"answers": args.answers, "seed": args.seed, "max_s": max(map(max, seconds.values())), **counts}))
-
-
-if __name__ == "__main__":
-    main()
