@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.pages import complete_lines, opened, replace_section
+from benchmarks.pages import complete_lines, opened, replace_section, write_section
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
 from fspo.clipping import acceptance_band
@@ -24,7 +24,6 @@ from fspo.fairness import debiased_lre, equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.interval import Array
 from fspo.fairness.lre import MIN_CLUSTERS
-from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.records import MiniBatches, from_record, read_sequences
@@ -34,6 +33,7 @@ from fspo.report.tables import Table, final_numbers, grid_table, paired_differen
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "fairness-study.md"
 VIEWS: Final = ("symmetric", "active", "mass")
 #: Views of the tables of the active band, and the first step that it has something to go by.
 ACTIVE_VIEWS: Final = ("active_nonzero_advantage", "active", "symmetric")
@@ -410,26 +410,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness_study", description=__doc__)
     parser.add_argument("grid", type=Path, metavar="GRID", help="folder of python -m recipe.fspo.compare, or .tar.xz")
     parser.add_argument(
-        "--page", type=Path, default=Path("docs/fairness-study.md"), help="page whose tables to replace"
-    )
-    parser.add_argument(
         "--section", default="tables", help="of the page: tables, words (second task), active, clipping or pretrained"
     )
     parser.add_argument("--beside", type=Path, metavar="GRID", help="compare the active band's runs with those of it")
     arguments = parser.parse_args()
-    page = arguments.page.read_text(encoding="utf-8")
     try:
-        replace_section(page, arguments.section, "")  # the tables take a while to compute
+        replace_section(PAGE.read_text(encoding="utf-8"), arguments.section, "")  # the tables take a while to compute
     except ValueError as error:
-        parser.error(f"{arguments.page}: {error}")
+        parser.error(f"{PAGE}: {error}")
     with opened(arguments.grid) as grid:
         common, measured = ("tables", "words", "pretrained"), ("tables", "pretrained")
         text = tables(grid, arguments.section in common, arguments.section in measured)
         if arguments.beside is not None:
             with opened(arguments.beside) as other:
                 text += f"\n\n{beside_table(grid, other)}"
-    with atomic_path(arguments.page) as temporary:
-        temporary.write_text(replace_section(page, arguments.section, text), encoding="utf-8")
+    write_section(PAGE, arguments.section, text)
 
 
 if __name__ == "__main__":

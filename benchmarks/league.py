@@ -16,16 +16,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.pages import markdown, replace_section
+from benchmarks.pages import markdown, write_section
 from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight, recorded, synthetic
 from fspo.fairness import LengthReweightingError
-from fspo.files import atomic_path
 from fspo.kept import UnclippedWeight
 from fspo.losses import ALGORITHMS
 from recipe.fspo.check_losses import actors, policy_loss
 
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "check-loss.md"
 #: Mean share kept to which the clips are scaled in the league.
 KEPT: Final = 0.9
 #: What is divided by a factor, and what is multiplied, to make the clip of a loss narrower by it.
@@ -172,7 +172,6 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.league", description=__doc__)
     parser.add_argument("records", type=Path, metavar="RECORDS", help="runs with sequences.jsonl, or .tar.xz of them")
-    parser.add_argument("--page", type=Path, default=Path("docs/check-loss.md"), help="page whose tables to replace")
     parser.add_argument("--sections", nargs="+", choices=_SECTIONS, default=_SECTIONS, help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -184,9 +183,7 @@ def main() -> None:
             text = table_of_aggregations(known)
         else:
             text = league(known, recorded(arguments.records))
-        page = replace_section(arguments.page.read_text(encoding="utf-8"), section, text)
-        with atomic_path(arguments.page) as temporary:
-            temporary.write_text(page, encoding="utf-8")
+        write_section(PAGE, section, text)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 
-from benchmarks.pages import markdown, replace_section
+from benchmarks.pages import markdown, write_section
 from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bins
-from fspo.files import atomic_path
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "async.md"
@@ -115,9 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_correction", description=__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder with rollouts/ and a checkpoint of each step")
     torch.set_num_threads(1)
-    text = tables(parser.parse_args().run)
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(replace_section(PAGE.read_text(encoding="utf-8"), "rollout correction", text), "utf-8")
+    write_section(PAGE, "rollout correction", tables(parser.parse_args().run))
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pages import complete_lines, markdown, replace_section
+from benchmarks.pages import complete_lines, markdown, write_section
 from benchmarks.versus_verl.run import StartFailed, measure
 from benchmarks.versus_verl.tables import NOT_RUN
 from benchmarks.versus_verl.variants import VARIANTS, Variant
-from fspo.files import atomic_path
 from fspo.report.style import LIGHT, new_figure, save_png, themed
 
 ROWS = Path(__file__).with_name("scaling.jsonl")
@@ -206,9 +205,7 @@ def main() -> int:
         section += (
             f"\n\n![step time against sequences, tokens and parameters, both axes logarithmic](images/{PLOT.name})"
         )
-    text = replace_section(PAGE.read_text(encoding="utf-8"), "scaling", section)
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_section(PAGE, "scaling", section)
     return status
 
 

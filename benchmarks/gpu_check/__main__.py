@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import complete_lines, markdown, replace_section
+from benchmarks.pages import complete_lines, markdown, write_section
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{text}")
     if chosen.write:
         section = {"cuda": "gpu check", "cpu": "gpu check on a CPU"}[chosen.device]
-        PAGE.write_text(replace_section(PAGE.read_text(encoding="utf-8"), section, text), encoding="utf-8")
+        write_section(PAGE, section, text)
     return int(any(row["verdict"] == "failed" for row in {row["step"]: row for row in rows}.values()))
 
 

@@ -17,14 +17,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.pages import complete_lines, replace_section
+from benchmarks.pages import complete_lines, write_section
 from benchmarks.versus_verl import floor, tables
 from benchmarks.versus_verl.run import StartFailed, measure
 from benchmarks.versus_verl.variants import VARIANTS, Variant, fingerprint
-from fspo.files import atomic_path
 
 ROWS = Path(__file__).with_name("runs.jsonl")
-PAGE = Path("docs/performance.md")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 _FIRST_GUESS_S = 300.0
 
 
@@ -48,13 +47,13 @@ def expected_s(rows: Sequence[dict[str, Any]], variant: Variant) -> float:
     )
 
 
-def render(page: str, rows: Sequence[dict[str, Any]]) -> str:
-    """The page with its sections rendered anew."""
-    page = replace_section(page, "runs", tables.machine_line(rows))
-    page = replace_section(page, "start-up", tables.startup_table(rows))
-    page = replace_section(page, "processes", tables.process_table(rows))
-    page = replace_section(page, "step time", tables.step_table(rows))
-    return replace_section(page, "memory", tables.memory_table(rows))
+def render(rows: Sequence[dict[str, Any]]) -> None:
+    """Write the sections of the page anew."""
+    write_section(PAGE, "runs", tables.machine_line(rows))
+    write_section(PAGE, "start-up", tables.startup_table(rows))
+    write_section(PAGE, "processes", tables.process_table(rows))
+    write_section(PAGE, "step time", tables.step_table(rows))
+    write_section(PAGE, "memory", tables.memory_table(rows))
 
 
 def main() -> int:
@@ -65,15 +64,13 @@ def main() -> int:
     parser.add_argument(
         "--variants", default=",".join(variant.name for variant in VARIANTS), help="which of them (all)"
     )
-    parser.add_argument("--rows", type=Path, default=ROWS, help="file of finished starts")
-    parser.add_argument("--page", type=Path, default=PAGE, help="page whose sections to render")
     parser.add_argument("--floor", action="store_true", help="measure the imports that remain, too")
     arguments = parser.parse_args()
     variants = [variant for variant in VARIANTS if variant.name in arguments.variants.split(",")]
     began, status = time.monotonic(), 0
-    while (variant := next_variant(current(complete_lines(arguments.rows)), variants, arguments.runs)) is not None:
+    while (variant := next_variant(current(complete_lines(ROWS)), variants, arguments.runs)) is not None:
         left_s = 60 * arguments.minutes - (time.monotonic() - began)
-        if expected_s(current(complete_lines(arguments.rows)), variant) > left_s:
+        if expected_s(current(complete_lines(ROWS)), variant) > left_s:
             break
         try:
             row = measure(variant)
@@ -81,18 +78,15 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             status = 1
             break
-        with arguments.rows.open("a", encoding="utf-8") as file:
+        with ROWS.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(
             f"{variant.name}: first step {row['first_step_begins_s']:.0f} to {row['first_step_ends_s']:.0f} s, ", end=""
         )
         print(f"then {row['steps_s']} s, {row['peak_pss_mib']} MiB, others {row['others_share']:.0%}", flush=True)
-    imports = floor.measure() if arguments.floor else None
-    text = render(arguments.page.read_text(encoding="utf-8"), current(complete_lines(arguments.rows)))
-    if imports:
-        text = replace_section(text, "floor", floor.table(imports))
-    with atomic_path(arguments.page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    render(current(complete_lines(ROWS)))
+    if arguments.floor:
+        write_section(PAGE, "floor", floor.table(floor.measure()))
     return status
 
 
