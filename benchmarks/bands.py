@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from benchmarks.pages import markdown
 from benchmarks.synthetic import (
-    TokenKinds,
     gaussian_acceptance,
     gaussian_log_ratios,
     measured_acceptance,
@@ -24,6 +23,7 @@ from benchmarks.synthetic import (
     uneven_rollout_batch,
 )
 from fspo.calibration import BandController, drift_per_token
+from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.losses import ALGORITHMS
 from fspo.sums import SequenceSums

@@ -50,8 +50,8 @@ class Batch:
         return cls(log_prob.requires_grad_(), old, advantages, mask.to(device))
 
 
-def our_losses(batch: Batch, names: Sequence[str] = OURS) -> dict[str, Callable[[], torch.Tensor]]:
-    """Each named algorithm as a call that returns the scalar loss and takes the diagnostics."""
+def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
+    """Each of :data:`OURS` as a call that returns the scalar loss and takes the diagnostics."""
     state = BandState(drift_per_token=1e-5, dispersion=0.01, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
 
     def run(name: str) -> torch.Tensor:
@@ -66,7 +66,7 @@ def our_losses(batch: Batch, names: Sequence[str] = OURS) -> dict[str, Callable[
         SequenceSums.zeros().add_(output)
         return output.loss_B.sum() / batch.log_prob_BT.shape[0]
 
-    return {name: lambda name=name: run(name) for name in names}  # type: ignore[misc]
+    return {name: lambda name=name: run(name) for name in OURS}  # type: ignore[misc]
 
 
 def verl_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:

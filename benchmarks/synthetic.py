@@ -14,19 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.check_loss.token_kinds import TokenKinds
 from fspo.clipping import acceptance_band
 from fspo.sums import SequenceSums, length_bin, z_cell
 from fspo.types import BandState, SequenceLossSettings
-
-__all__ = [
-    "TokenKinds",
-    "gaussian_acceptance",
-    "gaussian_log_ratios",
-    "measured_acceptance",
-    "sums_of_log_ratios",
-    "uneven_rollout_batch",
-]
 
 Array = npt.NDArray[np.float64]
 Lengths = npt.NDArray[np.int64]
@@ -72,20 +62,18 @@ def sums_of_log_ratios(S_B: Array, length_B: Lengths) -> SequenceSums:
     return sums
 
 
-def uneven_rollout_batch(
-    rng: np.random.Generator, batch: int, mini_batches: int = 4, dispersion: float = 0.033
-) -> list[tuple[Array, Lengths]]:
-    """``(S_B, length_B)`` of each mini-batch of a rollout batch whose dispersion is *not* sqrt(L).
+def uneven_rollout_batch(rng: np.random.Generator, batch: int) -> list[tuple[Array, Lengths]]:
+    """``(S_B, length_B)`` of each of the 4 mini-batches of a rollout batch whose dispersion is *not* sqrt(L).
 
     Like a small recorded run it has lengths from 1 to 220, a dispersion that is low below 20 tokens and high from 20 to
     60, and sequences of uneven scale (heavy tails). A common scale varies by rollout batch and grows with the position
     of the mini-batch, from 0 in the first.
     """
-    level = dispersion * math.exp(rng.normal(0.0, 0.15))
+    level = 0.033 * math.exp(rng.normal(0.0, 0.15))
     result = []
-    for position in range(mini_batches):
+    for position in range(4):
         length_B = np.clip(rng.gamma(2.2, 40.0, batch), 1, 220).astype(np.int64)
         shape_B = np.interp(np.log(length_B), np.log([1, 15, 35, 80, 220]), [0.5, 0.5, 1.45, 0.95, 0.9])
-        sigma_B = level * position / (mini_batches - 1) * shape_B * np.exp(rng.normal(0.0, 0.4, batch))
+        sigma_B = level * position / 3 * shape_B * np.exp(rng.normal(0.0, 0.4, batch))
         result.append((gaussian_log_ratios(length_B, sigma_B, rng), length_B))
     return result

@@ -23,7 +23,7 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.loss import OURS, REFERENCE, Batch, median_seconds, our_losses, peak_bytes, verl_losses
+from benchmarks.loss import REFERENCE, Batch, median_seconds, our_losses, peak_bytes, verl_losses
 from fspo.fairness import equal_mass_starts
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.noise_floor import SAFE_MARGIN, NoiseFloor, noise_floor
@@ -152,7 +152,7 @@ def loss(size: Size, device: str) -> str:
     agree: dict[str, None] = {}
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
         batch = Batch.random(*size.loss, device, dtype)
-        losses = our_losses(batch, OURS)
+        losses = our_losses(batch)
         wanted = {"its formula": gspo_by_hand(batch)}
         with contextlib.suppress(ImportError):
             losses |= verl_losses(batch)

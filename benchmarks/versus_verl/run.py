@@ -59,17 +59,14 @@ def _values(entries: Iterable[dict[str, Any]], name: str) -> list[float]:
     return [entry["data"][name] for entry in entries if name in entry["data"]]
 
 
-def measure(
-    variant: Variant, extra: Sequence[str] = (), steps: int = STEPS, keep: Path | None = None
-) -> dict[str, Any]:
+def measure(variant: Variant, extra: Sequence[str] = (), steps: int = STEPS) -> dict[str, Any]:
     """Start ``variant`` and watch it to its end.
 
     Raises:
         StartFailed: with the end of its output, if it does not reach its last step.
     """
-    with contextlib.ExitStack() as stack:
-        run_dir = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="versus-verl-")))
-        run_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="versus-verl-") as folder:
+        run_dir = Path(folder)
         words, environment = command(variant, run_dir, extra)
         log, ended = run_dir / "stdout.log", []
         load_before = os.getloadavg()[0]

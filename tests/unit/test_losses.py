@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.synthetic import TokenKinds
+from fspo.check_loss.token_kinds import TokenKinds
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
