@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from benchmarks.loss import alternated
 from benchmarks.pages import markdown, write_section
 from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
@@ -126,12 +127,7 @@ def matched(actor: Mapping[str, Any], weight: UnclippedWeight, samples: Sequence
 def costs(losses: Mapping[str, PolicyLoss]) -> dict[str, float]:
     """Time of forward and backward pass over that of ``grpo``, median of alternating rounds at 64 x 2048, float32."""
     batch = synthetic_batch([2048] * 64, [0.03] * 64, [1.0, -1.0] * 32).to(torch.float32)
-    times: dict[str, list[float]] = {name: [] for name in losses}
-    for _ in range(_ROUNDS):
-        for name, loss in losses.items():
-            begin = time.perf_counter()
-            loss.gradient(batch)
-            times[name].append(time.perf_counter() - begin)
+    times = alternated({name: partial(loss.gradient, batch) for name, loss in losses.items()}, _ROUNDS)
     return {name: float(np.median(np.divide(seconds, times["grpo"]))) for name, seconds in times.items()}
 
 

@@ -12,8 +12,9 @@ import argparse
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -105,21 +106,30 @@ def step(loss: Callable[[], torch.Tensor], batch: Batch) -> None:
     batch.log_prob_BT.grad = None
 
 
-def median_seconds(losses: dict[str, Callable[[], torch.Tensor]], batch: Batch, repeats: int) -> dict[str, float]:
-    """Median wall time of each loss, taking turns so that all see the same load of the machine."""
-    times: dict[str, list[float]] = {name: [] for name in losses}
-    on_gpu = batch.log_prob_BT.device.type == "cuda"
-    for turn in range(repeats + 2):
-        for name, loss in losses.items():
-            if on_gpu:
-                torch.cuda.synchronize()
+def alternated(
+    calls: Mapping[str, Callable[[], object]], turns: int, warm_up: int = 0, wait: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
+    """Seconds of each call, taking turns so that all see the same load of the machine; the warm-up turns are left out.
+
+    ``wait`` is called before and after each.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(warm_up + turns):
+        for name, call in calls.items():
+            wait()
             start = time.perf_counter()
-            step(loss, batch)
-            if on_gpu:
-                torch.cuda.synchronize()
-            if turn >= 2:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
+            call()
+            wait()
+            if turn >= warm_up:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def median_seconds(losses: dict[str, Callable[[], torch.Tensor]], batch: Batch, repeats: int) -> dict[str, float]:
+    """Median wall time of forward and backward of each loss, by turns."""
+    calls = {name: partial(step, loss, batch) for name, loss in losses.items()}
+    wait = torch.cuda.synchronize if batch.log_prob_BT.device.type == "cuda" else lambda: None
+    return {name: statistics.median(values) for name, values in alternated(calls, repeats, 2, wait).items()}
 
 
 class _PeakMemory(TorchDispatchMode):

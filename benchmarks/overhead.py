@@ -20,9 +20,9 @@ import os
 import pickle
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 os.environ.setdefault("VERL_PLATFORM", "cpu")
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from benchmarks.loss import Batch, verl_losses
+from benchmarks.loss import Batch, alternated, step, verl_losses
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -84,14 +84,6 @@ def _registered_loss(name: str, batch: Batch) -> Callable[[], torch.Tensor]:
     return call
 
 
-def _with_backward(loss: Callable[[], torch.Tensor], batch: Batch) -> Callable[[], None]:
-    def call() -> None:
-        loss().backward()
-        batch.log_prob_BT.grad = None
-
-    return call
-
-
 def _worker_parts(sequences_per_rank: int) -> list[Part]:
     from recipe.fspo.recorder import RECORDER
 
@@ -105,26 +97,26 @@ def _worker_parts(sequences_per_rank: int) -> list[Part]:
     )
     sums = SequenceSums.zeros()
     return [
-        Part(REFERENCE, "worker", _with_backward(theirs_small["verl gspo"], small), small_times, False),
+        Part(REFERENCE, "worker", partial(step, theirs_small["verl gspo"], small), small_times, False),
         Part(
             f"verl vanilla, {MICRO} x {WIDTH}",
             "worker",
-            _with_backward(theirs_small["verl vanilla"], small),
+            partial(step, theirs_small["verl vanilla"], small),
             small_times,
             False,
         ),
         Part(
             f"fspo with recorder, {MICRO} x {WIDTH}",
             "worker",
-            _with_backward(_registered_loss("fspo", small), small),
+            partial(step, _registered_loss("fspo", small), small),
             small_times,
         ),
-        Part(f"verl gspo, {ROWS} x {WIDTH}", "worker", _with_backward(theirs["verl gspo"], whole), times, False),
-        Part(f"verl vanilla, {ROWS} x {WIDTH}", "worker", _with_backward(theirs["verl vanilla"], whole), times, False),
+        Part(f"verl gspo, {ROWS} x {WIDTH}", "worker", partial(step, theirs["verl gspo"], whole), times, False),
+        Part(f"verl vanilla, {ROWS} x {WIDTH}", "worker", partial(step, theirs["verl vanilla"], whole), times, False),
         Part(
             f"fspo with recorder, {ROWS} x {WIDTH}",
             "worker",
-            _with_backward(_registered_loss("fspo", whole), whole),
+            partial(step, _registered_loss("fspo", whole), whole),
             times,
             False,
         ),
@@ -183,14 +175,8 @@ def _write(log: Any, joined: list[SequenceSums], metrics: dict[str, float]) -> N
 
 
 def measure(parts: list[Part], repeats: int) -> dict[str, float]:
-    """Median seconds of each part, taking turns, so that all see the same load of the machine."""
-    seconds: dict[str, list[float]] = {part.name: [] for part in parts}
-    for turn in range(repeats + 1):
-        for part in parts:
-            start = time.perf_counter()
-            part.call()
-            if turn:
-                seconds[part.name].append(time.perf_counter() - start)
+    """Median seconds of each part, by turns, of which the first is left out."""
+    seconds = alternated({part.name: part.call for part in parts}, repeats, 1)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
