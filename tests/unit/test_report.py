@@ -97,6 +97,12 @@ def grid(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report without its figures, which take most of its time."""
+    monkeypatch.setattr("fspo.report.build.comparison_figures", lambda *given: [])
+
+
 class Checker(html.parser.HTMLParser):
     """Collects text and addresses, and checks that tags are closed in order."""
 
@@ -140,7 +146,7 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "policy_loss.s_max" not in text, "and no others"
     assert text.index("Symmetric LRE: fspo is lower than rloo.") < text.index("Final numbers")
     assert "(3 paired)" in text and "Numerical noise floor" in text and "exactly 0 at every length" in text
-    assert "What is wrong with the runs" not in text
+    assert "What is wrong with the runs" not in text and "length funnel" not in text
     assert page.addresses and all(a.startswith("data:image/png;base64,") for a in page.addresses), "self-contained"
     assert "script" not in page.tags
     pictures = list((tmp_path / "out" / "figures").glob("*.png"))
@@ -206,6 +212,7 @@ def test_few_runs_make_no_claim(tmp_path: Path) -> None:
     assert all(said.endswith("no claim from fewer than 3 common seeds about fspo and rloo.") for said in two.values())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_that_ended_at_different_steps_are_not_compared(tmp_path: Path) -> None:
     plan = [("fspo", "fspo"), ("rloo", "seq_rloo")]
     runs = [write_run(tmp_path / algo / str(s), loss, s, algo=algo, seed=s) for s in range(4) for algo, loss in plan]
@@ -233,6 +240,7 @@ def test_runs_that_ended_at_different_steps_are_not_compared(tmp_path: Path) -> 
     assert {cell for _, _, cells in every["paired"]["rows"] for cell in cells} <= {"(ended at different steps)"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_settings_that_differ_within_a_group_are_named(tmp_path: Path) -> None:
     runs = []
     for seed, rate in enumerate((1e-4, 1e-2)):
@@ -300,6 +308,7 @@ def test_noise_floor_is_held_against_the_band(tmp_path: Path) -> None:
     assert "7.5" in str(group_noise_floor(group_runs([measured])[0], starts)), "the band is not known, the log is"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_samples_can_be_read_and_filtered(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", "fspo", 0)
     attack = "</pre><script>alert(1)</script><b>"
@@ -317,7 +326,6 @@ def test_samples_can_be_read_and_filtered(tmp_path: Path) -> None:
     lines = read_samples(load_run(folder), [])
     assert [line["response"] for line in lines if line["step"] == 2] == ["again"], "the later lines of a step count"
     assert "6000 characters left out" in next(line["response"] for line in lines if line["step"] == 4)
-    (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {"critic/rewards/mean": 0.5}}\n')  # little to draw
     report = build_report([folder], tmp_path / "out")
     assert [problem.split(": ")[0].rpartition(":")[2] for problem in report.problems] == ["7", "8", "209"]
     text = report.page.read_text(encoding="utf-8")
@@ -377,6 +385,7 @@ def test_values_of_a_wrong_kind_are_named_and_left_out(tmp_path: Path) -> None:
         assert expected in problems, expected
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_files_that_no_report_has_written_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = write_run(tmp_path / "run", "fspo", 0), tmp_path / "out"
     for name in ("report.html", "summary.json"):
@@ -391,6 +400,7 @@ def test_files_that_no_report_has_written_stay(tmp_path: Path, capsys: pytest.Ca
     assert "run.json is not a folder that can be written to" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_seed_run_twice_counts_once(tmp_path: Path) -> None:
     twice = [write_run(tmp_path / name, "fspo", 0) for name in ("a", "b")]
     report = build_report(twice, tmp_path / "out")
@@ -418,6 +428,7 @@ def test_a_reward_that_is_no_share_has_no_interval(tmp_path: Path) -> None:
     assert "  after  (step 3): 3.700\n" in summarise(folder)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_was_restarted_says_so(tmp_path: Path) -> None:
     starts = [{"started": "2026-01-01T00:00:00+00:00"}, {"started": "2026-01-01T00:10:00+00:00", "reason": "a death"}]
     folder = write_run(tmp_path / "run", "fspo", 1, starts=starts, effective_time_ratio=0.934)
@@ -573,8 +584,3 @@ def test_the_length_funnel_of_runs_that_lose_responses(tmp_path: Path) -> None:
     assert "rloo: no difference between lengths can be told" in found["sentence"] and "gspo" not in found["sentence"]
     drawn = {path.name for path in (tmp_path / "out" / "figures").glob("*funnel*")}
     assert drawn == {"default_funnel_fspo.png", "default_funnel_rloo.png"}
-
-
-def test_a_run_without_losses_has_no_funnel(tmp_path: Path) -> None:
-    build_report([write_run(tmp_path / "run", "fspo", 0)], tmp_path / "out")
-    assert "length funnel" not in (tmp_path / "out" / "report.html").read_text()
