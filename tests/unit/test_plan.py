@@ -76,18 +76,9 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["actor_rollout_ref.actor.fsdp_config.fsdp_size=3"], r"n_gpus_per_node=8 is not a multiple of .*fsdp_size=3"),
-        (["data.train_batch_size=500"], r"train_batch_size=500 is not a multiple of actor\.ppo_mini_batch_size=128"),
-        (["trainer.nnodes=3"], r"rollout\.n=2048 is not a multiple of .*n_gpus_per_node=24"),
         (["trainer.n_gpus_per_node=1"], r"n_gpus_per_node=1 is not a multiple of rollout's parallel sizes=2"),
-        (["actor_rollout_ref.rollout.tensor_model_parallel_size=3"], r"size=3 does not divide the model's 32 .*to 2"),
         (["actor_rollout_ref.actor.ulysses_sequence_parallel_size=3"], r"multiple of ulysses_sequence_parallel_size=3"),
-        (["actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192"], r"=8192 is less than the longest .* to 10240 or"),
         (["data.max_response_length=40000"], r"= 42048 exceeds the model's max_position_embeddings = 32768"),
-        (
-            ["actor_rollout_ref.rollout.max_model_len=4096"],
-            r"= 10240 exceeds actor_rollout_ref\.rollout\.max_model_len",
-        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_problems(overrides: list[str], says: str) -> None:
