@@ -99,7 +99,7 @@ def test_a_fold_left_out_counts_nowhere() -> None:
     assert found == pytest.approx(objective().figures(np.ones(2), np.ones(2)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.floats(0.0, 0.5))
 def test_the_bound_holds_whatever_is_clipped(seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)

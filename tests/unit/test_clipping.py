@@ -86,7 +86,7 @@ def test_quantile_band_looks_its_width_up_by_fine_bin() -> None:
 
 
 @given(length=st.integers(1, 200_000), staleness=st.integers(0, 40), low=st.floats(0, 1), high=st.floats(0, 1))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_a_band_that_widens_with_staleness(length: int, staleness: int, low: float, high: float) -> None:
     plain = SequenceLossSettings(band="sqrt", clip_low=low, clip_high=high)
     wide = dataclasses.replace(plain, staleness="sqrt")
@@ -121,7 +121,7 @@ def test_independent_shifts_are_accepted_alike_at_every_staleness() -> None:
     low=st.floats(0, 0.9),
     high=st.floats(0, 2),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_centre_lies_inside_every_band(name: str, length: int, drift: float, low: float, high: float) -> None:
     loss = dataclasses.replace(ALGORITHMS[name], clip_low=low, clip_high=high)
     loss = dataclasses.replace(loss, drift="none" if loss.band == "active" else "kl")

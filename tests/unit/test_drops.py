@@ -17,7 +17,7 @@ THRESHOLD = 2
 group = st.tuples(st.sampled_from([10.0, 100.0, 1000.0]), st.integers(1, HARD_LIMIT * THRESHOLD + 1))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.lists(group, max_size=6), min_size=1, max_size=12), st.integers(0, 11), st.sampled_from([1, 3]))
 def test_as_many_are_dropped_as_are_stale(polls: list[list[tuple[float, int]]], saved: int, bins: int) -> None:
     drops, groups, stale, lost, beyond = EvenDrops(bins, 1000), 0, 0, 0, 0

@@ -19,7 +19,7 @@ from fspo.fairness.bootstrap import ratio_interval
 
 
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_pass_at_k_is_the_closed_form(case: tuple[int, int, int]) -> None:
     n, correct, k = case
     closed = 1 - Fraction(math.comb(n - correct, k), math.comb(n, k))

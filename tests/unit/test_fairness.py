@@ -24,7 +24,7 @@ from fspo.fairness import (
 from fspo.fairness.bootstrap import mean_interval, pooled_difference
 from fspo.fairness.interval import Array
 
-FAST = settings(max_examples=40, deadline=None)
+FAST = settings(max_examples=40)
 
 
 def test_known_case_by_hand() -> None:

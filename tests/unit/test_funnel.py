@@ -13,7 +13,7 @@ lengths = st.lists(st.integers(0, 300), max_size=20)
 events = st.lists(st.tuples(st.sampled_from(STAGES), lengths, st.integers(0, 3)), max_size=12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(events, min_size=1, max_size=4), st.integers(0, 50))
 def test_every_response_started_ends_once_or_is_under_way(steps: list, extra: int) -> None:
     funnel = LengthFunnel(bins=3)

@@ -23,7 +23,7 @@ STATE = BandState(
 )
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(max_examples=60)
 losses = st.one_of(
     st.sampled_from(sorted(ALGORITHMS)).map(ALGORITHMS.__getitem__),
     st.builds(

@@ -34,7 +34,7 @@ def pairs(output: SequenceLossOutput) -> Sequences:
 
 
 @pytest.mark.parametrize("name", FIXED)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(target=st.floats(0.02, 0.9))
 def test_matched_clip_gives_the_target_rate_in_the_loss(name: str, target: float) -> None:
     output = run(FIXED[name])

@@ -18,7 +18,7 @@ from fspo.data.remainder import MAX_DIVIDEND, MAX_QUOTIENT, VOCABULARY, Division
 from fspo.data.words import WordList
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(divisor=st.integers(1, 99), quotient=st.integers(1, 40), rest=st.integers(0, 98))
 def test_the_working_ends_in_the_remainder(divisor: int, quotient: int, rest: int) -> None:
     problem = Division(quotient * divisor + rest % divisor, divisor)
@@ -30,7 +30,7 @@ def test_the_working_ends_in_the_remainder(divisor: int, quotient: int, rest: in
     assert score_answer(cut, problem.answer) == 0.0
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(divisor=st.integers(3, 99), quotient=st.integers(1, 30), rest=st.integers(0, 98))
 def test_a_forgotten_borrow_gives_a_wrong_answer_of_like_length(divisor: int, quotient: int, rest: int) -> None:
     problem = Division(quotient * divisor + rest % divisor, divisor)

@@ -121,7 +121,7 @@ def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -
     assert scorer.counts()["normalised"] >= 2
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     content=st.text(alphabet="0123456789.,;:%$*{}()[]<>\\ xknABCepiortcdfras^_|=+-/", max_size=40),
     truth=st.text(alphabet="0123456789.,%{}()[]<>\\ xkA=pi", min_size=1, max_size=20),

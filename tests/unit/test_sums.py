@@ -28,7 +28,7 @@ from fspo.sums import (
 )
 from fspo.types import SequenceLossOutput
 
-FAST = settings(max_examples=25, deadline=None)
+FAST = settings(max_examples=25)
 
 
 def loss_output(
