@@ -73,7 +73,9 @@ class TokenLengthRewardManager(NaiveRewardManager):
         info["response_length"] = int(mask.sum())
         prompt = item.batch["prompts"]
         prompt = prompt[item.batch["attention_mask"][: len(prompt)].bool()]
-        info["problem_id"] = problem_id(source, info, otherwise=_digest(prompt))
+        problem = problem_id(source, info, otherwise=_digest(prompt))
+        if info.get("problem_id") is None:
+            info["problem_id"] = problem
         try:
             result: dict[str, Any] = await super().run_single(data)
         except Exception as error:
@@ -84,7 +86,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
         told = {
             "response_length": int(mask.sum()),
             "data_source": source,
-            "problem_id": info["problem_id"],
+            "problem_id": problem,
             "score": float(result["reward_score"]),
             RESPONSE_DIGEST: _digest(tokens[: int(mask.sum())]),
         }

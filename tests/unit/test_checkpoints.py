@@ -147,7 +147,7 @@ def test_a_save_killed_in_the_middle_leaves_the_previous_checkpoint_to_resume(tm
 def test_a_first_save_killed_in_the_middle_begins_again_and_says_so(tmp_path: Path) -> None:
     cut(write_checkpoint(tmp_path, 1, track=False) / "data.pt")
     said = repair_tracker(config(tmp_path))
-    assert said is not None and "starting from the beginning" in said
+    assert said is not None and "starting as the run began" in said
     assert not (tmp_path / TRACKER_FILE).exists()
     assert list(resume_problems(config(tmp_path))) == []
 
@@ -156,7 +156,7 @@ def test_a_first_save_killed_before_its_queue_begins_again_in_an_asynchronous_mo
     folder, given = write_checkpoint(tmp_path, 1, track=False), config(tmp_path)
     given.trainer.v1.trainer_mode = "fspo_separate_async"
     said = repair_tracker(given)
-    assert said is not None and "starting from the beginning" in said
+    assert said is not None and "starting as the run began" in said
     (folder / "transfer_queue").mkdir()
     (folder / "transfer_queue" / "metadata.json").touch()
     said = repair_tracker(given)

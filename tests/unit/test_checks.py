@@ -73,7 +73,7 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
         (["fspo.offline_task=null", "data.train_files=/no/such.parquet"], r"/no/such\.parquet"),
         (["data.val_files=file:///no/such.parquet"], r"data\.val_files: /no/such\.parquet does not exist"),
         (["data.val_files=null"], r"data\.val_files names no file"),
-        (["data.train_max_samples=8"], r"32 rows of which 8 are taken \(data\.train_max_samples\), but at least 32 "),
+        (["data.train_max_samples=8"], r"32 rows, of which 8 are taken \(data\.train_max_samples\), but at least 32 "),
         (["+actor_rollout_ref.model.tokenizer_path=./none"], r"model\.tokenizer_path='\./none' is not a folder"),
         (["data.train_batch_size=30"], r"train_batch_size=30 is not a multiple of .*ppo_mini_batch_size=8"),
         (

@@ -113,6 +113,11 @@ def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, 
     assert found(1, index=3, problem_id="p") == "p"
 
 
+def test_the_reward_gets_the_row_s_own_problem_id(own: Any) -> None:
+    result = run(own("return extra_info['problem_id'] + 1"), response("34", info={"problem_id": 7}))
+    assert (result["reward_score"], result["reward_extra_info"]["problem_id"]) == (8, "7")
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

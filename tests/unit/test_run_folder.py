@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
-from recipe.fspo.checkpoints.integrity import latest, restore_tracker, resumed_from, step_folder
+from recipe.fspo.checkpoints.integrity import is_own, latest, restore_tracker, resumed_from, step_folder
 from recipe.fspo.faults.errors import TrainingFailed
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch import run_folder, start
@@ -266,6 +266,14 @@ def test_after_going_back_changes_hold_from_the_earlier_step_on(
     assert "from step 21 on" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("way", ["checkpoints", "../{name}/checkpoints"])
+def test_a_checkpoint_is_the_run_s_own_whatever_way_its_path_takes(tmp_path: Path, way: str) -> None:
+    step_folder(tmp_path / "checkpoints", 10).mkdir(parents=True)
+    path = f"{tmp_path}/{way.format(name=tmp_path.name)}/global_step_10"
+    assert is_own(ready(begun(tmp_path)), path)
+    assert not is_own(ready(tmp_path), f"{tmp_path.parent}/checkpoints/global_step_10")
+
+
 def test_a_file_that_ray_writes_is_no_code(tmp_path: Path) -> None:
     written = tmp_path / "session_latest" / "metrics" / "prometheus.yml"
     written.parent.mkdir(parents=True)
@@ -279,6 +287,11 @@ def test_a_file_that_ray_writes_is_no_code(tmp_path: Path) -> None:
 def test_a_checkout_below_a_symlink_is_still_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "link").symlink_to(root)
+    linked = tmp_path / "site-packages" / "linked.py"  # installed as a link, as some installers do
+    linked.parent.mkdir()
+    linked.symlink_to(tmp_path / "store.py")
+    (tmp_path / "store.py").write_text("")
+    monkeypatch.setitem(sys.modules, "linked", SimpleNamespace(__file__=str(linked)))
     loaded = tmp_path / "link" / "fspo" / "files.py"
     monkeypatch.setitem(sys.modules, "through_the_link", SimpleNamespace(__file__=str(loaded)))
     state = code_state({"reward": str(tmp_path / "link" / "fspo" / "losses.py")})

@@ -168,7 +168,8 @@ def resumed_from(config: DictConfig) -> Path | None:
 
 def is_own(config: DictConfig, path: str | None) -> bool:
     """Whether this is the path of one of the run's own checkpoints."""
-    return os.path.dirname(path or "") == os.path.abspath(config.trainer.default_local_dir)
+    saved = os.path.abspath(config.trainer.default_local_dir)
+    return bool(path) and os.path.dirname(os.path.abspath(path)) == saved
 
 
 def restore_tracker(root: Path, folder: Path) -> None:
@@ -196,7 +197,7 @@ def repair_tracker(config: DictConfig) -> str | None:
     if newest is None:
         if tracker.exists():
             return None  # something was complete once: not for us to begin again, see resume_problems
-        return f"{found}, and {root} holds no complete checkpoint: starting from the beginning"
+        return f"{found}, and {root} holds no complete checkpoint: starting as the run began"
     restore_tracker(root, newest)
     return f"{found}: it names {newest.name} again, the newest complete checkpoint"
 

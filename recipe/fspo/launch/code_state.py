@@ -136,11 +136,16 @@ def code_state(config: Any = None, folders: Sequence[str] = ()) -> CodeState:
 
 
 def _loaded() -> Iterator[Path]:
-    # Resolved, as git's paths are.
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if name and name.endswith(".py"):
-            yield Path(name).resolve()
+            yield from _own(name)
+
+
+def _own(name: str) -> Iterator[Path]:
+    """The file of a module unless it is installed: resolved as git's paths are, but an installed one may be a link."""
+    if not _is_installed(Path(name).absolute()):
+        yield Path(name).resolve()
 
 
 def _is_installed(path: Path) -> bool:
@@ -162,7 +167,7 @@ def _code_file(name: str) -> Path | None:
             spec = importlib.util.find_spec(name.removeprefix("pkg://").replace("/", "."))
         except (ImportError, ValueError):
             return None
-        return Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        return next(_own(spec.origin), None) if spec is not None and spec.origin else None
     path = Path(name.removeprefix("file://"))
     if "session_latest" in path.parts:  # rollout.prometheus.file, which each Ray session writes anew
         return None

@@ -79,7 +79,7 @@ def launch_or_exit(config: DictConfig, job: Job) -> None:
         job: What to run.
     """
     with forked_workers(config, job.modules):
-        # Imported here, beside the workers: both import verl, which must not happen before the platform is exported.
+        # Imported here, beside the workers: `start` imports verl, which must wait until the platform is exported.
         from recipe.fspo.faults.errors import TrainingFailed
         from recipe.fspo.launch.run_settings import next_commands
         from recipe.fspo.launch.start import launch

@@ -96,10 +96,11 @@ def problems(config: DictConfig) -> Iterator[str]:
                 yield f"{key}: {name} {problem}"
         yield from (f"{key}: {problem}" for problem in join_problems(schemas))
         most = config.data.get(name_of_key.replace("files", "max_samples")) or -1
-        if complete and (rows if most < 0 else min(rows, most)) < needed:
+        taken = most if 0 < most < rows else rows
+        if complete and taken < needed:
+            cut = f", of which {taken} are taken (data.train_max_samples)" if taken < rows else ""
             yield (
-                f"{key}: {rows} rows{f' of which {most} are taken (data.train_max_samples)' if most > 0 else ''}, "
-                f"but at least {needed} are needed"
+                f"{key}: {rows} rows{cut}, but at least {needed} are needed"
                 + (" (data.train_batch_size)" if key == "data.train_files" else "")
                 + "; give more data or a smaller batch"
             )
