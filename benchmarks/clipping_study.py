@@ -192,6 +192,14 @@ def comparison_table(grid: Path, reference: Sequence[Run]) -> str:
     return markdown(head, rows) + _rank_correlation(clips, starts)
 
 
+def spread(grid: Path) -> str:
+    """How S spreads by length in each algorithm's own runs."""
+    runs = [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active"]
+    found = [run for run in runs if len(run.lengths.step_M)]
+    starts = shared_starts(found)
+    return "\n\n".join(text for group in group_runs(found) if (text := fairness_study.spread_table(group, starts)))
+
+
 def _rank_correlation(clips: Sequence[RunGroup], starts: np.ndarray, resamples: int = 2000) -> str:
     """Of accuracy and active LRE over the clips, with seeds resampled, the same ones for all; empty if too few."""
     seeds = sorted(set.intersection(*(set(group.by_seed()) for group in clips))) if clips else []
@@ -232,7 +240,8 @@ def main() -> int:
         write_section(PAGE, "search", search_table(found))
         if (chosen := regime(found)) is not None and (grid := _grid(place, chosen)).exists():
             summary = comparison_table(grid, found[next(iter(CANDIDATES))])
-            write_section(PAGE, "clipping", f"{summary}\n\n{fairness_study.tables(grid, common=False)}")
+            parts = (summary, fairness_study.tables(grid, common=False), "### How S spreads by length", spread(grid))
+            write_section(PAGE, "clipping", "\n\n".join(parts))
     return code
 
 
