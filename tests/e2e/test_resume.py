@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from real_stack import SMALL, Start, Starter
@@ -105,4 +106,4 @@ def test_the_bands_go_on_with_what_they_had_measured(
     assert len(before) == step - 1 > 0
     for kept, was in zip(at_the_end[1], before, strict=False):  # the rounds of before the stop come first
         for name, value in was.items():
-            assert (kept[name] == value).all(), name
+            assert np.all(np.asarray(kept[name] == value)), name
