@@ -160,9 +160,13 @@ def difference(first: RunGroup, second: RunGroup) -> Interval | None:
     return mean_interval(pairs) if pairs else None
 
 
-def comparison_table(grid: Path, reference: Sequence[Run]) -> str:
+def compared(grid: Path) -> list[Run]:
+    """The runs of the comparison that have come to their end."""
+    return [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active" and _ended(run)]
+
+
+def comparison_table(runs: Sequence[Run], reference: Sequence[Run]) -> str:
     """For each clip: accuracy, its paired differences to none and to FSPO's, and what it removes by length."""
-    runs = [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active" and _ended(run)]
     if not runs:
         return NOT_RUN
     groups = {group.algo: group for group in group_runs(runs)}
@@ -192,10 +196,10 @@ def comparison_table(grid: Path, reference: Sequence[Run]) -> str:
     return markdown(head, rows) + _rank_correlation(clips, starts)
 
 
-def spread(grid: Path) -> str:
+def spread(runs: Sequence[Run]) -> str:
     """How S spreads by length in each algorithm's own runs."""
-    runs = [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active"]
-    found = [run for run in runs if len(run.lengths.step_M)]
+    if not (found := [run for run in runs if len(run.lengths.step_M)]):
+        return ""
     starts = shared_starts(found)
     return "\n\n".join(text for group in group_runs(found) if (text := fairness_study.spread_table(group, starts)))
 
@@ -239,8 +243,10 @@ def main() -> int:
         found = searched(place)
         write_section(PAGE, "search", search_table(found))
         if (chosen := regime(found)) is not None and (grid := _grid(place, chosen)).exists():
-            summary = comparison_table(grid, found[next(iter(CANDIDATES))])
-            parts = (summary, fairness_study.tables(grid, common=False), "### How S spreads by length", spread(grid))
+            runs = compared(grid)
+            parts = [comparison_table(runs, found[next(iter(CANDIDATES))]), fairness_study.tables(grid, common=False)]
+            if text := spread(runs):
+                parts += ["### How S spreads by length", text]
             write_section(PAGE, "clipping", "\n\n".join(parts))
     return code
 
