@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,19 @@ def test_a_calibration_needs_no_second_pilot_and_says_what_it_lacks(
     (tmp_path / "default/fspo/seed1/sequences.jsonl").unlink()
     with pytest.raises(BadInput, match=r"comparisons=matched: .*default/fspo/seed1 has no recorded sequences"):
         grid.run(parse(["algos=[luspo]", *common]))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_command_ends_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    """Without waiting for it, it would train on, and keep the same command out of its folder."""
+    told = tmp_path / "told"
+    run_trains = f"trap 'echo > {told}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
+    monkeypatch.setattr(grid, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
+    assert told.exists()
 
 
 @pytest.mark.parametrize("content", ["[]", "3", '{"runs": [', '{"runs": []}', '{"overrides": [], "runs": [1]}'])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +18,7 @@ from fspo.files import write_json
 from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
 from recipe.fspo.launch.commands import BadInput
 from recipe.fspo.launch.compose import quoted
+from recipe.fspo.launch.restarts import Starts
 from recipe.fspo.launch.run_settings import has_results, run_info
 
 GRID_FILE: Final = "grid.json"
@@ -120,17 +119,16 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
 
 
 def _start(run: PlannedRun, request: Request) -> int:
-    """Start one run; returns its exit status."""
-    with subprocess.Popen(command_of(run, request)) as process:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            try:
-                process.wait(timeout=30)  # a terminal's Ctrl-C was for it, too
-            except (KeyboardInterrupt, subprocess.TimeoutExpired):
-                process.send_signal(signal.SIGINT)
-                process.wait(timeout=60)
-            raise
+    """Start one run; returns its exit status.
+
+    Raises:
+        KeyboardInterrupt: if this process was told to end meanwhile; then the run was, too.
+    """
+    with Starts() as starts:
+        code = starts.run(command_of(run, request), os.environ)
+        if starts.ended_by is not None:
+            raise KeyboardInterrupt
+        return code
 
 
 def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:

@@ -47,7 +47,7 @@ def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
     family, restarts, reason = uuid.uuid4().hex, 0, ""
     recent: deque[float] = deque(maxlen=limit)
     command = [sys.executable, "-m", "recipe.fspo.main", *arguments, f"fspo.run_dir={quoted(run_dir)}"]
-    with _Starts() as starts:
+    with Starts() as starts:
         while True:
             before = _last_step(run_dir)
             facts = {"restarts": restarts} | ({"reason": reason} if reason else {})
@@ -71,7 +71,7 @@ def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
             say(f"restart {restarts}: {reason}", sys.stdout)
 
 
-class _Starts:
+class Starts:
     """One start after the other. Signals for this process are for them, also those that come between two."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Starts:
         self._waiting: set[int] = {signal.SIGUSR1} if WARNED.is_set() else set()
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> _Starts:
+    def __enter__(self) -> Starts:
         for each in (*_ENDING, signal.SIGUSR1):
             if each == signal.SIGUSR1 or signal.getsignal(each) is not signal.SIG_IGN:  # nohup
                 self._before[each] = signal.signal(each, self._pass_on)
@@ -90,8 +90,9 @@ class _Starts:
             signal.signal(each, handler)
 
     def _pass_on(self, signum: int, _: object) -> None:
+        again = signum in self._waiting
         self._waiting.add(signum)  # a warning is also for the starts that are to come, an end lets none come
-        if self._process is not None and signum != signal.SIGINT:  # a terminal's Ctrl-C reaches it by itself
+        if self._process is not None and (again or signum != signal.SIGINT):  # a terminal's Ctrl-C reaches it by itself
             self._process.send_signal(signum)
 
     @property
