@@ -193,7 +193,8 @@ def comparison_table(runs: Sequence[Run], reference: Sequence[Run]) -> str:
         )
     head = ("", "held-out accuracy", "less unclipped", "less fspo", "collapsed", "active LRE among A != 0, debiased")
     clips = [group for algo, group in groups.items() if algo != "unclipped"]
-    return markdown(head, rows) + _rank_correlation(clips, starts)
+    ranks = [_rank_correlation(clips, view, starts) for view in (_VIEW, "active", "symmetric")]
+    return "\n\n".join([markdown(head, rows), *filter(None, ranks)])
 
 
 def spread(runs: Sequence[Run]) -> str:
@@ -204,8 +205,8 @@ def spread(runs: Sequence[Run]) -> str:
     return "\n\n".join(text for group in group_runs(found) if (text := fairness_study.spread_table(group, starts)))
 
 
-def _rank_correlation(clips: Sequence[RunGroup], starts: np.ndarray, resamples: int = 2000) -> str:
-    """Of accuracy and active LRE over the clips, with seeds resampled, the same ones for all; empty if too few."""
+def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, resamples: int = 2000) -> str:
+    """Of accuracy and one view's LRE over the clips, with seeds resampled, the same ones for all; empty if too few."""
     seeds = sorted(set.intersection(*(set(group.by_seed()) for group in clips))) if clips else []
     if len(clips) < 3 or len(seeds) < 3:
         return ""
@@ -214,7 +215,7 @@ def _rank_correlation(clips: Sequence[RunGroup], starts: np.ndarray, resamples: 
     accuracies, errors = [], []
     for group in clips:
         runs = [group.by_seed()[seed] for seed in seeds]
-        counts = [fairness_study.own_counts(run, _VIEW, _FIRST) for run in runs]
+        counts = [fairness_study.own_counts(run, view, _FIRST) for run in runs]
         accepted_SK = np.stack([merge_bins(each.accepted.sum(0), starts) for each in counts])
         total_SK = np.stack([merge_bins(each.total.sum(0), starts) for each in counts])
         errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1)))
@@ -225,7 +226,7 @@ def _rank_correlation(clips: Sequence[RunGroup], starts: np.ndarray, resamples: 
         found_R = (centred[0] * centred[1]).sum(0) / np.sqrt((centred[0] ** 2).sum(0) * (centred[1] ** 2).sum(0))
     low, high = np.nanquantile(found_R[1:], [0.025, 0.975])
     return (
-        f"\n\nRank correlation of accuracy and active LRE over {len(clips)} clips, {len(seeds)} seeds: "
+        f"Rank correlation of accuracy and LRE ({view.replace('_', ' ')}) over {len(clips)} clips, {len(seeds)} seeds: "
         f"{found_R[0]:+.2f} [{low:+.2f}, {high:+.2f}]."
     )
 

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.pages import complete_lines, opened, replace_section, write_section
+from benchmarks.pages import opened, replace_section, write_section
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
 from fspo.clipping import acceptance_band
@@ -24,6 +24,7 @@ from fspo.fairness import debiased_lre, equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.interval import Array
 from fspo.fairness.lre import MIN_CLUSTERS
+from fspo.files import complete_lines
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.records import MiniBatches, from_record, read_sequences

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.faults_run import MOMENTS, PROCESSES, SAVE_FREQ, NotReached, run_row, see_resume
-from benchmarks.pages import complete_lines, write_lines, write_section
+from benchmarks.pages import write_lines, write_section
+from fspo.files import complete_lines
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROWS: Final = ROOT / "benchmarks" / "faults" / "rows.jsonl"

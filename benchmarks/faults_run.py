@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 import torch
 
-from benchmarks.pages import complete_lines
+from fspo.files import complete_lines
 from recipe.fspo.faults.phase import Phase, read_phase
 from recipe.fspo.faults.processes import ROLES, kill, processes_of, role_of
 

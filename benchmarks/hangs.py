@@ -30,7 +30,8 @@ from benchmarks.faults_run import (
     sentence,
     tracked_step,
 )
-from benchmarks.pages import complete_lines, markdown, write_lines, write_section
+from benchmarks.pages import markdown, write_lines, write_section
+from fspo.files import complete_lines
 from recipe.fspo.faults.hang import HANG_FILE
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "hangs.jsonl"

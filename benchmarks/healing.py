@@ -21,7 +21,8 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.faults import PAGE
-from benchmarks.pages import complete_lines, markdown, write_lines, write_section
+from benchmarks.pages import markdown, write_lines, write_section
+from fspo.files import complete_lines
 from recipe.fspo.faults.processes import processes_of, role_of
 
 ROWS: Final = PAGE.parents[1] / "benchmarks" / "faults" / "healing.jsonl"

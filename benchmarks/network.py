@@ -21,7 +21,8 @@ from typing import Any, Final
 
 from benchmarks.faults import PAGE
 from benchmarks.faults_run import SETTINGS, sentence
-from benchmarks.pages import complete_lines, markdown, write_lines, write_section
+from benchmarks.pages import markdown, write_lines, write_section
+from fspo.files import complete_lines
 from recipe.fspo.faults.phase import read_phase
 from recipe.fspo.faults.processes import kill, processes_of
 

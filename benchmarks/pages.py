@@ -13,20 +13,6 @@ from typing import Any
 from fspo.files import atomic_path
 
 
-def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file that may be in the middle of being written; none if it is not there.
-
-    A line that a kill has cut is left out, even where a resumed run has ended it.
-    """
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            with contextlib.suppress(ValueError):
-                if line.endswith("\n"):
-                    found.append(json.loads(line))
-    return found
-
-
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Replace a file by these objects, one a line."""
     with atomic_path(path) as temporary:

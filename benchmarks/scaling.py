@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.pages import complete_lines, markdown, write_section
+from benchmarks.pages import markdown, write_section
 from benchmarks.versus_verl.run import StartFailed, measure
 from benchmarks.versus_verl.tables import NOT_RUN
 from benchmarks.versus_verl.variants import VARIANTS, Variant
+from fspo.files import complete_lines
 from fspo.report.style import LIGHT, new_figure, save_png, themed
 
 ROWS = Path(__file__).with_name("scaling.jsonl")

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -79,6 +79,19 @@ def is_own_json(path: Path, key: str) -> bool:
         return key in json.loads(path.read_bytes())
     except (OSError, ValueError, TypeError):
         return False
+
+
+def complete_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file that has one a line; none if it is not there.
+
+    A line that a kill has cut is left out, even where a resumed run has ended it.
+    """
+    found = []
+    with suppress(FileNotFoundError):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+    return found
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,7 +6,6 @@ The sums of a mini-batch are one compact JSON object, a line of length_stats.jso
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fspo.files import complete_lines
 from fspo.sums import FIELDS, LAYOUT_VERSION, SequenceSums
 
 Array = npt.NDArray[np.float64]
@@ -87,19 +87,10 @@ class MiniBatches:
 def read_sequences(run: Path) -> MiniBatches | None:
     """``sequences.jsonl`` of a run; None if it recorded none.
 
-    A line that a kill has cut is left out, even where a resumed run has ended it. Of a mini-batch that was done again,
-    the last line counts.
+    Of a mini-batch that was done again, the last line counts.
     """
-    path, rows = run / "sequences.jsonl", {}
-    if not path.is_file():
-        return None
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if row["minibatch"] > 0:
-            rows[row["step"], row["minibatch"]] = row
+    rows = {(row["step"], row["minibatch"]): row for row in complete_lines(run / "sequences.jsonl")}
+    rows = {key: row for key, row in rows.items() if row["minibatch"] > 0}
     if not rows:
         return None
     ordered = [rows[key] for key in sorted(rows)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import torch
 
 from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
 from fspo.data.char_tokenizer import build_tokenizer
+from fspo.files import complete_lines
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
 _REWARD = "+reward.custom_reward_function.reward_kwargs"
@@ -80,8 +80,7 @@ def train(folder: Path, overrides: tuple[str, ...]) -> str:
     command = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={folder}", *overrides]
     print("+", *command[1:], flush=True)
     status = subprocess.run(command).returncode  # its output goes into this step's log
-    metrics = folder / "metrics.jsonl"
-    lines = [json.loads(line)["metrics"] for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    lines = [line["metrics"] for line in complete_lines(folder / "metrics.jsonl")]
     found = [line for line in lines if "timing_s/update_actor" in line]
     if status or len(found) != 2:
         raise Failed(f"the run ended with status {status} after {len(found)} of 2 steps")

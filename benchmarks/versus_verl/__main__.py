@@ -17,10 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.pages import complete_lines, write_section
+from benchmarks.pages import write_section
 from benchmarks.versus_verl import floor, tables
 from benchmarks.versus_verl.run import StartFailed, measure
 from benchmarks.versus_verl.variants import VARIANTS, Variant, fingerprint
+from fspo.files import complete_lines
 
 ROWS = Path(__file__).with_name("runs.jsonl")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"

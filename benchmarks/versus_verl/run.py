@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.pages import complete_lines
 from benchmarks.versus_verl.sampler import Sampler
 from benchmarks.versus_verl.variants import STEPS, Variant, command, fingerprint
+from fspo.files import complete_lines
 
 _POLL_S = 0.1
 TIME_LIMIT_S = 900

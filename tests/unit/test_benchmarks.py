@@ -22,13 +22,14 @@ from benchmarks import alignment_study, clipping_study, fairness_study, faults, 
 from benchmarks.async_study import mean_cell
 from benchmarks.faults import PAGE, cells, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
-from benchmarks.pages import complete_lines, replace_section
+from benchmarks.pages import replace_section
 from benchmarks.versus_verl import tables
 from benchmarks.versus_verl.__main__ import current, expected_s, next_variant
 from benchmarks.versus_verl.run import lines_written, step_times
 from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
 from benchmarks.versus_verl.variants import SHARED, VARIANTS, fingerprint
 from fspo.calibration import active_line, leans
+from fspo.files import complete_lines
 from fspo.losses import ALGORITHMS
 from fspo.report.groups import RunGroup
 from fspo.report.runs import Run

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from recipe.fspo.checkpoints.integrity import latest, step_of
+from recipe.fspo.launch.run_folder import logged
 from recipe.fspo.rehearse.shrink import STEPS, Change
 
 #: Seconds that one of the two starts may take.
@@ -93,8 +94,7 @@ def _tail(folder: Path) -> str:
 
 
 def _verdict(folder: Path) -> str:
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    entries = logged(folder)
     metrics = {name: value for entry in entries for name, value in entry["metrics"].items()}
     status = json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]
     last = latest(folder / "checkpoints")
