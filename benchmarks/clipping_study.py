@@ -20,7 +20,7 @@ from scipy import stats  # type: ignore[import-untyped]
 from benchmarks import fairness_study
 from benchmarks.async_study import ACCURACY
 from benchmarks.pages import markdown, opened, write_section
-from fspo.fairness import debiased_lre, merge_bins
+from fspo.fairness import debiased_lre, length_reweighting_error, merge_bins
 from fspo.fairness.bootstrap import mean_interval
 from fspo.fairness.interval import Interval
 from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, shared_starts
@@ -218,7 +218,13 @@ def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, 
         counts = [fairness_study.own_counts(run, view, _FIRST) for run in runs]
         accepted_SK = np.stack([merge_bins(each.accepted.sum(0), starts) for each in counts])
         total_SK = np.stack([merge_bins(each.total.sum(0), starts) for each in counts])
-        errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1)))
+        noise = length_reweighting_error(
+            *(
+                np.concatenate([merge_bins(getattr(each, name), starts) for each in counts])
+                for name in ("accepted", "total")
+            )
+        ).noise_variance
+        errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1), noise))
         accuracies.append(np.array([accuracy(run) for run in runs])[chosen_RS].mean(1))
     ranks = [stats.rankdata(np.round(columns, 6), axis=0) for columns in (accuracies, errors)]
     centred = [rank - rank.mean(0) for rank in ranks]

@@ -26,7 +26,7 @@ from fspo.fairness.interval import Array
 from fspo.fairness.lre import MIN_CLUSTERS
 from fspo.files import complete_lines
 from fspo.losses import ALGORITHMS
-from fspo.matching import Sequences, match_clip, needed_factor
+from fspo.matching import Sequences, match_clip
 from fspo.records import MiniBatches, from_record, read_sequences
 from fspo.report.groups import RunGroup, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
@@ -283,14 +283,11 @@ def quantile_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
 
 def match_active(found: Sequence[MiniBatches], settings: SequenceLossSettings, target: float) -> SequenceLossSettings:
     """Clip values at which a band keeps the share ``target`` of the gradients that are not 0, in hindsight."""
-    s, length, advantage = (
+    columns = (
         np.concatenate([x for r in found for x, step in zip(column(r), r.step, strict=True) if step >= _ACTIVE_FIRST])
         for column in (lambda r: r.s, lambda r: r.length, lambda r: r.advantage)
     )
-    moved = advantage != 0
-    needed = needed_factor(Sequences.from_pairs(s[moved], length[moved]), settings)
-    factor = float(np.quantile(np.where((advantage * s)[moved] > 0, needed, 0.0), target))
-    return dataclasses.replace(settings, clip_low=settings.clip_low * factor, clip_high=settings.clip_high * factor)
+    return match_clip(Sequences.from_pairs(*columns), settings, 1 - target).settings
 
 
 def active_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:

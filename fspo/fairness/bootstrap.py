@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy import stats  # type: ignore[import-untyped]
 
 from fspo.fairness.interval import Array, Interval
+from fspo.fairness.lre import length_reweighting_error
 
 Counts = tuple[Array, Array]
 """Of one run: accepted and all sequences by mini-batch and length bin, ``(accepted_MK, total_MK)``."""
@@ -90,7 +91,7 @@ def ratio_interval(sums: npt.ArrayLike, counts: npt.ArrayLike, *, resamples: int
 def pooled_difference(
     first: Sequence[Counts],
     second: Sequence[Counts],
-    statistic: Callable[[Array, Array], Array],
+    statistic: Callable[[Array, Array, float], Array],
     *,
     over: str = "mini_batches",
     resamples: int = 4000,
@@ -103,7 +104,8 @@ def pooled_difference(
 
     Args:
         first, second: The counts of one run per seed, in the same order of seeds.
-        statistic: Maps (accepted [..., K], total [..., K]) to [...].
+        statistic: Maps (accepted [..., K], total [..., K], noise variance of the group's counts) to [...], as
+            :func:`fspo.fairness.debiased_lre` does.
         over: What is resampled. ``mini_batches``: those of each seed, with the same draws in both runs where these have
             equally many, so that what they share cancels; valid for these seeds. ``seeds``: whole seeds, in pairs,
             widened as in :func:`mean_interval`; the interval is valid for other seeds too, but it rests on as many
@@ -125,13 +127,19 @@ def pooled_difference(
         (np.stack([accepted.sum(0) for accepted, _ in group]), np.stack([total.sum(0) for _, total in group]))
         for group in (first, second)
     )
-    value = float(_difference(statistic, [a[0].sum(0), a[1].sum(0), b[0].sum(0), b[1].sum(0)]))
+    noise_a, noise_b = (_noise_variance(group) for group in (first, second))
+
+    def difference(sums: Sequence[Array]) -> Array:
+        accepted_a, total_a, accepted_b, total_b = sums
+        return statistic(accepted_a, total_a, noise_a) - statistic(accepted_b, total_b, noise_b)
+
+    value = float(difference([a[0].sum(0), a[1].sum(0), b[0].sum(0), b[1].sum(0)]))
     if over == "seeds" and n == 1:
         return Interval(value, float("nan"), float("nan"), 1)
     rng = np.random.default_rng(seed)
     pairs = [(a, b)] if over == "seeds" else zip(first, second, strict=True)
     sums = [_resampled_sums(rng, x, y, resamples) for x, y in pairs]
-    drawn_R = _difference(statistic, [np.sum(column, axis=0) for column in zip(*sums, strict=True)])
+    drawn_R = difference([np.sum(column, axis=0) for column in zip(*sums, strict=True)])
     factor = _small_sample_factor(n) if over == "seeds" else 1.0
     low, high = value + _percentiles(drawn_R - drawn_R.mean()) * factor
     return Interval(value, float(low), float(high), n)
@@ -165,9 +173,9 @@ def _resampled_sums(rng: np.random.Generator, a: Counts, b: Counts, resamples: i
     return [weights_a @ a[0], weights_a @ a[1], weights_b @ b[0], weights_b @ b[1]]
 
 
-def _difference(statistic: Callable[[Array, Array], Array], sums: Sequence[Array]) -> Array:
-    accepted_a, total_a, accepted_b, total_b = sums
-    return statistic(accepted_a, total_a) - statistic(accepted_b, total_b)
+def _noise_variance(group: Sequence[Counts]) -> float:
+    accepted_MK, total_MK = (np.concatenate(columns) for columns in zip(*group, strict=True))
+    return length_reweighting_error(accepted_MK, total_MK).noise_variance
 
 
 def _percentiles(drawn_R: Array) -> Array:

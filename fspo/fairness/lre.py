@@ -33,6 +33,7 @@ class LengthReweightingError:
         lre_max: Largest |a_b / abar - 1| over the bins that hold sequences; biased upward too.
         debiased: LRE with the share that noise explains taken out, and its 95% interval; ``n`` is the number of
             mini-batches from which the noise was estimated, 0 where binomial noise was assumed.
+        noise_variance: Variance of the deviations a_b / abar - 1 that noise explains, weighted by p_b.
         noise_floor: Mean LRE that flat rates would give with these counts.
         rate: Overall acceptance abar.
         rate_K: Acceptance by bin (nan in empty bins).
@@ -43,6 +44,7 @@ class LengthReweightingError:
     lre: float
     lre_max: float
     debiased: Interval
+    noise_variance: float
     noise_floor: float
     rate: float
     rate_K: Array
@@ -66,19 +68,15 @@ def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Arr
     return np.asarray(np.sum(share * deviation, axis=-1)), np.asarray(np.max(deviation, axis=-1))
 
 
-def debiased_lre(accepted: Array, total: Array) -> Array:
-    """LRE with binomial noise taken out, along the last axis: ``lre * sqrt(max(0, 1 - sum p s^2 / sum p d^2))``.
+def debiased_lre(accepted: Array, total: Array, noise_variance: float) -> Array:
+    """LRE with noise taken out, along the last axis: ``lre * sqrt(max(0, 1 - noise_variance / sum p d^2))``.
 
-    The formula of :func:`length_reweighting_error` with independent sequences, for resampling.
+    The formula of :func:`length_reweighting_error`, which measures the noise, for resampling.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         share = total / total.sum(-1, keepdims=True)
-        rate = accepted.sum(-1, keepdims=True) / total.sum(-1, keepdims=True)
-        a = accepted / total
-        deviation = (share * _deviation(accepted, total) ** 2).sum(-1)
-        noise = (share * np.where(total > 0, a * (1 - a) / total, 0) / rate**2).sum(-1)
-        shrink = np.sqrt(np.clip(1 - noise / deviation, 0, 1))
-    return np.asarray(plain_lre(accepted, total)[0] * np.nan_to_num(shrink))
+    shrink = _shrink(_deviation(accepted, total), share, noise_variance)
+    return np.asarray(plain_lre(accepted, total)[0] * shrink)
 
 
 def length_reweighting_error(
@@ -126,7 +124,7 @@ def length_reweighting_error(
     if whole == 0 or acc_K.sum() == 0:
         nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
         rate = 0.0 if whole else nan
-        return LengthReweightingError(nan, nan, Interval(nan, nan, nan, 0), nan, rate, rate_K, nan_K, nan_K)
+        return LengthReweightingError(nan, nan, Interval(nan, nan, nan, 0), nan, nan, rate, rate_K, nan_K, nan_K)
     rate, share_K = acc_K.sum() / whole, tot_K / whole
     lre, lre_max = (float(x) for x in plain_lre(acc_K, tot_K))
     # Masses are simulated and resampled in effective sequences; bins weigh by their share of the mass.
@@ -152,7 +150,7 @@ def length_reweighting_error(
     boot_d = np.nan_to_num(_deviation(boot_acc, boot_tot))
     noise_RK = np.where(filled, (boot_d - boot_d.mean(0)) * stretch, 0.0)
     noise_var = float(share_K @ np.var(noise_RK, axis=0))
-    shrink = _shrink(d_K[None], share_K, noise_var)[0]
+    shrink = float(_shrink(d_K, share_K, noise_var))
     debiased = float(lre * shrink)
     world_RK = d_K * shrink + noise_RK
     world = (np.abs(world_RK) @ share_K) * _shrink(world_RK, share_K, noise_var)
@@ -162,6 +160,7 @@ def length_reweighting_error(
         lre=lre,
         lre_max=lre_max,
         debiased=Interval(debiased, min(low, debiased), max(high, debiased), clusters),
+        noise_variance=noise_var,
         noise_floor=float(np.mean(flat_lre)),
         rate=float(rate),
         rate_K=rate_K,
@@ -189,11 +188,10 @@ def _deviation(accepted: Array, total: Array) -> Array:
         return np.asarray(np.where(total > 0, accepted / total, rate) / rate - 1.0)
 
 
-def _shrink(deviation_RK: Array, share_K: Array, noise_var: float) -> Array:
-    observed_R = deviation_RK**2 @ share_K
-    explained_R = np.divide(noise_var, observed_R, out=np.ones_like(observed_R), where=observed_R > noise_var)
-    shrink_R: Array = np.sqrt(1.0 - explained_R)
-    return shrink_R
+def _shrink(deviation: Array, share: Array, noise_var: float) -> Array:
+    observed = (share * deviation**2).sum(-1)
+    explained = np.divide(noise_var, observed, out=np.ones_like(observed), where=observed > noise_var)
+    return np.asarray(np.sqrt(1.0 - explained))
 
 
 def _rate_interval(rate_K: Array, n_K: Array, acc_RK: Array, tot_RK: Array) -> tuple[Array, Array]:

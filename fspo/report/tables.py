@@ -138,7 +138,7 @@ def _labels(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
 
 
 def _counts(group: RunGroup, attribute: str, labels: Sequence[str]) -> tuple[Array, Array]:
-    """Accepted and all sequences, [steps of all runs, bins]; exact, since an acceptance is a ratio of counts."""
+    """Accepted and all sequences, [steps of all runs, bins]; fractions where a loss keeps shares."""
     accepted, total = [], []
     for run in group.runs:
         for values in run.steps.values():
@@ -146,7 +146,7 @@ def _counts(group: RunGroup, attribute: str, labels: Sequence[str]) -> tuple[Arr
             rate = [values.get(f"fspo/by_{attribute}/accept/{label}", 0.0) for label in labels]
             if any(count):
                 total.append(count)
-                accepted.append([round(n * share) for n, share in zip(count, rate, strict=True)])
+                accepted.append([n * share for n, share in zip(count, rate, strict=True)])
     shape = (-1, len(labels))
     return np.array(accepted, dtype=np.float64).reshape(shape), np.array(total, dtype=np.float64).reshape(shape)
 

@@ -12,6 +12,7 @@ from fspo.fairness import (
     Interval,
     cosine,
     cosine_bound,
+    debiased_lre,
     dispersion_of_gradients,
     equal_mass_starts,
     interaction_error,
@@ -267,7 +268,7 @@ def _group(
 def test_pooled_difference_is_that_of_the_pooled_counts() -> None:
     rng = np.random.default_rng(0)
     flat, steep = _group(rng, [0.85] * 4), _group(rng, [0.95, 0.9, 0.8, 0.7])
-    found = pooled_difference(flat, steep, lambda a, t: plain_lre(a, t)[0])
+    found = pooled_difference(flat, steep, lambda a, t, _: plain_lre(a, t)[0])
 
     def pooled(group: list[tuple[Array, Array]]) -> float:
         return float(plain_lre(sum(a.sum(0) for a, _ in group), sum(t.sum(0) for _, t in group))[0])
@@ -275,7 +276,7 @@ def test_pooled_difference_is_that_of_the_pooled_counts() -> None:
     assert found.value == pytest.approx(pooled(flat) - pooled(steep))
     assert found.excludes_zero
     assert found.value == pytest.approx(-0.089, abs=0.03)  # steep alone: mean of |0.95, 0.9, 0.8, 0.7| / 0.8375 - 1
-    over_seeds = pooled_difference(flat, steep, lambda a, t: plain_lre(a, t)[0], over="seeds")
+    over_seeds = pooled_difference(flat, steep, lambda a, t, _: plain_lre(a, t)[0], over="seeds")
     assert over_seeds.value == found.value
     assert over_seeds.excludes_zero
 
@@ -286,23 +287,36 @@ def test_pooled_difference_covers_zero_between_equal_groups(over: str) -> None:
     for trial in range(60):
         a, b = _group(rng, [0.9, 0.8, 0.7, 0.9]), _group(rng, [0.9, 0.8, 0.7, 0.9])
         outside += pooled_difference(
-            a, b, lambda acc, tot: plain_lre(acc, tot)[0], over=over, resamples=400, seed=trial
+            a, b, lambda acc, tot, _: plain_lre(acc, tot)[0], over=over, resamples=400, seed=trial
         ).excludes_zero
     assert outside <= 9  # 5% of 60 are 3; more than 9 has a probability below 0.001
+
+
+@pytest.mark.parametrize("over", ["mini_batches", "seeds"])
+def test_a_flat_band_is_not_called_worse_than_none_for_the_noise_of_its_mini_batches(over: str) -> None:
+    """Their sequences share the policy's shift: three times the noise of independent ones here."""
+    rng, claims = np.random.default_rng(4), 0
+    total = np.full((45, 8), 8.0)
+    for trial in range(30):
+        logit = 2.6 + rng.normal(size=(5, 45, 1)) + 2 * rng.normal(size=(5, 45, 8))
+        flat = [(rng.binomial(8, 1 / (1 + np.exp(-each))).astype(float), total) for each in logit]
+        found = pooled_difference(flat, [(total, total)] * 5, debiased_lre, over=over, resamples=200, seed=trial)
+        claims += found.excludes_zero
+    assert claims <= 5  # with binomial noise 10 and more
 
 
 def test_pooled_difference_of_a_group_with_itself_is_zero_without_spread() -> None:
     group = _group(np.random.default_rng(2), [0.9, 0.7])
     for over in ("mini_batches", "seeds"):
-        found = pooled_difference(group, group, lambda a, t: plain_lre(a, t)[0], over=over)
+        found = pooled_difference(group, group, lambda a, t, _: plain_lre(a, t)[0], over=over)
         assert found.value == found.low == found.high == 0.0
 
 
 def test_pooled_difference_refuses_what_does_not_pair() -> None:
     group = _group(np.random.default_rng(3), [0.9, 0.7], seeds=2)
     with pytest.raises(ValueError, match="same seeds"):
-        pooled_difference(group, group[:1], lambda a, t: plain_lre(a, t)[0])
+        pooled_difference(group, group[:1], lambda a, t, _: plain_lre(a, t)[0])
     with pytest.raises(ValueError, match="over='runs'"):
-        pooled_difference(group, group, lambda a, t: plain_lre(a, t)[0], over="runs")
-    one = pooled_difference(group[:1], group[:1], lambda a, t: plain_lre(a, t)[0], over="seeds")
+        pooled_difference(group, group, lambda a, t, _: plain_lre(a, t)[0], over="runs")
+    one = pooled_difference(group[:1], group[:1], lambda a, t, _: plain_lre(a, t)[0], over="seeds")
     assert np.isnan(one.low)
