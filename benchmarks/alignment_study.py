@@ -18,10 +18,13 @@ from typing import Any, Final
 
 from scipy.stats import spearmanr
 
-from benchmarks.async_study import mean_cell
 from benchmarks.fairness_study import bold
 from benchmarks.pages import markdown, opened, write_section
+from fspo.fairness.bootstrap import mean_interval
+from fspo.fairness.interval import Interval
 from fspo.files import atomic_path
+from fspo.report.runs import load_run
+from fspo.report.tables import show_interval
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "alignment.md"
 SEEDS: Final = (1, 2, 3, 4)
@@ -42,6 +45,8 @@ TRAINING: Final = (
 MEASUREMENT: Final = ("algos=[fspo,rloo,gspo,luspo]", "rounds=2", "updates=3", "prompts=64", "bins=6", "folds=8")
 #: What may order the algorithms as their cosines do.
 PREDICTORS: Final = ("symmetric/lre", "active/lre", "active/lre_max", "active/eta")
+#: Which differences decide the hypotheses.
+PAIRS: Final = (("fspo", "rloo"), ("fspo", "gspo"), ("rloo", "gspo"), ("fspo", "luspo"))
 OUTCOMES: Final = {"cosine": "the cosine", "held_out_change": "the change against held-out"}
 
 Result = Mapping[str, Any]
@@ -54,8 +59,9 @@ def run_missing(folder: Path, seeds: Sequence[int]) -> int:
         run = folder / f"seed{seed}"
         if not all((folder / f"seed{seed}_step{step}.json").is_file() for step in STEPS):
             train = ("recipe.fspo.main", *TRAINING, f"seed={seed}", f"fspo.run_dir={run}")
-            last = run / "checkpoints" / f"global_step_{STEPS[-1]}"
-            if not last.is_dir() and (code := subprocess.run([sys.executable, "-m", *train], check=False).returncode):
+            if load_run(run).status != "finished" and (
+                code := subprocess.run([sys.executable, "-m", *train], check=False).returncode
+            ):
                 return code
         for step in STEPS:
             kept = folder / f"seed{seed}_step{step}.json"
@@ -84,13 +90,17 @@ def figures(result: Result, clips: str) -> dict[str, dict[str, float | None]]:
 
 
 def cell(found: Sequence[Result], values: Sequence[float | None], form: str = "{:.3f}", mark: bool = False) -> str:
-    """Mean over checkpoints; its interval is over seeds, whose checkpoints are of one run. ``mark``: bold where it
-    excludes 0."""
+    """Mean over checkpoints of a figure between -1 and 1; its interval is over seeds, whose checkpoints are of one run.
+    ``mark``: bold where it excludes 0."""
     of_seed: dict[int, list[float]] = {}
     for result, value in zip(found, values, strict=True):
         if value is not None:
             of_seed.setdefault(result["seed"], []).append(value)
-    return bold(mean_cell([fmean(each) for each in of_seed.values()], form, mark))
+    if not of_seed:
+        return "-"
+    mean = mean_interval([fmean(each) for each in of_seed.values()])
+    within = Interval(mean.value, max(-1.0, mean.low), min(1.0, mean.high), mean.n)
+    return bold(show_interval(within, form, mark and within.low < within.high))
 
 
 def _minus(first: Sequence[float | None], second: Sequence[float | None]) -> list[float | None]:
@@ -98,21 +108,40 @@ def _minus(first: Sequence[float | None], second: Sequence[float | None]) -> lis
 
 
 def direction_table(found: Sequence[Result], clips: str) -> str:
-    """What clipping does to the gradient, by algorithm; the differences are paired by checkpoint."""
+    """What clipping does to the gradient, by algorithm."""
     each = [figures(result, clips) for result in found]
-
-    def over(algo: str, name: str) -> list[float | None]:
-        return [one[algo][name] for one in each]
-
     names = ("active/acceptance", "cosine", "norm_ratio", "symmetric/lre", "active/lre")
-    rows = []
-    for algo in each[0]:
-        cosine = over(algo, "cosine")
-        less = "" if algo == "fspo" else cell(found, _minus(over("fspo", "cosine"), cosine), "{:+.3f}", mark=True)
-        above = cell(found, _minus(cosine, over(algo, "active/mean_bound")))
-        rows.append([algo, *(cell(found, over(algo, name)) for name in names), less, above])
+    rows = [
+        [algo, *(cell(found, [one[algo][name] for one in each]) for name in names), slack(found, clips, algo)]
+        for algo in each[0]
+    ]
     head = ("algo", "kept", "cos(clipped, unclipped)", "norm ratio", "LRE, symmetric", "LRE, active")
-    return markdown((*head, "cosine: fspo - this", "above the mean bound"), rows)
+    return markdown((*head, "slack of the mean bound"), rows)
+
+
+def slack(found: Sequence[Result], clips: str, algo: str) -> str:
+    """How far the cosine lies above the mean bound, over the measurements in which that says something."""
+    said: list[list[float]] = []
+    for result in found:
+        each = next(one["figures"] for one in result["objectives"] if (one["algo"], one["clips"]) == (algo, clips))
+        pairs = zip(each["cosine"]["rounds"], each["active/mean_bound"]["rounds"], strict=True)
+        said.append([cosine - bound for cosine, bound in pairs if None not in (cosine, bound) and bound > -1])
+    rounds = sum(len(result["rounds"]) for result in found)
+    values = [fmean(slacks) if slacks else None for slacks in said]
+    return f"{cell(found, values)} in {sum(map(len, said))} of {rounds}"
+
+
+def pair_table(found: Sequence[Result], clips: str) -> str:
+    """Differences between two algorithms, paired by checkpoint."""
+    each = [figures(result, clips) for result in found]
+    names = {"cosine": "cosine", "symmetric/lre": "LRE, symmetric", "active/lre": "LRE, active"}
+    rows = []
+    for first, second in PAIRS:
+        if not {first, second} <= each[0].keys():
+            continue
+        less = [_minus(*([one[algo][name] for one in each] for algo in (first, second))) for name in names]
+        rows.append([f"{first} - {second}", *(cell(found, values, "{:+.3f}", mark=True) for values in less)])
+    return markdown(("", *names.values()), rows)
 
 
 def share_table(found: Sequence[Result], clips: str) -> str:
@@ -131,19 +160,25 @@ def share_table(found: Sequence[Result], clips: str) -> str:
 
 
 def rank_table(found: Sequence[Result], clips: str) -> str:
-    """Spearman's correlation, within each checkpoint over the algorithms, of what may predict the direction with it."""
-    rows = []
+    """Spearman's correlation, within each checkpoint over the algorithms, of what may predict the direction with it.
+
+    Without LUSPO: it has the band of GSPO, so their LREs are ties.
+    """
+    known: dict[str, list[list[float | None]]] = {}
     for name in PREDICTORS:
-        cells = []
         for outcome in OUTCOMES:
             correlations: list[float | None] = []
             for result in found:
-                pairs = [(f.get(outcome), f[name]) for f in figures(result, clips).values()]
-                known = [(a, b) for a, b in pairs if a is not None and b is not None]
-                orders = len(known) > 2 and all(len(set(column)) > 1 for column in zip(*known, strict=True))
-                correlations.append(float(spearmanr(known).statistic) if orders else None)
-            cells.append(cell(found, correlations, "{:+.2f}", mark=True))
-        rows.append([name, *cells])
+                one = figures(result, clips)
+                pairs = [(one[algo].get(outcome), one[algo][name]) for algo in ("fspo", "rloo", "gspo")]
+                orders = all(None not in column and len(set(column)) > 1 for column in zip(*pairs, strict=True))
+                correlations.append(float(spearmanr(pairs).statistic) if orders else None)
+            known.setdefault(name, []).append(correlations)
+    symmetric, active, *_ = PREDICTORS
+    known["active less symmetric LRE"] = list(map(_minus, known[active], known[symmetric]))
+    rows = [
+        [name, *(cell(found, values, "{:+.2f}", mark=True) for values in columns)] for name, columns in known.items()
+    ]
     return markdown(("", *(f"rank correlation with {words}" for words in OUTCOMES.values())), rows)
 
 
@@ -152,9 +187,12 @@ def tables(found: Sequence[Result]) -> str:
     if not found:
         return "Not run yet."
     parts = [f"{len(found)} checkpoints of the {len(SEEDS) * len(STEPS)} planned."]
-    for clips, title in (("matched_active", "the gradient of 15% of the sequences removed"), ("default", "defaults")):
-        parts += [f"Clip values: {title}.", direction_table(found, clips), share_table(found, clips)]
-        parts.append(rank_table(found, clips))
+    for clips, title in (
+        ("matched_active", "the gradient of 15% of the sequences with A != 0 removed"),
+        ("default", "defaults"),
+    ):
+        parts += [f"Clip values: {title}.", direction_table(found, clips), pair_table(found, clips)]
+        parts += [share_table(found, clips), rank_table(found, clips)]
     return "\n\n".join(parts)
 
 

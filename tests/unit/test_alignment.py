@@ -320,7 +320,8 @@ def run_folder(folder: Path) -> Path:
     (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("3")
     (folder / "config.yaml").write_text(
         "actor_rollout_ref: {actor: {ppo_mini_batch_size: 8, checkpoint: {load_contents: [model]}}}\n"
-        "trainer: {nnodes: 1, n_gpus_per_node: 1}\ndata: {train_files: none}\n"
+        "trainer: {nnodes: 1, n_gpus_per_node: 1}\nfspo: {run_dir: run}\n"
+        "data: {train_files: none, train_batch_size: 8}\n"
     )
     return folder
 
@@ -381,6 +382,15 @@ def test_the_cluster_of_the_run_is_not_joined_again(tmp_path: Path, monkeypatch:
     assert ray_init == {"address": None, "num_gpus": None, "runtime_env": {"env_vars": {"VERL_PLATFORM": "cuda"}}}
     for joined in ("ray_kwargs.ray_init.address=auto", "++ray_kwargs.ray_init.address=auto"):
         assert configure(parse([str(run), joined])).ray_kwargs.ray_init.address == "auto"
+
+
+def test_only_the_place_of_the_results_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipe.fspo.alignment.__main__.checkpoint_damage", lambda *_: [])
+    run = str(run_folder(tmp_path / "run"))
+    assert configure(parse([run])).trainer.default_local_dir == f"{run}/alignment/checkpoints"
+    assert configure(parse([run, "fspo.run_dir=/mine"])).fspo.run_dir == "/mine"
+    with pytest.raises(BadInput, match=r"data\.train_batch_size=512: the measurement itself sets"):
+        configure(parse([run, "data.train_batch_size=512"]))
 
 
 def test_a_run_without_configuration(tmp_path: Path) -> None:

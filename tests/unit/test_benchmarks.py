@@ -325,7 +325,7 @@ def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_pa
             "active/eta": 0.1 * index,
             **{"share_unclipped/0": 0.4, "share_unclipped/1": 0.6, "share/0": 0.5, "share/1": 0.5},
         }
-        return {name: {"value": value} for name, value in values.items()}
+        return {name: {"value": value, "rounds": [value, -1.0]} for name, value in values.items()}
 
     for index in range(4):
         objectives = [
@@ -335,16 +335,19 @@ def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_pa
         ]
         for step in (3, 6):  # two checkpoints of one seed are one value
             path = tmp_path / f"seed{index}_step{step}.json"
-            path.write_text(json.dumps({"seed": index, "objectives": objectives}))
+            path.write_text(json.dumps({"seed": index, "objectives": objectives, "rounds": [{}, {}]}))
     found = alignment_study.finished(tmp_path)
     rows = {row[0]: row for row in map(cells_of, alignment_study.direction_table(found, "default").splitlines()[2:])}
-    assert rows["fspo"][2] == alignment_study.bold(mean_cell(cosines["fspo"], "{:.3f}"))  # over four seeds, not eight
+    assert rows["fspo"][2] == mean_cell(cosines["fspo"], "{:.3f}")  # over four seeds, not eight checkpoints
     assert rows["fspo"][2].startswith("0.920 [") and rows["gspo"][2].startswith("0.600 [")
-    assert rows["rloo"][6].startswith("**+0.100 [") and rows["fspo"][7].startswith("0.620 [")
+    assert rows["fspo"][6].startswith("0.620 [") and rows["fspo"][6].endswith("] in 8 of 16")  # -1: it says nothing
+    pairs = {row[0]: row for row in map(cells_of, alignment_study.pair_table(found, "default").splitlines()[2:])}
+    assert pairs["fspo - rloo"][1].startswith("**+0.100 [") and len(pairs) == 3  # LUSPO was not measured
     shares = [cells_of(line) for line in alignment_study.share_table(found, "default").splitlines()[2:]]
     assert shares[0][1].startswith("0.40") and "+0.10" in shares[1][1] and "-0.10" in shares[1][2]
     ranks = alignment_study.rank_table(found, "default").splitlines()
-    assert "| active/lre | **-1.00 [-1.00, -1.00]** | - |" in ranks  # the held-out change was not measured
+    assert "| active/lre | -1.00 [-1.00, -1.00] | - |" in ranks  # the held-out change was not measured
+    assert "| active less symmetric LRE | - | - |" in ranks  # the symmetric one is the same for all
     assert "| active/eta | - | - |" in ranks  # the same for all: it orders nothing
     assert alignment_study.tables([]) == "Not run yet."
 

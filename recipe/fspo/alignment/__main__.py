@@ -56,9 +56,10 @@ nothing, and changes no other file of the run.
   target_clip_rate=0.15     share of the measured sequences that the matched clips leave outside the band, or (active)
                             of those with A != 0 whose gradient they remove
 
-Any other KEY=VALUE overrides a value of RUN/config.yaml, as in recipe.fspo.main (+KEY=VALUE adds one). Each rank keeps
-4 bytes * parameters / ranks * folds * (bins * (weights + 3 * algorithms) + 1) in its host's memory, with two kinds of
-weight for fspo, rloo and gspo: choose bins and folds accordingly.
+Any other KEY=VALUE overrides a value of RUN/config.yaml, as in recipe.fspo.main (+KEY=VALUE adds one), and
+fspo.run_dir=FOLDER the place for the results, where RUN cannot be written to. Each rank keeps
+4 bytes * parameters / ranks * (N + folds) in its host's memory, N the lesser of the measured sequences and of folds *
+bins * (weights + 3 * algorithms), with two kinds of weight for fspo, rloo and gspo: choose them accordingly.
 
 example: python -m recipe.fspo.alignment runs/demo/20261121-054123 rounds=3
 """
@@ -165,6 +166,7 @@ def configure(request: Request) -> Any:
             config.ray_kwargs.ray_init.address = None
             config.ray_kwargs.ray_init.num_gpus = None  # as conf/base.yaml has it; a joined cluster takes none
             OmegaConf.select(config, _VARIABLES, default={}).pop(RUN_ID_VARIABLE, None)
+        config.fspo.run_dir = str(request.run / FOLDER)
         for override in request.overrides:
             _apply(config, override, path)
         actor = config.actor_rollout_ref.actor
@@ -186,7 +188,6 @@ def configure(request: Request) -> Any:
         "data.train_batch_size": request.updates * mini + request.prompts,
         "data.gen_batch_size": None,
         "evaluate": False,
-        "fspo.run_dir": str(request.run / FOLDER),
         "fspo.grad_scale": "native",  # the run's config.yaml holds the multiplier that "matched" stands for
         "fspo.record_sequences": False,
         "fspo.alignment": {
@@ -196,7 +197,7 @@ def configure(request: Request) -> Any:
             "target_clip_rate": request.target_clip_rate,
         },
         "trainer.v1.trainer_mode": "fspo_alignment",
-        "trainer.default_local_dir": str(request.checkpoint.parent),
+        "trainer.default_local_dir": "${fspo.run_dir}/checkpoints",
         "trainer.resume_mode": "resume_path",
         "trainer.resume_from_path": str(request.checkpoint),
         "trainer.del_local_ckpt_after_load": False,
@@ -204,6 +205,9 @@ def configure(request: Request) -> Any:
         "trainer.save_freq": -1,
         "trainer.test_freq": -1,
     }
+    for override in request.overrides:
+        if (key := override.lstrip("+").partition("=")[0]) in measured:
+            raise BadInput(f"{override}: the measurement itself sets {key}; leave it out")
     for key, value in measured.items():
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     return config

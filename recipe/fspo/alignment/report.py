@@ -140,7 +140,7 @@ def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
                         "longest": int(each.length_B[each.bin_B == k].max()),
                         "sequences": int((each.bin_B == k).sum()),
                     }
-                    for k in range(each.plan.bins)
+                    for k in np.unique(each.bin_B).tolist()
                 ],
             }
             for each in rounds

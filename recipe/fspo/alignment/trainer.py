@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig
+from scipy.linalg import block_diag  # type: ignore[import-untyped]
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -125,7 +126,8 @@ class AlignmentTrainer(FSPOTrainer):
         measured["held_out_sequences"] = self._add_held_out(held_out, plan)
         tq.kv_clear(keys=held_out.keys, partition_id=held_out.partition_id)
 
-        measured["gram_VV"] = self.actor_rollout_wg.pop_gram()[0]
+        weights = block_diag(measured.pop("weights"), np.eye(plan.folds))
+        measured["gram_VV"] = weights.T @ self.actor_rollout_wg.pop_gram()[0] @ weights
         path = Path(self.config.fspo.run_dir) / f"round_{index}.npz"
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **measured)
@@ -160,7 +162,7 @@ class AlignmentTrainer(FSPOTrainer):
         unclipped = list(dict.fromkeys(without_clip(objective["settings"]) for objective in objectives))
         plan = GradientPlan(
             folds=self._request.folds,
-            bins=int(bin_B.max()) + 1,
+            bins=self._request.bins,  # in every round, also where equal lengths fill fewer
             family_O=tuple(unclipped.index(without_clip(objective["settings"])) for objective in objectives),
         )
         clipped = [gradient_coefficients(*tensors, objective["settings"]) for objective in objectives]
@@ -170,8 +172,10 @@ class AlignmentTrainer(FSPOTrainer):
             fold_B,
             bin_B,
         )
-        PROGRESS.say(f"measuring {plan.measured} gradients of {int(valid_B.sum())} sequences")
-        self._add_gradients(batch, weights_BV)
+        # Every vector is a sum over sequences. Where these are fewer, their own gradients are measured, once each.
+        single = len(weights_BV) < plan.measured
+        PROGRESS.say(f"measuring {min(weights_BV.shape)} gradients of {int(valid_B.sum())} sequences")
+        self._add_gradients(batch, np.eye(len(weights_BV)) if single else weights_BV)
         accepted_OVB = [
             np.stack([out.accepted_B.numpy(), valid_B & ~(out.clipped_high_B | out.clipped_low_B).numpy()])
             for _, out in clipped
@@ -185,6 +189,7 @@ class AlignmentTrainer(FSPOTrainer):
             "objectives": json.dumps(described),
             "plan": json.dumps({"folds": plan.folds, "bins": plan.bins}),
             "family_O": np.array(plan.family_O),
+            "weights": weights_BV if single else np.eye(plan.measured),
             "fold_B": fold_B[valid_B],
             "bin_B": bin_B[valid_B],
             "length_B": length_B[valid_B],
