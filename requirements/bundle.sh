@@ -10,6 +10,8 @@ fail() { echo "error: $*" >&2; exit 1; }
 
 pack() { # FOLDER OUT
     [[ -d $1 && -n $(ls -A "$1") ]] || fail "$1 is not a folder with files"
+    [[ ! -e $2 || -f $2/files.sha256 || -z $(find "$2" -maxdepth 1 -type f) ]] ||
+        fail "$2 holds files that are not of a bundle: give another folder"
     mkdir -p "$2"
     rm -f "$2"/part-* "$2/parts.sha256"
     # -h: the hub's cache holds links to the files. Sorted and without times: the same files make the same parts.
@@ -21,6 +23,7 @@ pack() { # FOLDER OUT
 }
 
 unpack() { # OUT NEW
+    set -- "$1" "${2%/}"
     [[ -f $1/parts.sha256 ]] || fail "$1 has no parts.sha256: it is not a bundle"
     if [[ -d $2 ]]; then
         (cd "$2" && sha256sum --check --quiet SHA256SUMS) || fail "$2 exists and is not what was packed: remove it"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment for the CPU stack: `setup.sh VENV`. Does nothing if it is already up to date.
 #
-# The packages come from wherever this machine's own pip configuration says (index, extra indexes, find-links): pip's
+# The packages come from wherever this machine's own pip configuration says (index, find-links): pip's
 # settings are read and handed to uv, which installs the pinned list in seconds but does not read pip's configuration.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,7 +36,8 @@ fi
 
 python="$(find_python)"
 echo "setting up $venv with $("$python" --version) (once; a minute or two)"
-[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+# By its pip: an interrupted venv has a Python without one.
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==0.13.8" ||
     { echo "error: pip could not install uv; is the package index of your pip configuration reachable?" >&2; exit 1; }
 

@@ -23,4 +23,4 @@ export FSPO_RUN_DIR="${FSPO_COMPARE_DIR:-$FSPO_ROOT/runs/compare/$SLURM_ARRAY_JO
 algos="${FSPO_ALGOS:-fspo rloo gspo}" seeds="${FSPO_SEEDS:-1 2 3}"
 exec bash "$FSPO_ROOT/slurm/launch.sh" python -m recipe.fspo.compare "run=$SLURM_ARRAY_TASK_ID" "out=$FSPO_RUN_DIR" \
     "algos=[${algos// /,}]" "seeds=[${seeds// /,}]" "experiment=${FSPO_EXPERIMENT:-qwen3_1_7b}" \
-    "++ray_kwargs.ray_init.address=auto" "trainer.nnodes=${FSPO_NODES:-$SLURM_JOB_NUM_NODES}" "hydra.run.dir=$FSPO_RUN_DIR" "$@"
+    "++ray_kwargs.ray_init.address=auto" "trainer.nnodes=${FSPO_NODES:-$SLURM_JOB_NUM_NODES}" "$@"

@@ -80,7 +80,8 @@ is_running() { [[ -n ${step_pid[$1]:-} ]] && kill -0 "${step_pid[$1]}" 2>/dev/nu
 stop_step() { # NAME SECONDS
     is_running "$1" || return 0
     local id waited
-    id="$(timeout 20 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk -v n="$1" '$2 == n {print $1}')"
+    id="$(timeout 20 squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk -v n="$1" '$2 == n {print $1}')" ||
+        id="" # SLURM is busy: the step ends below
     # The signal goes out; some versions then report an unknown job all the same.
     [[ -z $id ]] || timeout 20 scancel --signal=TERM "$id" 2>/dev/null || true
     for ((waited = 0; waited < $2; waited++)); do

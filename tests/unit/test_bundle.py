@@ -54,6 +54,16 @@ def test_a_folder_arrives_as_it_was_and_a_second_time_only_checks(packed: Path) 
     assert (new / "sub dir/config.json").read_text() == "[]"
 
 
+def test_a_name_with_a_slash_is_the_same_folder_and_other_files_stay(packed: Path, tmp_path: Path) -> None:
+    done = bash(REQUIREMENTS / "bundle.sh", "unpack", packed, f"{tmp_path}/new/")
+    assert done.returncode == 0 and (tmp_path / "new/model.safetensors").is_file(), done.stderr
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/part-00000.parquet").touch()
+    done = bash(REQUIREMENTS / "bundle.sh", "pack", tmp_path / "new", tmp_path / "mine")
+    assert done.returncode == 1 and "holds files that are not of a bundle" in done.stderr
+    assert (tmp_path / "mine/part-00000.parquet").exists()
+
+
 @pytest.mark.parametrize("damage", ["changed", "missing"])
 def test_a_part_that_did_not_arrive_is_named_and_nothing_is_left(packed: Path, damage: str) -> None:
     part = packed / "part-0001"

@@ -69,3 +69,21 @@ def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: 
     )  # fmt: skip
     assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
     assert f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp" in calls.read_text().splitlines()
+
+
+def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
+    """srun runs each step, the command ends with status 75, and squeue does not answer."""
+    run, calls = tmp_path / "run", tmp_path / "calls"
+    head = '*node.sh\\ head*) echo a:1 >"${@: -1}"; exec sleep 30'
+    steps = f'case "$*" in {head} ;; *resources*) exit 0 ;; *) exit 75 ;; esac'
+    programs = {
+        "srun": f"#!/bin/bash\n{steps}\n",
+        "scontrol": f'#!/bin/sh\n[ "$1" != requeue ] || echo "$@" >>{calls}\necho node1\n',
+        "squeue": "#!/bin/sh\nexit 1\n",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(ROOT)}
+    done = bash("launch.sh", "true", **slurm, FSPO_RUN_DIR=str(run), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 75 and calls.read_text() == "requeue 7\n", done.stdout + done.stderr
