@@ -203,7 +203,8 @@ def conclude_evaluation(folder: Path, seed: int) -> str:
     """Evaluate the newest generations in ``folder/validation`` and write ``folder/evaluation.json``.
 
     Returns:
-        Tables of avg@k and pass@k with intervals, per set and by length, and where the files are.
+        Tables of avg@k and pass@k with intervals, per set and by length, and where the files are; why there are none,
+        if the reward is no accuracy.
 
     Raises:
         FileNotFoundError: if there are no generations.
@@ -211,7 +212,10 @@ def conclude_evaluation(folder: Path, seed: int) -> str:
     files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
-    result = evaluate(read_records(files[-1]), seed=seed)
+    try:
+        result = evaluate(read_records(files[-1]), seed=seed)
+    except ValueError as error:
+        return f"no avg@k and pass@k: {error}. Let the reward return a dict with acc in [0, 1] beside its score"
     write_json(folder / "evaluation.json", result)
     return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.pages import markdown, write_section
 from fspo.files import complete_lines
+from recipe.fspo.faults.preemption import end_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -141,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     results.touch()
     print(where, flush=True)
+    end_on_signals()
     for step in chosen.steps:
         rows = [row for row in complete_lines(results) if row["machine"] == where]
         before = {row["step"]: row for row in rows}.get(step, {"verdict": "not run"})

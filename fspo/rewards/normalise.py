@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from fspo.rewards import notations
 from fspo.rewards.extraction import closing_brace
-from fspo.rewards.notations import SPACES, cleaned, number, written
+from fspo.rewards.notations import SPACES, braced, cleaned, number, written
 
 MAX_ANSWER_CHARS = 500
 """Longer answers are left to math-verify, which `limits` makes refuse them."""
@@ -119,6 +119,7 @@ def _percent(answer: str, truth: str) -> tuple[str, str] | None:
     if not any("%" in text or "cent" in text for text in (answer, truth)):
         return None
     values, signs = [], []
+    answer, truth = braced(answer), braced(truth)
     for text in (answer, truth):
         body = text.rpartition("=")[2].strip() if text is answer else text
         match = _PERCENT.fullmatch(body)

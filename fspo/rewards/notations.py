@@ -63,6 +63,12 @@ def cleaned(text: str) -> str:
     return text
 
 
+def braced(text: str) -> str:
+    r"""With `\frac{1}{2}` for `\frac12`: without braces a digit is all of a numerator or denominator."""
+    text = re.sub(r"(\\[dt]?frac)\s*(\d)", r"\1{\2}", text)
+    return re.sub(r"(\\[dt]?frac\{\d+\})\s*(\d)", r"\1{\2}", text)
+
+
 def number(text: str) -> Fraction | None:
     """The exact value of an integer (also 3,000), a decimal, a fraction or a mixed number (also 1 1/2)."""
     if mixed := _MIXED.fullmatch(text):

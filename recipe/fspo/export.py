@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fspo.files import atomic_folder
 from recipe.fspo.checkpoints.integrity import latest
+from recipe.fspo.faults.preemption import end_on_signals
 
 #: Where verl's merger puts the adapter of a LoRA run.
 _ADAPTER = "lora_adapter"
@@ -96,11 +97,14 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="run folder, its checkpoints folder, or one global_step_N folder")
     parser.add_argument("--out", type=Path, required=True, help="new folder for the model")
     arguments = parser.parse_args()
+    end_on_signals()  # what is half-written goes
     try:
         export(actor_folder(arguments.run), arguments.out)
-    except (FileNotFoundError, FileExistsError, IncompleteAdapterError) as error:
+    except (OSError, IncompleteAdapterError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
     print(arguments.out)
 
 

@@ -91,6 +91,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("comparisons=[matched] fspo.record_sequences=false", r"record_sequences=false: .*comparisons=\[default\]"),
         ("fspo.run_dir=x", r"the grid sets fspo\.run_dir"),
         ("--algos", r"'--algos' is not KEY=VALUE"),
+        ("evaluate=true", r"evaluate=true trains nothing"),
         ("experiment=nowhere", r"nowhere"),
         ("trainer.total_steps=3", r"total_steps"),
     ],
@@ -120,17 +121,22 @@ def test_conditions_may_change_as_long_as_no_run_has_begun(tmp_path: Path) -> No
     assert (made["overrides"][-1], len(made["runs"])) == ("trainer.test_freq=5", 1)
 
 
+def test_a_folder_is_what_is_written_and_a_deletion_is_an_override() -> None:
+    assert parse(["out=2026_11_23"]).out == Path.cwd() / "2026_11_23"
+    assert "~trainer.nnodes" in parse(["~trainer.nnodes", "+trainer.nnodes=1"]).overrides
+
+
 def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun: list[str] = []
 
-    def start(run: PlannedRun, request: Request) -> int:
+    def command_of(run: PlannedRun, request: Request) -> list[str]:
         begun.append(run.path)
         write_run(request.out / run.path, "finished")
-        return 0
+        return ["true"]
 
-    monkeypatch.setattr(grid, "_start", start)
+    monkeypatch.setattr(grid, "command_of", command_of)
     out = tmp_path / "grid"
     assert grid.run(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}", "dry_run=true"])) == 0
     assert not out.exists() and "default/rloo/seed2: not run" in capsys.readouterr().out
@@ -145,14 +151,14 @@ def test_a_calibration_needs_no_second_pilot_and_says_what_it_lacks(
 ) -> None:
     begun: list[str] = []
 
-    def start(run: PlannedRun, request: Request) -> int:
+    def command_of(run: PlannedRun, request: Request) -> list[str]:
         begun.append(run.path)
         if run.comparison == "default" and run.algo == "fspo":
             write_sequences(request.out / run.path, np.random.default_rng(0))
         write_run(request.out / run.path, "finished")
-        return 0
+        return ["true"]
 
-    monkeypatch.setattr(grid, "_start", start)
+    monkeypatch.setattr(grid, "command_of", command_of)
     common = ["seeds=[1]", "comparisons=[matched]", f"out={tmp_path}"]
     assert grid.run(parse(["algos=[fspo,rloo]", *common])) == grid.run(parse(["algos=[gspo]", *common])) == 0
     assert begun == ["default/fspo/seed1", *(f"matched/{algo}/seed1" for algo in ("fspo", "rloo", "gspo"))]
@@ -161,11 +167,12 @@ def test_a_calibration_needs_no_second_pilot_and_says_what_it_lacks(
         grid.run(parse(["algos=[luspo]", *common]))
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_what_ends_the_command_ends_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
     """Without waiting for it, it would train on, and keep the same command out of its folder."""
+    monkeypatch.setattr("recipe.fspo.launch.restarts._CTRL_C_S", 0.1)
     told = tmp_path / "told"
     run_trains = f"trap 'echo > {told}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
     monkeypatch.setattr(grid, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
@@ -247,7 +254,7 @@ def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(
     request = parse(["experiment=demo", "algos=[fspo,rloo]", "seeds=[1,2]", f"out={tmp_path}"])
     runs, codes, begun = request.runs(), {"default/fspo/seed1": 1, "default/fspo/seed2": 2}, []
 
-    def start(run: PlannedRun, request: Request) -> int:
+    def command_of(run: PlannedRun, request: Request) -> list[str]:
         folder = request.out / run.path
         folder.mkdir(parents=True, exist_ok=True)
         begun.append(run.path)
@@ -256,9 +263,9 @@ def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(
         (folder / "run.json").write_text(
             json.dumps({"algo": run.algo, "status": "failed" if run.path in codes else "finished"})
         )
-        return codes.get(run.path, 0)
+        return ["sh", "-c", f"exit {codes.get(run.path, 0)}"]
 
-    monkeypatch.setattr(grid, "_start", start)
+    monkeypatch.setattr(grid, "command_of", command_of)
     assert grid._run_all(runs, request) == 2
     assert begun == ["default/fspo/seed1", "default/rloo/seed1", "default/fspo/seed2"]
     codes.clear()

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.evaluation import Record, evaluate, format_table, main, pass_at_k, read_records
+from fspo.evaluation import Record, conclude_evaluation, evaluate, format_table, main, pass_at_k, read_records
 from fspo.fairness.bootstrap import ratio_interval
 
 
@@ -162,3 +162,10 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == evaluate(records(), ks=(1,))
     assert main([str(path), "--k", "9"]) == 2
     assert "error: ks=[9]" in capsys.readouterr().err
+
+
+def test_a_reward_that_is_no_accuracy_has_no_table_and_says_what_it_takes(tmp_path: Path) -> None:
+    (tmp_path / "validation").mkdir()
+    line = {"data_source": "a", "problem_id": 1, "response_length": 5, "score": -0.3}
+    (tmp_path / "validation/3.jsonl").write_text(json.dumps(line) + "\n")
+    assert "score=-0.3" in (said := conclude_evaluation(tmp_path, 0)) and "return a dict with acc in [0, 1]" in said

@@ -137,6 +137,10 @@ def test_what_lies_on_the_disk_is_looked_at(
     assert "is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a folder" in found
     assert re.search(r"data\.train_files: .*own\.parquet has no column .*prompt", found)
     assert "was saved by 8 FSDP rank(s) and this run has 16" in found
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    found = verdict([*stand_ins, "actor_rollout_ref.model.path=Qwen/Qwen3-8B-Base"], tmp_path)
+    assert re.search(r"model\.path='Qwen/Qwen3-8B-Base' is not on this machine, .*add substitute=model", found)
 
 
 def test_a_reward_that_raises_is_shown_before_ray_starts(stand_ins: list[str], tmp_path: Path) -> None:

@@ -172,9 +172,9 @@ def test_a_line_that_a_kill_cut_short_is_no_step(tmp_path: Path) -> None:
 def test_a_restart_after_a_logged_step_validates_when_it_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = composed("experiment=demo", f"fspo.run_dir={tmp_path}", f"trainer.default_local_dir={tmp_path}/saved")
-    (tmp_path / "saved/global_step_4").mkdir(parents=True)
-    (tmp_path / "saved/latest_checkpointed_iteration.txt").write_text("4")
+    config = composed("experiment=demo", f"fspo.run_dir={tmp_path}")
+    (tmp_path / "checkpoints/global_step_4").mkdir(parents=True)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("4")
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 3, "metrics": {}}\n{"step": 4, "metrics": {}}\n')
     monkeypatch.setenv(RESTARTED, '{"restarts": 1, "reason": "a kill"}')

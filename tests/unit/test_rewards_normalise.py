@@ -56,6 +56,8 @@ def test_all_pairs_gain_right_answers_and_no_wrong_ones(scorer: MathScorer) -> N
         (r"\boxed{34,}", "34", ("34", "34")),
         (r"\boxed{**34**}", "34", ("34", "34")),
         (r"\boxed{50\%}", "50", ("50", "50")),
+        (r"\boxed{50\%}", r"\frac12", (r"\frac{1}{2}", r"\frac{1}{2}")),
+        (r"\boxed{\frac1{20}\%}", r"0.05\%", (r"\frac{1}{20}", r"\frac{1}{20}")),
         (r"\boxed{50\%}", "0.5", (r"\frac{1}{2}", r"\frac{1}{2}")),
         (r"\boxed{0.5\%}", "0.5", (r"\frac{1}{200}", r"\frac{1}{2}")),
         (r"\boxed{33}. Wait, it is \boxed{34}", "34", ("34", "34")),

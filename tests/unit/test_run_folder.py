@@ -374,13 +374,22 @@ def test_a_part_of_a_step_holds_a_run_to_its_settings_too(tmp_path: Path, record
 
 
 def test_checkpoints_of_another_run_are_neither_continued_nor_replaced(tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    step_folder(other, 5).mkdir(parents=True)
+    step_folder(tmp_path / "mine/checkpoints", 5).mkdir(parents=True)
     before = contents(tmp_path)
-    for folder in (f"trainer.default_local_dir={other}", "trainer.default_local_dir='${fspo.run_dir}/../other'"):
-        with pytest.raises(PreflightError, match=r"other holds checkpoints, but fspo\.run_dir=.* is not the folder"):
-            launch(composed(f"fspo.run_dir={tmp_path}/mine", *SMALL_TASK, folder), JOB)
-    assert contents(tmp_path) == before and not (tmp_path / "mine").exists()
+    with pytest.raises(PreflightError, match=r"holds checkpoints, but fspo\.run_dir=.* is not the folder"):
+        launch(composed(f"fspo.run_dir={tmp_path}/mine", *SMALL_TASK), JOB)
+    assert contents(tmp_path) == before
+
+
+def test_a_run_has_one_folder(tmp_path: Path) -> None:
+    begun(tmp_path / "run")
+    with pytest.raises(PreflightError, match="give one of them"):
+        with_settings_of_run([f"resume={tmp_path}/run", f"fspo.run_dir={tmp_path}/mine"])
+    # What a job script gives comes before what its user gives.
+    later = with_settings_of_run([f"fspo.run_dir={tmp_path}/mine", f"resume={tmp_path}/run"])
+    assert later[-1] == f"fspo.run_dir='{tmp_path}/run'"
+    with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big: a run saves in its folder"):
+        prepare(composed("trainer.default_local_dir=/big"))
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def parse(arguments: Sequence[str]) -> Request:
         config = compose(overrides, _DEFAULTS)
     except HydraException as error:
         raise BadInput(str(error)) from None
+    if config.evaluate:
+        raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(
         out=Path(str(own["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
         algos=tuple(as_list(own, "algos", choices("algo", overrides))),

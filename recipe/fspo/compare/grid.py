@@ -118,26 +118,21 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
     return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"fspo.run_dir={quoted(request.out / run.path)}"]
 
 
-def _start(run: PlannedRun, request: Request) -> int:
-    """Start one run; returns its exit status.
-
-    Raises:
-        KeyboardInterrupt: if this process was told to end meanwhile; then the run was, too.
-    """
-    with Starts() as starts:
-        code = starts.run(command_of(run, request), os.environ)
-        if starts.ended_by is not None:
-            raise KeyboardInterrupt
-        return code
-
-
 def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
     """Run what is not finished; 0 if everything is, then. One that fails in training does not keep the others waiting;
-    what keeps a run from its first step would keep them from theirs."""
+    what keeps a run from its first step would keep them from theirs.
+
+    Raises:
+        KeyboardInterrupt: if this process is told to end; then the run in progress is, too.
+    """
     failed = 0
-    for run in runs:
-        folder = request.out / run.path
-        if status(folder) != "finished" and (code := _start(run, request)) != 0:
+    with Starts() as starts:
+        for run in runs:
+            folder = request.out / run.path
+            if status(folder) == "finished" or (code := starts.run(command_of(run, request), os.environ)) == 0:
+                continue
+            if starts.ended_by is not None:
+                raise KeyboardInterrupt
             if code != 1 or not (folder / "metrics.jsonl").is_file():
                 return code
             failed = code

@@ -47,9 +47,10 @@ def flash_attention_problems(config: DictConfig) -> Iterator[str]:
     needs_flash = implementation == "flash_attention_2" or config.actor_rollout_ref.model.use_remove_padding
     if config.trainer.device != "cpu" and needs_flash and importlib.util.find_spec("flash_attn") is None:
         yield (
-            "flash-attn is not installed, but this experiment removes padding: install requirements/gpu.txt, or set "
+            "flash-attn is not installed, but this experiment removes padding: install "
+            "requirements/gpu-flash-attn.txt, or set "
             "actor_rollout_ref.model.use_remove_padding=false "
-            "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+            "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
         )
 
 

@@ -21,6 +21,10 @@ BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
 
+#: Settings whose value is a name as it stands: 2026_11_23 is a folder and not a number.
+_FOLDERS: Final = ("out", "wheels")
+
+
 class BadInput(ValueError):
     """The command line asks for something that cannot be done; the message names the argument and what to change."""
 
@@ -35,13 +39,16 @@ def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dic
     overrides = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
+        if argument.startswith("~"):
+            overrides.append(argument)
+            continue
         if not equals or key.startswith("-"):
             raise BadInput(f"{argument!r} is not KEY=VALUE; see --help")
         if key not in own:
             overrides.append(argument)
             continue
         try:
-            values[key] = yaml.safe_load(value)
+            values[key] = value if key in _FOLDERS else yaml.safe_load(value)
         except yaml.YAMLError:
             raise BadInput(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]") from None
     return values, overrides

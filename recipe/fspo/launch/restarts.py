@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections import deque
@@ -32,6 +33,8 @@ _FAMILY: Final = "FSPO_FAMILY"
 _HOUR_S: Final = 3600.0
 #: How long what a start has left may take to end by itself: the reaper needs 6 s and as much as 10 s to kill.
 _GONE_S: Final = 30.0
+#: After so long without its end, a run has not heard of the SIGINT that has come.
+_CTRL_C_S: Final = 30.0
 #: Ended by somebody on purpose; a killed process was not.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -90,10 +93,15 @@ class Starts:
             signal.signal(each, handler)
 
     def _pass_on(self, signum: int, _: object) -> None:
-        again = signum in self._waiting
         self._waiting.add(signum)  # a warning is also for the starts that are to come, an end lets none come
-        if self._process is not None and (again or signum != signal.SIGINT):  # a terminal's Ctrl-C reaches it by itself
-            self._process.send_signal(signum)
+        if (process := self._process) is None:
+            return
+        if signum != signal.SIGINT:
+            process.send_signal(signum)
+        else:  # a terminal's Ctrl-C reaches it by itself
+            timer = threading.Timer(_CTRL_C_S, process.send_signal, [signum])
+            timer.daemon = True
+            timer.start()
 
     @property
     def ended_by(self) -> int | None:

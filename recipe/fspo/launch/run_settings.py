@@ -114,6 +114,13 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """
     parser = OverridesParser.create()
     new = {override.key_or_group: override for override in parser.parse_overrides(without_flags(arguments))}
+    folders = [key for key in new if key in ("resume", "fspo.run_dir")]
+    if folders == ["resume", "fspo.run_dir"] and new["resume"].value() != new["fspo.run_dir"].value():
+        raise PreflightError(
+            "resume=FOLDER is another way to write fspo.run_dir=FOLDER: give one of them. To begin with a run's "
+            "checkpoint in another folder, or to evaluate it there: fspo.run_dir=FOLDER "
+            "trainer.resume_mode=resume_path trainer.resume_from_path=RUN/checkpoints/global_step_N"
+        )
     named = new.get("resume") or new.get("fspo.run_dir")
     if named is None or named.is_sweep_override() or "${" in (named.input_line or ""):
         return list(arguments)
@@ -220,7 +227,7 @@ def check_folder(config: DictConfig, resumes: bool) -> None:
     if not is_run and any(saved.glob("global_step_*")):
         raise PreflightError(
             f"{saved} holds checkpoints, but fspo.run_dir={folder} is not the folder of their run: give another "
-            "fspo.run_dir (and trainer.default_local_dir). To begin with their weights, add "
+            "fspo.run_dir. To go on from one of them there, add "
             f"trainer.resume_mode=resume_path trainer.resume_from_path={saved}/global_step_N"
         )
     mode, begins = config.trainer.resume_mode, config.trainer.resume_from_path

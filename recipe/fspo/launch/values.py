@@ -6,6 +6,7 @@ Said before all other checks and by the planner, because everything else compute
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -155,6 +156,12 @@ def value_problems(config: DictConfig) -> Iterator[str]:
             value = OmegaConf.select(config, key, default=_ABSENT)  # another engine has other keys
             if value is not _ABSENT and not fits(value):
                 yield f"{key}={'null' if value is None else value} must be {what}"
+    saved = str(config.trainer.default_local_dir)
+    if os.path.abspath(saved) != os.path.abspath(f"{config.fspo.run_dir}/checkpoints"):
+        yield (
+            f"trainer.default_local_dir={saved}: a run saves in its folder, where all commands look for checkpoints; "
+            "leave it out, and give fspo.run_dir=FOLDER on the disk that has the room"
+        )
 
 
 def check_values(config: DictConfig) -> None:

@@ -12,7 +12,7 @@ configuration made small, with validation, checkpoint, kill and resume. Besides:
   ranks=2             FSDP ranks of the real steps: 1 to 4
   wheels=FOLDER       where the wheels of requirements/gpu.txt are, for vLLM's CUDA arguments
 
-Exit status: 0 if nothing failed, 1 if the job would fail, 2 for a wrong argument.
+Exit status: 0 if nothing failed, 1 if the job would fail, 2 for a wrong argument, 130 if it was interrupted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from recipe.fspo.launch.commands import BAD_INPUT, FAILED, BadInput, as_list, split_arguments
+from recipe.fspo.faults.preemption import end_on_signals
+from recipe.fspo.launch.commands import BAD_INPUT, FAILED, INTERRUPTED, BadInput, as_list, split_arguments
 from recipe.fspo.launch.compose import compose
 from recipe.fspo.plan.setup import ALIASES, Hardware
 
@@ -80,6 +81,7 @@ class Rehearsal:
     def checks(self) -> str:
         """The checks of ``recipe.fspo.main`` before Ray, as on the machine with GPUs, and the planner's."""
         from recipe.fspo.launch.checks import flash_attention_problems, room_problems
+        from recipe.fspo.launch.model_folder import find
         from recipe.fspo.launch.start import check
         from recipe.fspo.launch.values import PreflightError, check_values
         from recipe.fspo.main import JOB
@@ -111,6 +113,12 @@ class Rehearsal:
             check(config, JOB, elsewhere=True)
         except PreflightError as error:
             problems += error.problems
+        key, path = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
+        if find(path) is None and not any(problem.startswith(key) for problem in problems):
+            problems.append(
+                f"{key}={path!r} is not on this machine, and the real steps need its tokenizer: download it, give its "
+                "folder, or add substitute=model"
+            )
         if problems:
             raise Failed("\n".join(dict.fromkeys(problems)))
         return f"{planned['setup']['ranks']} GPUs, {planned['model']['parameters'] / 1e9:.2f}e9 parameters"
@@ -260,12 +268,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="Disabled critic")  # verl says so for every estimator but GAE
     out = Path(own["out"] or tempfile.mkdtemp(prefix="fspo-rehearsal-")).absolute()
     out.mkdir(parents=True, exist_ok=True)
-    passed = rehearse(Rehearsal(overrides, out, own["ranks"], own["wheels"], own["substitute"]))
-    if passed and own["out"] is None:
-        shutil.rmtree(out)
+    end_on_signals()  # its run ends with it
+    try:
+        passed = rehearse(Rehearsal(overrides, out, own["ranks"], own["wheels"], own["substitute"]))
+        status = 0 if passed else FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = INTERRUPTED
+    if status != FAILED and own["out"] is None:
+        shutil.rmtree(out, ignore_errors=True)
     else:
         print(f"written to {out}")
-    return 0 if passed else FAILED
+    return status
 
 
 if __name__ == "__main__":

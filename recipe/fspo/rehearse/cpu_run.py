@@ -16,6 +16,7 @@ from typing import Final
 import psutil
 
 from recipe.fspo.checkpoints.integrity import latest, step_of
+from recipe.fspo.launch.compose import quoted
 from recipe.fspo.launch.run_folder import logged
 from recipe.fspo.rehearse.shrink import STEPS, Change
 
@@ -47,7 +48,7 @@ def run(overrides: Sequence[str], changes: Sequence[Change], folder: Path) -> st
     if saved is None:
         raise RunFailed(f"it ended without a checkpoint; it printed: {_tail(folder)}")
     _kill(first)
-    _wait(_start([f"resume={folder}"], folder), folder, lambda: False)
+    _wait(_start([f"resume={quoted(folder)}"], folder), folder, lambda: False)
     return f"killed after the checkpoint of step {step_of(saved)}, resumed; {_verdict(folder)}"
 
 

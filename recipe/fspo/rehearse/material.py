@@ -90,7 +90,7 @@ def small_model(path: str, folder: Path) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     origin = find(path)
-    assert origin is not None  # checked before
+    assert origin is not None  # Rehearsal.checks
     fields = json.loads((origin / "config.json").read_text(encoding="utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(origin)
     if origin.parent.name == "stand-ins":

@@ -187,6 +187,7 @@ def _run(config: DictConfig, folder: Path, model: Path, data: dict[str, list[str
     yield Change("fspo.run_dir", config.fspo.run_dir, str(folder), True, "a folder of its own")
     yield Change("trainer.default_local_dir", None, str(folder / "checkpoints"), True, "a folder of its own")
     yield Change("trainer.resume_mode", config.trainer.resume_mode, "auto", True, "the run's own checkpoint")
+    yield Change("fspo.restarts", config.fspo.restarts, 0, True, "the rehearsal kills the run itself")
     yield Change("trainer.logger", _value(config, "trainer.logger"), ["console"], True, "nothing leaves the machine")
     yield Change(
         "actor_rollout_ref.model.path",
