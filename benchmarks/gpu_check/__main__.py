@@ -1,8 +1,8 @@
 """The first hour on one or two GPUs, in order: ``python -m benchmarks.gpu_check``, or ``make gpu-check``.
 
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
-has passed on this machine with this torch is not repeated unless ``--again`` names it. The first four need torch and
-transformers alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
+has passed on this machine with this torch is not repeated unless ``--again`` names it. The first four need torch,
+transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The steps that need torch and transformers alone: versions, loss, noise floor of S, one FSDP2 update.
+"""The steps that need torch, transformers and psutil alone: versions, loss, noise floor of S, one FSDP2 update.
 
 Each takes a :class:`Size` and a device and returns a sentence with what it measured; :class:`Failed` and
 :class:`Skipped` carry the reason. Weights and tokens are random: nothing is read but packages.

@@ -162,10 +162,10 @@ def configure(request: Request) -> Any:
     try:
         config = OmegaConf.load(path)
         if OmegaConf.select(config, "ray_kwargs.ray_init.address") not in (None, "local"):
-            # The cluster that the run's last start had joined may be gone, and its id was of that start.
+            # The cluster that the run's last start had joined may be gone.
             config.ray_kwargs.ray_init.address = None
             config.ray_kwargs.ray_init.num_gpus = None  # as conf/base.yaml has it; a joined cluster takes none
-            OmegaConf.select(config, _VARIABLES, default={}).pop(RUN_ID_VARIABLE, None)
+        OmegaConf.select(config, _VARIABLES, default={}).pop(RUN_ID_VARIABLE, None)
         config.fspo.run_dir = str(request.run / FOLDER)
         for override in request.overrides:
             _apply(config, override, path)

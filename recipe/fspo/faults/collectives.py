@@ -1,7 +1,7 @@
 """Which rank the others wait for in a collective, by PyTorch's flight recorder, which keeps the last 2000 of a rank.
 
 A stack does not tell that on GPUs, where a rank goes on after a collective that has not happened, and waits elsewhere.
-A rank answers a hang watch through a socket. NCCL, which ends a rank after 10 minutes in one collective, writes the
+A rank answers a hang watch through a socket. NCCL, which ends a rank after half an hour in one collective, writes the
 same records of all ranks to the run folder before. Defined here.
 """
 

@@ -23,6 +23,7 @@ ROLES = {
     "ray::vLLMHttpServer": "vLLM server",
     "VLLM::EngineCore": "vLLM engine",
     "VLLM::Worker": "vLLM engine's worker",
+    "ray::CheckpointEngineWorker": "receiver of the weights",
     "ray::RewardLoopWorker": "reward worker",
     "ray::AgentLoopWorker": "agent loop",
     "ray::GlobalRequestLoadBalancer": "load balancer of the vLLM servers",

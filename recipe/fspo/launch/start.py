@@ -28,7 +28,7 @@ from recipe.fspo.faults.phase import Phase, read_phase, write_phase
 from recipe.fspo.faults.preemption import NOTHING_TO_SAVE, STOP, WARNED, Preempted, end_on_signals
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_stopped, kill, own_run_id, processes_of
 from recipe.fspo.faults.reaper import Reaper
-from recipe.fspo.faults.resources import needs_of
+from recipe.fspo.faults.resources import needs_of, rollout_only_ranks
 from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
 from recipe.fspo.launch import checks, data_files, reward_function, run_folder, run_settings
 from recipe.fspo.launch.job import Job
@@ -74,11 +74,18 @@ class _Runner:
         self.printed = 0
         self._modules = modules
         self._stopped_before_training = False
+        self._options: dict[str, Any] = {}
+
+    def options(self, **given: Any) -> _Runner:
+        """verl asks for Nsight Systems (``global_profiler.tool=nsys``) this way, on GPUs."""
+        self._options = given
+        return self
 
     def remote(self) -> Any:
         end_on_signals()  # Ray has been started
         # Two threads: one trains, one answers `progress` and `request_stop`.
-        self.handle = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2).remote(self._modules)
+        runner = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2, **self._options)
+        self.handle = runner.remote(self._modules)
         return self.handle
 
     def kill(self) -> None:
@@ -153,8 +160,8 @@ def prepare(config: DictConfig) -> None:
             ray_init.num_gpus = needs_of(config).gpus  # logical: one for each rank
     OmegaConf.resolve(config)
     pass_to_ray_workers(config)
-    if ray_init.get("address") not in (None, "local") and RUN_ID_VARIABLE in os.environ:
-        # The workers of a cluster that is joined do not inherit this process's environment.
+    if ray_init.get("address") != "local" and RUN_ID_VARIABLE in os.environ:
+        # The workers of a cluster that is joined, as Ray may without an address, do not inherit this environment.
         with open_dict(ray_init.runtime_env):
             ray_init.runtime_env.env_vars[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
 
@@ -250,7 +257,7 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
 
     watchdog = Watchdog(run_id, phase, on_death, runner.kill, leave)
     watchdog.start()
-    if config.trainer.nnodes > 1:
+    if config.trainer.nnodes > 1 or rollout_only_ranks(config):
         OtherNodes(run_id, phase, watchdog.report, watchdog.over).start()
     if (after_s := config.fspo.hang_after_s) is not None:
         HangWatch(
