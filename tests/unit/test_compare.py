@@ -176,8 +176,12 @@ def test_what_ends_the_command_ends_its_run(
     told = tmp_path / "told"
     run_trains = f"trap 'echo > {told}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
     monkeypatch.setattr(grid, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
-    with pytest.raises(KeyboardInterrupt):
-        grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
+    before = signal.signal(signum, signal.SIG_DFL)  # below nohup it would be ignored, and stay so
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
+    finally:
+        signal.signal(signum, before)
     assert told.exists()
 
 
