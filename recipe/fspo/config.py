@@ -8,7 +8,6 @@ problem names the key, the value and what to set instead. Where a rule has a pub
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -190,11 +189,6 @@ def _mode_problems(config: DictConfig) -> Iterator[str]:
         yield (
             f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} and n_gpus_per_node={rollout.n_gpus_per_node}: with "
             "mode=separate_async some devices only generate; give 1 or more of each"
-        )
-    if rollout.checkpoint_engine.backend == "nccl" and importlib.util.find_spec("cupy") is None:
-        yield (
-            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl needs the package cupy: install "
-            "requirements/gpu.txt"
         )
     if rollout.checkpoint_engine.backend == "naive":
         yield (

@@ -41,8 +41,8 @@ def _package_problems(config: DictConfig) -> Iterator[str]:
             yield f"the package {module} is missing ({remedy}): run `make setup`, or install requirements/gpu.txt"
 
 
-def flash_attention_problems(config: DictConfig) -> Iterator[str]:
-    """The package that only a machine with GPUs can have."""
+def gpu_package_problems(config: DictConfig) -> Iterator[str]:
+    """The packages that only a machine with GPUs can have."""
     implementation = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
     needs_flash = implementation == "flash_attention_2" or config.actor_rollout_ref.model.use_remove_padding
     if config.trainer.device != "cpu" and needs_flash and importlib.util.find_spec("flash_attn") is None:
@@ -51,6 +51,12 @@ def flash_attention_problems(config: DictConfig) -> Iterator[str]:
             "requirements/gpu-flash-attn.txt, or set "
             "actor_rollout_ref.model.use_remove_padding=false "
             "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+        )
+    backend = OmegaConf.select(config, "actor_rollout_ref.rollout.checkpoint_engine.backend")
+    if backend == "nccl" and importlib.util.find_spec("cupy") is None:
+        yield (
+            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl needs the package cupy: install "
+            "requirements/gpu.txt"
         )
 
 
@@ -222,7 +228,7 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
 
 _CHECKS: tuple[Callable[[DictConfig], Iterator[str]], ...] = (
     _package_problems,
-    flash_attention_problems,
+    gpu_package_problems,
     model_folder.problems,
     _precision_problems,
     _optimizer_problems,
@@ -249,7 +255,7 @@ def check(config: DictConfig, further: Callable[[DictConfig], Iterator[str]], el
     Raises:
         PreflightError: listing all problems found, not only the first.
     """
-    of_the_machine = (flash_attention_problems, _room_problems) if elsewhere else ()
+    of_the_machine = (gpu_package_problems, _room_problems) if elsewhere else ()
     finds = [find for find in (*_CHECKS, further) if find not in of_the_machine]
     problems = [problem for find in finds for problem in find(config)]
     if problems:

@@ -80,7 +80,7 @@ class Rehearsal:
 
     def checks(self) -> str:
         """The checks of ``recipe.fspo.main`` before Ray, as on the machine with GPUs, and the planner's."""
-        from recipe.fspo.launch.checks import flash_attention_problems, room_problems
+        from recipe.fspo.launch.checks import gpu_package_problems, room_problems
         from recipe.fspo.launch.model_folder import find
         from recipe.fspo.launch.start import check
         from recipe.fspo.launch.values import PreflightError, check_values
@@ -99,7 +99,7 @@ class Rehearsal:
             raise Failed("\n".join(error.problems)) from None
         if config.evaluate:
             raise Failed("evaluate=true trains nothing: rehearse the training run")
-        self.not_covered += flash_attention_problems(config)
+        self.not_covered += gpu_package_problems(config)
         problems: list[str] = []
         try:
             planned = plan(config, Hardware())
