@@ -26,6 +26,10 @@ from fspo.files import write_json
 DEFAULT_LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
+class NotAnAccuracyError(ValueError):
+    """A score outside [0, 1], or not finite."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One scored response: its data set, its problem, its length in tokens and its score in [0, 1] (1 is correct)."""
@@ -37,7 +41,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
-            raise ValueError(f"score={self.score} of {self.problem_id}: an accuracy must lie in [0, 1]")
+            raise NotAnAccuracyError(f"score={self.score} of {self.problem_id}: an accuracy must lie in [0, 1]")
         if self.response_length < 0:
             raise ValueError(f"response_length={self.response_length} of {self.problem_id} is negative")
 
@@ -212,9 +216,12 @@ def conclude_evaluation(folder: Path, seed: int) -> str:
     files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
+    (folder / "evaluation.json").unlink(missing_ok=True)  # of other generations
     try:
         result = evaluate(read_records(files[-1]), seed=seed)
     except ValueError as error:
+        if not isinstance(error.__cause__, NotAnAccuracyError):
+            raise
         return f"no avg@k and pass@k: {error}. Let the reward return a dict with acc in [0, 1] beside its score"
     write_json(folder / "evaluation.json", result)
     return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 from recipe.fspo.launch.commands import BadInput
 from recipe.fspo.rehearse import __main__ as command
 from recipe.fspo.rehearse import material, shrink
-from recipe.fspo.rehearse.__main__ import Failed, Rehearsal, parse
+from recipe.fspo.rehearse.__main__ import Failed, NotChecked, Rehearsal, parse
 from recipe.fspo.rehearse.cpu_run import RunFailed, _verdict
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -141,6 +141,11 @@ def test_what_lies_on_the_disk_is_looked_at(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     found = verdict([*stand_ins, "actor_rollout_ref.model.path=Qwen/Qwen3-8B-Base"], tmp_path)
     assert re.search(r"model\.path='Qwen/Qwen3-8B-Base' is not on this machine, .*add substitute=model", found)
+
+
+def test_weights_that_travel_between_gpus_are_not_rehearsed(stand_ins: list[str], tmp_path: Path) -> None:
+    with pytest.raises(NotChecked, match="mode=separate_async"):
+        Rehearsal([*stand_ins, "mode=separate_async"], tmp_path / "out").steps()
 
 
 def test_a_reward_that_raises_is_shown_before_ray_starts(stand_ins: list[str], tmp_path: Path) -> None:

@@ -382,14 +382,24 @@ def test_checkpoints_of_another_run_are_neither_continued_nor_replaced(tmp_path:
 
 
 def test_a_run_has_one_folder(tmp_path: Path) -> None:
-    begun(tmp_path / "run")
-    with pytest.raises(PreflightError, match="give one of them"):
-        with_settings_of_run([f"resume={tmp_path}/run", f"fspo.run_dir={tmp_path}/mine"])
-    # What a job script gives comes before what its user gives.
-    later = with_settings_of_run([f"fspo.run_dir={tmp_path}/mine", f"resume={tmp_path}/run"])
-    assert later[-1] == f"fspo.run_dir='{tmp_path}/run'"
+    run = begun(tmp_path / "run")
+    for order in (1, -1):
+        with pytest.raises(PreflightError, match="give one of them"):
+            with_settings_of_run([f"resume={run}", f"fspo.run_dir={tmp_path}/mine"][::order])
+    assert with_settings_of_run([f"resume={run}/", f"fspo.run_dir={run}"])[-1] == f"fspo.run_dir={run}"
     with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big: a run saves in its folder"):
         prepare(composed("trainer.default_local_dir=/big"))
+
+
+def test_checkpoints_that_a_run_has_elsewhere_are_asked_for(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    info = json.loads((run / "run.json").read_text())
+    info["overrides"].append("trainer.default_local_dir=/big")
+    (run / "run.json").write_text(json.dumps(info))
+    with pytest.raises(PreflightError, match=r"has its checkpoints in /big: move that folder to .*run/checkpoints"):
+        with_settings_of_run([f"resume={run}"])
+    (run / "checkpoints").mkdir()
+    assert not any("default_local_dir" in argument for argument in with_settings_of_run([f"resume={run}"]))
 
 
 @pytest.mark.parametrize(

@@ -214,13 +214,17 @@ _BOUND_HEAD: Final = (
 )  # fmt: skip
 
 
+def _bins(result: Mapping[str, Any]) -> range:
+    return range(sum(name.startswith("share/") for name in result["objectives"][0]["figures"]))
+
+
 def _share_rows(result: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             objective["algo"],
             objective["clips"],
             name.replace("_", ", "),
-            *(_with_interval(objective["figures"][f"{name}/{k}"]) for k in range(len(result["rounds"][0]["bins"]))),
+            *(_with_interval(objective["figures"][f"{name}/{k}"]) for k in _bins(result)),
         ]
         for objective in result["objectives"]
         for name in ("share_unclipped", "share")
@@ -265,9 +269,7 @@ def text_of(result: Mapping[str, Any]) -> str:
         "",
         "What each length bin, from the shortest, adds to the gradient along its direction:",
         "",
-        markdown_table(
-            ("algo", "clips", "", *(f"bin {k + 1}" for k in range(len(rounds[0]["bins"])))), _share_rows(result)
-        ),
+        markdown_table(("algo", "clips", "", *(f"bin {k + 1}" for k in _bins(result))), _share_rows(result)),
         "",
         "Length bins of the first round: "
         + ", ".join(f"{b['shortest']}-{b['longest']} ({b['sequences']})" for b in rounds[0]["bins"])

@@ -34,7 +34,7 @@ _HOUR_S: Final = 3600.0
 #: How long what a start has left may take to end by itself: the reaper needs 6 s and as much as 10 s to kill.
 _GONE_S: Final = 30.0
 #: After so long without its end, a run has not heard of the SIGINT that has come.
-_CTRL_C_S: Final = 30.0
+_CTRL_C_S: Final = 120.0
 #: Ended by somebody on purpose; a killed process was not.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -49,6 +49,7 @@ MAY_CHANGE: Final = (
     "fspo.wait_for_resources_s",
     "ray_kwargs",
     "reward.num_workers",
+    "trainer.default_local_dir",
     "trainer.esi_redundant_time",
     "trainer.experiment_name",
     "trainer.log_val_generations",
@@ -83,6 +84,7 @@ _NOT_KEPT: Final = (
     "fspo.run_dir",
     "fspo.allow_changed",
     "ray_kwargs.ray_init.address",
+    "trainer.default_local_dir",
     "trainer.resume_mode",
     "trainer.resume_from_path",
 )
@@ -114,8 +116,8 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """
     parser = OverridesParser.create()
     new = {override.key_or_group: override for override in parser.parse_overrides(without_flags(arguments))}
-    folders = [key for key in new if key in ("resume", "fspo.run_dir")]
-    if folders == ["resume", "fspo.run_dir"] and new["resume"].value() != new["fspo.run_dir"].value():
+    both = [each for each in new.values() if each.key_or_group in ("resume", "fspo.run_dir")]
+    if len({os.path.abspath(str(each.value())) for each in both}) > 1:
         raise PreflightError(
             "resume=FOLDER is another way to write fspo.run_dir=FOLDER: give one of them. To begin with a run's "
             "checkpoint in another folder, or to evaluate it there: fspo.run_dir=FOLDER "
@@ -130,6 +132,12 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
         raise PreflightError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
     given = {*new, *_NOT_KEPT}
     kept = parser.parse_overrides([] if info is None else info.get("overrides", []))
+    for override in kept:
+        if _key(override) == "trainer.default_local_dir" and not (folder / "checkpoints").exists():
+            raise PreflightError(
+                f"{folder} has its checkpoints in {override.value()}: move that folder to {folder}/checkpoints, or "
+                "make a link of this name"
+            )
     arguments = [f"fspo.run_dir={quoted(folder)}" if a.startswith("resume=") else a for a in arguments]
     return [*(str(override.input_line) for override in kept if _key(override) not in given), *arguments]
 

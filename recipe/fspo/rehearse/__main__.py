@@ -156,9 +156,12 @@ class Rehearsal:
 
     def steps(self) -> str:
         """The small job, run for real, killed and resumed."""
+        from recipe.fspo.faults.resources import rollout_only_ranks
         from recipe.fspo.rehearse import cpu_run, material, shrink
 
         config = self.prepared()
+        if rollout_only_ranks(config):
+            raise NotChecked("with mode=separate_async weights travel between GPUs, by NCCL")
         ranks = min(self.ranks, config.trainer.nnodes * config.trainer.n_gpus_per_node)
         tokenizer = material.small_model(config.actor_rollout_ref.model.path, self.out / "model")
         data, prompt = material.small_data(config, self.out / "data", tokenizer, shrink.rows(config, ranks))

@@ -185,7 +185,6 @@ def _sizes(config: DictConfig, prompt: int, ranks: int) -> Iterator[Change]:
 
 def _run(config: DictConfig, folder: Path, model: Path, data: dict[str, list[str]]) -> Iterator[Change]:
     yield Change("fspo.run_dir", config.fspo.run_dir, str(folder), True, "a folder of its own")
-    yield Change("trainer.default_local_dir", None, str(folder / "checkpoints"), True, "a folder of its own")
     yield Change("trainer.resume_mode", config.trainer.resume_mode, "auto", True, "the run's own checkpoint")
     yield Change("fspo.restarts", config.fspo.restarts, 0, True, "the rehearsal kills the run itself")
     yield Change("trainer.logger", _value(config, "trainer.logger"), ["console"], True, "nothing leaves the machine")
