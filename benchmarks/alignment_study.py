@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.fairness_study import bold
@@ -99,7 +100,7 @@ def cell(found: Sequence[Result], values: Sequence[float | None], form: str = "{
     if not of_seed:
         return "-"
     mean = mean_interval([fmean(each) for each in of_seed.values()])
-    within = Interval(mean.value, max(-1.0, mean.low), min(1.0, mean.high), mean.n)
+    within = Interval(mean.value, *np.clip([mean.low, mean.high], -1, 1).tolist(), mean.n)
     return bold(show_interval(within, form, mark and within.low < within.high))
 
 
