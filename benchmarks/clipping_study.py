@@ -20,8 +20,8 @@ from scipy import stats  # type: ignore[import-untyped]
 from benchmarks import fairness_study
 from benchmarks.async_study import ACCURACY
 from benchmarks.pages import markdown, opened, write_section
-from fspo.fairness import debiased_lre, length_reweighting_error, merge_bins
-from fspo.fairness.bootstrap import mean_interval
+from fspo.fairness import debiased_lre, merge_bins
+from fspo.fairness.bootstrap import mean_interval, noise_variance
 from fspo.fairness.interval import Interval
 from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, shared_starts
 from fspo.report.runs import Run, expand_paths, load_run
@@ -216,15 +216,9 @@ def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, 
     for group in clips:
         runs = [group.by_seed()[seed] for seed in seeds]
         counts = [fairness_study.own_counts(run, view, _FIRST) for run in runs]
-        accepted_SK = np.stack([merge_bins(each.accepted.sum(0), starts) for each in counts])
-        total_SK = np.stack([merge_bins(each.total.sum(0), starts) for each in counts])
-        noise = length_reweighting_error(
-            *(
-                np.concatenate([merge_bins(getattr(each, name), starts) for each in counts])
-                for name in ("accepted", "total")
-            )
-        ).noise_variance
-        errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1), noise))
+        merged = [(merge_bins(each.accepted, starts), merge_bins(each.total, starts)) for each in counts]
+        accepted_SK, total_SK = (np.stack([each.sum(0) for each in column]) for column in zip(*merged, strict=True))
+        errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1), noise_variance(merged)))
         accuracies.append(np.array([accuracy(run) for run in runs])[chosen_RS].mean(1))
     ranks = [stats.rankdata(np.round(columns, 6), axis=0) for columns in (accuracies, errors)]
     centred = [rank - rank.mean(0) for rank in ranks]

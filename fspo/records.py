@@ -89,8 +89,8 @@ def read_sequences(run: Path) -> MiniBatches | None:
 
     Of a mini-batch that was done again, the last line counts.
     """
-    rows = {(row["step"], row["minibatch"]): row for row in complete_lines(run / "sequences.jsonl")}
-    rows = {key: row for key, row in rows.items() if row["minibatch"] > 0}
+    lines = complete_lines(run / "sequences.jsonl")
+    rows = {(row["step"], row["minibatch"]): row for row in lines if row["minibatch"] > 0}
     if not rows:
         return None
     ordered = [rows[key] for key in sorted(rows)]

@@ -127,7 +127,7 @@ def pooled_difference(
         (np.stack([accepted.sum(0) for accepted, _ in group]), np.stack([total.sum(0) for _, total in group]))
         for group in (first, second)
     )
-    noise_a, noise_b = (_noise_variance(group) for group in (first, second))
+    noise_a, noise_b = (noise_variance(group) for group in (first, second))
 
     def difference(sums: Sequence[Array]) -> Array:
         accepted_a, total_a, accepted_b, total_b = sums
@@ -173,7 +173,8 @@ def _resampled_sums(rng: np.random.Generator, a: Counts, b: Counts, resamples: i
     return [weights_a @ a[0], weights_a @ a[1], weights_b @ b[0], weights_b @ b[1]]
 
 
-def _noise_variance(group: Sequence[Counts]) -> float:
+def noise_variance(group: Sequence[Counts]) -> float:
+    """What :func:`fspo.fairness.debiased_lre` needs of a run group, by all its mini-batches."""
     accepted_MK, total_MK = (np.concatenate(columns) for columns in zip(*group, strict=True))
     return length_reweighting_error(accepted_MK, total_MK).noise_variance
 
