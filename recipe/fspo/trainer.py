@@ -38,6 +38,7 @@ from recipe.fspo.accounting.replay_buffer import clear_trained, count_ends, prom
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old, resumed_from, step_folder
 from recipe.fspo.checkpoints.state import load_state, save_state
+from recipe.fspo.faults.errors import ExplainedError
 from recipe.fspo.faults.phase import Phase, write_phase
 from recipe.fspo.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
 from recipe.fspo.faults.resources import wait_for_resources
@@ -96,6 +97,10 @@ class FSPOHooks(PPOTrainer):
         self._phase = replace(self._phase, step=self.global_steps, ending=True)
         write_phase(self.config.fspo.run_dir, self._phase)
 
+    def on_sample_begin(self) -> None:
+        self._enter("generation")  # for every mini-batch in separate_async
+        super().on_sample_begin()
+
     def on_sample_end(self) -> None:
         raise_failure(self.reward_loop_manager.reward_loop_worker_handles or ())
         super().on_sample_end()
@@ -109,6 +114,26 @@ class FSPOHooks(PPOTrainer):
         except BaseException:
             self._ending()
             raise
+
+    def _init_dataloader(self) -> None:
+        # What the filter of long prompts leaves is known only here; verl would divide by its number of batches later.
+        failed = None
+        try:
+            super()._init_dataloader()
+        except ValueError as error:  # of torch, if nothing at all is left
+            failed = error
+        data = self.config.data
+        for kind, needed in (("train", data.train_batch_size), ("val", 1)):
+            left = getattr(self, f"{kind}_dataset", None)
+            if left is not None and len(left) < needed:
+                raise ExplainedError(
+                    f"data.{kind}_files: {len(left)} prompts have no more than data.max_prompt_length="
+                    f"{data.max_prompt_length} tokens, and {needed} are needed"
+                    + (" (data.train_batch_size)" if kind == "train" else "")
+                    + "; allow longer prompts, or give more data"
+                ) from failed
+        if failed is not None:
+            raise failed
 
     def _build_replay_buffer(self) -> Any:
         replay_buffer = super()._build_replay_buffer()
@@ -136,7 +161,7 @@ class FSPOHooks(PPOTrainer):
         fspo = self.config.fspo
         sequences = fspo.record_sequences or fspo.samples > 0 or self._cycle.needs_sequences
         self.actor_rollout_wg.record(sequences=sequences, run_dir=fspo.run_dir)
-        # Runs of a comparison must begin with the same weights; this is how a reader can tell.
+        # Runs of a comparison must begin with the same weights; this is how a reader can tell, of runs never resumed.
         run_folder.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
 
     def fit(self, agent_loop_manager: Any) -> None:

@@ -53,6 +53,20 @@ class RecordingTrainingWorker(TrainingWorker):
     def set_loss_fn(self, loss_fn: Callable[..., Any]) -> None:
         super().set_loss_fn(partial(_with_rows, loss_fn))
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Moments and position in the schedule are the checkpoint's; learning rate, weight decay and schedule are the
+        configuration's. Loading alone would bring back the settings of the optimizer that was saved.
+        """
+        optimizer, schedule = self.engine.optimizer, self.engine.lr_scheduler
+        own = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        base_lrs = schedule.base_lrs
+        super().load_checkpoint(*args, **kwargs)
+        schedule.base_lrs = base_lrs
+        factors = [of_step(schedule.last_epoch) for of_step in schedule.lr_lambdas]
+        for group, settings, base_lr, factor in zip(optimizer.param_groups, own, base_lrs, factors, strict=True):
+            group |= settings | {"lr": base_lr * factor}
+
     def train_batch(self, data: Any) -> Any:
         RECORDER.begin_mini_batch()
         learning_rate = float(self.engine.optimizer.param_groups[0]["lr"])

@@ -185,13 +185,17 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
     assert torch.allclose(torch.tensor(log_probs), expected, atol=1e-4)
 
 
+RATE = "actor_rollout_ref.actor.optim.lr"
+
+
 @pytest.fixture(scope="module")
 def resumed(start: Starter, trained: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Start, int]:
     """Resumed in a copy of the folder; the FSDP worker, whose process id is returned too, is killed after two steps."""
     folder = tmp_path_factory.mktemp("resumed")
     shutil.copytree(trained.run_dir, folder, dirs_exist_ok=True)
     (folder / "stdout.log").unlink()
-    overrides = (*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=50", *PROBE)
+    overrides = [*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=50", *PROBE]
+    overrides += [f"{RATE}=5e-5", f"fspo.allow_changed=[{RATE}]"]
     run = start(folder, *overrides, **probe_environment(folder))
     run.wait_for("step 4/50", 400)
     worker = next(p for p in run.processes() if "WorkerDict" in " ".join(p.cmdline()))
@@ -204,6 +208,7 @@ def test_resume_continues_at_the_right_step(resumed: tuple[Start, int]) -> None:
     run, _ = resumed
     rows = [json.loads(line)["step"] for line in (run.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert rows == list(range(1, len(rows) + 1))  # one row a step, those of before among them
+    assert [run.steps()[step]["actor/lr"] for step in (2, 3)] == [1e-4, 5e-5]  # its settings are the command's
     assert f"resumed from {run.run_dir}/checkpoints/global_step_2" in run.output()
     # Before its first update the resumed actor is not the start (the reference is), and vLLM has its weights.
     probe = read_probe(run)[3]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
 from recipe.fspo.accounting import outcomes
-from recipe.fspo.accounting.outcomes import Outcomes, outcome_metrics, read_outcomes
+from recipe.fspo.accounting.outcomes import Outcomes, kl_to_start, outcome_metrics, read_outcomes
 from recipe.fspo.reward_manager import RESPONSE_DIGEST
 
 TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
@@ -80,3 +82,18 @@ def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Outcomes.join([one, one])
     assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
     assert both.group_B.tolist() == [0, 0, 1, 1] * 2
+
+
+def test_the_distance_to_the_start_is_k3_per_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Responses of two tokens and of one, and a row of padding; pi_ref is e^d of pi."""
+    d = [torch.tensor([math.log(2.0), 0.0]), torch.tensor([-1.0]), torch.zeros(0)]
+    columns = {
+        "old_log_probs": [torch.full_like(row, -2.0) for row in d],
+        "ref_log_prob": [row - 2.0 for row in d],
+        "response_mask": [torch.ones_like(row) for row in d],
+    }
+    nested = {name: torch.nested.nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
+    read = TensorDict(nested, batch_size=[3])
+    monkeypatch.setattr(outcomes.tq, "kv_batch_get", lambda **_: read)
+    found = kl_to_start(KVBatchMeta(["a", "b", "pad"], [{}, {}, {}], "train"))
+    assert found == pytest.approx(((2 - math.log(2) - 1) / 2 + math.exp(-1)) / 2)

@@ -179,6 +179,11 @@ def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) 
     with pytest.raises(PreflightError, match=f"{lr} was 0.0001 and would be 1e-05") as refused:
         check_changes(resumed, changed_settings(resumed))
     assert "nnodes" not in str(refused.value)
+    longer = ready(
+        tmp_path, "trainer.total_training_steps=99", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+    )
+    with pytest.raises(PreflightError, match="total_training_steps was 20 and would be 99"):  # another learning rate
+        check_changes(longer, changed_settings(longer))
     allowed = ready(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
     changed = changed_settings(allowed)
     assert (lr, 1e-4, 1e-5) in changed

@@ -1,13 +1,71 @@
-"""The order in which prompts are handed out."""
+"""What trainer and worker add to verl's, as far as it needs no processes."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from fspo.funnel import LengthFunnel
+
+
+@pytest.mark.parametrize(("train", "val", "says"), [(31, 5, "train_files: 31 .*=16 tokens, and 32 "), (32, 0, "val_")])
+def test_too_few_prompts_after_the_filter_are_named(
+    monkeypatch: pytest.MonkeyPatch, train: int, val: int, says: str
+) -> None:
+    from recipe.fspo.trainer import ExplainedError, FSPOTrainer, PPOTrainerSync
+
+    def dataloader(self: FSPOTrainer) -> None:
+        self.train_dataset, self.val_dataset = range(train), range(val)
+        torch.utils.data.DataLoader(self.val_dataset, batch_size=len(self.val_dataset))  # as verl does
+
+    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
+    trainer = object.__new__(FSPOTrainer)
+    trainer.config = OmegaConf.create({"data": {"max_prompt_length": 16, "train_batch_size": 32}})
+    with pytest.raises(ExplainedError, match=says):
+        trainer._init_dataloader()
+
+
+class Engine:
+    """An optimizer and its schedule as verl's engine makes them, loaded as by its checkpoint manager."""
+
+    def __init__(self, lr: float, decay: float, steps: int) -> None:
+        from verl.utils.torch_functional import get_cosine_schedule_with_warmup
+
+        self.weight = torch.nn.Parameter(torch.zeros(3))
+        self.optimizer = torch.optim.AdamW([self.weight], lr=lr, weight_decay=decay)
+        self.lr_scheduler = get_cosine_schedule_with_warmup(self.optimizer, 0, steps)
+
+    def step(self) -> float:
+        self.weight.grad = torch.ones(3)
+        used = float(self.optimizer.param_groups[0]["lr"])
+        self.optimizer.step()
+        self.lr_scheduler.step()
+        return used
+
+    def load_checkpoint(self, saved: Engine, *_: object) -> None:
+        self.optimizer.load_state_dict(saved.optimizer.state_dict())
+        self.lr_scheduler.load_state_dict(saved.lr_scheduler.state_dict())
+
+
+@pytest.mark.parametrize(("lr", "decay", "steps"), [(1e-3, 0.1, 20), (1e-4, 0.5, 40)])
+def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: float, decay: float, steps: int) -> None:
+    from recipe.fspo.worker import RecordingTrainingWorker
+
+    saved, never_stopped = Engine(1e-3, 0.1, 20), Engine(lr, decay, steps)
+    for each in (saved, never_stopped):
+        for _ in range(5):
+            each.step()
+    worker = object.__new__(RecordingTrainingWorker)
+    worker.engine = Engine(lr, decay, steps)
+    worker.load_checkpoint(saved)
+    (group,) = worker.engine.optimizer.param_groups
+    assert (group["weight_decay"], group["initial_lr"]) == (decay, lr)
+    moments = worker.engine.optimizer.state[worker.engine.weight]
+    assert moments["step"] == 5 and moments["exp_avg"].equal(saved.optimizer.state[saved.weight]["exp_avg"])
+    assert [worker.engine.step() for _ in range(5)] == [never_stopped.step() for _ in range(5)]
 
 
 def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +77,7 @@ def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyP
     trainer._position, trainer._fetched = {}, 0
     trainer._cycle = SimpleNamespace(funnel=LengthFunnel())
     trainer.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"n": 8}}})
-    monkeypatch.setattr(PPOTrainerSync, "prepare_step", lambda self: [self._fetch_one_gen_batch() for _ in range(3)])
-    trainer.prepare_step()
+    for _ in range(3):
+        trainer._fetch_one_gen_batch()
     assert trainer._position == {"c": 0, "a": 1, "b": 2}
     assert trainer._cycle.funnel.state_dict()["started"] == 24

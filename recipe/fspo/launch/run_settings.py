@@ -31,7 +31,8 @@ _RECORDS: Final = ("metrics.jsonl", "length_stats.jsonl", "funnel.jsonl", "seque
 #: What a start replaces, or adds to.
 _FILES: Final = (CONFIG_FILE, INFO_FILE, *_RECORDS, "driver.log", "phase.json", "hang.txt", "run.png", "code")
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
-#: the machine it runs on. None of them changes what a step computes.
+#: the machine it runs on. None of them changes what a step computes; how long it runs does where the learning rate
+#: depends on it (:func:`check_changes`).
 MAY_CHANGE: Final = (
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
     "actor_rollout_ref.actor.fsdp_config.param_offload",
@@ -296,7 +297,11 @@ def has_results(folder: Path) -> bool:
 
 def check_changes(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> None:
     """Raise PreflightError if the run folder's settings would change in a way that nobody has allowed."""
-    allowed = [*MAY_CHANGE, *config.fspo.allow_changed]
+    optim = config.actor_rollout_ref.actor.optim
+    by_steps = optim.lr_scheduler_type != "constant" or (optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0)
+    steps = "total_epochs" if config.trainer.total_training_steps is None else "total_training_steps"
+    fixed = f"trainer.{steps}" if by_steps else None
+    allowed = [*(key for key in MAY_CHANGE if key != fixed), *config.fspo.allow_changed]
     refused = [each for each in changed if not _is_below(each[0], allowed)]
     if not refused:
         return
