@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.files import complete_lines
+from fspo.files import complete_lines, without_abandoned
 from fspo.sums import FIELDS, LAYOUT_VERSION, SequenceSums
 
 Array = npt.NDArray[np.float64]
@@ -87,9 +87,9 @@ class MiniBatches:
 def read_sequences(run: Path) -> MiniBatches | None:
     """``sequences.jsonl`` of a run; None if it recorded none.
 
-    Of a mini-batch that was done again, the last line counts.
+    Of a mini-batch that was done again, the last line counts; steps that the run has left by going back do not.
     """
-    lines = complete_lines(run / "sequences.jsonl")
+    lines = without_abandoned(complete_lines(run / "sequences.jsonl"))
     rows = {(row["step"], row["minibatch"]): row for row in lines if row["minibatch"] > 0}
     if not rows:
         return None

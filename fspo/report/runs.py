@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml  # type: ignore[import-untyped]
 
+from fspo.files import without_abandoned
 from fspo.funnel import FunnelSteps
 from fspo.losses import resolve_settings
 from fspo.records import from_record
@@ -274,7 +275,20 @@ def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
 
 
 def read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and object of every line of a JSON Lines file; what is none is named in ``problems`` and left out."""
+    """Number and object of every line of a record by steps; what is none is named in ``problems`` and left out.
+
+    Left out without a word: steps that the run has left by going back (:func:`fspo.files.without_abandoned`).
+    """
+    found: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for number, line in _objects(path, problems):
+        whole = isinstance(line.get("step"), int)
+        (found if whole else others).append({"step": line.get("step"), "number": number, "line": line})
+    for each in [*without_abandoned(found), *others]:
+        yield each["number"], each["line"]
+
+
+def _objects(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, start=1):
@@ -298,7 +312,8 @@ def read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str,
 
 def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
     parts: dict[tuple[int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
-    unmoved = SequenceSums.zeros()
+    unmoved: dict[int, SequenceSums] = {}
+    last = (0, 0)
     for number, line in read_lines(path, problems):
         step, minibatch = line.get("step"), line.get("minibatch")
         if not isinstance(step, int) or not isinstance(minibatch, int):
@@ -309,12 +324,13 @@ def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
         except ValueError as error:
             problems.append(f"{path}:{number}: {error}")
             continue
+        again, last = (step, minibatch) < last, (step, minibatch)
         if minibatch == 0:
-            unmoved = unmoved + sums
+            unmoved[step] = sums if again else unmoved.get(step, SequenceSums.zeros()) + sums
             continue
         parts[step, minibatch] = sums.sums_KF.numpy(), sums.cells().numpy()
     found = _empty_lengths()
-    found.unmoved = unmoved
+    found.unmoved = sum(unmoved.values(), SequenceSums.zeros())
     if parts:
         order = sorted(parts)
         found.step_M = np.array([step for step, _ in order])

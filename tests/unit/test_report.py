@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import html.parser
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -327,7 +328,7 @@ def test_samples_can_be_read_and_filtered(tmp_path: Path) -> None:
     assert [line["response"] for line in lines if line["step"] == 2] == ["again"], "the later lines of a step count"
     assert "6000 characters left out" in next(line["response"] for line in lines if line["step"] == 4)
     report = build_report([folder], tmp_path / "out")
-    assert [problem.split(": ")[0].rpartition(":")[2] for problem in report.problems] == ["7", "8", "209"]
+    assert [problem.split(": ")[0].rpartition(":")[2] for problem in report.problems] == ["8", "209", "7"]
     text = report.page.read_text(encoding="utf-8")
     assert attack not in text and text.count("<script>") == 1
     page = " ".join(read_page(report.page).text)
@@ -401,6 +402,24 @@ def test_files_that_no_report_has_written_stay(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_what_a_run_has_left_by_going_back_is_in_no_figure(tmp_path: Path) -> None:
+    """Four steps; then from the checkpoint of the first one another second step, of which the validation is worse."""
+    once, back = (write_run(tmp_path / name, "fspo", 0) for name in ("once", "back"))
+    metrics, lengths = (back / "metrics.jsonl", back / "length_stats.jsonl")
+    again = [line for line in metrics.read_text().splitlines() if json.loads(line)["step"] == 2]
+    again.append(json.dumps({"step": 2, "metrics": {"val-core/sums/acc/mean@1": 0.1}}))
+    metrics.write_text(metrics.read_text() + "\n".join(again) + "\n")
+    redone = [line for line in lengths.read_text().splitlines() if json.loads(line)["step"] == 2]
+    lengths.write_text(lengths.read_text() + "\n".join(redone) + "\n")
+    whole, left = load_run(once), load_run(back)
+    assert (list(whole.steps), list(left.steps)) == ([0, 1, 2, 3, 4], [0, 1, 2])
+    assert left.series("val-core/sums/acc/mean@1")[1].tolist() == [0.2, 0.1]
+    assert left.lengths.step_M.tolist() == [1, 1, 1, 2, 2, 2]
+    np.testing.assert_array_equal(left.lengths.sums_MKF, whole.lengths.sums_MKF[:6])
+    unmoved = [run.lengths.unmoved.column("count").sum().item() for run in (whole, left)]
+    assert unmoved == [4 * 64, 2 * 64]
+
+
 def test_a_seed_run_twice_counts_once(tmp_path: Path) -> None:
     twice = [write_run(tmp_path / name, "fspo", 0) for name in ("a", "b")]
     report = build_report(twice, tmp_path / "out")
@@ -474,6 +493,18 @@ def test_loading_joins_lines_and_leaves_out_the_first_minibatch(tmp_path: Path) 
     profile = length_profile([run])
     assert profile is not None and run.lengths.sums_MKF[..., 0].sum() == 3 * STEPS * 64
     assert profile.error.debiased.n == 3 * STEPS
+
+
+def test_a_report_of_accuracies_of_0_and_of_a_clip_value_of_0(tmp_path: Path) -> None:
+    """Of 40 problems none is solved: the lower end of Wilson's interval is 1e-17, not 0."""
+    runs = [write_run(tmp_path / a, a, 0, validation_problems={"sums": 40}) for a in ("fspo", "seq_rloo")]
+    for run in runs:
+        metrics = (run / "metrics.jsonl").read_text()
+        (run / "metrics.jsonl").write_text(re.sub(r'("val-core/sums/acc/mean@1"): [\d.]+', r"\1: 0.0", metrics))
+    info = json.loads((runs[0] / "run.json").read_text())
+    (runs[0] / "run.json").write_text(json.dumps(info | {"loss": info["loss"] | {"clip_low": 0.0}}))
+    build_report(runs, tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ def test_two_failures_without_a_step_between_end_it(folder: Path, capsys: pytest
     assert "not started again: it failed twice without getting beyond step 0" in capsys.readouterr().err
 
 
+def test_a_run_that_has_gone_back_gets_beyond_the_steps_it_does_again(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 10)), encoding="utf-8")
+    code, given = run(folder, "4 1", "6 1", "7 0")
+    assert (code, len(given)) == (0, 3)
+
+
 def test_no_more_than_the_limit_within_an_hour(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import atomic_path, complete_lines
+from fspo.files import atomic_path, complete_lines, without_abandoned
 from recipe.fspo.checkpoints.integrity import resumed_from, step_of
 from recipe.fspo.faults.phase import read_phase
 from recipe.fspo.launch.code_state import CODE_FOLDER, CodeState, code_state
@@ -155,8 +155,8 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, without those that a kill cut short."""
-    return complete_lines(folder / METRICS_FILE)
+    """The lines of ``metrics.jsonl``, without those that a kill cut short or that the run has left by going back."""
+    return without_abandoned(complete_lines(folder / METRICS_FILE))
 
 
 def is_restart() -> bool:
