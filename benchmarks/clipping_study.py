@@ -248,7 +248,7 @@ def main() -> int:
             parts = [comparison_table(runs, found[next(iter(CANDIDATES))]), fairness_study.tables(grid, common=False)]
             if text := spread(runs):
                 parts += ["### How S spreads by length", text]
-            write_section(PAGE, "clipping", "\n\n".join(parts))
+            write_section(PAGE, "clipping", fairness_study.headed("\n\n".join(parts), "clipping"))
     return code
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ from fspo.fairness import debiased_lre, equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.interval import Array
 from fspo.fairness.lre import MIN_CLUSTERS
-from fspo.files import complete_lines
+from fspo.files import complete_lines, without_abandoned
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
 from fspo.records import MiniBatches, from_record, read_sequences
@@ -63,7 +64,7 @@ def causal_states(run: Path, settings: SequenceLossSettings, window: int) -> dic
         for step, *columns in zip(records.step, records.s, records.length, records.advantage, strict=True):
             moved.setdefault(step, [np.zeros((0, 2))]).append(leans(*columns))  # first the mini-batch that is left out
     rounds: dict[int, dict[int, SequenceSums]] = {}
-    for record in complete_lines(run / "length_stats.jsonl"):
+    for record in without_abandoned(complete_lines(run / "length_stats.jsonl")):
         rounds.setdefault(record["step"], {})[record["minibatch"]] = from_record(record)
     controller, states = BandController(settings, window=window), {}
     for step in sorted(rounds):
@@ -98,9 +99,7 @@ def band_counts(
         accepted.append(np.bincount(where, weight * inside, size))
         total.append(np.bincount(where, weight, size))
         squared.append(np.bincount(where, weight**2, size))
-    tot, sq = np.stack(total), np.stack(squared)
-    effective = np.divide(tot**2, sq, out=np.zeros_like(tot), where=sq > 0) if view == "mass" else None
-    return Counts(np.stack(accepted), tot, effective)
+    return Counts(np.stack(accepted), np.stack(total), np.stack(squared) if view == "mass" else None)
 
 
 def own_counts(run: Run, view: str, first_step: int = 1) -> Counts:
@@ -110,11 +109,11 @@ def own_counts(run: Run, view: str, first_step: int = 1) -> Counts:
 
 def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
     """Debiased LRE over all seeds with its interval, the noise floor and the overall rate."""
-    effective = [part.effective for part in parts if part.effective is not None]
+    squared = [part.squared for part in parts if part.squared is not None]
     error = Counts(
         np.concatenate([part.accepted for part in parts]),
         np.concatenate([part.total for part in parts]),
-        np.concatenate(effective) if effective else None,
+        np.concatenate(squared) if squared else None,
     ).error(starts)
     return (
         f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}] "
@@ -351,6 +350,23 @@ def beside_table(grid: Path, other: Path) -> str:
     )
 
 
+def grid_lines(grid: Table) -> str:
+    """One line per group: which seeds have ended how."""
+    lines = []
+    for algo, comparison, cells in grid.rows:
+        ended: dict[str, list[str]] = {}
+        for head, cell in zip(grid.heads, cells, strict=True):
+            ended.setdefault(cell.strip("()"), []).append(head.removeprefix("seed "))
+        said = (f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {how}" for how, seeds in ended.items())
+        lines.append(f"* {algo} ({comparison}): {'; '.join(said)}")
+    return "\n".join(lines)
+
+
+def headed(text: str, section: str) -> str:
+    """With headings that no other section of the page has."""
+    return re.sub("^### (.)", lambda match: f"### {section}: {match[1].lower()}", text, flags=re.MULTILINE)
+
+
 def tables(grid: Path, common: bool = True, measured: bool = True) -> str:
     """The tables of a section; ``common``: also those that judge the same records with other bands, ``measured``: and
     with measured ones."""
@@ -358,7 +374,7 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> str:
     loaded = [load_run(folder) for folder in folders]
     # A run in progress has no place in a comparison; the table of runs says how far it is.
     runs = [run for run in loaded if run.status == "finished" and len(run.lengths.step_M)]
-    parts = ["### Runs", markdown(grid_table(planned, loaded), "group")]
+    parts = ["### Runs", grid_lines(grid_table(planned, loaded))]
     if not runs:
         return "\n\n".join(parts)
     groups = group_runs(runs)
@@ -422,7 +438,7 @@ def main() -> None:
         if arguments.beside is not None:
             with opened(arguments.beside) as other:
                 text += f"\n\n{beside_table(grid, other)}"
-    write_section(PAGE, arguments.section, text)
+    write_section(PAGE, arguments.section, text if arguments.section == "tables" else headed(text, arguments.section))
 
 
 if __name__ == "__main__":

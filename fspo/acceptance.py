@@ -31,17 +31,17 @@ VIEWS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Accepted and all, [mini-batch, bin]; ``effective`` is the effective number of sequences of importance masses."""
+    """Accepted and all, [mini-batch, bin]; ``squared`` is the sum of the squared weights of importance masses."""
 
     accepted: Array
     total: Array
-    effective: Array | None = None
+    squared: Array | None = None
 
     def error(self, starts: npt.NDArray[np.int64], resamples: int = 1000) -> LengthReweightingError:
         """:func:`fspo.fairness.length_reweighting_error` over the merged bins that begin at ``starts``."""
-        effective = None if self.effective is None else merge_bins(self.effective, starts)
+        squared = None if self.squared is None else merge_bins(self.squared, starts)
         accepted, total = merge_bins(self.accepted, starts), merge_bins(self.total, starts)
-        return length_reweighting_error(accepted, total, effective=effective, resamples=resamples)
+        return length_reweighting_error(accepted, total, squared=squared, resamples=resamples)
 
 
 def stack_sums(parts: Sequence[SequenceSums]) -> Array:
@@ -77,17 +77,11 @@ def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
         total = count - column("advantage_zero")  # the clip is never active where A = 0
         return Counts(total - column("clipped_high") - column("clipped_low"), total)
     if view == "mass":
-        weight = column("weight")
-        return Counts(column("weight_accepted"), weight, _effective(weight, column("weight_squared")))
+        return Counts(column("weight_accepted"), column("weight"), column("weight_squared"))
     if view == "ratio_mass":
-        ratio = column("ratio")
-        return Counts(column("ratio_accepted"), ratio, _effective(ratio, column("ratio_squared")))
+        return Counts(column("ratio_accepted"), column("ratio"), column("ratio_squared"))
     if view == "nonzero_advantage":
         return Counts(accepted - column("advantage_zero_accepted"), count - column("advantage_zero"))
     if view == "untruncated":
         return Counts(accepted - column("truncated_accepted"), count - column("truncated"))
     raise KeyError(f"unknown view {view!r} of acceptance; known: {', '.join(VIEWS)}")
-
-
-def _effective(total: Array, squared: Array) -> Array:
-    return np.divide(total**2, squared, out=np.zeros_like(total), where=squared > 0)

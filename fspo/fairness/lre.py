@@ -83,7 +83,7 @@ def length_reweighting_error(
     accepted: npt.ArrayLike,
     total: npt.ArrayLike,
     *,
-    effective: npt.ArrayLike | None = None,
+    squared: npt.ArrayLike | None = None,
     resamples: int = 1000,
     seed: int = 0,
 ) -> LengthReweightingError:
@@ -103,8 +103,8 @@ def length_reweighting_error(
     Args:
         accepted: Accepted sequences by bin, [K] or by mini-batch [M, K]; or importance mass, sum(w * accepted).
         total: All sequences by bin, same shape; or sum(w).
-        effective: Same shape or None. For importance masses the number of sequences that they are worth,
-            sum(w)**2 / sum(w**2), which the noise floor needs. None means that ``total`` counts sequences.
+        squared: Same shape or None. For importance masses sum(w**2): a bin is worth sum(w)**2 / sum(w**2) sequences
+            (Kish's effective size). None means that ``total`` counts sequences.
         resamples: Number of bootstrap resamples and simulated data sets.
         seed: Of the random numbers; equal arguments give equal results.
 
@@ -119,7 +119,10 @@ def length_reweighting_error(
     acc_K, tot_K = acc_MK.sum(0), tot_MK.sum(0)
     filled = tot_K > 0
     rate_K = np.divide(acc_K, tot_K, out=np.full_like(tot_K, np.nan), where=filled)
-    n_K = tot_K if effective is None else np.asarray(effective, dtype=np.float64).reshape(acc_MK.shape).sum(0)
+    n_K = tot_K
+    if squared is not None:
+        squared_K = np.asarray(squared, dtype=np.float64).reshape(acc_MK.shape).sum(0)
+        n_K = np.divide(tot_K**2, squared_K, out=np.zeros_like(tot_K), where=squared_K > 0)
     whole = tot_K.sum()
     if whole == 0 or acc_K.sum() == 0:
         nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)

@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fspo.acceptance import Counts
 from fspo.fairness import (
     Interval,
     cosine,
@@ -125,10 +126,27 @@ def test_few_mini_batches_fall_back_to_binomial_noise() -> None:
 
 def test_masses_use_their_effective_size() -> None:
     mass, total = np.array([8.0, 9.0]), np.array([10.0, 10.0])
-    few = length_reweighting_error(mass, total, effective=[20, 20])
-    many = length_reweighting_error(mass, total, effective=[2000, 2000])
+    few = length_reweighting_error(mass, total, squared=[5.0, 5.0])  # worth 20 sequences
+    many = length_reweighting_error(mass, total, squared=[0.05, 0.05])
     assert few.lre == many.lre
     assert few.noise_floor > 5 * many.noise_floor
+
+
+def test_the_noise_floor_of_masses_is_what_flat_acceptance_gives() -> None:
+    """Twenty mini-batches of 64 sequences in 120 bins: a sequence that is alone in a bin has a weight all the same."""
+    rng, starts, found = np.random.default_rng(0), np.arange(0, 120, 15), []
+    for _ in range(20):
+        weight, inside = np.exp(rng.normal(size=(20, 64))), rng.random((20, 64)) < 0.85
+        where = rng.integers(0, 120, (20, 64))
+
+        columns = [
+            np.stack([np.bincount(b, v, 120) for b, v in zip(where, value, strict=True)])
+            for value in (weight * inside, weight, weight**2)
+        ]
+        error = Counts(*columns).error(starts, resamples=200)
+        found.append((error.noise_floor, error.lre))
+    floor, lre = np.mean(found, axis=0)
+    assert 0.9 < floor / lre < 1.1
 
 
 def test_masses_may_exceed_their_total_by_rounding() -> None:
