@@ -48,7 +48,7 @@ def checks(loss: PolicyLoss) -> list[Check]:
         LossError: If the loss cannot be called at all.
     """
     batch = _mini_batch()
-    found = loss.gradient(batch)
+    found = loss.gradient(batch.map(torch.clone))  # what a call changes in place is not changed by a second one
     return [
         _repeats(loss, batch, found),
         _padding(loss, batch, found),

@@ -108,7 +108,7 @@ def generate(n_train: int, n_test: int, seed: int, name: str = "remainder") -> t
         name: a key of :data:`TASKS`.
 
     Raises:
-        ValueError: a negative size or seed, or an unknown task.
+        ValueError: a negative size or seed, more problems than there are, or an unknown task.
     """
     for key, value in (("n_train", n_train), ("n_test", n_test), ("seed", seed)):
         if value < 0:
@@ -142,7 +142,7 @@ def write_dataset(
         The path of each split.
 
     Raises:
-        ValueError: a negative size or seed, or an unknown task.
+        ValueError: a negative size or seed, more problems than there are, or an unknown task.
         FileExistsError: there is a file of that name that this package has not written.
     """
     import pyarrow.parquet as pq
@@ -162,6 +162,13 @@ def _distinct(task: Task, count: int, seed: int, split: Split) -> list[Problem]:
     rng = np.random.default_rng([seed, SPLITS.index(split)])
     problems: dict[Problem, None] = {}
     draws = sample_problems(task, rng, split)
+    repeated = 0
     while len(problems) < count:
+        found = len(problems)
         problems[next(draws)] = None
+        repeated = repeated + 1 if len(problems) == found else 0
+        if repeated > 1000 + 5 * found:
+            raise ValueError(
+                f"n_{split}={count} is more than there are: {found} problems were found; give at most that"
+            )
     return list(problems)

@@ -169,13 +169,13 @@ _RULES: tuple[Callable[[str, str], tuple[str, str] | None], ...] = (
     notations.closed_form,
 )
 
-_DECIMAL = re.compile(r"(?:[a-zA-Z]\s*=\s*)?(?:\\approx\s*)?-?\d*\.\d+")
+_DECIMAL = re.compile(r"\.\d")
 _IRRATIONAL = re.compile(r"\\(?:sqrt|pi|ln|log|sin|cos|tan|cot|sec|csc|arc\w+)|(?<![a-zA-Z\\])e(?![a-zA-Z])|\^")
 _IMAGINARY = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|\\sqrt\s*\{\s*-")
 
 
 def _needs_exact(answer: str, truth: str) -> bool:
     """Whether `judge` compares such a pair more exactly than math-verify, although no text was changed."""
-    if _DECIMAL.fullmatch(answer) and "." not in truth and _IRRATIONAL.search(truth):
+    if _DECIMAL.search(answer) and "." not in truth and _IRRATIONAL.search(truth):
         return True
     return answer != truth and bool(_IMAGINARY.search(answer) or _IMAGINARY.search(truth))

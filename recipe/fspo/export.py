@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from fspo.files import atomic_folder
-from recipe.fspo.checkpoints.integrity import latest
+from recipe.fspo.checkpoints.integrity import archive_damage, latest
 from recipe.fspo.faults.preemption import end_on_signals
 
 #: Where verl's merger puts the adapter of a LoRA run.
@@ -29,6 +29,7 @@ def actor_folder(path: Path) -> Path:
 
     Raises:
         FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
+        OSError: if a file of it is damaged.
     """
     folder = latest(path / "checkpoints") or latest(path) or path
     actor = folder / "actor"
@@ -37,6 +38,9 @@ def actor_folder(path: Path) -> Path:
             f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run "
             "folder, its checkpoints folder, or a global_step_N folder"
         )
+    for shard in sorted(actor.glob("model_world_size_*.pt")):
+        if (damage := archive_damage(shard)) is not None:
+            raise OSError(f"{shard} {damage}: give another global_step_N folder, or copy this one again")
     return actor
 
 

@@ -86,6 +86,10 @@ def in_place(log_prob: torch.Tensor, advantages: torch.Tensor, **others: Any) ->
     return token_loss(log_prob=log_prob, advantages=advantages, **others)
 
 
+def in_place_once(advantages: torch.Tensor, **others: Any) -> Any:
+    return token_loss(advantages=advantages.clamp_(-0.1, 0.1), **others)
+
+
 def at_random(log_prob: torch.Tensor, **others: Any) -> Any:
     return token_loss(log_prob=log_prob * (1 + torch.rand(log_prob.shape[0], 1)), **others)
 
@@ -124,6 +128,7 @@ def test_a_sound_loss_of_tokens_passes() -> None:
         (faulty(term=lambda d, a: a * d.clamp(-20, 20).exp()), "direction", "missing minus"),
         (faulty(term=lambda d, a: (-a * d.clamp(-20, 20).exp()) * 0), "direction", "0 everywhere"),
         (in_place, "repeats", "changes its input advantages in place"),
+        (in_place_once, "repeats", "changes its input advantages in place"),
         (at_random, "repeats", "a second call"),
     ],
 )

@@ -265,12 +265,16 @@ def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
     for step in (10, 20):
         actor = tmp_path / "checkpoints" / f"global_step_{step}" / "actor"
         actor.mkdir(parents=True)
-        (actor / "model_world_size_1_rank_0.pt").touch()
+        torch.save({}, actor / "model_world_size_1_rank_0.pt")
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
     latest = tmp_path / "checkpoints" / "global_step_20" / "actor"
     assert actor_folder(tmp_path) == latest
     assert actor_folder(tmp_path / "checkpoints") == latest
     earlier = tmp_path / "checkpoints" / "global_step_10"
     assert actor_folder(earlier) == earlier / "actor"
+    shard = next((earlier / "actor").glob("model_world_size_*"))
+    shard.write_bytes(b"half")
+    with pytest.raises(OSError, match=rf"{shard.name} is damaged .*give another global_step_N folder"):
+        actor_folder(earlier)
     with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
         actor_folder(tmp_path / "checkpoints" / "global_step_10" / "actor")

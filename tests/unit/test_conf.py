@@ -36,6 +36,12 @@ def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
     assert ("recipe.fspo.cpu" in OmegaConf.to_yaml(config)) is not on_gpu
 
 
+@pytest.mark.parametrize("experiment", choices("experiment"))
+def test_steps_end_a_run_even_if_an_epoch_is_one_step(experiment: str) -> None:
+    trainer = resolved(f"experiment={experiment}", "trainer.total_training_steps=5000").trainer
+    assert trainer.total_epochs >= trainer.total_training_steps  # verl ends at whichever comes first
+
+
 def test_unknown_algo_names_the_choices() -> None:
     with pytest.raises(HydraException) as error:
         compose(["algo=fspoo"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -130,6 +131,16 @@ def test_generation_is_seeded_and_disjoint(name: str) -> None:
     assert len(set(train)) == 2000 and len(set(test)) == 300
     other_test = generate(0, 300, seed=8, name=name)[1]
     assert not {problem.split_key for problem in train} & {problem.split_key for problem in [*test, *other_test]}
+
+
+def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = generate(5, 5, seed=0)
+    task = TASKS["remainder"]
+    some = dataclasses.replace(task, draw=lambda rng: [*few[0], *few[1]][rng.integers(10)])
+    monkeypatch.setitem(TASKS, "remainder", some)
+    assert set(generate(5, 0, seed=0)[0]) == set(few[0])
+    with pytest.raises(ValueError, match="n_train=6 is more than there are: 5 problems were found; give at most that"):
+        generate(6, 0, seed=0)
 
 
 def test_lengths_span_two_orders_of_magnitude() -> None:

@@ -97,6 +97,7 @@ def test_settings_that_do_not_go_together_are_problems(overrides: list[str], say
         (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"recipe\.fspo\.plan .*model_config=PATH"),
         (["trainer.nnodes=some"], r"trainer\.nnodes=some must be a whole number"),
         (["trainer.total_training_steps=-3"], r"total_training_steps=-3 must be a whole number of 1 or more, or null"),
+        (["trainer.total_training_steps=null"], r"total_training_steps=null: give it, or trainer\.total_epochs"),
         (
             ["trainer.test_freq=null", "actor_rollout_ref.model.lora_rank=null"],
             r"lora_rank=null must(.|\n)*test_freq=null",

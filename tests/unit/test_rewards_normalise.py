@@ -109,8 +109,11 @@ def test_no_rule_applies(response: str, truth: str) -> None:
 
 
 def test_a_decimal_is_not_an_irrational_number(scorer: MathScorer) -> None:
-    verdict = scorer.score(r"\boxed{1.41421356}", r"\sqrt{2}")
-    assert (verdict.status, verdict.plain) == (Status.WRONG, Status.CORRECT)
+    for answer in ("1.41421356", "+1.41421356", r"1.41421356\text{ cm}", r"AB = 1.41421356", r"1.41421356^\circ"):
+        verdict = scorer.score(rf"\boxed{{{answer}}}", r"\sqrt{2}")
+        assert (verdict.status, verdict.plain) == (Status.WRONG, Status.CORRECT), answer
+    for answer in (r"\sqrt{2}\approx 1.41421356", r"0.5\sqrt{8}", r"0.5\cdot\sqrt{8}\text{ cm}"):
+        assert scorer.score(rf"\boxed{{{answer}}}", r"\sqrt{2}").score == 1.0, answer
     assert scorer.score(r"\boxed{2.0}", r"\sqrt{4}").score == 1.0
 
 

@@ -16,6 +16,7 @@ _ACTOR: Final = "actor_rollout_ref.actor"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _ABSENT: Final = object()
+_ENDLESS: Final = 1000000  # trainer.total_epochs in conf/base.yaml
 _LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 
 
@@ -156,6 +157,8 @@ def value_problems(config: DictConfig) -> Iterator[str]:
             value = OmegaConf.select(config, key, default=_ABSENT)  # another engine has other keys
             if value is not _ABSENT and not fits(value):
                 yield f"{key}={'null' if value is None else value} must be {what}"
+    if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
+        yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
     saved = str(config.trainer.default_local_dir)
     if os.path.abspath(saved) != os.path.abspath(f"{config.fspo.run_dir}/checkpoints"):
         yield (
