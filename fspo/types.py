@@ -6,7 +6,8 @@ Vocabulary:
 
 * *sequence log-ratio*: ``S = sum_t (log pi(y_t) - log pi_old(y_t))`` over the response tokens;
 * acceptance *band*: an interval ``[lower, upper]`` for S, which may depend on the length ``L``;
-* *accepted*: S lies inside the (closed) band; *clipped*: the band removes the gradient of the sequence;
+* *accepted*: S lies inside the (closed) band; *clipped*: outside it; *actively clipped*: the clip removes the gradient
+  (S above the band with A > 0, or below it with A < 0);
 * *weight*: ``exp(S)`` or ``exp(S / L)``;
 * *lean*: ``U = sign(A) S``, how far the policy has moved in the direction of the advantage; the clip acts where it is
   above the band's half-width;

@@ -290,7 +290,7 @@ def mean_over_rounds(rounds: Sequence[Jackknife], name: str) -> Interval:
 def split_half_cosine(vectors_JD: Array) -> float:
     """Mean cosine between the sums over two halves of the folds, of 200 random splits; nan with fewer than two folds.
 
-    Two estimates of the *same* gradient, each from half of the data, agree no better than this: it is the noise floor.
+    Two estimates of the *same* gradient, each from half of the data, agree no better than this.
     """
     folds = len(vectors_JD)
     if folds < 2:

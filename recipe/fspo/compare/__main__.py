@@ -24,9 +24,9 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
 
   algos=[fspo,rloo,gspo]    values of algo, the first is compared with the others (ls conf/algo)
   seeds=[1,2,3]             seeds of data order and sampling
-  comparisons=[default]     default: published clip values; matched: clip values at which all algorithms clip the same
-                            share of the same sequences; matched_active: at which they remove the gradient of the same
-                            share of those with A != 0; or several
+  comparisons=[default]     default: each loss's default clip values; matched: clip values at which all algorithms clip
+                            the same share of the same sequences; matched_active: at which they remove the gradient of
+                            the same share of those with A != 0; or several
   target_clip_rate=0.15     that share
   out=FOLDER                where the runs and the report go (runs/compare/EXPERIMENT)
   run=N                     only run number N of the grid, counted from 0, and no report: a task of a job array
