@@ -216,7 +216,6 @@ def conclude_evaluation(folder: Path, seed: int) -> str:
     files = sorted((folder / "validation").glob("*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise FileNotFoundError(f"{folder / 'validation'} holds no generations: the evaluation did not finish")
-    (folder / "evaluation.json").unlink(missing_ok=True)  # of other generations
     try:
         result = evaluate(read_records(files[-1]), seed=seed)
     except ValueError as error:

@@ -29,7 +29,6 @@ def actor_folder(path: Path) -> Path:
 
     Raises:
         FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
-        OSError: if a file of it is damaged.
     """
     folder = latest(path / "checkpoints") or latest(path) or path
     actor = folder / "actor"
@@ -38,9 +37,6 @@ def actor_folder(path: Path) -> Path:
             f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run "
             "folder, its checkpoints folder, or a global_step_N folder"
         )
-    for shard in sorted(actor.glob("model_world_size_*.pt")):
-        if (damage := archive_damage(shard)) is not None:
-            raise OSError(f"{shard} {damage}: give another global_step_N folder, or copy this one again")
     return actor
 
 
@@ -50,7 +46,11 @@ def export(actor: Path, out: Path) -> None:
     Raises:
         FileExistsError: if ``out`` exists.
         IncompleteAdapterError: if a LoRA adapter cannot be merged.
+        OSError: if a shard is damaged.
     """
+    for shard in sorted(actor.glob("model_world_size_*.pt")):
+        if (damage := archive_damage(shard)) is not None:
+            raise OSError(f"{shard} {damage}: give another global_step_N folder, or copy this one again")
     os.environ.setdefault("VERL_PLATFORM", "cpu")  # merging needs no accelerator, and must not look for one
     from verl.model_merger.base_model_merger import ModelMergerConfig
     from verl.model_merger.fsdp_model_merger import FSDPModelMerger

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +135,9 @@ class FSPOHooks(PPOTrainer):
                 ) from failed
         if failed is not None:
             raise failed
+        rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
+        if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
+            run_folder.note(self.config.fspo.run_dir, validation_problems=dict(Counter(rows["data_source"])))
 
     def _build_replay_buffer(self) -> Any:
         replay_buffer = super()._build_replay_buffer()

@@ -253,6 +253,9 @@ def test_worker_pieces_agree_with_plain_torch() -> None:
 
     module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1, bias=False))
     module[0](torch.ones(1, 3)).sum().backward()
+    module[0].bias.requires_grad_(False)
+    assert flat_gradient(module).tolist() == [1.0] * 6 + [0.0] * 2
+    module[0].bias.requires_grad_(True)
     flat = flat_gradient(module)
     assert flat.tolist() == [1.0] * 8 + [0.0] * 2  # the second layer has no gradient
     gradients = [torch.randn(200_000, generator=torch.Generator().manual_seed(i)) for i in range(3)]
@@ -388,6 +391,11 @@ def test_only_the_place_of_the_results_is_free(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("recipe.fspo.alignment.__main__.checkpoint_damage", lambda *_: [])
     run = str(run_folder(tmp_path / "run"))
     assert configure(parse([run])).trainer.default_local_dir == f"{run}/alignment/checkpoints"
+    config = Path(run, "config.yaml")
+    config.write_text(
+        config.read_text().replace("run_dir: run", "run_dir: /old").replace("none", "/old/data/a.parquet")
+    )
+    assert configure(parse([run])).data.train_files == f"{run}/data/a.parquet", "the folder has been moved"
     assert configure(parse([run, "fspo.run_dir=/mine"])).fspo.run_dir == "/mine"
     with pytest.raises(BadInput, match=r"data\.train_batch_size=512: the measurement itself sets"):
         configure(parse([run, "data.train_batch_size=512"]))

@@ -24,7 +24,7 @@ from recipe.fspo.checkpoints.integrity import (
     resume_problems,
 )
 from recipe.fspo.checkpoints.state import STATE_FILE, load_state, save_state
-from recipe.fspo.export import actor_folder
+from recipe.fspo.export import actor_folder, export
 
 KINDS = ("model", "optimizer", "extra")
 NAMES = ("model", "optim", "extra_state")
@@ -275,6 +275,6 @@ def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
     shard = next((earlier / "actor").glob("model_world_size_*"))
     shard.write_bytes(b"half")
     with pytest.raises(OSError, match=rf"{shard.name} is damaged .*give another global_step_N folder"):
-        actor_folder(earlier)
+        export(actor_folder(earlier), tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
         actor_folder(tmp_path / "checkpoints" / "global_step_10" / "actor")

@@ -119,6 +119,12 @@ def test_conditions_may_change_as_long_as_no_run_has_begun(tmp_path: Path) -> No
     plan(parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}", "trainer.test_freq=5"]))
     made = json.loads((tmp_path / "grid.json").read_text())
     assert (made["overrides"][-1], len(made["runs"])) == ("trainer.test_freq=5", 1)
+    write_run(tmp_path / "default/fspo/seed1", "failed")  # before its first step; it keeps what it was started with
+    (tmp_path / "default/fspo/seed1/length_stats.jsonl").unlink()
+    info = tmp_path / "default/fspo/seed1/run.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"overrides": ["trainer.test_freq=5"]}))
+    plan(parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}"]))
+    assert json.loads(info.read_text())["overrides"] == []
 
 
 def test_a_folder_is_what_is_written_and_a_deletion_is_an_override() -> None:
@@ -270,11 +276,31 @@ def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(
         return ["sh", "-c", f"exit {codes.get(run.path, 0)}"]
 
     monkeypatch.setattr(grid, "command_of", command_of)
-    assert grid._run_all(runs, request) == 2
+    assert grid._run_all(runs, request) == (2, True)
     assert begun == ["default/fspo/seed1", "default/rloo/seed1", "default/fspo/seed2"]
     codes.clear()
-    assert grid._run_all(runs, request) == 0
+    assert grid._run_all(runs, request) == (0, False)
     assert begun[3:] == ["default/fspo/seed1", "default/fspo/seed2", "default/rloo/seed2"]
+
+
+@pytest.mark.parametrize("failing", ["rloo", "fspo"])
+def test_matched_runs_wait_for_the_pilot_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    begun: list[str] = []
+
+    def command_of(run: PlannedRun, request: Request) -> list[str]:
+        begun.append(run.path)
+        failed = run.path == f"default/{failing}/seed1"
+        if run.path == "default/fspo/seed1":
+            write_sequences(request.out / run.path, np.random.default_rng(0))
+        write_run(request.out / run.path, "failed" if failed else "finished")
+        (request.out / run.path / "metrics.jsonl").touch()
+        return ["false" if failed else "true"]
+
+    monkeypatch.setattr(grid, "command_of", command_of)
+    request = parse(["algos=[fspo,rloo]", "seeds=[1]", "comparisons=[default,matched]", f"out={tmp_path}"])
+    assert grid._run_grid(request) == 1
+    matched = ["matched/fspo/seed1", "matched/rloo/seed1"] if failing == "rloo" else []
+    assert begun == ["default/fspo/seed1", "default/rloo/seed1", *matched]
 
 
 def test_calibration_keeps_what_runs_were_made_with(tmp_path: Path) -> None:

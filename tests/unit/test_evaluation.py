@@ -166,7 +166,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_reward_that_is_no_accuracy_has_no_table_and_says_what_it_takes(tmp_path: Path) -> None:
     (tmp_path / "validation").mkdir()
-    (tmp_path / "evaluation.json").write_text("{}")  # of an earlier evaluation
     line = {"data_source": "a", "problem_id": 1, "response_length": 5, "score": -0.3}
     (tmp_path / "validation/3.jsonl").write_text(json.dumps(line) + "\n")
     assert "score=-0.3" in (said := conclude_evaluation(tmp_path, 0)) and "return a dict with acc in [0, 1]" in said

@@ -115,6 +115,8 @@ def test_a_decimal_is_not_an_irrational_number(scorer: MathScorer) -> None:
     for answer in (r"\sqrt{2}\approx 1.41421356", r"0.5\sqrt{8}", r"0.5\cdot\sqrt{8}\text{ cm}"):
         assert scorer.score(rf"\boxed{{{answer}}}", r"\sqrt{2}").score == 1.0, answer
     assert scorer.score(r"\boxed{2.0}", r"\sqrt{4}").score == 1.0
+    for answer, truth in (("e^{0.5}", r"\sqrt{e}"), ("x=e^{-0.5}", r"\frac{1}{\sqrt{e}}"), ("e^{0.5}", r"e^{\frac12}")):
+        assert scorer.score(rf"\boxed{{{answer}}}", truth).score == 1.0, answer
 
 
 def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -> None:

@@ -106,19 +106,6 @@ def test_a_folder_with_files_of_the_user_does_not_become_a_run_folder(tmp_path: 
     assert contents(tmp_path) == {name: b"{}"}
 
 
-def test_validation_problems_are_those_that_verl_takes(tmp_path: Path) -> None:
-    for name, sources in (("one", ["a"] * 30), ("two", ["a"] * 5 + ["b"] * 5)):
-        pq.write_table(pa.table({"data_source": sources}), tmp_path / f"{name}.parquet")
-
-    def counted(*names: str, most: int = -1) -> dict[str, int]:
-        data = {"val_files": [f"{tmp_path}/{name}.parquet" for name in names], "val_max_samples": most}
-        return run_folder._validation_problems(OmegaConf.create({"data": data}))
-
-    assert counted("one", "two") == {"a": 35, "b": 5}
-    assert counted("one", most=8) == {"a": 8} and counted("one", most=99) == {"a": 30}
-    assert counted("two", most=8) == {}, "drawn from both"
-
-
 def test_run_log_appends_and_writes_only_numbers(tmp_path: Path) -> None:
     config = OmegaConf.create({"fspo": {"run_dir": str(tmp_path)}})
     log = run_folder.RunLog(config, total_steps=2)
@@ -184,6 +171,9 @@ def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) 
     )
     with pytest.raises(PreflightError, match="total_training_steps was 20 and would be 99"):  # another learning rate
         check_changes(longer, changed_settings(longer))
+    (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)
+    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
+    assert next_commands(longer, finished=True)[0].endswith("=N 'fspo.allow_changed=[trainer.total_training_steps]'")
     allowed = ready(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
     changed = changed_settings(allowed)
     assert (lr, 1e-4, 1e-5) in changed
@@ -350,6 +340,16 @@ def test_the_command_that_is_printed_can_be_pasted(tmp_path: Path, name: str) ->
     assert composed(*with_settings_of_run([argument])).fspo.run_dir == str(tmp_path / name)
 
 
+def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
+    for name in ("evaluation", "evaluation_2", "evaluation_3"):
+        config = composed(f"fspo.run_dir={tmp_path}", "evaluate=true")
+        start.turn_into_evaluation(config)
+        assert config.fspo.run_dir == f"{tmp_path}/{name}"
+        dumps = Path(config.trainer.validation_data_dir)
+        dumps.mkdir(parents=True)
+        (dumps / "8.jsonl").touch()
+
+
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     before = contents(begun(tmp_path))
     with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match="is in use by another start"):
@@ -465,6 +465,8 @@ def test_a_run_that_began_with_anothers_weights_continues(
     for _ in range(2):
         assert continues_from(monkeypatch, *later) == own
     assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == own
+    with pytest.raises(PreflightError, match="has saved no checkpoint that could be evaluated"):
+        continues_from(monkeypatch, f"resume={begun(tmp_path / 'unsaved')}", "evaluate=true")
     assert continues_from(monkeypatch, *command, "evaluate=true") == begins, "as it is told"
     with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")

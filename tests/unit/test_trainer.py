@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -26,6 +29,26 @@ def test_too_few_prompts_after_the_filter_are_named(
     trainer.config = OmegaConf.create({"data": {"max_prompt_length": 16, "train_batch_size": 32}})
     with pytest.raises(ExplainedError, match=says):
         trainer._init_dataloader()
+
+
+def test_the_problems_of_a_validation_are_counted_after_the_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
+
+    class Rows(list[int]):
+        dataframe = datasets.Dataset.from_dict({"data_source": ["a", "b", "a"]})
+
+    def dataloader(self: FSPOTrainer) -> None:
+        self.train_dataset, self.val_dataset = range(32), Rows([0, 1, 2])
+
+    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
+    (tmp_path / "run.json").write_text("{}", encoding="utf-8")
+    trainer = object.__new__(FSPOTrainer)
+    data = {"max_prompt_length": 16, "train_batch_size": 32}
+    trainer.config = OmegaConf.create({"data": data, "fspo": {"run_dir": str(tmp_path)}})
+    trainer._init_dataloader()
+    assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
 
 
 class Engine:

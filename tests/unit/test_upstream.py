@@ -400,6 +400,12 @@ TEXTS = (
     ),
     # ---- layouts that we read
     Text(
+        "verl.utils.dataset.rl_dataset",
+        "self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)",
+        _TRAINER,
+        "the rows that its filter has left",
+    ),
+    Text(
         "verl.trainer.ppo.v1.replay_buffer",
         'self.max_off_policy_strategy == "drop"',
         _REPLAY,

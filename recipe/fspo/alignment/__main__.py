@@ -33,6 +33,7 @@ from recipe.fspo.launch.commands import (
 from recipe.fspo.launch.compose import CONF_DIR, choices, did_you_mean
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform
+from recipe.fspo.launch.run_settings import moved
 from recipe.fspo.main import JOB as TRAINING
 
 FOLDER: Final = "alignment"
@@ -160,7 +161,8 @@ def configure(request: Request) -> Any:
     """
     path = request.run / "config.yaml"
     try:
-        config = OmegaConf.load(path)
+        kept = OmegaConf.to_container(OmegaConf.load(path))
+        config = OmegaConf.create(moved(kept, kept["fspo"]["run_dir"], str(request.run)))
         if OmegaConf.select(config, "ray_kwargs.ray_init.address") not in (None, "local"):
             # The cluster that the run's last start had joined may be gone.
             config.ray_kwargs.ray_init.address = None
@@ -170,11 +172,13 @@ def configure(request: Request) -> Any:
         for override in request.overrides:
             _apply(config, override, path)
         actor = config.actor_rollout_ref.actor
+        if "staleness" in actor.get("policy_loss", {}):
+            actor.policy_loss.staleness = "none"  # it is 0 here
         contents, mini = list(actor.checkpoint.load_contents), int(actor.ppo_mini_batch_size)
         ranks = int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node)
     except BadInput:
         raise
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, AttributeError, TypeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, KeyError, ValueError, AttributeError, TypeError) as error:
         raise BadInput(f"{path} is not the configuration of a run ({type(error).__name__}): restore it") from None
     if request.prompts % mini:
         raise BadInput(

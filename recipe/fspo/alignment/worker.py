@@ -44,9 +44,12 @@ def weighted_log_likelihood(
 
 
 def flat_gradient(module: torch.nn.Module) -> torch.Tensor:
-    """This rank's shard of the gradient as one float32 vector in the host's memory; 0 for parameters without one."""
+    """This rank's shard of the gradient as one float32 vector in the host's memory; 0 for parameters without one.
+
+    Frozen ones, such as those below an adapter, are left out.
+    """
     parts = []
-    for parameter in module.parameters():
+    for parameter in filter(lambda each: each.requires_grad, module.parameters()):
         tensor = parameter if parameter.grad is None else parameter.grad
         local = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().reshape(-1)
         parts.append(torch.zeros(local.numel()) if parameter.grad is None else local.to("cpu", torch.float32))

@@ -100,6 +100,10 @@ def plan(request: Request) -> list[PlannedRun]:
             )
         if not changed:
             runs = earlier | runs
+        elif not request.dry_run:
+            for info in request.out.glob("*/*/*/run.json"):  # a start that came to nothing; it keeps no settings
+                if (found := run_info(info.parent)) is not None:
+                    write_json(info, found | {"overrides": []})
     if not request.dry_run:
         try:
             request.out.mkdir(parents=True, exist_ok=True)
@@ -118,9 +122,11 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
     return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"fspo.run_dir={quoted(request.out / run.path)}"]
 
 
-def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
-    """Run what is not finished; 0 if everything is, then. One that fails in training does not keep the others waiting;
-    what keeps a run from its first step would keep them from theirs.
+def _run_all(runs: Sequence[PlannedRun], request: Request) -> tuple[int, bool]:
+    """Run what is not finished; 0 if everything is, then, and whether what follows would fail, too.
+
+    A run that fails in training does not keep the others waiting; what keeps one from its first step would keep them
+    from theirs.
 
     Raises:
         KeyboardInterrupt: if this process is told to end; then the run in progress is, too.
@@ -134,26 +140,31 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
             if starts.ended_by is not None:
                 raise KeyboardInterrupt
             if code != 1 or not (folder / "metrics.jsonl").is_file():
-                return code
+                return code, True
             failed = code
-    return failed
+    return failed, False
 
 
 def _run_grid(request: Request) -> int:
-    runs = request.runs()
-    code = _run_all([run for run in runs if run.comparison == "default"], request)
+    runs, pilot = request.runs(), request.pilot()
+    failed, ends = _run_all([run for run in runs if run.comparison == "default"], request)
     for comparison, name in CALIBRATION_FILES.items():
         matched = [run for run in runs if run.comparison == comparison]
-        if code == 0 and matched and not (request.out / name).is_file():  # it names the pilot that it was made with
-            code = _run_all([request.pilot()], request)
-        if code == 0 and matched:
-            pilot, rate = request.pilot().path, request.target_clip_rate
-            try:
-                calibrate(request.out, pilot, request.algos, request.overrides, rate, comparison)
-            except ValueError as error:
-                raise BadInput(f"comparisons={comparison}: {error}") from None
-            code = _run_all(matched, request)
-    return code
+        if ends or not matched:
+            continue
+        found = (request.out / name).is_file() or status(request.out / pilot.path) == "finished"
+        if not found and not failed:
+            failed, _ = _run_all([pilot], request)
+            found = not failed
+        if not found:
+            break  # there is nothing to match with
+        try:
+            calibrate(request.out, pilot.path, request.algos, request.overrides, request.target_clip_rate, comparison)
+        except ValueError as error:
+            raise BadInput(f"comparisons={comparison}: {error}") from None
+        code, ends = _run_all(matched, request)
+        failed = code or failed
+    return failed
 
 
 def run(request: Request) -> int:

@@ -105,7 +105,6 @@ def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None
         "status": "running",
         "experiment": config.trainer.experiment_name,
         "loss": {key: value for key, value in loss.items() if value is not None},
-        "validation_problems": _validation_problems(config),
         "versions": _versions(),
         **code.facts(),
         "command": sys.orig_argv,
@@ -214,25 +213,6 @@ def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, 
         )
         starts[-1] |= {"ended": max(last, starts[-1]["started"]), "status": "killed"}
     return starts
-
-
-def _validation_problems(config: DictConfig) -> dict[str, int]:
-    """Number of held-out problems by data source, for the intervals of held-out accuracy."""
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    counts: dict[str, int] = {}
-    for name in config.data.val_files:
-        # Of a data class of the user's own, or on another file system, they are not known.
-        if "://" in name or not name.endswith(".parquet") or "data_source" not in pq.read_schema(name).names:
-            continue
-        sources = pq.read_table(name, columns=["data_source"])["data_source"]
-        for entry in pc.value_counts(sources).to_pylist():
-            counts[entry["values"]] = counts.get(entry["values"], 0) + entry["counts"]
-    most = config.data.get("val_max_samples") or -1
-    if 0 < most < sum(counts.values()):  # verl draws that many of all rows: how many of each source is not known
-        return dict.fromkeys(counts, most) if len(counts) == 1 else {}
-    return counts
 
 
 def _json_number(value: Any) -> float | int | None:

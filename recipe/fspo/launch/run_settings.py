@@ -187,12 +187,12 @@ def _is_below(key: str, parents: Sequence[str]) -> bool:
     return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
 
 
-def _moved(value: Any, old: str, new: str) -> Any:
+def moved(value: Any, old: str, new: str) -> Any:
     """``value`` with the run folder's old place replaced by its new one: a run folder may be moved."""
     if isinstance(value, dict):
-        return {name: _moved(each, old, new) for name, each in value.items()}
+        return {name: moved(each, old, new) for name, each in value.items()}
     if isinstance(value, list):
-        return [_moved(each, old, new) for each in value]
+        return [moved(each, old, new) for each in value]
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
@@ -261,7 +261,7 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
         return []
     try:
         old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
-        old = _moved(old, old["fspo"]["run_dir"], str(folder))
+        old = moved(old, old["fspo"]["run_dir"], str(folder))
     except Exception as error:
         raise PreflightError(
             f"{folder / CONFIG_FILE} cannot be read ({error}), so that the settings of the run are not known: restore "
@@ -280,7 +280,10 @@ def next_commands(config: DictConfig, finished: bool) -> list[str]:
     resume = f"python -m recipe.fspo.main {shlex.quote(named)}"
     commands = {}
     if latest(Path(config.trainer.default_local_dir)) is not None:
-        commands["continue"] = f"{resume} trainer.total_training_steps=N" if finished else resume
+        longer = f"{resume} trainer.total_training_steps=N"
+        if of_schedule := _of_schedule(config):
+            longer += f" 'fspo.allow_changed=[{of_schedule[0]}]'"
+        commands["continue"] = longer if finished else resume
         commands["export"] = f"python -m recipe.fspo.export {folder} --out DIR"
     elif not finished:
         commands["begin again (nothing was saved)"] = resume
@@ -295,13 +298,20 @@ def has_results(folder: Path) -> bool:
     return any(folder.glob("checkpoints/global_step_*")) or any(r.is_file() and r.stat().st_size for r in records)
 
 
+def _of_schedule(config: DictConfig) -> list[str]:
+    """The keys of the run's length, if the learning rate depends on it: with a cosine, or a warm-up that is a share."""
+    optim = config.actor_rollout_ref.actor.optim
+    kinds = {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"}  # verl's older key replaces the other
+    if kinds == {"constant"} and (optim.lr_warmup_steps > 0 or optim.lr_warmup_steps_ratio <= 0):
+        return []
+    epochs = ["trainer.total_epochs"] if config.trainer.total_training_steps is None else []
+    return ["trainer.total_training_steps", *epochs]
+
+
 def check_changes(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> None:
     """Raise PreflightError if the run folder's settings would change in a way that nobody has allowed."""
-    optim = config.actor_rollout_ref.actor.optim
-    by_steps = optim.lr_scheduler_type != "constant" or (optim.lr_warmup_steps <= 0 and optim.lr_warmup_steps_ratio > 0)
-    steps = "total_epochs" if config.trainer.total_training_steps is None else "total_training_steps"
-    fixed = f"trainer.{steps}" if by_steps else None
-    allowed = [*(key for key in MAY_CHANGE if key != fixed), *config.fspo.allow_changed]
+    of_schedule = _of_schedule(config)
+    allowed = [*(key for key in MAY_CHANGE if key not in of_schedule), *config.fspo.allow_changed]
     refused = [each for each in changed if not _is_below(each[0], allowed)]
     if not refused:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import sys
 import threading
@@ -184,12 +185,16 @@ def write_offline_task(config: DictConfig) -> None:
 
 
 def turn_into_evaluation(config: DictConfig) -> None:
-    """Make the run validate once and end, in place; it writes to ``evaluation/`` in the run folder.
+    """Make the run validate once and end, in place; it writes to ``evaluation/`` in the run folder, the next one to
+    ``evaluation_2/``.
 
     The weights are those of ``trainer.resume_from_path`` or of the run folder's latest checkpoint; without either, the
     model itself. ``actor_rollout_ref.rollout.val_kwargs`` says how many responses per problem, and how they are drawn.
     """
-    folder = Path(config.fspo.run_dir) / "evaluation"  # the training run's own files stay as they are
+    # The training run's own files stay as they are, and what earlier evaluations have generated.
+    run = Path(config.fspo.run_dir)
+    folders = (run / (f"evaluation_{n}" if n > 1 else "evaluation") for n in itertools.count(1))
+    folder = next(each for each in folders if not any(each.glob("validation/*.jsonl")))
     with open_dict(config):
         config.fspo.run_dir = str(folder)
         config.trainer.val_before_train = True
@@ -296,6 +301,13 @@ def launch(config: DictConfig, job: Job) -> None:
         print(f"note: {repaired}", flush=True)
     if job.resumes:
         integrity.begin_with_path(config)
+    if config.evaluate and integrity.resumed_from(config) is None:
+        run = Path(config.fspo.run_dir).parent
+        if run_settings.run_info(run) is not None:
+            raise PreflightError(
+                f"{run} has saved no checkpoint that could be evaluated: train on, or score the model that it began "
+                "with, with another fspo.run_dir"
+            )
     notes = check(config, job)
     changed = _changed_settings(config) if resumes else []
     with run_folder.held(config.fspo.run_dir):

@@ -94,7 +94,7 @@ _VALUES: Final[tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...]] =
     (
         "a whole number of steps, or -1 for never",
         lambda value: _whole(value, -1),
-        ("trainer.save_freq", "trainer.test_freq"),
+        ("trainer.save_freq", "trainer.test_freq", f"{_ACTOR}.optim.lr_warmup_steps"),
     ),
     (
         "a whole number of ranks, or -1 for all",
