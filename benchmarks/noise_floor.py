@@ -96,21 +96,19 @@ def measure(path: Path, chats: list[list[dict[str, str]]], steps: int, lr: float
     sequences = [s for s in sample(start, prompts, 256, tokenizer.eos_token_id) if len(s[1]) > s[0]]
     trained = copy.deepcopy(start)
     train(trained, sequences, steps, lr)
-    exact = score(trained, sequences) - score(start, sequences)
-    floor, error = {}, {}
+    shift, floor = {}, {}
     for name, dtype in {"fp32": torch.float32, **TYPES}.items():
-        eager = load(path, dtype, "eager")
-        before = copy.deepcopy(start).to(dtype)
-        floor[name] = score(eager, sequences) - score(before, sequences)
-        after = copy.deepcopy(trained).to(dtype)
-        error[name] = score(after, sequences) - score(before, sequences) - exact
+        before = score(copy.deepcopy(start).to(dtype), sequences)
+        shift[name] = score(copy.deepcopy(trained).to(dtype), sequences) - before
+        floor[name] = score(load(path, dtype, "eager"), sequences) - before
+    exact = shift["fp32"]
     lengths = np.array([len(tokens) - begin for begin, tokens in sequences])
     order = np.array_split(np.argsort(lengths, kind="stable"), BINS)
     rows, margins = [], []
     for part in order:
         span = f"{lengths[part].min()} to {lengths[part].max()}"
         values = [rms(each[part]) for each in (exact, floor["fp32"])]
-        values += [rms(each[part]) for t in TYPES for each in (floor[t], error[t])]
+        values += [rms(each[part]) for t in TYPES for each in (floor[t], shift[t] - exact)]
         rows.append([span, str(len(part)), *(f"{value:.2g}" for value in values)])
         mean = torch.tensor([round(float(lengths[part].mean()))])
         row = [span]
