@@ -8,15 +8,16 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 _PACKAGE: Final = "pkg://"
 #: Entry in the metadata of every Parquet file that this package writes. A file without it is never replaced.
 _WRITER: Final = {b"written_by": b"fspo"}
-_Line = TypeVar("_Line", bound=Mapping[str, Any])
+_Line = TypeVar("_Line")
 
 
 def local_path(path: str) -> str:
@@ -95,15 +96,15 @@ def complete_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def without_abandoned(lines: Iterable[_Line]) -> list[_Line]:
-    """Records by ``step``, in the order of writing, without those of steps that the run has left by going back.
+def without_abandoned(lines: Iterable[_Line], step_of: Callable[[Any], int] = itemgetter("step")) -> list[_Line]:
+    """Records by step, in the order of writing, without those of steps that the run has left by going back.
 
     A line of a step says that the run stands there; what was recorded of later steps is done again, or given up. Lines
     of one step stay side by side.
     """
     kept: list[_Line] = []
     for line in lines:
-        while kept and kept[-1]["step"] > line["step"]:
+        while kept and step_of(kept[-1]) > step_of(line):
             kept.pop()
         kept.append(line)
     return kept

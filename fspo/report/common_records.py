@@ -44,8 +44,9 @@ def common_records(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) ->
     bands: dict[str, SequenceLossSettings] = {}
     for group in groups:
         settings = next((s for run in group.runs if (s := run.loss_settings) is not None), None)
-        fixed = settings is not None and not settings.needs_state and settings.staleness == "none"
-        if settings is not None and fixed and min(settings.clip_low, settings.clip_high) > 0:
+        if settings is None or settings.needs_state or settings.staleness != "none":
+            continue
+        if min(settings.clip_low, settings.clip_high) > 0:
             bands[group.algo] = settings
     found: list[CommonRecord] = []
     for group in groups:

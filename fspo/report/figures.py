@@ -26,6 +26,7 @@ from fspo.report.style import (
     Look,
     Theme,
     draw_clip_rate,
+    error_bars,
     group_looks,
     length_axis,
     lre_note,
@@ -151,7 +152,7 @@ def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dic
             if len(ends) == len(mean):
                 low, high = np.array([end[1] for end in ends]), np.array([end[2] for end in ends])
                 axes.set_title(f"{curve.title} (95% over {ends[0][0]} problems)")
-            spread = np.stack([mean - low, high - mean]).clip(min=0)  # -1e-17 where all are 0 or 1
+            spread = error_bars(mean, low, high)
             width = max(_SINGLE_STEP, steps[-1] - steps[0])
             beside = 0.02 * width * (index - (len(groups) - 1) / 2)  # bars at the same step stay legible
             axes.errorbar(

@@ -279,13 +279,13 @@ def read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str,
 
     Left out without a word: steps that the run has left by going back (:func:`fspo.files.without_abandoned`).
     """
-    found: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
-    for number, line in _objects(path, problems):
-        whole = isinstance(line.get("step"), int)
-        (found if whole else others).append({"step": line.get("step"), "number": number, "line": line})
-    for each in [*without_abandoned(found), *others]:
-        yield each["number"], each["line"]
+    found = list(_objects(path, problems))
+    yield from without_abandoned((each for each in found if _has_step(each)), lambda each: each[1]["step"])
+    yield from (each for each in found if not _has_step(each))  # for the reader to name
+
+
+def _has_step(numbered: tuple[int, dict[str, Any]]) -> bool:
+    return isinstance(numbered[1].get("step"), int)
 
 
 def _objects(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -200,6 +200,11 @@ def draw_length_profile(axes: Axes, profile: LengthProfile, look: Look, theme: T
     axes.text(0.02, 0.97, lre_note(profile.error), transform=axes.transAxes, va="top", fontsize=9)
 
 
+def error_bars(values: Array, low: Array, high: Array) -> Array:
+    """Lengths of error bars, down and up. An end that should be the value itself may miss it by rounding."""
+    return np.abs(np.stack([values - low, high - values]))
+
+
 def draw_clip_rate(
     axes: Axes, profile: LengthProfile, look: Look, label: str | None = None
 ) -> tuple[Array, Array, Array]:
@@ -209,7 +214,7 @@ def draw_clip_rate(
     x, clip = profile.length_K[seen], 1 - error.rate_K[seen]
     low, high = 1 - error.rate_high_K[seen], 1 - error.rate_low_K[seen]
     axes.errorbar(
-        x, clip, yerr=np.abs(np.stack([clip - low, high - clip])), color=look.colour, marker=look.marker, ms=5,
+        x, clip, yerr=error_bars(clip, low, high), color=look.colour, marker=look.marker, ms=5,
         elinewidth=1.1, lw=1.6, label=label,
     )  # fmt: skip
     axes.set_xscale("log")

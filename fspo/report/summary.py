@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -18,6 +17,7 @@ from fspo.report.style import (
     Theme,
     draw_length_profile,
     draw_smoothed,
+    error_bars,
     group_looks,
     new_figure,
     save_png,
@@ -74,7 +74,7 @@ def _draw_outcome(axes: Axes, run: Run, look: Look, theme: Theme) -> None:
         style: dict[str, Any] = {"color": theme.text, "marker": "o", "ms": 6, "lw": 1.2, "zorder": 4, "label": label}
         if n is not None and bool(((values >= 0) & (values <= 1)).all()):
             low, high = wilson_interval(values, n)
-            spread = np.abs(np.stack([values - low, high - values]))
+            spread = error_bars(values, low, high)
             axes.errorbar(steps, values, yerr=spread, capsize=3, elinewidth=1.2, **style)
             axes.set_title(f"Reward in training, held-out accuracy (n = {n}, 95%)")
         else:

@@ -117,12 +117,18 @@ class FSPOHooks(PPOTrainer):
             raise
 
     def _init_dataloader(self) -> None:
-        # What the filter of long prompts leaves is known only here; verl would divide by its number of batches later.
-        failed = None
         try:
             super()._init_dataloader()
-        except ValueError as error:  # of torch, if nothing at all is left
-            failed = error
+        except ValueError:  # of torch, if nothing at all is left
+            self._check_prompts()
+            raise
+        self._check_prompts()
+        rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
+        if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
+            run_folder.note(self.config.fspo.run_dir, validation_problems=dict(Counter(rows["data_source"])))
+
+    def _check_prompts(self) -> None:
+        # What the filter of long prompts leaves is known only now; verl would divide by its number of batches later.
         data = self.config.data
         for kind, needed in (("train", data.train_batch_size), ("val", 1)):
             left = getattr(self, f"{kind}_dataset", None)
@@ -132,12 +138,7 @@ class FSPOHooks(PPOTrainer):
                     f"{data.max_prompt_length} tokens, and {needed} are needed"
                     + (" (data.train_batch_size)" if kind == "train" else "")
                     + "; allow longer prompts, or give more data"
-                ) from failed
-        if failed is not None:
-            raise failed
-        rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
-        if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
-            run_folder.note(self.config.fspo.run_dir, validation_problems=dict(Counter(rows["data_source"])))
+                )
 
     def _build_replay_buffer(self) -> Any:
         replay_buffer = super()._build_replay_buffer()
