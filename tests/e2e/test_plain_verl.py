@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -23,18 +24,21 @@ def test_verls_own_trainer_trains_with_fspo(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     environment = platform_environment("cpu")
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
-    from recipe.fspo.launch.start import prepare
+    from verl.workers.config import PolicyLossConfig
+
+    from recipe.fspo.launch.start import prepare, write_offline_task
 
     config = compose([f"fspo.run_dir={tmp_path}", *SMALL, "trainer.save_freq=-1"])
     prepare(config)
+    write_offline_task(config)
     with open_dict(config):
         # What is left is verl's own: its trainer, its workers, its loss settings.
         config.trainer.v1.trainer_mode = "sync"
         config.trainer.logger = ["file"]
         config.actor_rollout_ref.model.external_lib = "recipe.fspo.cpu.engine"
         policy_loss = config.actor_rollout_ref.actor.policy_loss
-        ours = ("band", "clip_low", "clip_high", "drift", "weight", "grad_scale", "grad_multiplier", "dual_clip")
-        for key in (*ours, "s_max", "target_acceptance"):
+        verls = {field.name for field in dataclasses.fields(PolicyLossConfig)}
+        for key in set(policy_loss) - verls:  # this recipe's settings of a loss, whichever there are
             policy_loss.pop(key)
         policy_loss._target_ = "verl.workers.config.PolicyLossConfig"
         assert policy_loss.loss_mode == "fspo"
