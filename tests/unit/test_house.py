@@ -21,7 +21,8 @@ GENERIC = {
     "recipe.fspo.checkpoints": {"recipe.fspo.cpu", "recipe.fspo.faults"},
     "recipe.fspo.launch": {"recipe.fspo.cpu", "recipe.fspo.faults", "recipe.fspo.checkpoints"},
 }
-#: What they may import besides: helpers for files, data and a user's reward, and the version of verl.
+#: What they may import besides: helpers for files, data and a user's reward, the version of verl, and the table of
+#: settings of earlier versions.
 ANYONE_MAY = ("fspo.files", "fspo.data", "fspo.rewards.custom")
 Graph = dict[str, set[str]]
 
@@ -71,7 +72,7 @@ def breaches(graph: Graph) -> Iterator[str]:
                 if inside(module, package) and inside(other, "fspo"):
                     allowed &= inside(other, *ANYONE_MAY)
                 elif inside(module, package) and inside(other, "recipe"):
-                    allowed &= other == "recipe.fspo" or inside(other, package, *lower)
+                    allowed &= other in ("recipe.fspo", "recipe.fspo.removed") or inside(other, package, *lower)
             if not allowed:
                 yield f"{module} imports {other}"
 

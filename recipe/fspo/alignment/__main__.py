@@ -35,6 +35,7 @@ from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import WrongMachineError, export_platform
 from recipe.fspo.launch.run_settings import moved
 from recipe.fspo.main import JOB as TRAINING
+from recipe.fspo.removed import current
 
 FOLDER: Final = "alignment"
 
@@ -161,7 +162,7 @@ def configure(request: Request) -> Any:
     """
     path = request.run / "config.yaml"
     try:
-        kept = OmegaConf.to_container(OmegaConf.load(path))
+        kept, _ = current(OmegaConf.to_container(OmegaConf.load(path)))
         config = OmegaConf.create(moved(kept, kept["fspo"]["run_dir"], str(request.run)))
         if OmegaConf.select(config, "ray_kwargs.ray_init.address") not in (None, "local"):
             # The cluster that the run's last start had joined may be gone.

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from recipe.fspo.faults.preemption import ENDED_BY, PREEMPTED, Preempted
 from recipe.fspo.launch.job import Job
 from recipe.fspo.launch.machine import forked_workers
+from recipe.fspo.removed import remedy
 
 #: Exit status of a run that failed.
 FAILED: Final = 1
@@ -66,6 +67,8 @@ def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> li
         raise BadInput(f"{key}={own[key]!r}: give a list{example}")
     for value in values:
         if choices and value not in choices:
+            if key == "algos" and (sentence := remedy("algo", value)):
+                raise BadInput(f"{key}: {sentence}")
             raise BadInput(f"{key}: {value!r} is not known; choose from {', '.join(choices)}")
     if len(set(map(str, values))) < len(values):
         raise BadInput(f"{key}={own[key]!r} names a value twice")

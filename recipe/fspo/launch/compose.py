@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
+
+from recipe.fspo.removed import remedy
 
 #: Hydra's flags that are followed by a value.
 _FLAGS_WITH_VALUE = {"--cfg", "-c", "--info", "-i", "--package", "-p", "--config-dir", "-cd"}
@@ -111,13 +113,16 @@ def compose(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictCon
 
     Raises:
         hydra.errors.HydraException: for an unknown group option or key, naming it, the choices and what is like it; for
-            a word in place of true or false.
+            a word in place of true or false; for what an earlier version had, saying what to use instead.
     """
     around = GlobalHydra.instance().hydra  # of the Hydra job that this may be called in
     try:
         _check_switches(overrides)
-        return _compose(overrides)
+        config = _compose(overrides)
+        _refuse_removed(each for each in overrides if each.lstrip("+~").startswith("fspo."))  # +fspo.samples=8 composes
+        return config
     except ConfigCompositionException as error:
+        _refuse_removed(overrides)
         match = _NO_SUCH_KEY.search(str(error))
         if match is None:
             raise
@@ -134,6 +139,13 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     path = search_path([f"file://{verl_config_dir()}", *folders])
     with initialize_config_dir(config_dir=str(CONF_DIR), version_base=None):
         return hydra_compose(ROOT_CONFIG, overrides=[path, *rest])
+
+
+def _refuse_removed(overrides: Iterable[str]) -> None:
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        value = None if override.is_sweep_override() else override.value()
+        if sentence := remedy(override.key_or_group, value):
+            raise ConfigCompositionException(sentence) from None
 
 
 def _check_switches(overrides: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from recipe.fspo.checkpoints.integrity import is_own, latest
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch.compose import own_folders, quoted, search_path, without_flags
 from recipe.fspo.launch.values import PreflightError
+from recipe.fspo.removed import RENAMED, current, is_removed, remedy
 
 CONFIG_FILE: Final = "config.yaml"
 INFO_FILE: Final = "run.json"
@@ -112,7 +114,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     ``resume=FOLDER`` and ``fspo.run_dir=FOLDER`` name the folder; without one, or for a new one, nothing changes.
 
     Raises:
-        PreflightError: if ``resume`` names a folder without a run.
+        PreflightError: if ``resume`` names a folder without a run, or one of an algorithm that was removed.
         hydra.errors.HydraException: for an argument that is no override.
     """
     parser = OverridesParser.create()
@@ -132,8 +134,10 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     if "resume" in new and info is None:
         raise PreflightError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
     given = {*new, *_NOT_KEPT}
-    kept = parser.parse_overrides([] if info is None else info.get("overrides", []))
+    kept = parser.parse_overrides(_current_overrides([] if info is None else info.get("overrides", []), folder))
     for override in kept:
+        if _key(override) not in new and (sentence := remedy(_key(override), override.value())):
+            raise PreflightError(f"{folder} holds a run of an earlier version that cannot go on: {sentence}")
         if _key(override) == "trainer.default_local_dir" and not (folder / "checkpoints").exists():
             raise PreflightError(
                 f"{folder} has its checkpoints in {override.value()}: move that folder to {folder}/checkpoints, or "
@@ -145,6 +149,24 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
 
 def _key(override: Override) -> str:
     return str(override.key_or_group)
+
+
+def _current_overrides(overrides: Sequence[str], folder: Path) -> list[str]:
+    """The overrides that a run folder keeps, without settings that were removed since, and with today's names."""
+    result, left_out = [], []
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        line, key = str(override.input_line), _key(override)
+        if is_removed(key):
+            left_out.append(line)
+        else:
+            result.append(line.replace(key, RENAMED.get(key, key), 1))
+    _note_left_out(folder / INFO_FILE, left_out)
+    return result
+
+
+def _note_left_out(path: Path, left_out: Sequence[str]) -> None:
+    if left_out:
+        print(f"note: {path} has settings of an earlier version, left out: {', '.join(left_out)}", file=sys.stderr)
 
 
 def overrides_of_this_process() -> list[str]:
@@ -260,13 +282,14 @@ def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
     if not has_results(folder):
         return []
     try:
-        old = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
+        old, left_out = current(OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE)))
         old = moved(old, old["fspo"]["run_dir"], str(folder))
     except Exception as error:
         raise PreflightError(
             f"{folder / CONFIG_FILE} cannot be read ({error}), so that the settings of the run are not known: restore "
             "it, or begin another run with another fspo.run_dir"
         ) from error
+    _note_left_out(folder / CONFIG_FILE, left_out)
     found = changes(old, OmegaConf.to_container(config, resolve=True))
     return [each for each in found if not _is_below(each[0], _OF_A_START)]
 

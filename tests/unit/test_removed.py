@@ -1,0 +1,101 @@
+"""What an earlier version had: refused on a command line with the remedy, left out where a run folder has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from composing import composed
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from test_run_folder import begun, ready
+
+from recipe.fspo import removed
+from recipe.fspo.compare.__main__ import parse
+from recipe.fspo.launch.commands import BadInput
+from recipe.fspo.launch.compose import choices, compose
+from recipe.fspo.launch.run_settings import changed_settings, with_settings_of_run
+from recipe.fspo.launch.values import PreflightError
+from recipe.fspo.removed import REMOVED, RENAMED, current, remedy
+
+DUAL = "actor_rollout_ref.actor.policy_loss.dual"
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        removed, "REMOVED", {"fspo.diary": "use log", "algo=old": "use algo=fspo", "gone": "nothing", DUAL: "no more"}
+    )
+    # The tables are the same objects everywhere.
+    monkeypatch.setitem(RENAMED, "scale", "mode")
+    monkeypatch.setitem(RENAMED, "fspo.clip", "seed")
+
+
+def test_no_row_names_what_there_is_and_each_says_what_to_use() -> None:
+    config, groups = composed(), {"algo", "advantage", "experiment", "mode"}
+    for row, sentence in REMOVED.items():
+        key, equals, option = row.partition("=")
+        if equals:
+            assert option not in choices(key), row
+        else:
+            assert OmegaConf.select(config, key) is None and key not in groups, row
+        assert len(sentence) > 10 and not sentence.endswith("."), row
+    for old, new in RENAMED.items():
+        assert OmegaConf.select(config, old) is None, old
+        assert choices(new) or OmegaConf.select(config, new) is not None, new
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algo=old", "algo=old was removed: use algo=fspo"),
+        ("fspo.diary=3", "fspo.diary was removed: use log"),
+        ("+fspo.diary=3", "fspo.diary was removed: use log"),
+        ("fspo.diary.pages=3", "fspo.diary was removed: use log"),
+        ("gone=1", "gone was removed: nothing"),
+        (f"{DUAL}=3", "no more"),
+        ("scale=sync", "scale is now called mode: give mode=sync"),
+    ],
+)
+def test_a_command_is_told_what_to_use(override: str, says: str) -> None:
+    with pytest.raises(HydraException, match=says):
+        compose([override])
+    with pytest.raises(BadInput, match=says):
+        parse(["algos=[old]"] if override == "algo=old" else [override])
+
+
+def test_other_names_have_no_remedy() -> None:
+    assert remedy("algo", "fspo") is remedy("fspo.run_dir", "x") is remedy("no.such.key") is None
+
+
+@pytest.mark.usefixtures("table")
+def test_a_configuration_is_read_as_if_written_today() -> None:
+    old = {"fspo": {"diary": {"pages": 3}, "clip": 7, "log": "all"}, "gone": None, "scale": "sync"}
+    values, left_out = current(old)
+    assert values == {"fspo": {"log": "all"}, "seed": 7, "mode": "sync"}
+    assert left_out == ["fspo.diary={'pages': 3}", "gone=None"]
+    for target, kept in (("recipe.fspo.config.SequencePolicyLossConfig", {}), ("mine.Settings", {"dual": 3})):
+        loss = {"_target_": target, "dual": 3}
+        values, _ = current({"actor_rollout_ref": {"actor": {"policy_loss": loss}}})
+        assert values["actor_rollout_ref"]["actor"]["policy_loss"] == {"_target_": target, **kept}
+
+
+@pytest.mark.usefixtures("table")
+def test_an_old_run_goes_on_without_what_was_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun(tmp_path, "+fspo.diary=3", "+scale=sync", "seed=7")
+    arguments = with_settings_of_run([f"resume={tmp_path}"])
+    assert "+mode=sync" in arguments and not any("diary" in each for each in arguments)
+    assert capsys.readouterr().err.count("fspo.diary=3") == 1
+    changed = changed_settings(ready(tmp_path, "seed=7"))
+    assert [key for key, _, _ in changed] == ["mode"] and "fspo.diary=3" in capsys.readouterr().err
+
+
+def test_a_run_of_a_removed_algorithm_does_not_go_on_as_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(tmp_path, "algo=gspo")
+    monkeypatch.setitem(REMOVED, "algo=gspo", "use algo=luspo")
+    with pytest.raises(PreflightError, match=r"algo=gspo was removed: use algo=luspo"):
+        with_settings_of_run([f"resume={tmp_path}"])
+    assert with_settings_of_run([f"resume={tmp_path}", "algo=fspo"])[-1] == "algo=fspo"
