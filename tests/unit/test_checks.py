@@ -285,6 +285,35 @@ def test_what_a_dataclass_of_verls_refuses_is_said_in_its_words(tmp_path: Path, 
     assert str(refused.value).startswith("error: verl refuses the configuration: ") and says in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("address", "variable", "prepared"),
+    [
+        (None, None, "local"),  # by itself Ray would join what the temp folder names
+        (None, "", "local"),
+        ("local", "10.0.0.1:6379", "local"),
+        (None, "10.0.0.1:6379", None),
+        ("auto", None, "auto"),
+        ("10.0.0.1:6379", None, "10.0.0.1:6379"),
+    ],
+)
+def test_a_run_starts_a_ray_of_its_own_unless_it_is_told_a_cluster(
+    address: str | None, variable: str | None, prepared: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("RAY_ADDRESS", variable)
+    monkeypatch.setenv("FSPO_RUN_ID", "a-run")
+    key = "ray_kwargs.ray_init.address"
+    override = f"~{key}" if address is None else f"{key}={address}"  # no experiment but the demo has it
+    config = composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, override)
+    prepare(config)
+    ray_init = config.ray_kwargs.ray_init
+    assert ray_init.get("address") == prepared
+    starts = prepared == "local"
+    assert ("num_cpus" in ray_init) == ("num_gpus" in ray_init) == starts, "ray.init refuses both where it joins"
+    assert ("FSPO_RUN_ID" in ray_init.runtime_env.env_vars) != starts
+
+
 def test_package_paths_become_folders() -> None:
     assert Path(local_path("pkg://fspo.data/assets")).is_dir()
     assert local_path("/a/b") == "/a/b"

@@ -91,10 +91,15 @@ def pass_to_ray_workers(config: DictConfig) -> None:
             runtime_env.py_executable = fork_server.py_executable()
 
 
+def starts_ray(config: DictConfig) -> bool:
+    """Whether the run starts a Ray of its own: it is told no cluster, by its configuration or by RAY_ADDRESS."""
+    address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local"
+    return address == "local"
+
+
 def _can_fork(config: DictConfig) -> bool:
     """Whether all workers of the run are Ray's on this machine, without an accelerator, as the user wants them."""
-    ours = config.ray_kwargs.ray_init.get("address") == "local"
-    return config.trainer.device == "cpu" and ours and bool(config.fspo.get("fork_workers"))
+    return config.trainer.device == "cpu" and starts_ray(config) and bool(config.fspo.get("fork_workers"))
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from recipe.fspo.faults.resources import needs_of, rollout_only_ranks
 from recipe.fspo.faults.watchdog import Death, OtherNodes, Watchdog
 from recipe.fspo.launch import checks, data_files, reward_function, run_folder, run_settings
 from recipe.fspo.launch.job import Job
-from recipe.fspo.launch.machine import pass_to_ray_workers
+from recipe.fspo.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.fspo.launch.progress import PROGRESS, say
 from recipe.fspo.launch.reward_function import absolute_path
 from recipe.fspo.launch.values import PreflightError, check_values
@@ -154,15 +154,18 @@ def prepare(config: DictConfig) -> None:
         if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
             config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
         ray_init = config.ray_kwargs.ray_init
-        if ray_init.get("address") not in (None, "local"):
+        if starts_ray(config):
+            # Without an address Ray joins the cluster that the temp folder names, be it one that was killed.
+            ray_init.address = "local"
+            if config.trainer.device == "cpu" and ray_init.get("num_gpus", 0) is None:
+                ray_init.num_gpus = needs_of(config).gpus  # logical: one for each rank
+        else:
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
-        elif config.trainer.device == "cpu" and ray_init.get("num_gpus", 0) is None:
-            ray_init.num_gpus = needs_of(config).gpus  # logical: one for each rank
     OmegaConf.resolve(config)
     pass_to_ray_workers(config)
-    if ray_init.get("address") != "local" and RUN_ID_VARIABLE in os.environ:
-        # The workers of a cluster that is joined, as Ray may without an address, do not inherit this environment.
+    if not starts_ray(config) and RUN_ID_VARIABLE in os.environ:
+        # The workers of a cluster that is joined do not inherit this environment.
         with open_dict(ray_init.runtime_env):
             ray_init.runtime_env.env_vars[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
 

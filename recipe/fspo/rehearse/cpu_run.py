@@ -53,7 +53,8 @@ def run(overrides: Sequence[str], changes: Sequence[Change], folder: Path) -> st
 
 
 def _start(arguments: Sequence[str], folder: Path) -> psutil.Popen:
-    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    others = ("VERL_PLATFORM", "RAY_ADDRESS")  # of the job, not of a rehearsal
+    environment = {name: value for name, value in os.environ.items() if name not in others}
     with (folder / "stdout.log").open("ab") as log:
         return psutil.Popen(
             [sys.executable, "-m", "recipe.fspo.main", *arguments],
