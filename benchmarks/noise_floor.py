@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from benchmarks.models.demo_model import shipped_model
 from benchmarks.pages import markdown, write_section
 from fspo.clipping import acceptance_band
-from fspo.data.demo_model import shipped_model
 from fspo.data.offline_task import generate
 from fspo.losses import ALGORITHMS
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
-from fspo.data.char_tokenizer import build_tokenizer
+from benchmarks.models.char_tokenizer import build_tokenizer
 from fspo.files import complete_lines
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"

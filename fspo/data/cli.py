@@ -11,8 +11,8 @@ from fspo.data.prepare import TEMPLATES, describe, prepare
 from fspo.data.sources import SOURCES, TEST_SETS
 
 
-def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of all commands. Those of the offline models are imported only if `argv` may ask for them."""
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = argparse.ArgumentParser(prog="python -m fspo.data", description="Data sets for training and evaluation.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     command = commands.add_parser(
@@ -58,11 +58,6 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
         "--reward", metavar="FILE[:FUNCTION]", help="call this reward with the ground truth as response, and with none"
     )
     command.set_defaults(run=_check)
-    if not argv or argv[0] not in ("prepare", "check"):
-        from fspo.data import demo_model, smollm2
-
-        demo_model.register_commands(commands)
-        smollm2.register_commands(commands)
     return parser
 
 
@@ -101,10 +96,9 @@ def _check(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit status: 0; 1 if `check` finds something; 2 after a user's error, as argparse has it."""
-    argv = sys.argv[1:] if argv is None else argv
-    args = build_parser(argv).parse_args(argv)
+    args = build_parser().parse_args(argv)
     try:
         return int(args.run(args) or 0)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,41 +1,54 @@
-"""The embedded offline tasks: seeded problems with a program that checks the answer, written in verl's schema.
+"""The embedded offline task, remainders by repeated subtraction: seeded problems whose lengths vary a hundredfold.
 
-``remainder`` is mathematics with working of widely varying length (:mod:`fspo.data.remainder`); ``words`` sorts lists
-of words, short or long ones (:mod:`fspo.data.words`). Train and test of a task have no problem in common, whatever the
-seeds: a hash of the problem's ``split_key`` decides where it belongs.
+A problem asks for the remainder of a division (task defined here). Its working subtracts the divisor again and again
+and writes down each rest; the last number is the answer::
+
+    150%44=  ->  106-44=062-44=018
+
+A quotient of q therefore takes 7 q - 4 characters: 3 for a single subtraction, 227 for the largest. The quotient is
+drawn with probability proportional to 1 / (q + 1), which spreads the length of the working roughly evenly on a log
+scale. A long chain has a small divisor, because the dividend stays below 1,000.
+
+Chains with the same pair (divisor, remainder) have the same ending (``106%44`` is the end of ``150%44``). A hash of
+that pair decides the split, so no subtraction of one split appears in the other, whatever the seeds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from fspo.data import remainder, words
 from fspo.files import write_rows
 
+DATA_SOURCE = "fspo/remainder"
+VOCABULARY = tuple("0123456789%-=")
+MAX_QUOTIENT = 33
+MIN_DIVISOR, MAX_DIVISOR = 3, 99
+MAX_DIVIDEND = 999
 TEST_SHARE_INVERSE = 8  # one split_key in eight belongs to the test split
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, Split] = ("train", "test")
 Row = dict[str, Any]
 
+_INTEGER = re.compile(r"[0-9]+")
+_QUOTIENTS = np.arange(1, MAX_QUOTIENT + 1)
+_CUMULATIVE = np.cumsum(1.0 / (_QUOTIENTS + 1))
+
 
 class Problem(Protocol):
-    """What the problems of all tasks have."""
+    """What is asked, what is right, and which problems must lie in the same split."""
 
     @property
     def question(self) -> str:
         """The prompt, without the ``=`` that the chat template adds."""
-
-    @property
-    def working(self) -> str:
-        """A full and right response."""
 
     @property
     def answer(self) -> str:
@@ -49,41 +62,68 @@ class Problem(Protocol):
     def size(self) -> int:
         """What the length of the working depends on."""
 
-    @property
-    def slips(self) -> Sequence[int]:
-        """The places where a careless solver can go wrong without changing the length of the working much."""
 
-    def slip(self, place: int) -> str:
-        """The response with that slip."""
+P = TypeVar("P", bound=Problem)
 
 
 @dataclass(frozen=True)
-class Task:
-    """How to draw problems and judge responses."""
+class Division:
+    """The remainder of ``dividend`` by ``divisor``; the dividend is at least the divisor."""
 
-    data_source: str
-    ability: str
-    vocabulary: tuple[str, ...]  # the tokens of questions and responses
-    draw: Callable[[np.random.Generator], Problem]
-    score_answer: Callable[[str, str], float]  # response, ground truth
+    dividend: int
+    divisor: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.divisor <= self.dividend:
+            raise ValueError(f"need 0 < divisor <= dividend, got {self.dividend}%{self.divisor}")
+
+    @property
+    def question(self) -> str:
+        """The question, without the ``=`` that the chat template adds: ``150%44``. Numbers have a fixed width."""
+        return f"{self.dividend:03d}%{self.divisor:02d}"
+
+    @property
+    def working(self) -> str:
+        """The full response: ``106-44=062-44=018``."""
+        rests = range(self.dividend - self.divisor, -1, -self.divisor)
+        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in rests)
+
+    @property
+    def answer(self) -> str:
+        return str(self.dividend % self.divisor)
+
+    @property
+    def split_key(self) -> str:
+        return f"{self.divisor},{self.answer}"
+
+    @property
+    def size(self) -> int:
+        """The quotient: the number of subtractions."""
+        return self.dividend // self.divisor
 
 
-TASKS = {
-    "remainder": Task("fspo/remainder", "math", remainder.VOCABULARY, remainder.draw, remainder.score_answer),
-    "words": Task("fspo/words", "text", words.VOCABULARY, words.draw, words.score_answer),
-}
-BY_DATA_SOURCE = {task.data_source: task for task in TASKS.values()}
+def draw(rng: np.random.Generator) -> Division:
+    """One problem, of either split."""
+    quotient = int(_QUOTIENTS[np.searchsorted(_CUMULATIVE, rng.random() * _CUMULATIVE[-1], side="right")])
+    largest = min(MAX_DIVISOR, (MAX_DIVIDEND + 1) // (quotient + 1))
+    divisor = int(rng.integers(MIN_DIVISOR, largest + 1))
+    return Division(quotient * divisor + int(rng.integers(divisor)), divisor)
 
 
-def find_task(name: str) -> Task:
-    """The task of that name.
+def score_answer(text: str, ground_truth: str) -> float:
+    """1.0 if what follows the last ``=`` of ``text`` (all of it where there is none) is ``ground_truth``, else 0.0.
+
+    Surrounding white space and leading zeros do not matter; anything that is not a row of ASCII digits scores 0.0.
 
     Raises:
-        ValueError: there is none.
+        ValueError: ``ground_truth`` is not a non-negative integer: a defect of the data set.
     """
-    if name not in TASKS:
-        raise ValueError(f"name={name!r} is not an offline task: choose from {', '.join(TASKS)}")
-    return TASKS[name]
+    truth = ground_truth.strip()
+    if not _INTEGER.fullmatch(truth):
+        raise ValueError(f"ground_truth must be a non-negative integer as text, got {ground_truth!r}")
+    answer = text.rpartition("=")[2].strip()
+    # Compared as text: int() refuses strings of more than 4,300 digits.
+    return float(_INTEGER.fullmatch(answer) is not None and answer.lstrip("0") == truth.lstrip("0"))
 
 
 def split_of(problem: Problem) -> Split:
@@ -91,39 +131,55 @@ def split_of(problem: Problem) -> Split:
     return "test" if zlib.crc32(problem.split_key.encode("ascii")) % TEST_SHARE_INVERSE == 0 else "train"
 
 
-def sample_problems(task: Task, rng: np.random.Generator, split: Split) -> Iterator[Problem]:
+def sample_problems(draw: Callable[[np.random.Generator], P], rng: np.random.Generator, split: Split) -> Iterator[P]:
     """Endless independent draws of problems of ``split``; they repeat."""
     while True:
-        problem = task.draw(rng)
+        problem = draw(rng)
         if split_of(problem) == split:
             yield problem
 
 
-def generate(n_train: int, n_test: int, seed: int, name: str = "remainder") -> tuple[list[Problem], list[Problem]]:
-    """Distinct train and test problems: no two are equal, within a split or across the two.
-
-    Args:
-        n_train, n_test: numbers of problems; 0 is allowed.
-        seed: seeds a numpy Generator per split, so that n_train does not change the test problems.
-        name: a key of :data:`TASKS`.
+def distinct(draw: Callable[[np.random.Generator], P], count: int, seed: int, split: Split) -> list[P]:
+    """``count`` different problems of one split.
 
     Raises:
-        ValueError: a negative size or seed, more problems than there are, or an unknown task.
+        ValueError: a negative count or seed, or more problems than there are.
     """
-    for key, value in (("n_train", n_train), ("n_test", n_test), ("seed", seed)):
+    for key, value in ((f"n_{split}", count), ("seed", seed)):
         if value < 0:
             raise ValueError(f"{key} must be 0 or more, got {value}")
-    task = find_task(name)
-    return _distinct(task, n_train, seed, "train"), _distinct(task, n_test, seed, "test")
+    problems: dict[P, None] = {}
+    draws = sample_problems(draw, np.random.default_rng([seed, SPLITS.index(split)]), split)
+    repeated = 0
+    while len(problems) < count:
+        known = len(problems)
+        problems[next(draws)] = None
+        repeated = repeated + 1 if len(problems) == known else 0
+        if repeated > 1000 + 5 * known:
+            raise ValueError(
+                f"n_{split}={count} is more than there are: {known} problems were found; give at most that"
+            )
+    return list(problems)
 
 
-def to_rows(problems: Sequence[Problem], split: Split, task: Task) -> list[Row]:
+def generate(n_train: int, n_test: int, seed: int) -> tuple[list[Division], list[Division]]:
+    """Train and test problems; no two are equal, and ``n_train`` does not change the test problems.
+
+    Raises:
+        ValueError: as :func:`distinct`.
+    """
+    return distinct(draw, n_train, seed, "train"), distinct(draw, n_test, seed, "test")
+
+
+def to_rows(
+    problems: Sequence[Problem], split: Split, data_source: str = DATA_SOURCE, ability: str = "math"
+) -> list[Row]:
     """The problems as rows in verl's data schema."""
     return [
         {
-            "data_source": task.data_source,
+            "data_source": data_source,
             "prompt": [{"role": "user", "content": problem.question}],
-            "ability": task.ability,
+            "ability": ability,
             "reward_model": {"style": "rule", "ground_truth": problem.answer},
             "extra_info": {"index": index, "split": split, "size": problem.size},
         }
@@ -132,9 +188,9 @@ def to_rows(problems: Sequence[Problem], split: Split, task: Task) -> list[Row]:
 
 
 def write_dataset(
-    out_dir: Path, n_train: int, n_test: int, seed: int, name: str = "remainder", splits: Sequence[Split] = SPLITS
+    out_dir: Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS
 ) -> dict[Split, Path]:
-    """Generates a task and writes ``train.parquet`` and ``test.parquet`` (or one of them) under ``out_dir``.
+    """Generates the task and writes ``train.parquet`` and ``test.parquet`` (or one of them) under ``out_dir``.
 
     A file that holds these problems already is left as it is.
 
@@ -142,33 +198,17 @@ def write_dataset(
         The path of each split.
 
     Raises:
-        ValueError: a negative size or seed, more problems than there are, or an unknown task.
+        ValueError: as :func:`distinct`.
         FileExistsError: there is a file of that name that this package has not written.
     """
     import pyarrow.parquet as pq
 
-    problems = dict(zip(SPLITS, generate(n_train, n_test, seed, name), strict=True))
+    problems = dict(zip(SPLITS, generate(n_train, n_test, seed), strict=True))
     paths = {split: out_dir / f"{split}.parquet" for split in splits}
     for split, path in paths.items():
-        rows = to_rows(problems[split], split, find_task(name))
+        rows = to_rows(problems[split], split)
         with contextlib.suppress(Exception):  # write_rows decides about a file that cannot be read
             if pq.read_table(path).to_pylist() == rows:
                 continue
         write_rows(rows, path)
     return paths
-
-
-def _distinct(task: Task, count: int, seed: int, split: Split) -> list[Problem]:
-    rng = np.random.default_rng([seed, SPLITS.index(split)])
-    problems: dict[Problem, None] = {}
-    draws = sample_problems(task, rng, split)
-    repeated = 0
-    while len(problems) < count:
-        found = len(problems)
-        problems[next(draws)] = None
-        repeated = repeated + 1 if len(problems) == found else 0
-        if repeated > 1000 + 5 * found:
-            raise ValueError(
-                f"n_{split}={count} is more than there are: {found} problems were found; give at most that"
-            )
-    return list(problems)

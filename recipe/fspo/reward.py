@@ -48,8 +48,8 @@ def compute_score(
     `+reward.custom_reward_function.reward_kwargs.<name>=<value>`.
 
     Args:
-        data_source, solution_str, ground_truth, extra_info: passed by verl. The offline tasks have their own
-            verifiers, everything else goes to math-verify.
+        data_source, solution_str, ground_truth, extra_info: passed by verl. The offline task has its own
+            verifier, everything else goes to math-verify.
         format_weight: weight of `fspo.rewards.format_reward`.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 turns it off. Needs `max_response_length` and
             the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
@@ -70,9 +70,8 @@ def compute_score(
         ValueError: the overlong penalty is on, but a length is not known.
     """
     info = extra_info or {}
-    task = offline_task.BY_DATA_SOURCE.get(data_source)
-    if task is not None:
-        correct = task.score_answer(solution_str, ground_truth) == 1.0
+    if data_source == offline_task.DATA_SOURCE:
+        correct = offline_task.score_answer(solution_str, ground_truth) == 1.0
         verdict = Verdict.of(Status.CORRECT if correct else Status.WRONG)
     else:
         with _creating:  # functools.cache alone may call the constructor twice when threads race

@@ -23,7 +23,7 @@ pytestmark = [
 
 def test_two_steps_on_smollm2(start: Starter, tmp_path: Path) -> None:
     data = tmp_path / "smollm2"
-    subprocess.run([sys.executable, "-m", "fspo.data", "smollm2", "--out", str(data)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "benchmarks.models", "smollm2", "--out", str(data)], check=True, timeout=300)
     reference = "actor_rollout_ref.actor.use_kl_loss=true"
     run = start(tmp_path / "run", "experiment=smollm2", reference, FSPO_SMOLLM2=str(data))
     assert run.wait(1500) == 0, run.output()[-4000:]

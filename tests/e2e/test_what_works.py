@@ -184,7 +184,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The paths that the table's names in capitals stand for; the models have random weights and the demo's tokens."""
     import transformers
 
-    from fspo.data.char_tokenizer import build_tokenizer
+    from benchmarks.models.char_tokenizer import build_tokenizer
 
     folder = tmp_path_factory.mktemp("models")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL)

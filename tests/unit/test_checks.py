@@ -88,7 +88,6 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
         (["data.max_response_length=600"], r"616 .*max_position_embeddings = 512"),
         (["actor_rollout_ref.rollout.max_model_len=128"], r"max_model_len = 128"),
         (["fspo.offline_task.n_train=16"], r"16 rows.* 32 "),
-        (["fspo.offline_task.name=word"], r"offline_task\.name='word'.* remainder, words"),
         (["actor_rollout_ref.actor.checkpoint.async_save=true"], r"async_save=true"),
         (["fspo.attributes=[length]"], r"fspo\.attributes=\['length'\] .* of difficulty, "),
         (["fspo.attributes=truncated"], r"fspo\.attributes=truncated .*list"),

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.models.demo_model import shipped_model
 from fspo.data.check import check, column_problems, join_problems
 from fspo.data.cli import main
-from fspo.data.demo_model import shipped_model
 
 Row = dict[str, Any]
 ROW: Row = {

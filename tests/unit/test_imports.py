@@ -30,8 +30,7 @@ absent("math_verify", "sympy", "torch", "verl", "ray", "transformers", "datasets
 import fspo.attributes, fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records
 absent("scipy")
 
-heavy = "fspo.report", "fspo.data.demo_model", "fspo.data.char_tokenizer", "fspo.data.smollm2"
-for name in modules_of("fspo", *heavy):
+for name in modules_of("fspo", "fspo.report"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers", "matplotlib")
 for name in modules_of("fspo.report"):

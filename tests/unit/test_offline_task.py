@@ -1,22 +1,27 @@
-"""The embedded offline tasks: well-formed, seeded, disjoint, with lengths of their own shape."""
+"""The embedded offline task: well-formed, seeded, disjoint, with lengths of its own shape."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.data import words
-from fspo.data.offline_task import TASKS, generate, write_dataset
-from fspo.data.remainder import MAX_DIVIDEND, MAX_QUOTIENT, VOCABULARY, Division, score_answer
-from fspo.data.words import WordList
+from fspo.data import offline_task
+from fspo.data.offline_task import (
+    DATA_SOURCE,
+    MAX_DIVIDEND,
+    MAX_QUOTIENT,
+    VOCABULARY,
+    Division,
+    generate,
+    score_answer,
+    write_dataset,
+)
 
 
 @settings(max_examples=200)
@@ -29,21 +34,6 @@ def test_the_working_ends_in_the_remainder(divisor: int, quotient: int, rest: in
     assert len(problem.working) == 7 * quotient - 4 or problem.dividend > MAX_DIVIDEND
     cut = problem.working.rpartition("-")[0]  # without the last subtraction
     assert score_answer(cut, problem.answer) == 0.0
-
-
-@settings(max_examples=100)
-@given(divisor=st.integers(3, 99), quotient=st.integers(1, 30), rest=st.integers(0, 98))
-def test_a_forgotten_borrow_gives_a_wrong_answer_of_like_length(divisor: int, quotient: int, rest: int) -> None:
-    problem = Division(quotient * divisor + rest % divisor, divisor)
-    assume(problem.dividend <= MAX_DIVIDEND)
-    for step in problem.slips:
-        slip = problem.slip(step)
-        assert slip != problem.working
-        assert divisor in (5, 10) or score_answer(slip, problem.answer) == 0.0
-        assert abs(len(slip) - len(problem.working)) <= 7 * (1 + 10 // divisor)
-    for step in set(range(quotient)) - set(problem.slips):
-        with pytest.raises(ValueError, match="does not borrow"):
-            problem.slip(step)
 
 
 @pytest.mark.parametrize(
@@ -76,68 +66,19 @@ def test_a_broken_truth_is_refused() -> None:
         score_answer("18", "eighteen")
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("ego ro tam", 1.0),
-        (" ego  ro tam\n", 1.0),
-        ("ego ro tam tam", 0.0),
-        ("ego ro", 0.0),
-        ("ro ego tam", 0.0),
-        ("ego ro tam=", 0.0),
-        ("egorotam", 0.0),
-        ("", 0.0),
-    ],
-)
-def test_scores_of_word_lists(text: str, score: float) -> None:
-    problem = WordList(("tam", "ro", "tam", "ego"))
-    assert words.score_answer(text, problem.answer) == score
-
-
-@pytest.mark.parametrize("truth", ["", "tam ego", "ego ego"])
-def test_a_list_that_is_not_in_order_is_refused_as_truth(truth: str) -> None:
-    with pytest.raises(ValueError, match="ground_truth"):
-        words.score_answer("ego", truth)
-
-
-def test_word_lists_are_short_or_long_and_have_repeats() -> None:
-    problems = generate(2000, 0, seed=0, name="words")[0]
-    sizes = {problem.size for problem in problems}
-    assert sizes == {*range(words.SHORT[0], words.SHORT[1] + 1), *range(words.LONG[0], words.LONG[1] + 1)}
-    short = np.mean([problem.size <= words.SHORT[1] for problem in problems])
-    assert 0.55 < short < 0.65
-    assert all(len(problem.question.split()) > problem.size for problem in problems)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_problems_fit_their_task(name: str) -> None:
-    task = TASKS[name]
-    for problem in generate(300, 0, seed=1, name=name)[0]:
-        text = f"{problem.question}={problem.working}"
-        assert set(re.findall(r" [a-z]+|.", text)) <= set(task.vocabulary)
-        assert task.score_answer(problem.working, problem.answer) == 1.0
-        for place in problem.slips:
-            assert problem.slip(place) != problem.working
-    with pytest.raises(ValueError, match=r"name='word' is not an offline task: choose from remainder, words"):
-        generate(1, 1, seed=0, name="word")
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_generation_is_seeded_and_disjoint(name: str) -> None:
-    train, test = generate(2000, 300, seed=7, name=name)
-    assert (train, test) == generate(2000, 300, seed=7, name=name)
-    assert test == generate(10, 300, seed=7, name=name)[1]  # the size of one split does not change the other
-    assert train != generate(2000, 300, seed=8, name=name)[0]
+def test_generation_is_seeded_and_disjoint() -> None:
+    train, test = generate(2000, 300, seed=7)
+    assert (train, test) == generate(2000, 300, seed=7)
+    assert test == generate(10, 300, seed=7)[1]  # the size of one split does not change the other
+    assert train != generate(2000, 300, seed=8)[0]
     assert len(set(train)) == 2000 and len(set(test)) == 300
-    other_test = generate(0, 300, seed=8, name=name)[1]
+    other_test = generate(0, 300, seed=8)[1]
     assert not {problem.split_key for problem in train} & {problem.split_key for problem in [*test, *other_test]}
 
 
 def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     few = generate(5, 5, seed=0)
-    task = TASKS["remainder"]
-    some = dataclasses.replace(task, draw=lambda rng: [*few[0], *few[1]][rng.integers(10)])
-    monkeypatch.setitem(TASKS, "remainder", some)
+    monkeypatch.setattr(offline_task, "draw", lambda rng: [*few[0], *few[1]][rng.integers(10)])
     assert set(generate(5, 0, seed=0)[0]) == set(few[0])
     with pytest.raises(ValueError, match="n_train=6 is more than there are: 5 problems were found; give at most that"):
         generate(6, 0, seed=0)
@@ -149,13 +90,12 @@ def test_lengths_span_two_orders_of_magnitude() -> None:
     assert np.quantile(lengths, 0.9) > 20 * np.quantile(lengths, 0.1)
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_files_are_in_verl_schema(tmp_path: Path, name: str) -> None:
-    paths = write_dataset(tmp_path, n_train=20, n_test=10, seed=0, name=name)
+def test_files_are_in_verl_schema(tmp_path: Path) -> None:
+    paths = write_dataset(tmp_path, n_train=20, n_test=10, seed=0)
     rows = pq.read_table(paths["test"]).to_pylist()
     assert len(rows) == 10
     assert set(rows[0]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-    assert rows[0]["data_source"] == TASKS[name].data_source
+    assert rows[0]["data_source"] == DATA_SOURCE
     assert rows[0]["reward_model"]["style"] == "rule"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["test.parquet", "train.parquet"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, ListConfig
 
 from fspo.data.check import column_problems, join_problems, read_schema, read_table
-from fspo.data.offline_task import SPLITS, Split, find_task
+from fspo.data.offline_task import SPLITS, Split
 from recipe.fspo.launch.reward_function import is_own
 
 if TYPE_CHECKING:
@@ -54,12 +54,6 @@ def _columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
 
 def problems(config: DictConfig) -> Iterator[str]:
     """Files that are missing or cannot be read, columns that verl cannot use or join, too few rows."""
-    if config.fspo.get("offline_task"):
-        try:
-            find_task(config.fspo.offline_task.name)
-        except ValueError as error:
-            yield f"fspo.offline_task.{error}"
-            return
     generated = generated_files(config)
     own_class = config.data.get("custom_cls") and config.data.custom_cls.get("path")  # it reads what it likes
     for name_of_key, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.data.char_tokenizer import build_tokenizer
 from fspo.data.prepare import TEMPLATES, verl_row
 from fspo.data.sources import SOURCES, Problem
 from fspo.files import local_path, write_rows
@@ -21,6 +19,8 @@ from recipe.fspo.plan.model import read_architecture
 
 #: The small model: two layers of at most so many heads, of a size that vLLM's attention for CPUs has.
 LAYERS, KV_HEADS, HEADS_PER_KV, HEAD_SIZE = 2, 2, 4, 32
+#: Its tokenizer has a token for each character; all but digits and signs have the same.
+_CHARACTERS: Final = "pkg://fspo.data/assets/demo_model"
 #: Rows of a file among which the shortest prompts are looked for.
 _SEARCHED: Final = 2048
 _FILES: Final = ("train_files", "val_files")
@@ -69,14 +69,16 @@ def _stand_in_model(path: str, folder: Path) -> None:
     """A model's folder with the right ``config.json``, a tokenizer of characters, and no weights worth the name."""
     import torch
     from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     fields, _ = read_architecture(path)
     architecture = AutoConfig.for_model(**fields)
     with torch.device("meta"):
         architecture.architectures = [type(AutoModelForCausalLM.from_config(architecture)).__name__]
     architecture.save_pretrained(folder)
-    build_tokenizer(string.printable, fields["max_position_embeddings"]).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(local_path(_CHARACTERS))
+    tokenizer.model_max_length = fields["max_position_embeddings"]
+    tokenizer.save_pretrained(folder)
     save_file({"nothing": torch.zeros(1024)}, folder / "model.safetensors")
 
 

@@ -1,4 +1,4 @@
-"""The small supervised models that the demos start from, one per offline task, and the seeded recipes that make them.
+"""The small supervised models that the demos start from, one per task, and the seeded recipes that make them.
 
 Each is a Qwen3 with a character tokenizer, trained from random weights on the training split of its task. Only response
 tokens count in the loss; batches are bucketed by length; the optimizer is AdamW with warm-up and cosine decay,
@@ -13,21 +13,21 @@ in fp32. There are two stages:
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from importlib.resources import files
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from fspo.data.char_tokenizer import build_tokenizer
-from fspo.data.offline_task import TASKS, Problem, find_task, generate, sample_problems, write_dataset
-from fspo.files import atomic_folder, sha256_of
+from benchmarks.models import words
+from benchmarks.models.char_tokenizer import build_tokenizer
+from fspo.data import offline_task
+from fspo.data.offline_task import Division, sample_problems
+from fspo.files import atomic_folder, local_path, sha256_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -36,6 +36,50 @@ CONTEXT = 512
 MAX_RESPONSE = 256
 IGNORE = -100
 CHECKSUMS = "SHA256SUMS"
+
+
+class CarelessDivision(Division):
+    """A division whose working can forget to borrow."""
+
+    @property
+    def slips(self) -> list[int]:
+        """The subtractions, counted from 0, whose units digit has to borrow from the tens: 0 and 2 of ``150%44``."""
+        values = range(self.dividend, self.divisor - 1, -self.divisor)
+        return [step for step, value in enumerate(values) if value % 10 < self.divisor % 10]
+
+    def slip(self, step: int) -> str:
+        """The working that forgets the borrow of one subtraction and continues from there: ``116-44=072-44=028``.
+
+        That result is 10 too large, so the answer is wrong unless the divisor is 5. The length hardly changes.
+        """
+        before = [self.dividend - self.divisor * (done + 1) for done in range(step)]
+        rests = [*before, *range(self.dividend - self.divisor * (step + 1) + 10, -1, -self.divisor)]
+        return f"-{self.divisor:02d}=".join(f"{rest:03d}" for rest in rests)
+
+
+def _draw_division(rng: np.random.Generator) -> CarelessDivision:
+    problem = offline_task.draw(rng)
+    return CarelessDivision(problem.dividend, problem.divisor)
+
+
+@dataclass(frozen=True)
+class Task:
+    """How to draw problems and judge responses."""
+
+    data_source: str
+    ability: str
+    vocabulary: tuple[str, ...]  # the tokens of questions and responses
+    draw: Callable[[np.random.Generator], Problem]
+    score_answer: Callable[[str, str], float]  # response, ground truth
+
+
+Problem = CarelessDivision | words.WordList
+TASKS = {
+    "remainder": Task(
+        offline_task.DATA_SOURCE, "math", offline_task.VOCABULARY, _draw_division, offline_task.score_answer
+    ),
+    "words": Task(words.DATA_SOURCE, "text", words.VOCABULARY, words.draw, words.score_answer),
+}
 
 
 @dataclass(frozen=True)
@@ -62,18 +106,6 @@ class Recipe:
     kv_heads: int = 2
     head_dim: int = 32
 
-    def __post_init__(self) -> None:
-        find_task(self.task)
-        for name in ("skill_steps", "habit_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.careful_share <= 1:
-            raise ValueError(f"careful_share must lie in [0, 1], got {self.careful_share}")
-        if self.pool % self.batch_size:
-            raise ValueError(f"pool ({self.pool}) must be a multiple of batch_size ({self.batch_size})")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}")
-
 
 RECIPES = {"remainder": Recipe(), "words": Recipe(task="words", skill_steps=1000, habit_steps=100, careful_share=0.35)}
 FOLDERS = {"remainder": "demo_model", "words": "demo_words_model"}
@@ -81,7 +113,7 @@ FOLDERS = {"remainder": "demo_model", "words": "demo_words_model"}
 
 def shipped_model(task: str = "remainder") -> Path:
     """The folder of a task's model in the package, made by ``train(RECIPES[task])``."""
-    return Path(str(files("fspo.data"))) / "assets" / FOLDERS[task]
+    return Path(local_path(f"pkg://fspo.data/assets/{FOLDERS[task]}"))
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -121,7 +153,7 @@ def batches(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless (tokens, labels), right-padded, both (batch, length); prompt and padding are IGNORE in the labels."""
     rng = np.random.default_rng([recipe.seed, int(mixed)])
-    problems = sample_problems(find_task(recipe.task), rng, "train")
+    problems = sample_problems(TASKS[recipe.task].draw, rng, "train")
     while True:
         pool = [(p, demonstrate(p, recipe, rng) if mixed else p.working) for p in islice(problems, recipe.pool)]
         pool.sort(key=lambda pair: len(pair[1]))
@@ -167,7 +199,7 @@ def learning_rate(peak: float, step: int, steps: int, recipe: Recipe) -> float:
 
 def train(recipe: Recipe) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, dict[str, float]]:
     """Run the recipe; returns the model, its tokenizer, and the mean loss of each stage's last 50 steps."""
-    tokenizer = build_tokenizer(find_task(recipe.task).vocabulary, CONTEXT)
+    tokenizer = build_tokenizer(TASKS[recipe.task].vocabulary, CONTEXT)
     model = build_model(recipe, tokenizer)
     final = {"skill": run_stage(model, tokenizer, recipe, recipe.skill_steps, recipe.skill_lr, mixed=False)}
     final["habit"] = run_stage(model, tokenizer, recipe, recipe.habit_steps, recipe.habit_lr, mixed=True)
@@ -226,54 +258,14 @@ def accuracy(
 ) -> float:
     """Share of the task's problems solved, with one response each; ``temperature`` 0 is greedy."""
     torch.manual_seed(0)
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
-    score, solved = find_task(task).score_answer, 0.0
+    sampling: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {}
+    )
+    score, solved = TASKS[task].score_answer, 0.0
     for start in range(0, len(problems), 64):
         chunk = problems[start : start + 64]
         prompts = tokenizer.pad({"input_ids": [prompt_ids(tokenizer, p) for p in chunk]}, return_tensors="pt")
-        output = model.generate(  # type: ignore[misc]
-            **prompts,
-            max_new_tokens=MAX_RESPONSE,
-            **sampling,  # type: ignore[arg-type]
-        )
+        output = model.generate(**prompts, max_new_tokens=MAX_RESPONSE, **sampling)
         texts = tokenizer.batch_decode(output[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True)
         solved += sum(score(text, problem.answer) for text, problem in zip(texts, chunk, strict=True))
     return solved / len(problems)
-
-
-def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``demo-model`` and ``demo-data`` to the command line of ``python -m fspo.data``."""
-    model = subparsers.add_parser("demo-model", help="train a demo's small supervised model (minutes, seeded)")
-    model.add_argument("--out", type=Path, required=True, help="new folder for model and tokenizer")
-    model.add_argument("--task", choices=TASKS, default="remainder")
-    model.add_argument("--seed", type=int, default=Recipe.seed)
-    model.add_argument("--skill-steps", type=int, help="default: those of the task's recipe")
-    model.add_argument("--habit-steps", type=int, help="default: those of the task's recipe")
-    model.set_defaults(run=_run_demo_model)
-    data = subparsers.add_parser("demo-data", help="write an embedded offline task as train.parquet and test.parquet")
-    data.add_argument("--out", type=Path, required=True, help="folder for the two files")
-    data.add_argument("--task", choices=TASKS, default="remainder")
-    data.add_argument("--n-train", type=int, default=4096)
-    data.add_argument("--n-test", type=int, default=256)
-    data.add_argument("--seed", type=int, default=0)
-    data.set_defaults(run=_run_demo_data)
-
-
-def _run_demo_model(arguments: argparse.Namespace) -> int:
-    if arguments.out.exists():
-        raise FileExistsError(f"{arguments.out} exists: give a new folder, or remove it first")
-    asked = {name: getattr(arguments, name) for name in ("seed", "skill_steps", "habit_steps")}
-    recipe = replace(RECIPES[arguments.task], **{name: value for name, value in asked.items() if value is not None})
-    model, tokenizer, losses = train(recipe)
-    save(model, tokenizer, arguments.out)
-    test = generate(0, 200, arguments.seed, arguments.task)[1]
-    figures = {f"loss_{stage}": loss for stage, loss in losses.items()}
-    figures |= {f"accuracy_T{t}": accuracy(model, tokenizer, test, float(t), task=arguments.task) for t in (0, 1)}
-    print(f"{arguments.out}: " + ", ".join(f"{name} {value:.3f}" for name, value in figures.items()))
-    return 0
-
-
-def _run_demo_data(arguments: argparse.Namespace) -> int:
-    paths = write_dataset(arguments.out, arguments.n_train, arguments.n_test, arguments.seed, arguments.task)
-    print("\n".join(f"{split}: {path}" for split, path in paths.items()))
-    return 0

@@ -1,4 +1,4 @@
-"""Sort words and drop repeated ones: an offline task whose lists are either short or long, with nothing between.
+"""Sort words and drop repeated ones: a task of experiment=demo_words, whose lists are short or long, none between.
 
 A problem lists animals, some of them twice (task defined here). The response is the same words in alphabetical order,
 each once; a word with the space before it is one token::
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+DATA_SOURCE = "fspo/words"
 _ANIMALS = """
 ant ape ass auk bat bear bee bird boa boar bug bull calf cat chick clam cod colt cow crab crane crow cub deer doe dog
 dove duck eagle eel egret elk emu ewe fawn ferret finch fish flea fly foal fox frog gecko gnat goat goose grouse gull
@@ -35,10 +37,6 @@ class WordList:
     """Words as they are listed in the question."""
 
     words: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if len(set(self.words)) < 2 or not all(word.isascii() and word.isalpha() for word in self.words):
-            raise ValueError(f"need two different words of ASCII letters, got {self.words}")
 
     @property
     def question(self) -> str:
@@ -88,12 +86,10 @@ def draw(rng: np.random.Generator) -> WordList:
 
 
 def score_answer(text: str, ground_truth: str) -> float:
-    """1.0 if ``text`` has the words of ``ground_truth`` in its order, else 0.0; more white space does not matter.
+    """1.0 if ``text`` has the words of ``ground_truth`` in its order, else 0.0; more white space does not matter."""
+    return float(text.split() == ground_truth.split())
 
-    Raises:
-        ValueError: ``ground_truth`` is not a list of different words in alphabetical order: a defect of the data set.
-    """
-    words = ground_truth.split()
-    if not words or words != sorted(set(words)):
-        raise ValueError(f"ground_truth must be different words in alphabetical order, got {ground_truth!r}")
-    return float(text.split() == words)
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> float:
+    """The reward of experiment=demo_words."""
+    return score_answer(solution_str, ground_truth)

@@ -1,8 +1,7 @@
-"""A small tokenizer in Hugging Face format, for the embedded offline tasks.
+"""A small tokenizer in Hugging Face format, for models made here.
 
 Every character of the vocabulary is one token, or every word with the space before it if the vocabulary has such;
-anything else is ``<unk>``. Saved with ``save_pretrained`` it loads with
-``AutoTokenizer`` and no remote code.
+anything else is ``<unk>``. Saved with ``save_pretrained`` it loads with ``AutoTokenizer`` and no remote code.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ def build_tokenizer(vocabulary: Sequence[str], max_length: int) -> PreTrainedTok
     Args:
         vocabulary: distinct tokens: single characters, or also words of ASCII letters after a space.
         max_length: the model's context in tokens (``model_max_length``).
-
-    Raises:
-        ValueError: an empty vocabulary or one with a token twice.
     """
-    if not vocabulary or len(set(vocabulary)) != len(vocabulary):
-        raise ValueError(f"vocabulary must hold distinct tokens, at least one, got {vocabulary!r}")
     ids = {token: index for index, token in enumerate([PAD, EOS, UNK, *vocabulary])}
     tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
     has_words = any(len(token) > 1 for token in vocabulary)

