@@ -150,7 +150,9 @@ def measure(variant: str) -> dict[str, Any]:
                 time.sleep(0.1)
             if len(ended) < STEPS:
                 tail = (run_dir / "stdout.log").read_text(errors="replace")[-3000:]
-                raise StartFailed(f"{variant}: {len(ended)} of {STEPS} steps in {time.monotonic() - began:.0f} s\n{tail}")
+                raise StartFailed(
+                    f"{variant}: {len(ended)} of {STEPS} steps in {time.monotonic() - began:.0f} s\n{tail}"
+                )
             times = step_times(complete_lines(run_dir / "steps.jsonl"), ended)
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from composing import composed, composed_from
 from omegaconf import OmegaConf
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import alignment_study, clipping_study, fairness_study, faults, hangs, healing, network, scaling
+from benchmarks import alignment_study, clipping_study, fairness_study, faults, hangs, healing, versus_verl
 from benchmarks.async_study import mean_cell
 from benchmarks.faults import PAGE, cells, verdict
 from benchmarks.faults_run import MOMENTS, PROCESSES
 from benchmarks.pages import replace_section
-from benchmarks.versus_verl import tables
-from benchmarks.versus_verl.__main__ import current, expected_s, next_variant
-from benchmarks.versus_verl.run import lines_written, step_times
-from benchmarks.versus_verl.sampler import IDLE, Sampler, process_kind
-from benchmarks.versus_verl.variants import SHARED, VARIANTS, fingerprint
 from fspo.calibration import active_line, leans
 from fspo.files import complete_lines
 from fspo.losses import ALGORITHMS
@@ -36,148 +26,42 @@ from fspo.report.runs import Run
 from fspo.types import BandState
 from recipe.fspo.faults.phase import PHASES
 
-# ---------------------------------------------------------------- plain verl side by side, and scaling
-
-
-@pytest.fixture(autouse=True)
-def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.versus_verl.variants.compose", composed_from)
-
-
-@cache
-def todays(variant: str) -> str:
-    return fingerprint(next(a for a in VARIANTS if a.name == variant))
-
-
-def row(variant: str, begins: float = 50.0, steps: tuple[float, ...] = (10.0, 12.0, 11.0, 30.0)) -> dict[str, Any]:
-    processes = [
-        {"kind": "WorkerDict", "began_s": 20.0, "cpu_s": 9.0, "peak_pss_mib": 500},
-        {
-            "kind": "TaskRunnerV1" if variant != "recipe" else "FSPOTaskRunner",
-            "began_s": 5,
-            "cpu_s": 8,
-            "peak_pss_mib": 9,
-        },
-    ]
-    return {
-        "variant": variant,
-        "fingerprint": todays(variant),
-        "extra": [],
-        "date": "2026-01-01 00:00",
-        "cores": 2,
-        "first_step_begins_s": begins,
-        "first_step_ends_s": begins + 20,
-        "steps_s": list(steps),
-        "timings_s": {"gen": 4.0},
-        "cpu_until_first_step_s": 90.0,
-        "cpu_s": 200.0,
-        "sampler_cpu_s": 2.0,
-        "others_share": 0.1,
-        "peak_pss_mib": 4000,
-        "processes": processes,
-    }
+# ---------------------------------------------------------------- plain verl side by side
 
 
 def test_start_up_and_steps_come_from_verls_log() -> None:
-    entries = [
-        {"step": i, "data": {"timing_s/step": 3.0 + i, "timing_s/gen": 1.0 * i, "response_length/mean": 60.0}}
-        for i in (1, 2, 3)
-    ]
-    times = step_times(entries, [100.0, 106.0, 113.5])
-    assert times["first_step_begins_s"] == 96.0  # verl's timer of the first step: 4 s
-    assert times["steps_s"] == [6.0, 7.5]  # from line to line
-    assert times["timings_s"] == {"gen": 2.5, "step": 5.5}  # medians without the first step
+    entries = [{"step": i, "data": {"timing_s/step": 3.0 + i}} for i in (1, 2, 3)]
+    # verl's timer of the first step: 4 s; the others from line to line
+    assert versus_verl.step_times(entries, [100.0, 106.0, 113.5]) == {
+        "first_step_begins_s": 96.0,
+        "first_step_ends_s": 100.0,
+        "step_s": 6.75,
+    }
 
 
 def test_a_line_in_the_middle_of_being_written_is_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    assert (lines_written(path), complete_lines(path)) == (0, [])
+    assert versus_verl.lines_written(path) == 0
     path.write_text('{"step": 1}\n{"step":', encoding="utf-8")
-    assert (lines_written(path), complete_lines(path)) == (1, [{"step": 1}])
-    path.write_text('{"step": 1}\n{"step":\n{"step": 2}\n', encoding="utf-8")  # a resumed run has ended the line
-    assert complete_lines(path) == [{"step": 1}, {"step": 2}]
+    assert (versus_verl.lines_written(path), complete_lines(path)) == (1, [{"step": 1}])
 
 
-@pytest.mark.parametrize(
-    ("line", "kind"),
-    [
-        ("ray::WorkerDict.actor_rollout_update_actor", "WorkerDict"),
-        ("ray::IDLE", IDLE),
-        ("/venv/bin/python /site/ray/_private/workers/default_worker.py --node-ip-address=1", IDLE),
-        ("VLLM::EngineCore", "VLLM::EngineCore"),
-        ("/venv/bin/python -m recipe.fspo.main experiment=demo", "launcher"),
-        ("/venv/bin/python -m verl.trainer.main_ppo --config-path=x", "launcher"),
-        ("/venv/bin/python -W ignore -m recipe.fspo.cpu.fork_server /tmp/socket", "fork server"),
-        ("/site/ray/core/src/ray/raylet/raylet --num_prestart_python_workers=32", "Ray: raylet"),
-        ("", "?"),
-    ],
-)
-def test_processes_are_named_by_what_they_do(line: str, kind: str) -> None:
-    assert process_kind(line) == kind
-
-
-@pytest.mark.release
-def test_the_sampler_sees_a_grandchild_whose_parent_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.versus_verl.sampler.PSS_INTERVAL_S", 0.2)
-    monkeypatch.setattr("benchmarks.versus_verl.sampler.CPU_INTERVAL_S", 0.2)
-    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]]); import time; time.sleep(1)"
-    busy = "import time; x = b'x' * (64 << 20)\nwhile True: pass"
-    process = subprocess.Popen([sys.executable, "-c", child, busy], start_new_session=True)
-    sampler = Sampler(process.pid)
-    limit = time.monotonic() + 60
-    while (process.poll() is None or sampler.now() < 3) and time.monotonic() < limit:
-        sampler.sample()
-        time.sleep(0.05)
-    sampler.sample()
-    report = sampler.report(sampler.now())
-    sampler.kill_the_rest()
-    assert len(report["processes"]) == 2
-    assert report["processes"][1]["cpu_s"] > 0.1
-    assert report["peak_pss_mib"] > 60
-    pids = [seen.pid for seen in sampler.processes.values()]
-    time.sleep(0.3)
-    assert not any(Path(f"/proc/{pid}/exe").exists() and os.access(f"/proc/{pid}/exe", os.R_OK) for pid in pids[1:])
-
-
-def test_the_variant_with_the_fewest_runs_is_next_and_old_settings_do_not_count() -> None:
-    variants = VARIANTS[:2]
-    rows = [row("verl"), row("verl"), row("recipe")]
-    assert next_variant(rows, variants, 2) == VARIANTS[1]
-    assert next_variant([*rows, row("recipe")], variants, 2) is None
-    assert expected_s(rows, VARIANTS[0]) == 133.0
-    old, other = row("verl") | {"fingerprint": "x"}, row("verl") | {"extra": ["data.train_batch_size=8"]}
-    assert current([*rows, old, other]) == rows
-
-
-def test_settings_of_plain_verl_and_of_the_recipe_are_told_apart() -> None:
-    assert len({fingerprint(variant) for variant in VARIANTS}) == len(VARIANTS)
-    assert fingerprint(VARIANTS[0]) == fingerprint(VARIANTS[0])
-    assert fingerprint(VARIANTS[0]) != fingerprint(VARIANTS[0], ["data.train_batch_size=8"])
+def test_the_table_has_medians_ranges_and_the_recipes_share() -> None:
+    names = ("first_step_begins_s", "first_step_ends_s", "step_s", "peak_pss_mib")
+    rows = [{"variant": v, **dict.fromkeys(names, s)} for v, s in (("verl", 10), ("verl", 30), ("recipe", 5))]
+    assert "| step, s | 20.0 (10.0 to 30.0) | 5.0 (5.0 to 5.0) | 0.25 |" in versus_verl.table(rows)
+    assert "`not run`" in versus_verl.table(rows[:2])
 
 
 @pytest.mark.release
 def test_plain_verl_finds_the_demos_data(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom benchmarks.versus_verl.variants import VARIANTS, command\n"
-        "command(VARIANTS[0], Path(sys.argv[1]))\n"
-    )
+    code = "import sys; from pathlib import Path; from benchmarks.versus_verl import command\n"
+    code += "command('verl', Path(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     config = OmegaConf.load(tmp_path / "plain.yaml")
     assert "fspo" not in config
     assert all(Path(file).is_file() for name in ("train_files", "val_files") for file in config.data[name])
-
-
-def test_tables_hold_medians_ranges_and_multiples() -> None:
-    rows = [row("verl", 100), row("verl", 110), row("verl", 140), row("recipe", 50), row("recipe", 60)]
-    begins = next(line for line in tables.startup_table(rows).splitlines() if "same settings" in line)
-    assert "| 3 | 110.0 (100.0 to 140.0) | 130.0 (120.0 to 160.0) |" in begins
-    assert begins.endswith("| 2.00 |")  # 110 over 55
-    steps = tables.step_table(rows)
-    assert "| this recipe | 2 | 11.5 (11.5 to 11.5) | 4.0 (4.0 to 4.0) | `not run` |" in steps
-    assert "| plain verl, as first run | 0 | `not run` |" in steps
-    assert "| TaskRunner | 1: 5 s, 8.0 s, 9 MiB | 1: 5 s, 8.0 s, 9 MiB |" in tables.process_table(rows)
-    assert tables.machine_line([]) == "`not run`"
 
 
 def test_sections_are_replaced_and_a_missing_one_is_an_error() -> None:
@@ -187,29 +71,6 @@ def test_sections_are_replaced_and_a_missing_one_is_an_error() -> None:
     assert replace_section(once, "memory", "new") == once
     with pytest.raises(ValueError, match="steps"):
         replace_section(page, "steps", "new")
-
-
-def test_scaling_resumes_and_fits_an_exponent() -> None:
-    points = scaling.AXES["tokens"]
-    rows = [{"variant": "recipe", "point": p.name, "steps_s": [2.0 * p.tokens] * 3} for p in points[:2]]
-    left = scaling.todo(rows, plain=False)
-    assert points[2] in [point for _, point in left]
-    assert points[1] not in [point for _, point in left]
-    line = next(line for line in scaling.table(rows).splitlines() if "tokens" in line)
-    assert "64: 128.0 s, 128: 256.0 s, 256: `not run`" in line
-    assert line.endswith("| 1.00 |")
-
-
-def test_every_point_of_scaling_composes_and_its_model_has_the_size_it_says(tmp_path: Path) -> None:
-    for point in (scaling.BASE, *scaling.LARGEST, scaling.AXES["ranks"][-1]):
-        config = composed(*SHARED, *scaling.overrides(point, tmp_path), "algo=gspo", f"fspo.run_dir={tmp_path}")
-        assert config.data.train_batch_size == 4 * config.actor_rollout_ref.actor.ppo_mini_batch_size
-        assert config.trainer.total_training_steps == scaling.STEPS  # not that of the other benchmark
-    scaling.write_model(scaling.BASE, tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    weights = sum(parameter.numel() for name, parameter in model.named_parameters() if "proj" in name)
-    assert weights == scaling.BASE.parameters
-    assert AutoTokenizer.from_pretrained(tmp_path)("12").input_ids
 
 
 # ---------------------------------------------------------------- the fault matrix
@@ -286,7 +147,7 @@ def test_the_last_hang_gets_its_resume(tmp_path: Path, monkeypatch: pytest.Monke
     assert [row["resume"] for row in complete_lines(hangs.ROWS)] == ["step 3 with 2"] * len(hangs.CELLS)
 
 
-@pytest.mark.parametrize("module", [faults, hangs, healing, network])
+@pytest.mark.parametrize("module", [faults, hangs, healing])
 def test_the_committed_table_is_made_of_the_committed_rows(module: ModuleType) -> None:
     assert module.table(complete_lines(module.ROWS)) in PAGE.read_text(encoding="utf-8")
 
