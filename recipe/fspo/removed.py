@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 #: Key, or ``GROUP=OPTION``, and what to use instead. A key stands for all that lies below it, too.
-REMOVED: Final[dict[str, str]] = {}
+REMOVED: Final[dict[str, str]] = {
+    "fspo.offline_task.name": "leave it out for remainders; sorted words are experiment=demo_words",
+}
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
 _LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
