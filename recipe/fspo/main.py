@@ -106,8 +106,7 @@ Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted 
 143 or 129 ended by SIGTERM or a closed terminal.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time before
-a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.fspo.alignment (gradients of a checkpoint),
-recipe.fspo.export, fspo.report, fspo.data.
+a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.fspo.export, fspo.report, fspo.data.
 """
 
 

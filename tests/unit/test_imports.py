@@ -37,7 +37,7 @@ for name in modules_of("fspo.report"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers")
 
-import recipe.fspo.alignment.__main__, recipe.fspo.compare.__main__, recipe.fspo.main, recipe.fspo.plan.__main__
+import recipe.fspo.compare.__main__, recipe.fspo.main, recipe.fspo.plan.__main__
 with contextlib.redirect_stdout(io.StringIO()):
     assert recipe.fspo.plan.__main__.main(["experiment=qwen3_8b", "json=true"]) == 0
 absent("verl", "ray", "vllm", "transformers")

@@ -140,7 +140,7 @@ def check_rehearse(arguments: list[str]) -> None:
 
 
 def check_alignment(arguments: list[str]) -> None:
-    from recipe.fspo.alignment.__main__ import parse
+    from benchmarks.alignment.__main__ import parse
 
     with tempfile.TemporaryDirectory() as folder:  # in place of the run that the first argument names
         actor = Path(folder) / "checkpoints/global_step_1/actor"
@@ -148,7 +148,7 @@ def check_alignment(arguments: list[str]) -> None:
         (actor / "model_world_size_1_rank_0.pt").touch()
         (Path(folder) / "checkpoints/latest_checkpointed_iteration.txt").write_text("1", encoding="utf-8")
         (Path(folder) / "config.yaml").touch()
-        composes(parse([folder, *arguments[1:]]).overrides)
+        composes(tuple(parse([folder, *arguments[1:]])[2]))
 
 
 def check_plain_verl(arguments: list[str]) -> None:
@@ -167,7 +167,7 @@ def check_plain_verl(arguments: list[str]) -> None:
 #: Modules whose arguments are KEY=VALUE, and what accepts them.
 KEY_VALUE: dict[str, Callable[[list[str]], None]] = {
     "recipe.fspo.main": lambda arguments: composes(tuple(arguments)),
-    "recipe.fspo.alignment": check_alignment,
+    "benchmarks.alignment": check_alignment,
     "recipe.fspo.compare": check_compare,
     "recipe.fspo.plan": check_plan,
     "recipe.fspo.rehearse": check_rehearse,
@@ -316,8 +316,8 @@ def test_documented_command(
         "python -m recipe.fspo.compare algos=[fspo,ppo]",
         "python -m recipe.fspo.compare experiment=demos",
         "python -m recipe.fspo.plan experiment=qwen3_8b node=2",
-        "python -m recipe.fspo.alignment runs/demo/RUN round=3",
-        "python -m recipe.fspo.alignment runs/demo/RUN rounds=0",
+        "python -m benchmarks.alignment runs/demo/RUN round=3",
+        "python -m benchmarks.alignment runs/demo/RUN rounds=0",
         "python -m fspo.report runs/demo --output report",
         "python -m fspo.data prepare all",
         "make demos",

@@ -64,7 +64,7 @@ class Text:
 
 
 _TRAINER = "recipe/fspo/trainer.py"
-_ALIGNMENT = "recipe/fspo/alignment/trainer.py"
+_ALIGNMENT = "benchmarks/alignment/trainer.py"
 _WORKER = "recipe/fspo/worker.py"
 _OUTCOMES = "recipe/fspo/accounting/outcomes.py"
 _REPLAY = "recipe/fspo/accounting/replay_buffer.py"
@@ -212,16 +212,16 @@ NAMES = (
     Name(
         "verl.single_controller.base.decorator",
         "dispatch_lazy_compute_data_proto",
-        "recipe/fspo/alignment/worker.py",
+        "benchmarks/alignment/worker.py",
         "as verl dispatches a mini-batch",
     ),
     Name("verl.utils", "tensordict_utils", _WORKER, "reads the metrics of a mini-batch"),
-    Name("verl.workers.utils.padding", "no_padding_2_padding", "recipe/fspo/alignment/worker.py", "as in verl's loss"),
+    Name("verl.workers.utils.padding", "no_padding_2_padding", "benchmarks/alignment/worker.py", "as in verl's loss"),
     Name("verl.workers.utils.padding", "response_from_nested", _ALIGNMENT, "as in verl's trainer"),
     Name(
         "verl.workers.engine.base",
         "BaseEngine.forward_backward_batch",
-        "recipe/fspo/alignment/worker.py",
+        "benchmarks/alignment/worker.py",
         "a gradient without the optimizer's step",
         ("data", "loss_function", "forward_only"),
     ),

@@ -16,8 +16,8 @@ from recipe.fspo.launch.checks import read_model_config, ulysses
 
 _ACTOR = "actor_rollout_ref.actor"
 _MODEL = "actor_rollout_ref.model"
-#: Values of ``trainer.v1.trainer_mode`` whose trainer keeps the run folder; the second is set by recipe.fspo.alignment.
-TRAINER_MODES = ("fspo", "fspo_colocate_async", "fspo_separate_async", "fspo_alignment")
+#: Values of ``trainer.v1.trainer_mode`` whose trainer keeps the run folder.
+TRAINER_MODES = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Engines whose optimizer, scaler and parameters :mod:`recipe.fspo.worker` knows.
 _STRATEGIES = ("fsdp", "fsdp2")
 #: Advantage estimators with a value per token.

@@ -1,4 +1,4 @@
-"""From the measurements (``round_N.npz``) to ``alignment.json``, ``alignment.md`` and the table on the terminal."""
+"""From the measurements (``round_N.npz``) to ``alignment.json`` and the table on the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.fairness.alignment import (
+from benchmarks.alignment.gradients import (
     VIEWS,
     ClippedObjective,
     GradientPlan,
@@ -22,7 +22,8 @@ from fspo.fairness.alignment import (
     noise_ceiling,
     split_half_cosine,
 )
-from fspo.files import atomic_path, write_json
+from benchmarks.pages import markdown
+from fspo.files import write_json
 
 #: Names of the weights in the order in which they appear.
 _WEIGHT_NAMES: Final = {"sequence": "exp(S)", "length_normalised": "exp(S/L)"}
@@ -152,138 +153,41 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# ---------------------------------------------------------------- text
+_HEAD: Final = (
+    "algo", "clips", "low / high", "accepted", "kept", "cos(clipped, own unclipped)", "norm ratio",
+    "cos(unclipped, held-out)", "change by clipping", "noise ceiling",
+)  # fmt: skip
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def _cell(figure: Mapping[str, Any]) -> str:
+    value, low, high = ("-" if figure[key] is None else f"{figure[key]:.3f}" for key in ("value", "low", "high"))
+    return value if low == "-" else f"{value} [{low}, {high}]"
 
 
-def _with_interval(figure: Mapping[str, Any]) -> str:
-    text = _number(figure["value"])
-    return text if figure["low"] is None else f"{text} [{_number(figure['low'])}, {_number(figure['high'])}]"
-
-
-def _rows(result: Mapping[str, Any]) -> list[list[str]]:
+def table(result: Mapping[str, Any]) -> str:
+    """What clipping does to the gradient, by objective; ``alignment.json`` has every other figure."""
     rows = []
     for objective in result["objectives"]:
         figures = objective["figures"]
         low, high = (float(np.mean(objective[key])) for key in ("clip_low", "clip_high"))
         ceiling = result["noise"][f"ceiling/{objective['unclipped_objective']}"]["value"]
+        names = ("cosine", "norm_ratio", "held_out_unclipped", "held_out_change")
         rows.append(
             [
                 objective["algo"],
                 objective["clips"],
                 f"{low:.3g} / {high:.3g}",
-                *(_number(figures[f"{view}/acceptance"]["value"]) for view in VIEWS),
-                _with_interval(figures["cosine"]),
-                _with_interval(figures["norm_ratio"]),
-                _with_interval(figures["held_out_unclipped"]),
-                _with_interval(figures["held_out_change"]),
-                _number(ceiling),
+                *(f"{figures[f'{view}/acceptance']['value']:.3f}" for view in VIEWS),
+                *(_cell(figures[name]) for name in names),
+                "-" if ceiling is None else f"{ceiling:.3f}",
             ]
         )
-    return rows
-
-
-def _bound_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    rows = []
-    for objective in result["objectives"]:
-        figures = objective["figures"]
-        for view in VIEWS:
-            names = ("lre", "lre_max", "eta", "r", "bound", "mean_bound")
-            rows.append(
-                [
-                    objective["algo"],
-                    objective["clips"],
-                    view,
-                    _number(figures["kappa"]["value"]),
-                    *(_number(figures[f"{view}/{name}"]["value"]) for name in names),
-                    _number(figures["cosine"]["value"]),
-                ]
-            )
-    return rows
-
-
-_HEAD: Final = (
-    "algo", "clips", "low / high", "accepted", "kept", "cos(clipped, own unclipped)", "norm ratio",
-    "cos(unclipped, held-out)", "change by clipping", "noise ceiling",
-)  # fmt: skip
-_BOUND_HEAD: Final = (
-    "algo", "clips", "acceptance", "kappa", "LRE", "LRE_max", "eta", "r", "bound", "mean bound", "measured cosine",
-)  # fmt: skip
-
-
-def _bins(result: Mapping[str, Any]) -> range:
-    return range(sum(name.startswith("share/") for name in result["objectives"][0]["figures"]))
-
-
-def _share_rows(result: Mapping[str, Any]) -> list[list[str]]:
-    return [
-        [
-            objective["algo"],
-            objective["clips"],
-            name.replace("_", ", "),
-            *(_with_interval(objective["figures"][f"{name}/{k}"]) for k in _bins(result)),
-        ]
-        for objective in result["objectives"]
-        for name in ("share_unclipped", "share")
-    ]
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, readable on a terminal too."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [head, *rows]]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def text_of(result: Mapping[str, Any]) -> str:
-    """``alignment.md``."""
-    settings, rounds = result["settings"], result["rounds"]
-    noise = {name: _number(entry["value"]) for name, entry in result["noise"].items()}
-    halves = ", ".join(
-        f"{name} {noise[f'unclipped_split_half/{index}']}" for index, name in enumerate(result["unclipped_objectives"])
-    )
-    repeated = sum(each["repeated_prompts"] for each in rounds)
-    lines = [
-        f"# Gradient alignment of {settings['checkpoint']}",
-        "",
-        f"{len(rounds)} round(s), seed {result['seed']}; in each {settings['updates']} updates with the run's loss "
-        f"({result['trained_with']}), then {rounds[0]['sequences']} sequences of {settings['prompts']} prompts "
-        f"measured in {settings['bins']} length bins and {settings['folds']} folds, and "
-        f"{rounds[0]['held_out_sequences']} "
-        "held-out sequences sampled by the policy after the updates. Means over rounds; 95% jackknife intervals over "
-        "folds of prompts. Definitions: docs/alignment.md.",
-        "",
-        markdown_table(_HEAD, _rows(result)),
-        "",
-        f"Noise floor, split-half cosine: held-out {noise['held_out_split_half']}; unclipped gradients: {halves}. "
-        "Noise ceiling: the cosine that sampling noise alone leaves between unclipped and held-out gradient if both "
-        "estimate one direction.",
-        "",
-        "Next to the bound sqrt(1 - r^2), r = kappa * LRE_max + eta (-1: r >= 1, it says nothing):",
-        "",
-        markdown_table(_BOUND_HEAD, _bound_rows(result)),
-        "",
-        "What each length bin, from the shortest, adds to the gradient along its direction:",
-        "",
-        markdown_table(("algo", "clips", "", *(f"bin {k + 1}" for k in _bins(result))), _share_rows(result)),
-        "",
-        "Length bins of the first round: "
-        + ", ".join(f"{b['shortest']}-{b['longest']} ({b['sequences']})" for b in rounds[0]["bins"])
-        + f"; std(S / sqrt(L)) {_number(rounds[0]['std_S_over_sqrt_L'], 4)}; "
-        f"{rounds[0]['zero_advantage']} sequences with zero advantage.",
-    ]
-    if repeated:
-        lines += ["", f"Note: {repeated} held-out prompts equal a measured one: the data set is small."]
-    return "\n".join(lines) + "\n"
+    return markdown(_HEAD, rows)
 
 
 def write_report(folder: Path, config: DictConfig, rounds: Sequence[Round]) -> str:
-    """Write ``alignment.json`` and ``alignment.md``; returns the latter and where both are."""
-    settings = OmegaConf.to_container(config.fspo.alignment, resolve=True)
+    """Write ``alignment.json``; returns the table and where it is."""
+    settings = OmegaConf.to_container(config.alignment, resolve=True)
     chosen = {algo: (values["weight"], values["grad_scale"]) for algo, values in settings["settings"].items()}
     result = {
         "settings": settings,
@@ -297,7 +201,4 @@ def write_report(folder: Path, config: DictConfig, rounds: Sequence[Round]) -> s
         **analyse(rounds),
     }
     write_json(folder / "alignment.json", result)
-    text = text_of(result)
-    with atomic_path(folder / "alignment.md") as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return f"{text}\nnumbers: {folder / 'alignment.json'}\ntables: {folder / 'alignment.md'}"
+    return f"{table(result)}\n\nnumbers: {folder / 'alignment.json'}"

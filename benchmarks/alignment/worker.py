@@ -1,8 +1,8 @@
 """The worker of a gradient alignment: gradients of weighted sums of log-likelihoods, kept as this rank's shards.
 
 A sequence-level policy gradient is ``sum_i c_i grad log pi(y_i)``. The trainer computes the coefficients c from the
-training loss (:func:`fspo.fairness.alignment.gradient_coefficients`); here the real engine takes the gradient, as in an
-update but without the optimizer's step. Only inner products leave the worker.
+training loss (:mod:`benchmarks.alignment.gradients`); here the real engine takes the gradient, as in an update but
+without the optimizer's step. Only inner products leave the worker.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ here. The policy gradient of a sequence-level loss is a weighted sum ``sum_i c_i
 * for each fold of the held-out sequences: ``h_j``, the plain policy gradient (S = 0, weight 1).
 
 A *fold* holds whole prompts; leaving out one fold at a time gives standard errors (delete-one-fold jackknife). The Gram
-matrix of the V vectors determines every cosine, kappa and eta of :mod:`fspo.fairness.cosine`. A *round* is one
-repetition of the whole measurement. All of this is defined here.
+matrix of the V vectors determines every cosine, kappa and eta. A *round* is one repetition of the whole measurement.
+All of this is defined here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import torch
 
 from fspo.fairness.bins import equal_mass_starts
 from fspo.fairness.bootstrap import student_quantile
-from fspo.fairness.cosine import cosine, cosine_bound, dispersion_of_gradients, interaction_error, mean_cosine_bound
 from fspo.fairness.interval import Array, Interval
 from fspo.fairness.lre import plain_lre
 from fspo.losses import sequence_policy_loss
@@ -40,6 +39,66 @@ VIEWS: Final = ("symmetric", "active")
 WITHOUT_INTERVAL: Final = ("lre", "lre_max", "r", "bound", "mean_bound")
 """Figures with a maximum or an absolute value in them: a jackknife is not valid for these."""
 _WIDE: Final = 1e9
+
+
+# ---------------------------------------------------------------- the bound on the cosine
+#
+# p_b is the share of bin b, a_b its acceptance rate, abar = sum_b p_b a_b; g_b is the mean gradient of the unclipped
+# objective over the bin's sequences, g = sum_b p_b g_b; gc_b and gc are the same for the clipped objective. With
+# kappa = sum_b p_b |g_b| / |g| and eta = |sum_b p_b (gc_b - a_b g_b)| / (abar |g|),
+#
+#     r = kappa * LRE_max + eta < 1    implies    cos(gc, g) >= sqrt(1 - r**2),
+#
+# because |gc / abar - g| <= sum_b p_b |a_b / abar - 1| |g_b| + eta |g| <= r |g|. Derivation: docs/fairness.md.
+
+
+def cosine(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
+    """Cosine of the angle between two vectors; nan if one of them is zero."""
+    a, b = np.asarray(first, dtype=np.float64).ravel(), np.asarray(second, dtype=np.float64).ravel()
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / norms if norms > 0 else float("nan")
+
+
+def dispersion_of_gradients(share_B: npt.ArrayLike, gradient_BD: npt.ArrayLike) -> float:
+    """kappa = sum_b p_b |g_b| / |sum_b p_b g_b| >= 1: how much the bins' gradients cancel; inf if completely.
+
+    ``share_B`` are the shares p_b, which sum to 1, ``gradient_BD`` the mean unclipped gradient of each bin.
+    """
+    p, g = np.asarray(share_B, dtype=np.float64), np.asarray(gradient_BD, dtype=np.float64)
+    whole = float(np.linalg.norm(p @ g))
+    return float(p @ np.linalg.norm(g, axis=1)) / whole if whole > 0 else float("inf")
+
+
+def interaction_error(
+    share_B: npt.ArrayLike, rate_B: npt.ArrayLike, gradient_BD: npt.ArrayLike, clipped_gradient_BD: npt.ArrayLike
+) -> float:
+    """eta = |sum_b p_b (gc_b - a_b g_b)| / (abar |g|), above 0 where clipping within a bin depends on A and weight.
+
+    ``rate_B`` are the acceptance rates a_b. inf if nothing is accepted or g is zero.
+    """
+    p, a = np.asarray(share_B, dtype=np.float64), np.asarray(rate_B, dtype=np.float64)
+    g, gc = np.asarray(gradient_BD, dtype=np.float64), np.asarray(clipped_gradient_BD, dtype=np.float64)
+    scale = float(p @ a) * float(np.linalg.norm(p @ g))
+    return float(np.linalg.norm(p @ (gc - a[:, None] * g))) / scale if scale > 0 else float("inf")
+
+
+def cosine_bound(kappa: float, lre_max: float, eta: float = 0.0) -> float:
+    """Lower bound sqrt(1 - r**2) on the cosine, r = kappa * LRE_max + eta; -1, which says nothing, where r >= 1."""
+    r = kappa * lre_max + eta
+    return float(np.sqrt(1.0 - r * r)) if r < 1 else -1.0
+
+
+def mean_cosine_bound(
+    share_B: npt.ArrayLike, rate_B: npt.ArrayLike, gradient_BD: npt.ArrayLike, eta: float = 0.0
+) -> float:
+    """The sharper bound sqrt(1 - r**2), r = sum_b p_b |g_b| |a_b / abar - 1| / |g| + eta; -1 where r >= 1."""
+    p, g = np.asarray(share_B, dtype=np.float64), np.asarray(gradient_BD, dtype=np.float64)
+    a = np.asarray(rate_B, dtype=np.float64)
+    overall, whole = float(p @ a), float(np.linalg.norm(p @ g))
+    if overall <= 0 or whole <= 0:
+        return -1.0
+    r = float((p * np.linalg.norm(g, axis=1)) @ np.abs(a / overall - 1.0)) / whole + eta
+    return float(np.sqrt(1.0 - r * r)) if r < 1 else -1.0
 
 
 # ---------------------------------------------------------------- objectives
@@ -130,8 +189,6 @@ class GradientPlan:
 
     def split(self, vectors_VD: Array) -> tuple[Array, Array, Array]:
         """(unclipped [F, J, K, D], clipped [O, J, K, D], held out [H, D])."""
-        if len(vectors_VD) != self.vectors:
-            raise ValueError(f"{len(vectors_VD)} vectors, but the plan has {self.vectors}")
         cells = vectors_VD[: self.measured].reshape(-1, self.folds, self.bins, vectors_VD.shape[1])
         return cells[: self.families], cells[self.families :], vectors_VD[self.measured :]
 
@@ -140,16 +197,11 @@ def embed(gram_VV: npt.ArrayLike) -> Array:
     """V vectors of V entries whose inner products are ``gram_VV``. They stand for the gradients in all that follows.
 
     Raises:
-        ValueError: If the matrix is not a Gram matrix: not square, finite and symmetric, or clearly indefinite.
+        ValueError: If the matrix is clearly indefinite.
     """
     gram = np.asarray(gram_VV, dtype=np.float64)
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or not np.isfinite(gram).all():
-        raise ValueError(f"the Gram matrix must be square and finite, its shape is {gram.shape}")
-    scale = float(np.abs(gram).max(initial=0.0))
-    if not np.allclose(gram, gram.T, atol=1e-9 * scale):
-        raise ValueError("the Gram matrix must be symmetric")
     values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    if values.size and values[0] < -1e-6 * scale:
+    if not values[0] >= -1e-6 * float(np.abs(gram).max()):
         raise ValueError(f"the Gram matrix has the eigenvalue {values[0]:g}: it holds no inner products")
     return np.asarray(vectors * np.sqrt(np.clip(values, 0, None)))
 
@@ -266,12 +318,7 @@ def mean_over_rounds(rounds: Sequence[Jackknife], name: str) -> Interval:
 
     The interval is for other prompts and responses at the same policy. It is nan for :data:`WITHOUT_INTERVAL` and with
     fewer than two folds. The ends of a cosine's interval are cut to -1 and 1.
-
-    Raises:
-        ValueError: If there is no round.
     """
-    if not rounds:
-        raise ValueError("no rounds to average")
     value = float(np.mean([each.whole[name] for each in rounds]))
     freedom, last = sum(each.freedom for each in rounds), name.rpartition("/")[2]
     half = math.nan

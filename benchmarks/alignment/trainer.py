@@ -25,13 +25,13 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.skip import SkipManager
 from verl.workers.utils.padding import response_from_nested
 
-from fspo.fairness.alignment import VIEWS, GradientPlan, assign_bins, gradient_coefficients, without_clip
+from benchmarks.alignment.gradients import VIEWS, GradientPlan, assign_bins, gradient_coefficients, without_clip
+from benchmarks.alignment.worker import WEIGHTS_FIELD, AlignmentWorker
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
 from fspo.types import SequenceLossSettings
 from recipe.fspo.accounting.outcomes import prompt_of
-from recipe.fspo.alignment.worker import WEIGHTS_FIELD, AlignmentWorker
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.trainer import FSPOTrainer
 
@@ -40,14 +40,14 @@ _TENSORS = ("old_log_probs", "advantages", "response_mask")
 _PLAIN = without_clip(ALGORITHMS["fspo"])
 
 
-@register_trainer("fspo_alignment")
+@register_trainer("alignment")
 class AlignmentTrainer(FSPOTrainer):
-    """Measures; its settings are ``fspo.alignment`` (:mod:`recipe.fspo.alignment`)."""
+    """Measures; its settings are the group ``alignment``."""
 
     worker_cls = AlignmentWorker
 
     def __init__(self, config: DictConfig) -> None:
-        self._request = config.fspo.alignment
+        self._request = config.alignment
         self._settings = {algo: SequenceLossSettings(**values) for algo, values in self._request.settings.items()}
         super().__init__(config)
         self._prompts: list[str] = []  # of a batch, in the data loader's order

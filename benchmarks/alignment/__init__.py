@@ -1,0 +1,1 @@
+"""``python -m benchmarks.alignment``: how far clipping turns a checkpoint's policy gradient."""
