@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cuda_contract
 import pytest
-
-from recipe.fspo.rehearse import cuda_contract
 
 WHEELS = os.environ.get("FSPO_WHEELS", "")
 
@@ -55,8 +54,7 @@ def contract(*arguments: str, **environment: str) -> dict[str, Any]:
         sys.executable,
         "-W",
         "ignore",
-        "-m",
-        "recipe.fspo.rehearse.cuda_contract",
+        cuda_contract.__file__,
         f"wheels={WHEELS}",
         *arguments,
     ]

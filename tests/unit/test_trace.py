@@ -8,17 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import engine_trace
 import pytest
 from composing import composed
 
 from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.rehearse import trace
 
 _ACTOR = "actor_rollout_ref.actor"
 
 
 def traced(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-m", "recipe.fspo.rehearse.trace", *arguments]
+    command = [sys.executable, "-W", "ignore", engine_trace.__file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
@@ -62,9 +62,9 @@ def test_a_small_model(tmp_path: Path, tied: bool) -> None:
 )
 def test_what_is_not_traced_is_refused(override: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):
-        trace.trace(composed("experiment=qwen3_8b", override))
+        engine_trace.trace(composed("experiment=qwen3_8b", override))
 
 
 def test_a_bad_argument_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert trace.main(["nonsense"]) == 2
+    assert engine_trace.main(["nonsense"]) == 2
     assert capsys.readouterr().err.startswith("error: 'nonsense' is not KEY=VALUE")

@@ -70,9 +70,9 @@ _OUTCOMES = "recipe/fspo/accounting/outcomes.py"
 _REPLAY = "recipe/fspo/accounting/replay_buffer.py"
 _CPU_WEIGHTS = "recipe/fspo/cpu/checkpoint_engine.py"
 _LIMITS = "fspo/rewards/limits.py"
-_ENGINE, _TRACE = "verl.workers.engine.fsdp.transformer_impl", "recipe/fspo/rehearse/trace.py"
+_ENGINE, _TRACE = "verl.workers.engine.fsdp.transformer_impl", "tests/unit/engine_trace.py"
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
-_CONTRACT = "recipe/fspo/rehearse/cuda_contract.py"
+_CONTRACT = "tests/unit/cuda_contract.py"
 
 NAMES = (
     # ---- the trainer: verl is about to change it and its queue; its asynchronous modes override some of these too

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import transformers.modeling_flash_attention_utils as flash_attention
+from engine_trace import engine_of
 from safetensors.torch import load_file
 from tensordict import TensorDict
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from verl.utils import tensordict_utils
 
 from recipe.fspo.launch.compose import compose
-from recipe.fspo.rehearse.trace import engine_of
 
 LENGTHS = (17, 23, 9)
 

@@ -2,7 +2,7 @@
 
 The formulas follow what verl 0.9.1's FSDP engine, PyTorch's FSDP2 and transformers' decoder layers allocate; each
 function says which. ``b`` is the byte size of the compute type (``fsdp_config.mixed_precision.param_dtype``). Log-probs
-and update are checked against ``python -m recipe.fspo.rehearse.trace``, where verl's engine runs without a GPU;
+and update are checked against verl's engine on tensors without content (``tests/unit/engine_trace.py``);
 activations, states and logits also against measured processes (docs/performance.md).
 """
 

@@ -3,14 +3,13 @@
 usage: python -m recipe.fspo.rehearse experiment=qwen3_8b nodes=2 gpus=8 [any Hydra override] [setting=value ...]
 
 Everything that `python -m recipe.fspo.main` takes, it takes, too. In this order, until something fails: all checks that
-the job will make and the planner's; a trace of the memory; vLLM's CUDA arguments; two real steps on CPUs of the same
-configuration made small, with validation, checkpoint, kill and resume. Besides:
+the job will make and the planner's; two real steps on CPUs of the same configuration made small, with validation,
+checkpoint, kill and resume. Besides:
 
   nodes, gpus         the same as trainer.nnodes, trainer.n_gpus_per_node
   substitute=[]       data, model or both: made up where they are not on this machine
   out=FOLDER          a new folder for what the rehearsal writes; without it a temporary one, removed if all went well
   ranks=2             FSDP ranks of the real steps: 1 to 4
-  wheels=FOLDER       where the wheels of requirements/gpu.txt are, for vLLM's CUDA arguments
 
 Exit status: 0 if nothing failed, 1 if the job would fail, 2 for a wrong argument, 130 if it was interrupted.
 """
@@ -39,7 +38,7 @@ from recipe.fspo.launch.commands import BAD_INPUT, FAILED, INTERRUPTED, BadInput
 from recipe.fspo.launch.compose import compose
 from recipe.fspo.plan.setup import ALIASES, Hardware
 
-_OWN: Final = {"substitute": [], "out": None, "ranks": 2, "wheels": None}
+_OWN: Final = {"substitute": [], "out": None, "ranks": 2}
 _NOT_COVERED: Final = (
     "CUDA kernels (flash-attn, vLLM's), CUDA graphs, compilation; NCCL and traffic between nodes",
     "loading the real weights; learning; the time of a step",
@@ -62,7 +61,6 @@ class Rehearsal:
         overrides: The job's, to which stand-ins are added for what is missing.
         out: Where everything is written.
         ranks: FSDP ranks of the real steps.
-        wheels: Folder with the GPU wheels; None: there is none.
         substitute: What may be made up: ``data``, ``model``.
         not_covered: What has not been tried.
         changes: Settings of the job that the real steps have other values for.
@@ -72,7 +70,6 @@ class Rehearsal:
     overrides: list[str]
     out: Path
     ranks: int = 2
-    wheels: str | None = None
     substitute: Sequence[str] = ()
     not_covered: list[str] = field(default_factory=lambda: list(_NOT_COVERED))
     changes: Sequence[Any] = ()
@@ -133,27 +130,6 @@ class Rehearsal:
         config.trainer.device = device
         return config
 
-    def memory(self) -> str:
-        """A trace of log-probs and update, beside what the planner says of the same things."""
-        done = _module("trace", *self.overrides)
-        if done.returncode == BAD_INPUT:  # a setting that it cannot trace; the planner could
-            raise NotChecked(done.stderr.strip().removeprefix("error: "))
-        told = _answer(done)
-        self.not_covered += told["not_covered"]
-        values = ((phase, told["phases"][phase], told["planner"][phase]) for phase in told["phases"])
-        return "; ".join(f"{phase} {traced:.2f} GiB (planner {said:.2f})" for phase, traced, said in values)
-
-    def cuda(self) -> str:
-        """What vLLM's CUDA build makes of the job's arguments."""
-        if self.wheels is None:
-            raise NotChecked("give wheels=FOLDER with the CUDA wheel of vLLM; `make test-gpu-contract` downloads it")
-        told = _answer(_module("cuda_contract", f"wheels={self.wheels}", *self.overrides))
-        if told["status"] == "failed":
-            raise Failed(told["says"])
-        if told["status"] != "passed":
-            raise NotChecked(told["says"])
-        return f"vLLM {told['versions']['vllm']} chooses {told['engine']}"
-
     def steps(self) -> str:
         """The small job, run for real, killed and resumed."""
         from recipe.fspo.faults.resources import rollout_only_ranks
@@ -196,14 +172,6 @@ def _module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    try:
-        told: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-    except ValueError:
-        raise Failed(f"{done.args[2]} ended with status {done.returncode}: {done.stderr[-2000:]}") from None
-    return told
-
-
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -213,8 +181,6 @@ def rehearse(rehearsal: Rehearsal) -> bool:
     """Run every part until one fails, print verdicts and the table; returns whether nothing failed."""
     for name, part in (
         ("checks and planner", rehearsal.checks),
-        ("memory trace", rehearsal.memory),
-        ("vLLM's CUDA arguments", rehearsal.cuda),
         ("two steps on CPUs", rehearsal.steps),
     ):
         began = time.monotonic()
@@ -273,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     end_on_signals()  # its run ends with it
     try:
-        passed = rehearse(Rehearsal(overrides, out, own["ranks"], own["wheels"], own["substitute"]))
+        passed = rehearse(Rehearsal(overrides, out, own["ranks"], own["substitute"]))
         status = 0 if passed else FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

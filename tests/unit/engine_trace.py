@@ -1,6 +1,6 @@
 """Traces a job's memory in log-probs and update, without a GPU: verl's own engine on tensors that have no content.
 
-usage: python -m recipe.fspo.rehearse.trace experiment=qwen3_8b nodes=2 gpus=8 [model_config=PATH] [any Hydra override]
+usage: python tests/unit/engine_trace.py experiment=qwen3_8b nodes=2 gpus=8 [model_config=PATH] [any Hydra override]
 
 Prints one JSON object: ``phases`` (GiB that the trace found), ``planner`` (what ``python -m recipe.fspo.plan`` predicts
 for the same things), ``seconds``, ``not_covered``. Exit status: 0, or 2 for bad input, with the reason on stderr.
@@ -244,7 +244,7 @@ def _pretend_flash_attention() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of ``python -m recipe.fspo.rehearse.trace``; returns the exit status."""
+    """Returns the exit status."""
     return json_command(__doc__, ("model_config",), lambda job, own: trace(job, own.get("model_config")), arguments)
 
 

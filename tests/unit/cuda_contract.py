@@ -1,6 +1,6 @@
 """Checks what a job would tell the locked CUDA build of vLLM, without a GPU.
 
-usage: python -m recipe.fspo.rehearse.cuda_contract wheels=FOLDER experiment=qwen3_8b nodes=2 gpus=8 [any override]
+usage: python tests/unit/cuda_contract.py wheels=FOLDER experiment=qwen3_8b nodes=2 gpus=8 [any override]
 
 FOLDER holds the wheel of vLLM for a machine with GPUs (`make test-gpu-contract` downloads it); one of transformers
 there takes the place of the installed package, too. They are unpacked into a temporary folder. The compiled parts of
@@ -216,7 +216,7 @@ def _chosen(engine: Any) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of ``python -m recipe.fspo.rehearse.cuda_contract``; returns the exit status."""
+    """Returns the exit status."""
     return json_command(__doc__, ("wheels",), _answer, arguments)
 
 
