@@ -53,7 +53,7 @@ gpu-bundle: setup  ## the GPU stack in parts for a cluster without a network, in
 	@BIN=$(BIN) requirements/bundle.sh wheels runs/gpu_bundle
 
 faults: setup  ## kill each process at each moment; writes the table of docs/reliability.md (two hours; goes on where it stopped)
-	@$(BIN)/python -m benchmarks.faults $(ARGS)
+	@$(BIN)/python -m benchmarks.faults kills $(ARGS)
 
 # Test files that do not touch the library are left out.
 NOT_OF_LIBRARY = $(shell grep -L "from fspo" tests/unit/test_*.py)

@@ -1,163 +1,259 @@
-"""``python -m benchmarks.faults``: kills each process of a run at each moment; the table of docs/reliability.md.
+"""``python -m benchmarks.faults``: kills, stops or occupies processes of a run; the tables of docs/reliability.md.
 
-All rows use one run folder, so that each start also is the resume of the rows before it. Rows that are done are kept
-in benchmarks/faults/rows.jsonl, and the same command goes on with the others; ``--minutes`` stops it in time.
+``kills`` and ``hangs`` have a row for each process, what is done to it, and moment. All rows of one kind use one run
+folder, so that each start also is the resume of the rows before it. Rows that are done are kept in
+benchmarks/faults/KIND.jsonl, and the same command goes on with the others. ``healing FOLDER`` does it at random in a
+long run with ``fspo.restarts``. ``--table`` runs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.faults_run import MOMENTS, PROCESSES, SAVE_FREQ, NotReached, run_row, see_resume
-from benchmarks.pages import write_lines, write_section
+import psutil
+import torch
+
+from benchmarks.pages import markdown, write_lines, write_section
 from fspo.files import complete_lines
+from recipe.fspo.faults.hang import HANG_FILE
+from recipe.fspo.faults.phase import Phase, read_phase
+from recipe.fspo.faults.processes import kill, processes_of, role_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-ROWS: Final = ROOT / "benchmarks" / "faults" / "rows.jsonl"
 PAGE: Final = ROOT / "docs" / "reliability.md"
-#: Requirements that a row is held to.
-LIMIT_S: Final = 60.0
-#: First each process where it is needed most, for a matrix that is cut short; then the rest.
-_FIRST: Final = (
-    ("FSDP worker", "update"),
-    ("vLLM engine", "generation"),
-    ("reward worker", "generation"),
-    ("trainer", "save"),
-    ("driver", "weight sync"),
-    ("node", "update"),
-    ("FSDP worker", "start-up"),
-    ("vLLM engine", "start-up"),
-    ("driver", "start-up"),
-    ("FSDP worker", "save"),
-    ("vLLM engine", "weight sync"),
-    ("reward worker", "validation"),
-    ("GCS", "update"),
-    ("vLLM server", "generation"),
-    ("judge", "generation"),
-    ("node", "start-up"),
-    ("trainer", "start-up"),
-    ("reward worker", "start-up"),
+ROWS: Final = {kind: ROOT / "benchmarks" / "faults" / f"{kind}.jsonl" for kind in ("kills", "hangs", "healing")}
+REWARD: Final = Path(__file__).with_name("faults_reward.py")
+#: Every process of one start inherits it from here, whatever the run itself marks.
+MARK: Final = "FSPO_FAULTS"
+#: Small, but everything real: 8 prompts x 8 responses of at most 64 tokens, two updates a step, a validation after each
+#: step and a save after each second one.
+SETTINGS: Final = (
+    "experiment=demo",
+    "data.train_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "data.max_response_length=64",
+    "fspo.offline_task.n_train=64",
+    "fspo.offline_task.n_test=8",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=1",
+    "trainer.save_freq=2",
+    "trainer.total_training_steps=1000",
 )
-_ORDER: Final = ("save", "generation", "start-up", "weight sync", "update", "validation")
-#: Roles with a row for every moment; of the others, which end in the same way, some moments.
-_SOME: Final = {
-    "vLLM server": ("generation", "weight sync"),
-    "judge": ("generation",),
-    "GCS": ("update", "save"),
+SAVE_FREQ: Final = 2
+HEALING: Final = (
+    "experiment=demo",
+    "fspo.restarts=100",
+    "trainer.total_training_steps=100000",
+    "trainer.save_freq=1",
+    "trainer.test_freq=20",
+    "trainer.max_actor_ckpt_to_keep=2",
+)
+HELD_OUT: Final = "val-core/fspo/remainder/acc/mean@1"
+#: Steps over which rewards are averaged for the table of healing, and after which it validates.
+BLOCK: Final = 20
+#: What the page calls a process, and its role in :data:`recipe.fspo.faults.processes.ROLES`; others have their role.
+PROCESSES: Final = {
+    "driver": "launching process",
+    "trainer": "trainer",
+    "FSDP worker": "FSDP worker",
+    "vLLM server": "vLLM server",
+    "vLLM engine": "vLLM engine",
+    "reward worker": "reward worker",
+    "judge": "judge",
+    "node": "Ray node (raylet)",
+    "GCS": "control service of Ray (gcs_server)",
 }
+#: Phases in which something is done, in the order of a step.
+MOMENTS: Final = ("start-up", "generation", "update", "weight sync", "save", "validation")
+#: Roles killed at every moment; of the others, which end in the same way, some moments.
+_SOME: Final = {"vLLM server": ("generation", "weight sync"), "judge": ("generation",), "GCS": ("update", "save")}
+KILLS: Final = tuple((p, "killed", m) for p in PROCESSES for m in MOMENTS if m in _SOME.get(p, MOMENTS))
+#: ``stopped``: SIGSTOP; the others are done by faults_reward.py.
+HANGS: Final = (
+    ("FSDP worker", "stopped", "update"),
+    ("reward worker", "sleeps", "generation"),
+    ("vLLM engine", "stopped", "generation"),
+    ("reward worker", "loops", "generation"),
+    ("trainer", "stopped", "update"),
+    ("vLLM engine", "stopped", "weight sync"),
+    ("FSDP worker", "stopped", "save"),
+    ("vLLM engine", "stopped", "start-up"),
+    ("node", "stopped", "update"),
+    ("reward worker", "stopped", "validation"),
+    ("vLLM server", "stopped", "generation"),
+    ("FSDP worker", "stopped", "start-up"),
+    ("trainer", "stopped", "generation"),
+    ("reward worker", "loops", "validation"),
+    ("agent loop", "stopped", "generation"),
+    ("load balancer of the vLLM servers", "stopped", "generation"),
+    ("TransferQueue's controller", "stopped", "generation"),
+    ("TransferQueue's storage", "stopped", "update"),
+    ("GCS", "stopped", "update"),
+)
+CELLS: Final = {"kills": KILLS, "hangs": HANGS}
+#: What the message says of a process that hangs.
+_SAYS: Final = {"stopped": "is stopped", "sleeps": "is in hang", "loops": "is busy in hang"}
+#: Processes that have no Python.
+_NO_PYTHON: Final = (PROCESSES["node"], PROCESSES["GCS"])
+#: Seconds within which a run has to end after a kill; name what hangs, and end after that (``fspo.hang_after_s=90``).
+KILL_LIMIT_S, NAMED_LIMIT_S, HANG_LIMIT_S = 60.0, 120.0, 200.0
+START_LIMIT_S, END_LIMIT_S, LEFT_AFTER_S = 420.0, 300.0, 20.0
+#: A process that is struck is at least so old: the watch must have seen it to know it.
+YOUNGEST_S: Final = 1.0
+#: During start-up a process is struck as soon as it is so old, but these only once others are that depend on them.
+_EXISTS_FIRST: Final = {PROCESSES["driver"]: "vLLM engine", **dict.fromkeys(_NO_PYTHON, "FSDP worker")}
 
 Row = dict[str, Any]
+Cell = tuple[str, str, str]
 
 
-def cells() -> list[tuple[str, str]]:
-    """Process and moment of every row, in the order in which they are run."""
-    every = [(process, moment) for moment in _ORDER for process in PROCESSES if moment in _SOME.get(process, MOMENTS)]
-    return list(dict.fromkeys([*_FIRST, *every]))
+class NotReached(RuntimeError):
+    """The run did not come to the moment; nothing was struck, so there is no row."""
 
 
-def verdict(row: Row) -> str:
-    """What a row fails of the requirements; empty if nothing."""
-    if row["process"] == "judge":
-        return "" if row["message"] == "the run goes on" else "did not survive"
-    found = []
-    if row["end_s"] is None or row["end_s"] > LIMIT_S:
-        found.append("too late")
-    if not row["exit_code"]:
-        found.append("exit code")
-    if row["left"]:
-        found.append("processes left")
-    if not row["message"] or not row.get("log_exists"):
-        found.append("message")
-    return ", ".join([*found, *failures_of_resume(row)])
+# ---------------------------------------------------------------- one start
 
 
-def failures_of_resume(row: Row) -> list[str]:
-    """What a row fails of the requirements on what was lost, and on how the next start took it up."""
-    found = []
-    if row["steps_lost"] > SAVE_FREQ:
-        found.append("lost more than since the last save")
-    if "WRONG" in (row.get("resume") or ""):
-        found.append("resume")
-    return found
+@dataclass
+class Run:
+    """A start of the stack in the run folder that all rows share."""
 
+    folder: Path
+    overrides: Sequence[str]
 
-def table(rows: list[Row]) -> str:
-    """The table of the page, in the order of :data:`PROCESSES` and a step's moments."""
-    done = {(row["process"], row["moment"]): row for row in rows}
-    lines = [
-        "| killed | moment | end after | exit code | left | steps lost | resume | message names |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    every = set(cells())
-    for process in PROCESSES:
-        for moment in MOMENTS:
-            if (process, moment) not in every:
-                continue
-            row = done.get((process, moment))
-            if row is None:
-                lines.append(f"| {process} | {moment} | not run | | | | | |")
-                continue
-            if process == "judge" and not verdict(row):
-                lines.append(f"| {process} | {moment} | goes on | | 0 | 0 | | nothing: the pool starts another |")
-                continue
-            end = "does not end" if row["end_s"] is None else f"{row['end_s']:.1f} s"
-            named = row["message"].split(" (process")[0].removeprefix("the ") or "nothing"
-            failed = f" **{verdict(row)}**" if verdict(row) else ""
-            lines.append(
-                f"| {process} | {moment} | {end} | {row['exit_code']} | {row['left']} | {row['steps_lost']} | "
-                f"{row.get('resume') or 'not run'} | {named}{failed} |"
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.mark, self.began = uuid.uuid4().hex, time.time()
+        self.log = self.folder / f"start-{time.strftime('%H%M%S')}.log"
+        command = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={self.folder}", *self.overrides]
+        environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.folder, env={**environment, MARK: self.mark}
             )
-    shown = [done[cell] for cell in every if cell in done]
-    met = sum(not verdict(row) for row in shown)
-    ends = [row["end_s"] for row in shown if row["end_s"] is not None]
-    lines += ["", f"{met} of the {len(shown)} rows that were run, of {len(every)}, meet every requirement."]
-    if ends:
-        lines[-1] += f" The slowest end took {max(ends):.1f} s."
-    return "\n".join(lines)
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def phase(self) -> Phase | None:
+        return read_phase(self.folder)
+
+    def pids(self) -> list[int]:
+        """Living processes of this start."""
+        return processes_of(self.mark, variable=MARK)
+
+    def find(self, role: str) -> int | None:
+        """A process by role; the launching one and the judges have no title of their own."""
+        if role == PROCESSES["driver"]:
+            return self.process.pid
+        for pid in self.pids():
+            if role == "judge":
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(pid)
+                    if "fspo.rewards.worker" in " ".join(process.cmdline()) and not process.children():
+                        return pid
+            elif role_of(pid) == role:
+                return pid
+        return None
+
+    def left(self) -> list[int]:
+        """What is still there LEFT_AFTER_S seconds from now."""
+        limit = time.monotonic() + LEFT_AFTER_S
+        while (left := self.pids()) and time.monotonic() < limit:
+            time.sleep(0.1)
+        return left
+
+    def stop(self) -> None:
+        """Kill what is left, by process id."""
+        kill(self.pids())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+
+    def aim(self, role: str, moment: str, step: int) -> int:
+        """Wait until the run is at the moment of the step, and return the process to be struck.
+
+        Raises:
+            NotReached: if the run ends, or takes too long, before the moment.
+        """
+        starting = moment == "start-up"
+        limit, victim, looked, seen_at = time.monotonic() + START_LIMIT_S, None, 0.0, 0.0
+        while self.process.poll() is None and time.monotonic() < limit:
+            phase = self.phase()
+            if victim is None and time.monotonic() - looked > (0.02 if starting else 1.0):
+                looked = time.monotonic()
+                waits_for = _EXISTS_FIRST.get(role) if starting else None
+                if waits_for is None or self.find(waits_for) is not None:
+                    victim, seen_at = self.find(role), time.monotonic()
+            here = phase is not None and phase.since > self.began and phase.phase == moment
+            old_enough = victim is not None and time.monotonic() - seen_at > YOUNGEST_S
+            if here and old_enough and (starting or phase.step >= step):
+                return victim
+            time.sleep(0.002)
+        raise NotReached(f"{moment} of step {step} was not reached:\n{self.output()[-3000:]}")
 
 
-def _next_cell() -> tuple[str, str] | None:
-    done = {(row["process"], row["moment"]) for row in complete_lines(ROWS)}
-    return next((cell for cell in cells() if cell not in done), None)
+# ---------------------------------------------------------------- how a start takes up what the last one left
 
 
-def run(folder: Path, minutes: float, only: list[str]) -> None:
-    """Run rows until all are done or the time is over."""
-    limit, failed = time.monotonic() + 60 * minutes, 0
-    asked = [tuple(name.split(":", 1)) for name in only]
-    while time.monotonic() < limit:
-        cell = asked.pop(0) if asked else None if only else _next_cell()
-        if cell is None:
-            break
-        print(f"{time.strftime('%H:%M:%S')} {cell[0]} during {cell[1]}", flush=True)
-        try:
-            row, resumed = run_row(folder, *cell)
-        except NotReached as error:
-            print(error, file=sys.stderr)
-            failed += 1
-            if failed > 1:
-                sys.exit(1)
-            continue
-        if not row["hit"]:
-            print(f"  missed: it was in another phase by then ({row}); again", flush=True)
-        rows = [old for old in complete_lines(ROWS) if (old["process"], old["moment"]) != cell]
-        rows = with_resume(rows, resumed)
-        write_lines(ROWS, [*rows, row] if row["hit"] else rows)
-        write_section(PAGE, "table", table(complete_lines(ROWS)))
-        print(
-            f"  {json.dumps(row)}\n  resume of the rows before: {resumed}; {verdict(row) or 'as required'}", flush=True
-        )
+def tracked_step(folder: Path) -> int:
+    """The step that a resume begins from; 0 without a checkpoint."""
+    tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+    return int(tracker.read_text()) if tracker.is_file() else 0
 
-    if not all(row.get("resume") for row in complete_lines(ROWS)):
-        resumed = see_resume(folder)
-        write_lines(ROWS, with_resume(complete_lines(ROWS), resumed))
-        print(f"  resume of the rows before: {resumed}", flush=True)
+
+def checkpoint_norm(folder: Path, step: int) -> float | None:
+    """Euclidean norm of a checkpoint's weights, as the run notes it of those that it begins with."""
+    path = folder / "checkpoints" / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+    if not path.is_file():
+        return None
+    total, seen = 0.0, set()
+    for tensor in torch.load(path, weights_only=False).values():
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.data_ptr() not in seen:  # tied weights stand in it under two names
+            total += float(local.to(torch.float64).square().sum())
+        seen.add(local.data_ptr())
+    return total**0.5
+
+
+def left_by_others(folder: Path) -> tuple[int, float | None, int]:
+    """What :func:`resume_of` compares a start with: step and norm of the checkpoint before it, and logged steps."""
+    before = tracked_step(folder)
+    return before, checkpoint_norm(folder, before), len(complete_lines(folder / "metrics.jsonl"))
+
+
+def resume_of(run: Run, resumed_from: int, norm: float | None, logged_before: int) -> str | None:
+    """How this start took up what the starts before it had left; None if it has not come that far."""
+    steps = complete_lines(run.folder / "metrics.jsonl")[logged_before:]
+    if not steps:
+        return None
+    first = steps[0]
+    if first["step"] != resumed_from + 1:
+        return f"WRONG: step {first['step']} after a save of step {resumed_from}"
+    if resumed_from and f"global_step_{resumed_from}" not in run.output():
+        return f"WRONG: did not say that it resumed from step {resumed_from}"
+    begun_with = math.hypot(*json.loads((run.folder / "run.json").read_text())["weights_at_start"])  # a norm per rank
+    if norm is not None and not math.isclose(begun_with, norm, rel_tol=1e-9):
+        return f"WRONG: weights of norm {begun_with}, saved were {norm}"
+    gradient = first["metrics"]["actor/grad_norm"]  # exactly 0 where all groups have equal rewards
+    if gradient is None or not math.isfinite(gradient):
+        return "WRONG: the first gradient is not finite"
+    return f"step {resumed_from + 1}" if resumed_from else "from the beginning"
 
 
 def with_resume(rows: list[Row], resumed: str | None) -> list[Row]:
@@ -165,17 +261,280 @@ def with_resume(rows: list[Row], resumed: str | None) -> list[Row]:
     return rows if resumed is None else [row | {"resume": row.get("resume") or resumed} for row in rows]
 
 
+# ---------------------------------------------------------------- one row
+
+
+def _overrides(folder: Path, kind: str, process: str = "") -> tuple[str, ...]:
+    """Of a start; a resumed run keeps its reward, so nothing hangs until the file FSPO_FAULTS_HANG is written."""
+    if kind == "hangs":
+        (folder / "hang").unlink(missing_ok=True)
+        os.environ["FSPO_FAULTS_HANG"] = str(folder / "hang")
+        reward = (f"reward.custom_reward_function.path={REWARD}", "reward.custom_reward_function.name=hang_or_score")
+        return (*SETTINGS, *reward)
+    return (*SETTINGS, f"reward.custom_reward_function.path={REWARD}") if process == "judge" else SETTINGS
+
+
+def sentence(output: str) -> str:
+    """The line that says why the run ended."""
+    lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
+    return lines[0] if lines else ""
+
+
+def without_stack(text: str) -> int:
+    """How many processes of a hang.txt have no stack, though they have Python."""
+    processes = re.split(r"^the ", text, flags=re.MULTILINE)[1:]
+    return sum("\n  no stack" in each and not each.startswith(_NO_PYTHON) for each in processes)
+
+
+def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
+    """One row, and how the start resumed (the result of the rows before it)."""
+    process, how, moment = cell
+    left = left_by_others(folder)
+    (folder / HANG_FILE).unlink(missing_ok=True)
+    run = Run(folder, _overrides(folder, kind, process))
+    try:
+        # One whole step first, that is not saved: its loss is the price of the fault.
+        victim = run.aim(PROCESSES.get(process, process), moment, left[0] + SAVE_FREQ)
+        if how in ("sleeps", "loops"):
+            Path(os.environ["FSPO_FAULTS_HANG"]).write_text(how, encoding="utf-8")
+        else:
+            os.kill(victim, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        began, struck, at, named_s, went_on_s = time.monotonic(), time.time(), run.phase(), None, 0.0
+        assert at is not None
+        now = at
+        survives = process == "judge"  # the pool starts another; the run goes on
+        while run.process.poll() is None and time.monotonic() < began + went_on_s + END_LIMIT_S:
+            now = run.phase() or now
+            if how != "killed" and now.step > at.step + 1:  # training goes on without this process
+                went_on_s = round(now.since - struck, 1)
+            if named_s is None and "warning: no progress" in run.output():
+                named_s = round(time.monotonic() - began, 1)
+            if survives and now.step >= at.step + 3:
+                break
+            time.sleep(0.1)
+        ended, code = time.monotonic(), run.process.poll()
+        row: Row = {"process": process, "moment": moment, "hit": at.phase == moment, "step": at.step}
+        if survives and code is None and now.step >= at.step + 3:
+            return row | {"end_s": None, "exit_code": None, "left": 0, "steps_lost": 0} | {
+                "message": "the run goes on"
+            }, resume_of(run, *left)
+        pids, message = run.left(), sentence(run.output())
+        log = re.search(r"its log: (\S+)", message)
+        row |= {
+            "end_s": None if code is None else round(ended - began, 1),
+            "exit_code": 128 - code if code is not None and code < 0 else code,
+            "left": len(pids),
+            "message": message,
+            "log_exists": bool(log and Path(log[1]).is_file()),
+            "steps_lost": max(0, now.step - tracked_step(folder)),
+        }
+        if how != "killed":
+            # Ray may have given the process up before the limit; the message says it then.
+            row |= {"how": how, "named_s": row["end_s"] if named_s is None and _SAYS[how] in message else named_s}
+            row |= {"went_on_s": went_on_s} if went_on_s else {}
+            if (stacks := folder / HANG_FILE).exists():
+                row["without_stack"] = without_stack(stacks.read_text(encoding="utf-8"))
+        return row, resume_of(run, *left)
+    finally:
+        run.stop()
+
+
+def see_resume(folder: Path, kind: str) -> str | None:
+    """How a start takes up what the last row has left; it is ended after its first step."""
+    left = left_by_others(folder)
+    run, limit = Run(folder, _overrides(folder, kind)), time.monotonic() + START_LIMIT_S
+    try:
+        while run.process.poll() is None and time.monotonic() < limit:
+            if (resumed := resume_of(run, *left)) is not None:
+                return resumed
+            time.sleep(0.2)
+        return None
+    finally:
+        run.stop()
+
+
+def cell_of(row: Row) -> Cell:
+    """Process, what was done to it, and when."""
+    return row["process"], row.get("how", "killed"), row["moment"]
+
+
+def run_rows(kind: str, folder: Path, minutes: float, only: Sequence[str]) -> None:
+    """Run rows until all are done or the time is over; one start more shows how what the last left is resumed."""
+    limit, path, ran = time.monotonic() + 60 * minutes, ROWS[kind], False
+    done = set(map(cell_of, complete_lines(path)))
+    asked = [cell for cell in CELLS[kind] if (":".join(cell) in only if only else cell not in done)]
+    for cell in asked:
+        if time.monotonic() > limit:
+            break
+        print(f"{time.strftime('%H:%M:%S')} {' '.join(cell)}", flush=True)
+        try:
+            row, resumed = run_row(folder, kind, cell)
+        except NotReached as error:
+            print(error, file=sys.stderr)
+            continue
+        ran = True
+        kept = with_resume([old for old in complete_lines(path) if cell_of(old) != cell], resumed)
+        write_lines(path, [*kept, row] if row["hit"] else kept)  # else it was in another phase by then
+        print(f"  {json.dumps(row)}\n  before: {resumed}; {verdict(row) or 'as required'}", flush=True)
+    if ran:  # otherwise the folder may hold another run than that of the rows
+        write_lines(path, with_resume(complete_lines(path), see_resume(folder, kind)))
+
+
+# ---------------------------------------------------------------- verdicts and tables
+
+
+def verdict(row: Row) -> str:
+    """What a row fails of the requirements; empty if nothing."""
+    process, how, _ = cell_of(row)
+    if process == "judge":
+        return "" if row["message"] == "the run goes on" else "did not survive"
+    failed, end_s = [], row["end_s"]
+    if how == "killed":
+        failed += ["too late"] * (end_s is None or end_s > KILL_LIMIT_S)
+        failed += ["exit code"] * (not row["exit_code"])
+    else:
+        later = row.get("went_on_s", 0.0)
+        failed += ["named too late"] * (row["named_s"] is None or row["named_s"] > NAMED_LIMIT_S + later)
+        failed += ["ended too late"] * (end_s is None or end_s > HANG_LIMIT_S + later)
+        failed += ["exit code"] * (row["exit_code"] != 1)
+    failed += ["processes left"] * bool(row["left"])
+    if how == "killed":
+        failed += ["message"] * (not row["message"] or not row.get("log_exists"))
+    else:
+        named = f"the {PROCESSES.get(process, process)} (process" in row["message"] and _SAYS[how] in row["message"]
+        failed += ["message"] * (not named)
+        failed += ["a process without a stack"] * bool(row.get("without_stack"))  # not counted in the first rows
+    failed += ["lost more than since the last save"] * (row["steps_lost"] > SAVE_FREQ)
+    failed += ["resume"] * ("WRONG" in (row.get("resume") or ""))
+    return ", ".join(failed)
+
+
+def kills_table(rows: Sequence[Row]) -> str:
+    """By process and a step's moments."""
+    done, lines = {cell_of(row): row for row in rows}, []
+    for cell in KILLS:
+        process, _, moment = cell
+        if (row := done.get(cell)) is None:
+            lines.append(f"| {process} | {moment} | not run | | | | | |")
+            continue
+        if process == "judge" and not verdict(row):
+            lines.append(f"| {process} | {moment} | goes on | | 0 | 0 | | nothing: the pool starts another |")
+            continue
+        end = "does not end" if row["end_s"] is None else f"{row['end_s']:.1f} s"
+        named = row["message"].split(" (process")[0].removeprefix("the ") or "nothing"
+        failed = f" **{verdict(row)}**" if verdict(row) else ""
+        lines.append(
+            f"| {process} | {moment} | {end} | {row['exit_code']} | {row['left']} | {row['steps_lost']} | "
+            f"{row.get('resume') or 'not run'} | {named}{failed} |"
+        )
+    shown = [done[cell] for cell in KILLS if cell in done]
+    met = sum(not verdict(row) for row in shown)
+    ends = [row["end_s"] for row in shown if row["end_s"] is not None]
+    said = f"{met} of the {len(shown)} rows that were run, of {len(KILLS)}, meet every requirement."
+    said += f" The slowest end took {max(ends):.1f} s." if ends else ""
+    head = "| killed | moment | end after | exit code | left | steps lost | resume | message names |"
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines, "", said])
+
+
+def hangs_table(rows: Sequence[Row]) -> str:
+    """In the order in which they are run."""
+    done, lines = {cell_of(row): row for row in rows}, []
+    for cell in HANGS:
+        if (row := done.get(cell)) is None:
+            lines.append([*cell, "not run", *[""] * 5])
+            continue
+        seconds = ["never" if row[name] is None else f"{row[name]:.0f} s" for name in ("named_s", "end_s")]
+        if went_on_s := row.get("went_on_s"):
+            seconds[1] += f", of which {went_on_s:.0f} s trained"
+        failed = f"**{verdict(row)}**" if verdict(row) else "as required"
+        lines.append([*cell, *seconds, str(row["exit_code"]), str(row["left"]), row.get("resume") or "not run", failed])
+    head = ("process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict")
+    return markdown(head, lines)
+
+
+def healing_table(rows: Sequence[Row]) -> str:
+    """What became of each run; then its mean reward of 20 steps and held-out accuracy after them."""
+    lines = []
+    for row in rows:
+        roles = ", ".join(f"{row['struck'].count(role)} {role}" for role in sorted(set(row["struck"])))
+        numbers = [str(row[name]) for name in ("restarts", "steps", "logged_twice", "not_logged")]
+        first = [row["faults"], str(row["seed"]), f"{row['minutes']:.0f}", roles]
+        lines.append([*first, *numbers, f"{row['ettr']:.1%}" if row["struck"] else ""])
+    head = ("faults", "seed", "minutes", "struck", "restarts", "steps", "logged twice", "not logged", "ETTR")
+    ends = [str(BLOCK * 2**i) for i in range(6) if any(str(BLOCK * 2**i) in row["held_out"] for row in rows)]
+    learned = [
+        [row["faults"], str(row["seed"]), what, *(f"{row[name][end]:.3f}" if end in row[name] else "" for end in ends)]
+        for what, name in (("reward", "rewards"), ("held-out accuracy", "held_out"))
+        for row in rows
+    ]
+    return f"{markdown(head, lines)}\n\n{markdown(('faults', 'seed', 'mean of the steps up to', *ends), learned)}"
+
+
+TABLES: Final = {"kills": kills_table, "hangs": hangs_table, "healing": healing_table}
+
+
+# ---------------------------------------------------------------- a long run that heals itself
+
+
+def heal(folder: Path, minutes: float, faults: str, seed: int) -> Row:
+    """Kill or stop a process drawn at random every ten minutes on average; what became of the run."""
+    draw, struck, sign = random.Random(seed), [], {"kills": signal.SIGKILL, "hangs": signal.SIGSTOP}.get(faults)
+    run = Run(folder, (*HEALING, f"seed={seed}"))
+    end, next_s = time.monotonic() + 60 * minutes, time.monotonic() + draw.uniform(300, 900)
+    while run.process.poll() is None and time.monotonic() < end:
+        time.sleep(1)
+        if sign is not None and time.monotonic() > next_s:
+            family = {role: pid for pid in run.pids() if (role := role_of(pid)) is not None}
+            if family:
+                next_s = time.monotonic() + draw.uniform(300, 900)
+                struck.append(draw.choice(sorted(family)))
+                os.kill(family[struck[-1]], sign)
+                print(f"{time.strftime('%H:%M:%S')} {struck[-1]}", flush=True)
+    run.process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        run.process.wait(180)
+    run.stop()
+    info, lines = json.loads((folder / "run.json").read_text()), complete_lines(folder / "metrics.jsonl")
+    steps = [line["step"] for line in lines if line["step"] > 0]
+    rewards: dict[int, list[float]] = {}
+    for line in lines:
+        if "critic/score/mean" in line["metrics"]:
+            rewards.setdefault(-(-line["step"] // BLOCK) * BLOCK, []).append(line["metrics"]["critic/score/mean"])
+    return {
+        "faults": faults,
+        "seed": seed,
+        "minutes": round(minutes, 1),
+        "struck": struck,
+        "restarts": sum("reason" in start for start in info["starts"]),
+        "steps": max(steps),
+        "logged_twice": len(steps) - len(set(steps)),
+        "not_logged": max(steps) - len(set(steps)),
+        "ettr": round(info["effective_time_ratio"], 4),
+        "rewards": {str(end): round(sum(of) / len(of), 4) for end, of in rewards.items()},
+        "held_out": {str(line["step"]): line["metrics"][HELD_OUT] for line in lines if HELD_OUT in line["metrics"]},
+    }
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "fspo-faults", help="run folder")
-    parser.add_argument("--minutes", type=float, default=120.0, help="start no row after this time")
-    parser.add_argument("--only", nargs="*", default=[], metavar="PROCESS:MOMENT", help="these rows, again")
+    parser.add_argument("kind", choices=ROWS)
+    parser.add_argument("--folder", type=Path, help="run folder (default: one in the temporary folder)")
+    parser.add_argument("--minutes", type=float, default=120.0, help="start no row after this time; or heal so long")
+    parser.add_argument("--only", nargs="*", default=[], metavar="PROCESS:WHAT:MOMENT", help="these rows, again")
+    parser.add_argument("--faults", choices=("kills", "hangs", "none"), default="kills", help="of healing")
+    parser.add_argument("--seed", type=int, default=1, help="of healing")
     parser.add_argument("--table", action="store_true", help="only write the table from the rows that there are")
-    arguments = parser.parse_args()
-    if not arguments.table:
-        run(arguments.folder, arguments.minutes, arguments.only)
-    write_section(PAGE, "table", table(complete_lines(ROWS)))
+    asked = parser.parse_args()
+    folder = (asked.folder or Path(tempfile.gettempdir()) / f"fspo-{asked.kind}").absolute()
+    if asked.kind == "healing" and not asked.table:
+        row = heal(folder, asked.minutes, asked.faults, asked.seed)
+        which = (row["faults"], row["seed"])
+        rows = [each for each in complete_lines(ROWS["healing"]) if (each["faults"], each["seed"]) != which]
+        write_lines(ROWS["healing"], [*rows, row])
+    elif not asked.table:
+        run_rows(asked.kind, folder, asked.minutes, asked.only)
+    write_section(PAGE, asked.kind, TABLES[asked.kind](complete_lines(ROWS[asked.kind])))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks import alignment_study, clipping_study, fairness_study, faults, hangs, healing, versus_verl
+from benchmarks import alignment_study, clipping_study, fairness_study, faults, versus_verl
 from benchmarks.async_study import mean_cell
-from benchmarks.faults import PAGE, cells, verdict
-from benchmarks.faults_run import MOMENTS, PROCESSES
+from benchmarks.faults import KILLS, MOMENTS, PAGE, PROCESSES, ROWS, TABLES, verdict
 from benchmarks.pages import replace_section
 from fspo.calibration import active_line, leans
 from fspo.files import complete_lines
@@ -109,47 +107,55 @@ def test_a_row_is_held_to_every_requirement(change: dict[str, Any], failed: str)
     assert verdict(GOOD | change) == failed
 
 
+def test_a_hang_is_held_to_being_named() -> None:
+    row = GOOD | {"how": "stopped", "named_s": 95.0, "end_s": 170.0, "exit_code": 1}
+    row["message"] = "no progress for 92 s during the update of step 4: the vLLM engine (process 12) is stopped"
+    assert verdict(row) == ""
+    assert verdict(row | {"named_s": None, "end_s": 250.0}) == "named too late, ended too late"
+    assert verdict(row | {"message": "no progress", "without_stack": 1}) == "message, a process without a stack"
+
+
 def test_the_table_has_every_cell_and_says_what_was_not_run() -> None:
-    lines = faults.table([GOOD, GOOD | {"moment": "save", "left": 2}]).splitlines()
-    assert len(lines) == 2 + len(cells()) + 2
+    lines = faults.kills_table([GOOD, GOOD | {"moment": "save", "left": 2}]).splitlines()
+    assert len(lines) == 2 + len(KILLS) + 2
     assert "| vLLM engine | update | 3.2 s | 1 | 0 | 2 | step 3 | vLLM engine |" in lines
     assert "| vLLM engine | save | 3.2 s | 1 | 2 | 2 | step 3 | vLLM engine **processes left** |" in lines
-    assert sum("not run" in line for line in lines) == len(cells()) - 2
-    assert lines[-1].startswith(f"1 of the 2 rows that were run, of {len(cells())}, meet every requirement.")
+    assert sum("not run" in line for line in lines) == len(KILLS) - 2
+    assert lines[-1].startswith(f"1 of the 2 rows that were run, of {len(KILLS)}, meet every requirement.")
 
 
 def test_every_process_is_killed_and_every_moment_is_a_phase() -> None:
-    assert {process for process, _ in cells()} == set(PROCESSES)
-    assert set(MOMENTS) <= set(PHASES)
-    assert {moment for _, moment in cells()} == set(MOMENTS)
+    assert {process for process, _, _ in KILLS} == set(PROCESSES)
+    assert {moment for _, _, moment in KILLS} == set(MOMENTS) <= set(PHASES)
 
 
 def test_a_process_without_a_stack_is_counted_if_it_has_python() -> None:
     text = "2026-01-01 00:00:00, 92 s without progress\n\n"
-    text += (
-        "the control service of Ray (gcs_server) (process 1) is in code that cannot be seen\n  no stack: no Python\n\n"
-    )
+    text += "the control service of Ray (gcs_server) (process 1) is in code\n  no stack: no Python\n\n"
     text += "the trainer (process 2) is in step (a.py:1)\n  MainThread\n    step (a.py:1)\n\n"
-    assert hangs.without_stack(text) == 0
-    assert hangs.without_stack(text + "the agent loop (process 3) is stopped\n  no stack: not allowed\n") == 1
+    assert faults.without_stack(text) == 0
+    assert faults.without_stack(text + "the agent loop (process 3) is stopped\n  no stack: not allowed\n") == 1
 
 
-def test_the_last_hang_gets_its_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("process", "how", "moment")
-    monkeypatch.setattr(hangs, "ROWS", tmp_path / "hangs.jsonl")
-    monkeypatch.setattr(
-        hangs, "run_row", lambda folder, *cell: (GOOD | {"named_s": 90.0} | dict(zip(names, cell, strict=True)), None)
-    )
-    monkeypatch.setattr(hangs, "see_resume", lambda folder, overrides: f"step 3 with {len(overrides)}")
-    monkeypatch.delitem(GOOD, "resume")
-    monkeypatch.setenv("FSPO_FAULTS_HANG", "")  # set by the benchmark, and put back
-    hangs.run(tmp_path, minutes=1.0)
-    assert [row["resume"] for row in complete_lines(hangs.ROWS)] == ["step 3 with 2"] * len(hangs.CELLS)
+def test_rows_are_kept_and_the_last_gets_its_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(faults.ROWS, "hangs", tmp_path / "hangs.jsonl")
+    row = {name: value for name, value in GOOD.items() if name != "resume"} | {"hit": True, "named_s": 90.0}
+
+    def run_row(folder: Path, kind: str, cell: tuple[str, str, str]) -> tuple[dict[str, Any], None]:
+        return row | dict(zip(("process", "how", "moment"), cell, strict=True)), None
+
+    monkeypatch.setattr(faults, "run_row", run_row)
+    monkeypatch.setattr(faults, "see_resume", lambda folder, kind: "step 3")
+    for only in ([], ["GCS:stopped:update"]):
+        faults.run_rows("hangs", tmp_path, 1.0, only)
+        rows = complete_lines(faults.ROWS["hangs"])
+        assert sorted(map(faults.cell_of, rows)) == sorted(faults.HANGS)
+        assert {each["resume"] for each in rows} == {"step 3"}
 
 
-@pytest.mark.parametrize("module", [faults, hangs, healing])
-def test_the_committed_table_is_made_of_the_committed_rows(module: ModuleType) -> None:
-    assert module.table(complete_lines(module.ROWS)) in PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("kind", ROWS)
+def test_the_committed_table_is_made_of_the_committed_rows(kind: str) -> None:
+    assert TABLES[kind](complete_lines(ROWS[kind])) in PAGE.read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the fairness study
