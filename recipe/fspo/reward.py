@@ -53,8 +53,7 @@ def compute_score(
         format_weight: weight of `fspo.rewards.format_reward`.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 turns it off. Needs `max_response_length` and
             the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
-        flags: whether to report the flags below. verl bootstraps every number of every validation problem (20 ms
-            each for 16 responses); without them, count the statuses with `fspo.rewards.status_rates`.
+        flags: whether to report the flags below; without them, count the statuses with `fspo.rewards.status_rates`.
         n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
         normalise: whether mathematical answers are normalised before math-verify judges them; False gives its own
             verdicts.

@@ -48,6 +48,7 @@ from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reward_manager import raise_failure
+from recipe.fspo.validation import replace_resampling
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
@@ -64,6 +65,7 @@ class FSPOHooks(PPOTrainer):
             config.trainer.v1.trainer_mode = self.verl_mode
             config.trainer.experiment_name = loggers.run_name(config)
         loggers.point_into(config.fspo.run_dir)
+        replace_resampling()
         self._run_log: RunLog | None = None
         self._cycle = Cycle(config)
         self._lead_time = LeadTime.from_environment()

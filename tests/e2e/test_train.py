@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def probe_environment(folder: Path) -> dict[str, str]:
-    return {"PYTHONPATH": str(Path(__file__).parent), "FSPO_PROBE_FILE": str(folder / "probe.jsonl")}
+    # What was there stays in front of the installed package: in a second checkout it names the code to be tested.
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "FSPO_PROBE_FILE": str(folder / "probe.jsonl")}
 
 
 #: With a reference policy in every step, whose log-probs the probe compares.
@@ -240,6 +242,10 @@ def test_evaluation_of_a_checkpoint(start: Starter, trained: Start) -> None:
     assert (result["problems"], result["responses"]) == (8, 16)
     assert 0.0 <= result["avg"]["low"] <= result["avg"]["value"] <= result["avg"]["high"] <= 1.0
     assert result["pass"]["2"]["value"] >= result["pass"]["1"]["value"] == pytest.approx(result["avg"]["value"])
+    metrics = json.loads((trained.run_dir / "evaluation" / "metrics.jsonl").read_text())["metrics"]
+    # Two draws from two responses: half of the time one of them twice, else both. Resampled, it is only near this.
+    best = (result["pass"]["1"]["value"] + result["pass"]["2"]["value"]) / 2
+    assert metrics["val-core/fspo/remainder/acc/best@2/mean"] == pytest.approx(best, abs=1e-9)
     assert "| fspo/remainder | 8 | 2 |" in run.output()
     assert "resumed from" in run.output()
     assert (trained.run_dir / "metrics.jsonl").read_text() == before  # the training run's files stay as they are

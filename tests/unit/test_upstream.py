@@ -184,6 +184,14 @@ NAMES = (
         ("inputs", "outputs", "scores"),
     ),
     Name(_BASE, "PPOTrainer._val_metrics_update", _TRAINER, "what the reward told of them, in the same order"),
+    Name("verl.trainer.ppo", "metric_utils", "recipe/fspo/validation.py", "a function of it is replaced"),
+    Name(
+        "verl.trainer.ppo.metric_utils",
+        "bootstrap_metric",
+        "recipe/fspo/validation.py",
+        "replaced: 1,000 resamples of each number of each problem hold the GPUs for minutes",
+        ("data", "subset_size", "reduce_fns"),
+    ),
     Name(_BASE, "PPOTrainer._save_checkpoint", _TRAINER, "our state must be complete before verl names it"),
     Name(_BASE, "PPOTrainer._load_checkpoint", _TRAINER, "our state is restored with the weights"),
     Name(_BASE, "PPOTrainer._shutdown_dump_executor", _ALIGNMENT, "fit() is replaced there"),
@@ -436,6 +444,12 @@ TEXTS = (
         "config.custom_reward_function -> config.reward.custom_reward_function",
         "recipe/fspo/launch/reward_function.py",
         "old keys, which main_ppo does not migrate",
+    ),
+    Text(
+        "verl.trainer.ppo.metric_utils",
+        "reduce_fns_best_worst = [np.max, np.min]",
+        "recipe/fspo/validation.py",
+        "what it asks of the resampling",
     ),
     Text(_BASE, "async_save", "recipe/fspo/launch/checks.py", "with it the tracker is not written"),
     # ---- constants that we repeat, because verl waits without a limit
