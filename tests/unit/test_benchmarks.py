@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks import alignment_study, clipping_study, fairness_study, faults, versus_verl
-from benchmarks.async_study import mean_cell
+from benchmarks import faults, versus_verl
 from benchmarks.faults import KILLS, MOMENTS, PAGE, PROCESSES, ROWS, TABLES, verdict
 from benchmarks.pages import replace_section
+from benchmarks.studies import alignment, clipping, fairness
+from benchmarks.studies.asynchronous import mean_cell
 from fspo.calibration import active_line, leans
 from fspo.files import complete_lines
 from fspo.losses import ALGORITHMS
@@ -166,13 +167,13 @@ def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None
     L = [draw.integers(1, 200, 500).astype(float) for _ in range(4)]
     A = [draw.integers(-1, 2, 500).astype(float) for _ in range(4)]
     S = [0.05 * a + 0.02 * np.sqrt(n) * draw.normal(size=500) for a, n in zip(A, L, strict=True)]
-    records = fairness_study.MiniBatches([1, 2, 2, 3], S, L, A)
+    records = fairness.MiniBatches([1, 2, 2, 3], S, L, A)
     line = active_line(np.concatenate([leans(*x) for x in list(zip(S, L, A, strict=True))[1:]]), 0.9)
-    bands = {name: fairness_study.match_active([records], ALGORITHMS[name], 0.9) for name in ("fspo", "seq_rloo")}
+    bands = {name: fairness.match_active([records], ALGORITHMS[name], 0.9) for name in ("fspo", "seq_rloo")}
     bands["fspo_active"] = ALGORITHMS["fspo_active"]
     states = dict.fromkeys((1, 2, 3), BandState(active_line=line))
     for name, band in bands.items():
-        counts = fairness_study.band_counts(records, band, "active_nonzero_advantage", states, 2)
+        counts = fairness.band_counts(records, band, "active_nonzero_advantage", states, 2)
         assert counts.accepted.sum() / counts.total.sum() == pytest.approx(0.9, abs=2e-3), name
         assert counts.total.sum() == sum((a != 0).sum() for a in A[1:])
 
@@ -203,20 +204,20 @@ def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_pa
         for step in (3, 6):  # two checkpoints of one seed are one value
             path = tmp_path / f"seed{index}_step{step}.json"
             path.write_text(json.dumps({"seed": index, "objectives": objectives, "rounds": [{}, {}]}))
-    found = alignment_study.finished(tmp_path)
-    rows = {row[0]: row for row in map(cells_of, alignment_study.direction_table(found, "default").splitlines()[2:])}
+    found = alignment.finished(tmp_path)
+    rows = {row[0]: row for row in map(cells_of, alignment.direction_table(found, "default").splitlines()[2:])}
     assert rows["fspo"][2] == mean_cell(cosines["fspo"], "{:.3f}")  # over four seeds, not eight checkpoints
     assert rows["fspo"][2].startswith("0.920 [") and rows["gspo"][2].startswith("0.600 [")
     assert rows["fspo"][6].startswith("0.620 [") and rows["fspo"][6].endswith("] in 8 of 16")  # -1: it says nothing
-    pairs = {row[0]: row for row in map(cells_of, alignment_study.pair_table(found, "default").splitlines()[2:])}
+    pairs = {row[0]: row for row in map(cells_of, alignment.pair_table(found, "default").splitlines()[2:])}
     assert pairs["fspo - rloo"][1].startswith("**+0.100 [") and len(pairs) == 3  # LUSPO was not measured
-    shares = [cells_of(line) for line in alignment_study.share_table(found, "default").splitlines()[2:]]
+    shares = [cells_of(line) for line in alignment.share_table(found, "default").splitlines()[2:]]
     assert shares[0][1].startswith("0.40") and "+0.10" in shares[1][1] and "-0.10" in shares[1][2]
-    ranks = alignment_study.rank_table(found, "default").splitlines()
+    ranks = alignment.rank_table(found, "default").splitlines()
     assert "| active/lre | -1.00 [-1.00, -1.00] | - |" in ranks  # the held-out change was not measured
     assert "| active less symmetric LRE | - | - |" in ranks  # the symmetric one is the same for all
     assert "| active/eta | - | - |" in ranks  # the same for all: it orders nothing
-    assert alignment_study.tables([]) == "Not run yet."
+    assert alignment.tables([]) == "Not run yet."
 
 
 def cells_of(line: str) -> list[str]:
@@ -229,25 +230,25 @@ def test_a_run_that_failed_counts_in_the_differences_of_the_clipping_study() -> 
         for seed, value in enumerate(accuracies):
             info = {"algo": algo, "seed": seed, "status": "failed" if value is None else "finished"}
             steps = {step: {"critic/rewards/mean": 0.5} for step in range(1, 4 if value is None else 15)}
-            runs.append(Run(Path(), info, steps | ({} if value is None else {15: {clipping_study.ACCURACY: value}})))
+            runs.append(Run(Path(), info, steps | ({} if value is None else {15: {clipping.ACCURACY: value}})))
         return RunGroup(algo, "matched_active", runs)
 
-    found = clipping_study.difference(group("fspo", 0.8, 0.8, 0.8, 0.8), group("unclipped", 0.7, None, 0.7, None))
+    found = clipping.difference(group("fspo", 0.8, 0.8, 0.8, 0.8), group("unclipped", 0.7, None, 0.7, None))
     assert found is not None and (found.value, found.n) == (pytest.approx(0.45), 4)
 
 
 def test_the_first_setting_at_which_training_without_a_clip_fails_is_chosen() -> None:
     def runs(accuracy: float, last: float = 0.9, status: str = "finished") -> list[Run]:
         steps = {step: {"critic/rewards/mean": 0.5 if step < 4 else last} for step in range(1, 16)}
-        steps[15][clipping_study.ACCURACY] = accuracy
+        steps[15][clipping.ACCURACY] = accuracy
         return [Run(Path(), {"status": status}, steps)] * 2
 
-    names = list(clipping_study.CANDIDATES)
+    names = list(clipping.CANDIDATES)
     found = {names[0]: runs(0.7), names[1]: runs(0.65)}
-    assert clipping_study.regime(found) is None
-    assert clipping_study.regime(found | {names[2]: runs(0.59)}) == names[2]  # 0.1 below the reference
-    assert clipping_study.regime(found | {names[2]: runs(0.65, last=0.4)}) == names[2]  # the reward falls
-    assert clipping_study.regime(found | {names[2]: runs(0.65, status="failed")}) == names[2]
-    assert clipping_study.regime({name: runs(0.7) for name in names}) == names[-1]
-    table = clipping_study.search_table(found | {names[2]: runs(0.59)}).splitlines()
+    assert clipping.regime(found) is None
+    assert clipping.regime(found | {names[2]: runs(0.59)}) == names[2]  # 0.1 below the reference
+    assert clipping.regime(found | {names[2]: runs(0.65, last=0.4)}) == names[2]  # the reward falls
+    assert clipping.regime(found | {names[2]: runs(0.65, status="failed")}) == names[2]
+    assert clipping.regime({name: runs(0.7) for name in names}) == names[-1]
+    table = clipping.search_table(found | {names[2]: runs(0.59)}).splitlines()
     assert "| fails |" in table[4] and "not needed" in table[5] and "0.700, 0.700" in table[2]

@@ -11,7 +11,7 @@ import pytest
 from composing import composed
 from hydra.utils import instantiate
 
-from benchmarks import async_study, clipping_study
+from benchmarks.studies import asynchronous, clipping
 from fspo.files import local_path
 from fspo.losses import ALGORITHMS
 from recipe.fspo.compare.__main__ import FAIR
@@ -58,8 +58,8 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
 @pytest.mark.parametrize(
     "overrides",
     [
-        *((*async_study.DESIGN, *condition) for condition in async_study.CONDITIONS.values()),
-        *((*clipping_study.DESIGN, *candidate) for candidate in clipping_study.CANDIDATES.values()),
+        *((*asynchronous.DESIGN, *condition) for condition in asynchronous.CONDITIONS.values()),
+        *((*clipping.DESIGN, *candidate) for candidate in clipping.CANDIDATES.values()),
     ],
 )
 def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tuple[str, ...]) -> None:

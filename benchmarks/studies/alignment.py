@@ -1,16 +1,12 @@
-"""``python -m benchmarks.alignment_study FOLDER``: gradient alignment on many checkpoints; tables of docs/alignment.md.
+"""Gradient alignment on many checkpoints; docs/alignment.md.
 
-Trains without a clip, so that no band is at home, and measures each checkpoint. What is done is not done again:
-interrupted, the same command goes on. ``--tables`` runs nothing. ``FOLDER/seedN_stepM.json`` holds a checkpoint.
+Trains without a clip, so that no band is at home, and measures each checkpoint into ``FOLDER/seedN_stepM.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -19,15 +15,15 @@ from typing import Any, Final
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.fairness_study import bold
-from benchmarks.pages import markdown, opened, write_section
+from benchmarks.pages import markdown
+from benchmarks.studies.fairness import bold
+from benchmarks.studies.runs import module
 from fspo.fairness.bootstrap import mean_interval
 from fspo.fairness.interval import Interval
 from fspo.files import atomic_path
 from fspo.report.runs import load_run
 from fspo.report.tables import show_interval
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "alignment.md"
 SEEDS: Final = (1, 2, 3, 4)
 STEPS: Final = (3, 6, 9)
 TRAINING: Final = (
@@ -53,23 +49,21 @@ OUTCOMES: Final = {"cosine": "the cosine", "held_out_change": "the change agains
 Result = Mapping[str, Any]
 
 
-def run_missing(folder: Path, seeds: Sequence[int]) -> int:
+def run_missing(folder: Path) -> int:
     """Train and measure what is not there; the exit status of the first command that fails, else 0."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed in seeds:
+    for seed in SEEDS:
         run = folder / f"seed{seed}"
         if not all((folder / f"seed{seed}_step{step}.json").is_file() for step in STEPS):
             train = ("recipe.fspo.main", *TRAINING, f"seed={seed}", f"fspo.run_dir={run}")
-            if load_run(run).status != "finished" and (
-                code := subprocess.run([sys.executable, "-m", *train], check=False).returncode
-            ):
+            if load_run(run).status != "finished" and (code := module(*train)):
                 return code
         for step in STEPS:
             kept = folder / f"seed{seed}_step{step}.json"
             if kept.is_file():
                 continue
-            measure = ("recipe.fspo.alignment", str(run / "checkpoints" / f"global_step_{step}"), *MEASUREMENT)
-            if code := subprocess.run([sys.executable, "-m", *measure], check=False).returncode:
+            checkpoint = run / "checkpoints" / f"global_step_{step}"
+            if code := module("benchmarks.alignment", str(checkpoint), *MEASUREMENT):
                 return code
             with atomic_path(kept) as temporary:
                 shutil.copyfile(run / "alignment" / "alignment.json", temporary)
@@ -197,19 +191,6 @@ def tables(found: Sequence[Result]) -> str:
     return "\n\n".join(parts)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the study, or with --tables its .tar.xz")
-    parser.add_argument("--tables", action="store_true", help="run nothing")
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    given = parser.parse_args()
-    folder = given.folder.absolute()
-    code = 0 if given.tables else run_missing(folder, given.seeds)
-    with opened(folder) as place:
-        write_section(PAGE, "study", tables(finished(place)))
-    sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
+def sections(folder: Path) -> dict[str, str]:
+    """The section of the page."""
+    return {"study": tables(finished(folder))}

@@ -1,23 +1,19 @@
-"""``python -m benchmarks.async_study FOLDER``: runs what is missing of docs/async-study.md, and writes its tables.
+"""Asynchronous training under several remedies for old responses; docs/async-study.md.
 
-Every condition is a grid of ``python -m recipe.fspo.compare`` in FOLDER, seed by seed, so that a study that is
-interrupted is paired as far as it goes. ``--tables`` runs nothing; FOLDER may then be an archive (.tar.xz). Cells
-without a finished run are ``not run``.
+Every condition is a grid, run seed by seed, so that a study that is interrupted is paired as far as it goes.
 """
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from benchmarks.fairness_study import bold, difference_cell, lre_cell, own_counts
-from benchmarks.pages import markdown, opened, write_section
+from benchmarks.pages import markdown
+from benchmarks.studies.fairness import bold, difference_cell, lre_cell, own_counts
+from benchmarks.studies.runs import compare
 from fspo.acceptance import Counts
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
@@ -26,7 +22,6 @@ from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN, show_interval
 from fspo.sums import FINE_LENGTH_EDGES
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "async-study.md"
 ALGOS: Final = ("fspo", "rloo", "gspo", "fspo_quantile")
 SEEDS: Final = (1, 2, 3, 4, 5)
 DESIGN: Final = (
@@ -73,15 +68,11 @@ BINS: Final = 5
 Cells = dict[tuple[str, str], list[Run]]
 
 
-def run_missing(folder: Path, conditions: Sequence[str], algos: Sequence[str], seeds: Sequence[int]) -> int:
+def run_missing(folder: Path) -> int:
     """Run every cell that is not finished; the exit status of the first that fails, else 0."""
-    for seed in seeds:
-        for name in conditions:
-            own = [f"algos=[{','.join(algos)}]", f"seeds=[{seed}]", f"out={folder / name}"]
-            command = [sys.executable, "-m", "recipe.fspo.compare", *own, *DESIGN, *CONDITIONS[name]]
-            if (code := subprocess.run(command, check=False).returncode) != 0:
-                return code
-    return 0
+    cells = ((seed, name) for seed in SEEDS for name in CONDITIONS)
+    codes = (compare(folder / name, ALGOS, [seed], *DESIGN, *CONDITIONS[name]) for seed, name in cells)
+    return next(filter(None, codes), 0)
 
 
 def finished(folder: Path) -> Cells:
@@ -220,20 +211,6 @@ def tables(folder: Path) -> str:
     return "\n\n".join(parts)
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.async_study", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--tables", action="store_true", help="run nothing")
-    parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS, metavar="NAME")
-    parser.add_argument("--algos", nargs="+", default=list(ALGOS), choices=ALGOS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args()
-    code = 0 if given.tables else run_missing(given.folder.absolute(), given.conditions, given.algos, given.seeds)
-    with opened(given.folder) as folder:
-        write_section(PAGE, "tables", tables(folder))
-    sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
+def sections(folder: Path) -> dict[str, str]:
+    """All tables of the page."""
+    return {"tables": tables(folder)}

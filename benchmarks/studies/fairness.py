@@ -1,12 +1,7 @@
-"""``python -m benchmarks.fairness_study GRID``: the numbers of docs/fairness-study.md from the runs of a grid.
-
-GRID is a folder made by ``python -m recipe.fspo.compare``, or an archive of one (.tar.xz). Missing cells are ``not
-run``; what is there is reported. The tables between the page's markers are replaced; nothing else of it is touched.
-"""
+"""The tables of docs/fairness-study.md from the runs of a grid. Missing cells are ``not run``."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -17,7 +12,6 @@ from typing import Final
 import numpy as np
 import torch
 
-from benchmarks.pages import opened, replace_section, write_section
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
 from fspo.clipping import acceptance_band
@@ -35,7 +29,6 @@ from fspo.report.tables import Table, final_numbers, grid_table, paired_differen
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "fairness-study.md"
 VIEWS: Final = ("symmetric", "active", "mass")
 #: Views of the tables of the active band, and the first step that it has something to go by.
 ACTIVE_VIEWS: Final = ("active_nonzero_advantage", "active", "symmetric")
@@ -419,27 +412,9 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> str:
     return "\n\n".join([*parts, *(f"Note: {problem}" for problem in problems)])
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fairness_study", description=__doc__)
-    parser.add_argument("grid", type=Path, metavar="GRID", help="folder of python -m recipe.fspo.compare, or .tar.xz")
-    parser.add_argument(
-        "--section", default="tables", help="of the page: tables, words (second task), active, clipping or pretrained"
-    )
-    parser.add_argument("--beside", type=Path, metavar="GRID", help="compare the active band's runs with those of it")
-    arguments = parser.parse_args()
-    try:
-        replace_section(PAGE.read_text(encoding="utf-8"), arguments.section, "")  # the tables take a while to compute
-    except ValueError as error:
-        parser.error(f"{PAGE}: {error}")
-    with opened(arguments.grid) as grid:
-        common, measured = ("tables", "words", "pretrained"), ("tables", "pretrained")
-        text = tables(grid, arguments.section in common, arguments.section in measured)
-        if arguments.beside is not None:
-            with opened(arguments.beside) as other:
-                text += f"\n\n{beside_table(grid, other)}"
-    write_section(PAGE, arguments.section, text if arguments.section == "tables" else headed(text, arguments.section))
-
-
-if __name__ == "__main__":
-    main()
+def sections(grid: Path, section: str, beside: Path | None = None) -> dict[str, str]:
+    """The section of the page that a grid belongs to; ``beside``: another one that its active band is compared with."""
+    text = tables(grid, section in ("tables", "words", "pretrained"), section in ("tables", "pretrained"))
+    if beside is not None:
+        text += f"\n\n{beside_table(grid, beside)}"
+    return {section: text if section == "tables" else headed(text, section)}

@@ -1,15 +1,10 @@
-"""``python -m benchmarks.clipping_study FOLDER``: where training needs a clip, and clips there; docs/fairness-study.md.
+"""Where training needs a clip, and clips there; docs/fairness-study.md.
 
-First training without a clip at harsher and harsher settings, until it fails; then all clips at those. Every part is a
-grid of ``python -m recipe.fspo.compare`` in FOLDER, and the same command goes on with what is missing. ``--search``
-stops after the first part; ``--tables`` runs nothing.
+First training without a clip at harsher and harsher settings, until it fails; then all clips at those.
 """
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,9 +12,10 @@ from typing import Final
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
-from benchmarks import fairness_study
-from benchmarks.async_study import ACCURACY
-from benchmarks.pages import markdown, opened, write_section
+from benchmarks.pages import markdown
+from benchmarks.studies import fairness
+from benchmarks.studies.asynchronous import ACCURACY
+from benchmarks.studies.runs import compare
 from fspo.fairness import debiased_lre, merge_bins
 from fspo.fairness.bootstrap import mean_interval, noise_variance
 from fspo.fairness.interval import Interval
@@ -27,7 +23,6 @@ from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, sh
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import NOT_RUN, show_interval
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "fairness-study.md"
 DESIGN: Final = (
     "experiment=demo",
     "trainer.total_training_steps=15",
@@ -56,24 +51,17 @@ SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 LOSS: Final = 0.10
 
 
-def _compare(folder: Path, algos: Sequence[str], seeds: Sequence[int], *overrides: str) -> int:
-    own = [f"algos=[{','.join(algos)}]", f"seeds=[{','.join(map(str, seeds))}]", f"out={folder}"]
-    command = [sys.executable, "-m", "recipe.fspo.compare", *own, *DESIGN, *overrides]
-    return subprocess.run(command, check=False).returncode
-
-
-def run_missing(folder: Path, search_only: bool) -> int:
+def run_missing(folder: Path) -> int:
     """Go on with the search, then with the comparison; the exit status of what fails, else 0."""
     while (chosen := regime(found := searched(folder))) is None:
         name = next(name for name in CANDIDATES if name not in found)
         for seed in SEARCH_SEEDS:  # each a grid of its own: what fails here is not begun again
             if not _ended(_run(place := _place(folder, name, seed))):
-                code = _compare(place, ["unclipped"], [seed], *CANDIDATES[name])
+                code = compare(place, ["unclipped"], [seed], *DESIGN, *CANDIDATES[name])
                 if not _ended(_run(place)):
                     return code
-    if search_only:
-        return 0
-    return _compare(_grid(folder, chosen), ALGOS, SEEDS, "comparisons=[matched_active]", *CANDIDATES[chosen])
+    matched = "comparisons=[matched_active]"
+    return compare(_grid(folder, chosen), ALGOS, SEEDS, matched, *DESIGN, *CANDIDATES[chosen])
 
 
 def _grid(folder: Path, name: str) -> Path:
@@ -181,14 +169,14 @@ def comparison_table(runs: Sequence[Run], reference: Sequence[Run]) -> str:
             else ""
             for other in ("unclipped", "fspo")
         ]
-        counts = [fairness_study.own_counts(run, _VIEW, _FIRST) for run in group.runs if len(run.lengths.step_M)]
+        counts = [fairness.own_counts(run, _VIEW, _FIRST) for run in group.runs if len(run.lengths.step_M)]
         rows.append(
             [
                 f"{algo} (n = {len(group.runs)})",
                 show_interval(group_interval(group, _HELD_OUT), "{:.3f}"),
-                *map(fairness_study.bold, pairs),
+                *map(fairness.bold, pairs),
                 str(sum(accuracy(run) <= goal for run in group.runs)),
-                fairness_study.lre_cell(counts, starts),
+                fairness.lre_cell(counts, starts),
             ]
         )
     head = ("", "held-out accuracy", "less unclipped", "less fspo", "collapsed", "active LRE among A != 0, debiased")
@@ -202,7 +190,7 @@ def spread(runs: Sequence[Run]) -> str:
     if not (found := [run for run in runs if len(run.lengths.step_M)]):
         return ""
     starts = shared_starts(found)
-    return "\n\n".join(text for group in group_runs(found) if (text := fairness_study.spread_table(group, starts)))
+    return "\n\n".join(text for group in group_runs(found) if (text := fairness.spread_table(group, starts)))
 
 
 def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, resamples: int = 2000) -> str:
@@ -215,7 +203,7 @@ def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, 
     accuracies, errors = [], []
     for group in clips:
         runs = [group.by_seed()[seed] for seed in seeds]
-        counts = [fairness_study.own_counts(run, view, _FIRST) for run in runs]
+        counts = [fairness.own_counts(run, view, _FIRST) for run in runs]
         merged = [(merge_bins(each.accepted, starts), merge_bins(each.total, starts)) for each in counts]
         accepted_SK, total_SK = (np.stack([each.sum(0) for each in column]) for column in zip(*merged, strict=True))
         errors.append(debiased_lre(accepted_SK[chosen_RS].sum(1), total_SK[chosen_RS].sum(1), noise_variance(merged)))
@@ -231,26 +219,14 @@ def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, 
     )
 
 
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="of the study, or with --tables its .tar.xz")
-    parser.add_argument("--search", action="store_true", help="do not compare")
-    parser.add_argument("--tables", action="store_true", help="run nothing")
-    given = parser.parse_args()
-    folder = given.folder.absolute()
-    code = 0 if given.tables else run_missing(folder, given.search)
-    with opened(folder) as place:
-        found = searched(place)
-        write_section(PAGE, "search", search_table(found))
-        if (chosen := regime(found)) is not None and (grid := _grid(place, chosen)).exists():
-            runs = compared(grid)
-            parts = [comparison_table(runs, found[next(iter(CANDIDATES))]), fairness_study.tables(grid, common=False)]
-            if text := spread(runs):
-                parts += ["### How S spreads by length", text]
-            write_section(PAGE, "clipping", fairness_study.headed("\n\n".join(parts), "clipping"))
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def sections(folder: Path) -> dict[str, str]:
+    """The search, and the comparison at what it found."""
+    found = searched(folder)
+    parts = {"search": search_table(found)}
+    if (chosen := regime(found)) is not None and (grid := _grid(folder, chosen)).exists():
+        runs = compared(grid)
+        text = [comparison_table(runs, found[next(iter(CANDIDATES))]), fairness.tables(grid, common=False)]
+        if spreads := spread(runs):
+            text += ["### How S spreads by length", spreads]
+        parts["clipping"] = fairness.headed("\n\n".join(text), "clipping")
+    return parts
