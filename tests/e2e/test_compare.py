@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from real_stack import SMALL, user_environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def compare(tmp_path: Path, *arguments: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 from real_stack import SMALL
 from slurm_cluster import REPOSITORY, Cluster, tail, why_not
 
-pytestmark = [pytest.mark.e2e, pytest.mark.release, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 #: A job that runs one command on the launcher.
 BARE_JOB = """\
@@ -140,7 +140,6 @@ def test_the_commands_own_status_and_two_jobs_on_the_same_nodes(
     assert all(20000 <= int(port) < 32768 for port in ports)
 
 
-@pytest.mark.slow
 def test_a_missing_node_is_named(
     cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
 ) -> None:
@@ -162,7 +161,6 @@ def ray_of(job: str, kind: str, start: str = "raylet") -> psutil.Process:
     )
 
 
-@pytest.mark.slow
 def test_a_lost_node_that_comes_back_costs_a_restart(
     cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]
 ) -> None:
@@ -181,7 +179,6 @@ def test_a_lost_node_that_comes_back_costs_a_restart(
     assert_nothing_left(cluster, job, run_dir)
 
 
-@pytest.mark.slow
 def test_restarts_have_a_budget(
     cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
 ) -> None:
@@ -195,7 +192,6 @@ def test_restarts_have_a_budget(
     assert_nothing_left(cluster, job, run_dir)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spare", [True, False], ids=["a spare node", "no spare node"])
 def test_a_node_that_is_lost_for_good_is_replaced(
     cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path, spare: bool
@@ -232,7 +228,6 @@ exec "$@"
 """
 
 
-@pytest.mark.slow
 def test_every_step_runs_in_the_container(
     cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
 ) -> None:
@@ -251,7 +246,6 @@ def test_every_step_runs_in_the_container(
     assert sorted(steps) == [[script, "head"], [script, "run"], [script, "run"], [script, "worker"]]
 
 
-@pytest.mark.slow
 def test_scancel_leaves_nothing(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
     job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, "trainer.total_training_steps=50")
     wait_for("step 1/50", cluster, job, log, 500)
@@ -260,7 +254,6 @@ def test_scancel_leaves_nothing(cluster: Cluster, submit: Callable[..., tuple[st
     assert_nothing_left(cluster, job, run_dir)
 
 
-@pytest.mark.slow
 def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
     overrides = ("trainer.total_training_steps=6", "trainer.save_freq=100", "algo=fspo_adaptive")
     job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, *overrides)
@@ -279,7 +272,6 @@ def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Callable[.
     assert_nothing_left(cluster, job, run_dir)
 
 
-@pytest.mark.slow
 def test_an_array_compares_three_algorithms(
     cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
 ) -> None:

@@ -52,7 +52,7 @@ def test_the_table_has_medians_ranges_and_the_recipes_share() -> None:
     assert "`not run`" in versus_verl.table(rows[:2])
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_plain_verl_finds_the_demos_data(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from benchmarks.versus_verl import command\n"
     code += "command('verl', Path(sys.argv[1]))"

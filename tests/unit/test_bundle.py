@@ -113,7 +113,7 @@ def test_what_cannot_be_installed_is_said_before_anything_is_loaded(
     assert done.returncode == 1 and says in done.stderr
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_small_packages_go_through_the_real_scripts(tmp_path: Path) -> None:
     """Wheels and a source archive from the index, split, joined, and installed into a new environment without it."""
     copy = tmp_path / "copy"

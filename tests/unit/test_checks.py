@@ -54,7 +54,7 @@ def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> No
     assert problems(f"algo={algo}") == []
 
 
-@pytest.mark.release
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

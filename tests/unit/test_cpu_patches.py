@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.release
+pytestmark = pytest.mark.slow
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -64,13 +64,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(site: Path) -> None:
     built = {path.relative_to(site).with_suffix(".md") for path in site.rglob("*.html")}
     assert {path.relative_to(DOCS) for path in PAGES} <= built
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     loads = r"""<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)=["']?((?:https?:)?//[^"' >]+)"""
     for page in site.rglob("*.html"):

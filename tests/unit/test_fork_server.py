@@ -148,7 +148,7 @@ def with_executable(program: Path) -> Callable[[Path], list[str]]:
     return lambda spawner: [sys.executable, "-c", code.format(str(program), str(spawner))]
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(
     server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_without_a_server_python_runs_what_is_spawned(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_a_process_whose_files_cannot_get_their_numbers_is_not_forked(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     folder.mkdir()
@@ -179,7 +179,7 @@ def test_a_process_whose_files_cannot_get_their_numbers_is_not_forked(tmp_path: 
     assert not folder.exists()  # nothing is left of a server whose launcher has gone
 
 
-@pytest.mark.release  # imports vLLM
+@pytest.mark.slow  # imports vLLM
 def test_modules_imported_before_the_first_worker_do_not_import_ray() -> None:
     # Ray would have read its variables before they are known.
     code = f"import sys, importlib; [importlib.import_module(m) for m in {MODULES!r}]; assert 'ray' not in sys.modules"

@@ -36,7 +36,7 @@ def test_the_first_four_steps_measure_what_they_say() -> None:
     check(found, "its formula and verl")
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_the_first_four_steps_need_torch_and_transformers_alone() -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED}));"
@@ -152,7 +152,7 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
         command.main(["--device", "cpu", "--out", str(tmp_path / "mine")])
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Path) -> None:
     arguments = ["--device", "cuda", "--out", str(tmp_path), "--steps", "versions", "update"]
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", *arguments], cwd=ROOT, capture_output=True)

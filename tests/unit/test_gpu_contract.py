@@ -39,7 +39,7 @@ def test_the_folder_has_to_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert "wheels=FOLDER" in capsys.readouterr().err
 
 
-@pytest.mark.release  # seventeen CPU seconds
+@pytest.mark.slow  # seventeen CPU seconds
 def test_packing_ulysses_and_untied_weights_on_two_ranks(tmp_path: Path) -> None:
     """verl's engine loads what the checkpoint holds, and gives the log-probs and gradients of each sequence alone."""
     script = Path(__file__).with_name("two_ranks.py")

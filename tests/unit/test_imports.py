@@ -79,21 +79,21 @@ assert RuntimeContext(job).get_job_id() == "01000000{suffix}", RuntimeContext(jo
 FRESH = [
     pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
     pytest.param(
-        VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}, id="verl finds the losses and the platform", marks=pytest.mark.release
+        VERL_ON_CPUS, {"VERL_PLATFORM": "cpu"}, id="verl finds the losses and the platform", marks=pytest.mark.slow
     ),
     pytest.param(
         SOCKETS_BY_RUN.format(suffix="-abc"),
         {"VERL_PLATFORM": "cpu", "FSPO_RUN_ID": "abc"},
         id="a run has sockets of its own",
-        marks=pytest.mark.release,
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         SOCKETS_BY_RUN.format(suffix=""),
         {"VERL_PLATFORM": "cpu"},
         id="plain verl is left alone",
-        marks=pytest.mark.release,
+        marks=pytest.mark.slow,
     ),
-    pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.release),
+    pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
 ]
 
 

@@ -59,7 +59,7 @@ def test_shipped_tokenizer_is_the_recipes(task: str) -> None:
     assert shipped.unk_token_id not in shipped.encode(text)
 
 
-@pytest.mark.release
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_shipped_model_solves_part_of_the_task(task: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(shipped_model(task), dtype=torch.float32)

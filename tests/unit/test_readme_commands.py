@@ -287,14 +287,14 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"recipe.fspo.{module}.compose", composed_from)
 
 
-def always_or_release() -> Iterator[Any]:
-    """The commands that a newcomer meets first are composed always, the other pages' with FSPO_TEST_ALL=1."""
+def always_or_slow() -> Iterator[Any]:
+    """The commands that a newcomer meets first are composed always, the other pages' in a slow test."""
     for page, command in commands():
-        marks = () if page in ("README.md", "docs/index.md", "docs/demo.md") else (pytest.mark.release,)
+        marks = () if page in ("README.md", "docs/index.md", "docs/demo.md") else (pytest.mark.slow,)
         yield pytest.param(page, command, marks=marks)
 
 
-@pytest.mark.parametrize(("page", "command"), always_or_release())
+@pytest.mark.parametrize(("page", "command"), always_or_slow())
 def test_documented_command(
     page: str, command: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -340,7 +340,7 @@ def test_samples_can_be_read_and_filtered(tmp_path: Path) -> None:
     assert any(f"<option>{span}</option>" in text for span in [step_1.split('data-length="')[1].split('"')[0]])
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_path: Path) -> None:
     metrics = grid / "fspo/0/metrics.jsonl"
     metrics.write_text(
@@ -462,7 +462,7 @@ def test_nothing_readable_still_gives_a_page_and_a_status(tmp_path: Path) -> Non
     assert "not a folder" in " ".join(read_page(tmp_path / "out" / "report.html").text)
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_default_and_matched_are_told_apart(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, "fspo", 0, comparison=name) for name in ("default", "matched")]
     page = read_page(build_report(runs, tmp_path / "out").page)

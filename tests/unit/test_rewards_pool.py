@@ -68,7 +68,7 @@ def test_files_in_the_current_folder_do_not_shadow_packages(tmp_path: Path, monk
         assert scorer.score(r"\boxed{x+1}", "1+x").status is Status.CORRECT
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_launcher_killed_from_outside_is_replaced(scorer: MathScorer) -> None:
     assert scorer.score(r"\boxed{u+1}", "1+u").status is Status.CORRECT
     launcher = launcher_of(scorer)
@@ -117,7 +117,7 @@ def test_workers_are_bounded_in_memory(scorer: MathScorer) -> None:
         assert line.split()[3:5] == [str(1024 << 20)] * 2
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_close_ends_all_processes_and_the_scorer_can_be_used_again(scorer: MathScorer) -> None:
     scorer.score("about 1", "2")
     started = [launcher_of(scorer), *launcher_of(scorer).children()]
@@ -136,7 +136,7 @@ print(scorer._pool._launcher._process.pid, flush=True)
 """
 
 
-@pytest.mark.release
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["os._exit(1)", "time.sleep(600)"])
 def test_no_process_outlives_its_parent(ending: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -160,7 +160,7 @@ def test_no_process_outlives_its_parent(ending: str) -> None:
         parent.stdout.close()
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_forked_child_starts_its_own_workers(scorer: MathScorer) -> None:
     scorer.score("about 1", "2")
     pid = os.fork()

@@ -42,7 +42,7 @@ def direct(response: str, truth: str) -> float:
     return float(any(verify(g, p) for p in found for g in gold))
 
 
-@pytest.mark.release  # ten CPU seconds; a sample is in test_rewards_normalise.py
+@pytest.mark.slow  # ten CPU seconds; a sample is in test_rewards_normalise.py
 def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(scorer: MathScorer) -> None:
     verdicts = scorer.score_batch([row["response"] for row in LABELLED], [row["truth"] for row in LABELLED])
     expected = [direct(row["response"], row["truth"]) for row in LABELLED]
@@ -95,7 +95,7 @@ def assert_parity(scorer: MathScorer, rng: random.Random, n: int) -> int:
     return shortened
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_whole_responses_agree_with_direct_math_verify(scorer: MathScorer) -> None:
     assert assert_parity(scorer, random.Random(0), 150) > 50
 

@@ -38,7 +38,7 @@ def test_the_planner_is_within_five_percent(experiment: str, nodes: int) -> None
     assert_planner_agrees(traced(f"experiment={experiment}", f"nodes={nodes}", "gpus=8"))
 
 
-@pytest.mark.release  # twelve CPU seconds of imports
+@pytest.mark.slow  # twelve CPU seconds of imports
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_small_model(tmp_path: Path, tied: bool) -> None:
     """Little vocabulary, so that a layer decides, where the job has the output head; Ulysses; a gradient to reduce."""

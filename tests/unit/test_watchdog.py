@@ -178,7 +178,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.release
+@pytest.mark.slow
 def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path: Path) -> None:
     write_phase(tmp_path, Phase(2, "save"))
     says = {

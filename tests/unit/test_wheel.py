@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.release
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 Python = Callable[..., subprocess.CompletedProcess[str]]
