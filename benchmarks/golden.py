@@ -38,7 +38,6 @@ STEP: Final = 0.25
 
 VARIANTS: Final[dict[str, SequenceLossSettings]] = {
     **ALGORITHMS,
-    "fspo_dual_clip": dataclasses.replace(ALGORITHMS["fspo"], dual_clip=1.5),
     "seq_rloo_guard": dataclasses.replace(ALGORITHMS["seq_rloo"], s_max=0.1),
     "fspo_quantile_drift": dataclasses.replace(ALGORITHMS["fspo_quantile"], drift="kl"),
 }
@@ -139,7 +138,6 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
                 "accepted": output.accepted_B.sum(),
                 "high": output.clipped_high_B.sum(),
                 "low": output.clipped_low_B.sum(),
-                "dual": output.dual_clipped_B.sum(),
                 "overflow": output.overflow_B.sum(),
                 "upper": output.upper_B.mean(),
             }

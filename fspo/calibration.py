@@ -1,7 +1,7 @@
-"""Measuring where the acceptance bands should lie: drift, dispersion, quantile widths and the lean.
+"""Measuring where the acceptance bands should lie: drift, quantile widths and the lean.
 
-The bands with ``drift="kl"`` and the ``adaptive``, ``quantile`` and ``active`` ones depend on whole mini-batches over
-all ranks, and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
+The bands with ``drift="kl"`` and the ``quantile`` and ``active`` ones depend on whole mini-batches over all ranks, and
+a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
 (:class:`fspo.sums.SequenceSums`) of past rollout batches, for ``active`` from their leans, and sends a
 :class:`~fspo.types.BandState` before the next update.
 
@@ -191,8 +191,6 @@ class BandController:
       the policy has not moved), and pooled over the off-policy mini-batches. The centre of the band follows the
       position: with a pooled drift, the on-policy point S = 0 of the first mini-batch would lie outside the band of
       long sequences.
-    * dispersion: root mean square of ``(S + L * kl) / sqrt(L)`` over the off-policy mini-batches, each about its own
-      drift (about 0 with ``drift="none"``, where the band is centred).
     * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)``, each mini-batch about its own drift. The
       drift that was in force at the time would not do: one extreme rollout batch would then widen the bands for two
       windows instead of one.
@@ -275,15 +273,12 @@ class BandController:
         batches = [batch.totals_M4 for batch in self._batches]
         drifts = self._drifts(batches)
         off_policy = np.concatenate([batch.totals_M4[batch.unmoved :] for batch in self._batches])
-        kl = np.concatenate([np.array(drifts[batch.unmoved : len(batch.totals_M4)]) for batch in self._batches])
-        count, s, z_squared, length = off_policy.T
-        squares = float((z_squared + 2 * kl * s + kl**2 * length).sum())
+        _, s, _, length = off_policy.T
         pooled = drift_per_token(float(s.sum()), float(length.sum())) if self._settings.drift == "kl" else 0.0
         target = self._settings.target_acceptance
         return BandState(
             drift_per_token=pooled,
             drift_by_mini_batch=drifts,
-            dispersion=(squares / float(count.sum())) ** 0.5 if squares > 0 else None,
             half_width_K=(
                 local_half_widths(np.sum([b.folded_KC for b in self._batches], axis=0), target, self._min_count)
                 if self._settings.band == "quantile" and target is not None

@@ -7,7 +7,6 @@ all (sequence-level RLOO), like sqrt(L) (FSPO, arXiv 2509.09177) or like L (GSPO
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import torch
 
@@ -20,7 +19,6 @@ def acceptance_band(
     settings: SequenceLossSettings,
     state: BandState | None = None,
     dtype: torch.dtype = torch.float32,
-    staleness_B: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The acceptance band on S for sequences of the given lengths.
 
@@ -32,14 +30,9 @@ def acceptance_band(
     ``constant`` [log(1 - eps_low), log(1 + eps_high)]          sequence-level RLOO
     ``sqrt``     [-c_low * sqrt(L), c_high * sqrt(L)]           FSPO, arXiv 2509.09177
     ``linear``   [L * log(1 - eps_low), L * log(1 + eps_high)]  GSPO, arXiv 2507.18071
-    ``adaptive`` -+ q * dispersion * sqrt(L)                    defined here
     ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
     ``active``   -+ (a + b * sqrt(L)), (a, b) = active_line     defined here
     ============ ============================================== =====================================
-
-    With ``staleness="sqrt"``, L in ``sqrt`` is replaced by L (k + 1), k the staleness. Defined here: where pi_old is
-    the policy that sampled, S is the sum of k + 1 shifts of the policy, one for each version since and one for the
-    update in progress. If shifts are independent and of one dispersion sigma per token, Var(S) = (k + 1) sigma^2 L.
 
     The half-widths of ``quantile`` are looked up, not interpolated. The fine bins are narrow (a factor of 2**(1/8)),
     their values are already smoothed over neighbouring bins (:mod:`fspo.calibration`), and acceptance is counted in the
@@ -48,10 +41,9 @@ def acceptance_band(
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift and widths. Before any data (or None) there is no drift, and ``adaptive``, ``quantile``
-            and ``active`` are the ``sqrt`` band.
+        state: Measured drift and widths. Before any data (or None) there is no drift, and ``quantile`` and ``active``
+            are the ``sqrt`` band.
         dtype: Floating type of the result.
-        staleness_B: k, at least 0; None: 0 for all.
 
     Returns:
         ``(centre_B, lower_B, upper_B)`` in nats, with ``lower_B <= centre_B <= upper_B``.
@@ -63,12 +55,8 @@ def acceptance_band(
         low, high = -math.log1p(-settings.clip_low), math.log1p(settings.clip_high)
         growth_B = length if settings.band == "linear" else torch.ones_like(length)
         return centre_B, centre_B - low * growth_B, centre_B + high * growth_B
-    shifts = 1 if staleness_B is None or settings.staleness == "none" else staleness_B.to(length) + 1
-    root_B = (length * shifts).sqrt()
-    if settings.band == "adaptive" and state.dispersion is not None and settings.target_acceptance is not None:
-        quantile = NormalDist().inv_cdf((1 + settings.target_acceptance) / 2)  # of the Gaussian, on both sides
-        half_B = quantile * state.dispersion * root_B
-    elif settings.band == "quantile" and state.half_width_K:
+    root_B = length.sqrt()
+    if settings.band == "quantile" and state.half_width_K:
         edges = FINE_LENGTH_EDGES.to(length_B.device)
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
         half_B = widths_K[torch.bucketize(length_B, edges, right=True) - 1] * root_B

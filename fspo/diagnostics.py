@@ -148,7 +148,6 @@ def step_metrics(sums: SequenceSums) -> dict[str, float]:
         "fspo/clip_high_frac": share("clipped_high"),
         "fspo/clip_low_frac": share("clipped_low"),
         "fspo/overflow_frac": share("overflow"),
-        "fspo/dual_clip_frac": share("dual_clipped"),
         "fspo/truncated_frac": share("truncated"),
         "fspo/advantage_zero_frac": share("advantage_zero"),
         "fspo/accept_rate_mass": share("weight_accepted", sums.total("weight")),

@@ -110,6 +110,5 @@ def kept_output(
             clipped_high_B=(1 - share(plus_BT)) * (advantage_B > 0),
             clipped_low_B=(1 - share(minus_BT)) * (advantage_B < 0),
             overflow_B=never_B,
-            dual_clipped_B=never_B,
             valid_B=valid_B,
         )

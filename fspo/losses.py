@@ -31,7 +31,6 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
         "fspo": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03),
         "fspo_v1": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03, drift="kl"),
         # Defined here; c = 0.03 holds for the first rollout batch only.
-        "fspo_adaptive": SequenceLossSettings(band="adaptive", target_acceptance=0.85),
         "fspo_quantile": SequenceLossSettings(band="quantile", target_acceptance=0.85),
         "fspo_active": SequenceLossSettings(band="active", target_acceptance=0.85),
         # eps = 0.2 is the default of TRL's RLOOTrainer.
@@ -123,7 +122,6 @@ def sequence_policy_loss(
     settings: SequenceLossSettings,
     band_state: BandState | None = None,
     rollout_is_weights_BT: torch.Tensor | None = None,
-    staleness_B: torch.Tensor | None = None,
 ) -> SequenceLossOutput:
     r"""Per-sequence clipped surrogate loss, with everything that diagnostics need.
 
@@ -136,9 +134,8 @@ def sequence_policy_loss(
         \partial\,\text{loss} / \partial \log\pi(y_t) &= -v\,h\,A\,w(S) \quad\text{(0 where clipped)}
 
     *Clipped* means S strictly above ``upper`` with A > 0, or strictly below ``lower`` with A < 0. The band is closed:
-    S = 0 on a band of width 0 keeps its gradient, as with ``torch.clamp``. With a dual clip d, sequences with A < 0 and
-    S above ``ceiling = centre + d * (upper - centre)`` have the constant loss of ``S = ceiling``. Above the log-ratio
-    clamp ``s_max`` the weight has the constant value exp(s_max), and the gradient is kept with that weight.
+    S = 0 on a band of width 0 keeps its gradient, as with ``torch.clamp``. Above the log-ratio clamp ``s_max`` the
+    weight has the constant value exp(s_max), and the gradient is kept with that weight.
 
     Args:
         log_prob_BT: Log-probabilities under the current policy, in nats; the only input that gets a gradient.
@@ -149,23 +146,17 @@ def sequence_policy_loss(
         band_state: Measured drift and band widths for this mini-batch; None before any data.
         rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
             tokens. It multiplies loss and gradient of the sequence, and nothing else.
-        staleness_B: k of each sequence; needed, and used, with ``staleness="sqrt"`` only.
 
     Returns:
         Loss and diagnostics by sequence. The caller takes the average.
 
     Raises:
-        ValueError: If shapes differ, or ``staleness_B`` is needed and missing.
+        ValueError: If shapes differ.
         UnusableRowsError: If a log-probability of a response token is NaN or infinite, or if advantages or rollout
             weights are not finite or not constant over a sequence. The message names the row. One reduction over the
             rows tests all of this, so that there is one device synchronisation per call.
     """
     _check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
-    if settings.staleness != "none" and staleness_B is None:
-        raise ValueError(
-            f"staleness={settings.staleness!r} needs the staleness of each sequence, which only the trainer of "
-            "recipe.fspo sends: set it to 'none'"
-        )
     mask_BT = response_mask_BT.to(torch.bool)
     live_log_ratio_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT)
     with torch.no_grad():
@@ -190,18 +181,12 @@ def sequence_policy_loss(
             )
 
         positive_length_B = length_B.clamp(min=1)
-        centre_B, lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype, staleness_B)
+        _, lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype)
         above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
-        gain_B, penalty_B = advantage_B > 0, advantage_B < 0
-        clipped_high_B, clipped_low_B = above_B & gain_B, below_B & penalty_B
+        clipped_high_B, clipped_low_B = above_B & (advantage_B > 0), below_B & (advantage_B < 0)
         # The maximum in the loss clamps S on one side only: from above for A > 0, from below for A < 0.
-        ceiling_B = torch.full_like(log_ratio_B, torch.inf)
-        if settings.dual_clip is not None:
-            ceiling_B = centre_B + settings.dual_clip * (upper_B - centre_B)
-        dual_clipped_B = penalty_B & (log_ratio_B > ceiling_B)
         surrogate_B = torch.where(clipped_high_B, upper_B, log_ratio_B)
         surrogate_B = torch.where(clipped_low_B, lower_B, surrogate_B)
-        surrogate_B = torch.where(dual_clipped_B, ceiling_B, surrogate_B)
 
         length = positive_length_B.to(dtype)
         per_weight = length if settings.weight == "length_normalised" else torch.ones_like(length)
@@ -213,7 +198,7 @@ def sequence_policy_loss(
         if rollout_weight_B is not None:
             slope_B = slope_B * rollout_weight_B
         value_B = slope_B * per_weight
-        slope_B = slope_B.masked_fill(clipped_high_B | clipped_low_B | dual_clipped_B, 0.0)
+        slope_B = slope_B.masked_fill(clipped_high_B | clipped_low_B, 0.0)
     return SequenceLossOutput(
         loss_B=value_B + slope_B * (live_log_ratio_B - log_ratio_B),
         log_ratio_B=log_ratio_B,
@@ -226,7 +211,6 @@ def sequence_policy_loss(
         clipped_high_B=clipped_high_B,
         clipped_low_B=clipped_low_B,
         overflow_B=valid_B & (log_weight_B > settings.s_max),
-        dual_clipped_B=dual_clipped_B,
         valid_B=valid_B,
     )
 

@@ -62,7 +62,8 @@ Z_EDGES: Final = torch.cat(
 Z_EDGES[h + 1]. There are sixteen cells per decade of |z| from 1e-6 to 1e2, two overflow cells at the ends, two cells
 for 0 < |z| < 1e-6, and ZERO_CELL for z == 0 in the middle. A |z| equal to an edge lies in the cell further out."""
 
-# "above" and "advantage_positive" have no reader. They stay because recorded runs have these columns (LAYOUT_VERSION).
+# Without a reader, and there because recorded runs have these columns (LAYOUT_VERSION): "above", "advantage_positive",
+# and "dual_clipped", which is 0.
 FIELDS: Final[tuple[str, ...]] = (
     "count",  # sequences with at least one response token
     "accepted",  # S inside the band, whatever the sign of A
@@ -70,7 +71,7 @@ FIELDS: Final[tuple[str, ...]] = (
     "clipped_high",  # S above the band and A > 0: gradient removed
     "clipped_low",  # S below the band and A < 0: gradient removed
     "overflow",  # log-weight above the log-ratio clamp s_max
-    "dual_clipped",  # gradient removed by the dual clip
+    "dual_clipped",  # gradient removed by a dual clip, which earlier versions had
     "truncated",  # response cut at the maximum length
     "truncated_accepted",
     "advantage_positive",
@@ -153,13 +154,12 @@ def sequence_values(
         output.clipped_high_B,
         output.clipped_low_B,
         output.overflow_B,
-        output.dual_clipped_B,
         truncated_B,
     )
-    # One stacked copy, because one transfer per column would cost twelve device synchronisations per micro-batch.
+    # One stacked copy, because one transfer per column would cost eleven device synchronisations per micro-batch.
     device = output.log_ratio_B.device
     stacked = torch.stack([c.detach().to(device=device, dtype=torch.float64) for c in columns]).cpu()
-    _, s, length, upper, weight, advantage, accepted, high, low, overflow, dual, truncated = stacked[
+    _, s, length, upper, weight, advantage, accepted, high, low, overflow, truncated = stacked[
         :, stacked[0] > 0
     ].unbind(0)
     if not bool(torch.isfinite(s).all()):
@@ -176,7 +176,7 @@ def sequence_values(
         "clipped_high": high,
         "clipped_low": low,
         "overflow": overflow,
-        "dual_clipped": dual,
+        "dual_clipped": torch.zeros_like(s),
         "truncated": truncated,
         "truncated_accepted": truncated * accepted,
         "advantage_positive": (advantage > 0).to(torch.float64),

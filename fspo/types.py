@@ -13,9 +13,7 @@ Vocabulary:
   above the band's half-width;
 * *drift*: the mean of S at length L; *dispersion*: the standard deviation of ``S / sqrt(L)`` about its drift;
 * *rollout batch*: the sequences sampled by one policy, pi_old; they are used in several mini-batches, with an optimizer
-  step after each;
-* *staleness* k: policy versions between the one that sampled a sequence and the newest before its update; 0 in
-  synchronous training.
+  step after each.
 """
 
 from __future__ import annotations
@@ -27,13 +25,12 @@ from typing import Final, Literal, get_args
 
 import torch
 
-Band = Literal["constant", "sqrt", "linear", "adaptive", "quantile", "active"]
+Band = Literal["constant", "sqrt", "linear", "quantile", "active"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
-Staleness = Literal["none", "sqrt"]
 
-_CALIBRATED: Final = ("adaptive", "quantile", "active")
+_CALIBRATED: Final = ("quantile", "active")
 _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
 
 
@@ -63,16 +60,11 @@ class SequenceLossSettings:
             and gradient together, whatever the weight. GSPO is ``length_normalised`` with ``1/L``; LUSPO (arXiv
             2602.05261) is the same with ``1``.
         grad_multiplier: A constant factor on loss and gradient, for comparisons at matched gradient scale.
-        dual_clip: None (off), or d > 1: for A < 0, S is capped at ``centre + d * (upper - centre)``, d upper
-            half-widths from the centre of the band. Beyond it the gradient is removed. Defined here: the cap scales
-            with the band, unlike the constant bound on the ratio of arXiv 1912.09729.
         s_max: Log-ratio clamp: the largest log-weight (S, or S / L when length-normalised). Beyond it the weight is the
             constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
             at 10 too.
         target_acceptance: Acceptance rate that the measured bands aim at; None for the others. For ``active`` it is
             that of the active view among the sequences with A != 0: the share whose gradient is kept.
-        staleness: Whether the half-width of the ``sqrt`` band grows with the staleness k of a sequence: ``none``, or
-            ``sqrt``: c * sqrt(L (k + 1)). Only where pi_old is the policy that sampled. Defined here.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
@@ -86,10 +78,8 @@ class SequenceLossSettings:
     weight: Weight = "sequence"
     grad_scale: GradScale = "1"
     grad_multiplier: float = 1.0
-    dual_clip: float | None = None
     s_max: float = 10.0
     target_acceptance: float | None = None
-    staleness: Staleness = "none"
 
     def __post_init__(self) -> None:
         for key, choices in (
@@ -97,7 +87,6 @@ class SequenceLossSettings:
             ("drift", Drift),
             ("weight", Weight),
             ("grad_scale", GradScale),
-            ("staleness", Staleness),
         ):
             value, known = getattr(self, key), get_args(choices)
             if value not in known:
@@ -116,10 +105,6 @@ class SequenceLossSettings:
         if not (math.isfinite(self.grad_multiplier) and self.grad_multiplier > 0):
             raise ValueError(
                 f"grad_multiplier={self.grad_multiplier!r} must be a finite number > 0; 1 leaves the scale"
-            )
-        if self.dual_clip is not None and not (math.isfinite(self.dual_clip) and self.dual_clip > 1):
-            raise ValueError(
-                f"dual_clip={self.dual_clip!r} must be above 1, in upper half-widths of the band (None turns it off)"
             )
         if not 0 < self.s_max <= _S_MAX_LIMIT:
             raise ValueError(
@@ -141,12 +126,6 @@ class SequenceLossSettings:
             raise ValueError(
                 f"drift={self.drift!r} moves the centre of the band, and band='active' measures the lean about 0: set "
                 "drift to 'none', or band to 'quantile'"
-            )
-        if self.staleness == "sqrt" and (self.band, self.drift) != ("sqrt", "none"):
-            raise ValueError(
-                f"staleness='sqrt' widens a sqrt band around 0, not band={self.band!r} with drift={self.drift!r}: what "
-                "is measured in training has the staleness of the responses in it; set staleness to 'none', or "
-                "band='sqrt' and drift='none'"
             )
 
     @property
@@ -179,7 +158,6 @@ class BandState:
         drift_per_token: kl >= 0 in nats per token; the drift of S at length L is ``-L * kl``.
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
-        dispersion: sigma_hat > 0, the root mean square of ``(S - drift) / sqrt(L)``; None before any data.
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
         active_line: (a, b), both >= 0, of the half-width ``a + b * sqrt(L)`` of the ``active`` band, in nats and nats
             per square root of a token; None before any data.
@@ -187,7 +165,6 @@ class BandState:
 
     drift_per_token: float = 0.0
     drift_by_mini_batch: tuple[float, ...] = ()
-    dispersion: float | None = None
     half_width_K: tuple[float, ...] = field(default=(), repr=False)
     active_line: tuple[float, float] | None = None
 
@@ -223,7 +200,6 @@ class SequenceLossOutput:
         clipped_high_B: S above the band and A > 0: the gradient is removed.
         clipped_low_B: S below the band and A < 0: the gradient is removed.
         overflow_B: Log-weight above the log-ratio clamp ``s_max``.
-        dual_clipped_B: A < 0 and S above the dual clip: the gradient is removed.
         valid_B: The row has at least one response token.
     """
 
@@ -238,5 +214,4 @@ class SequenceLossOutput:
     clipped_high_B: torch.Tensor
     clipped_low_B: torch.Tensor
     overflow_B: torch.Tensor
-    dual_clipped_B: torch.Tensor
     valid_B: torch.Tensor

@@ -120,8 +120,6 @@ def configure(checkpoint: Path, own: dict[str, Any], overrides: Sequence[str]) -
         config.fspo.run_dir = str(run / FOLDER)
         config.merge_with_dotlist([override.lstrip("+") for override in overrides])
         actor = config.actor_rollout_ref.actor
-        if "staleness" in actor.get("policy_loss", {}):
-            actor.policy_loss.staleness = "none"  # it is 0 here
         contents, mini = list(actor.checkpoint.load_contents), int(actor.ppo_mini_batch_size)
         ranks = int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, KeyError, ValueError, AttributeError, TypeError) as error:

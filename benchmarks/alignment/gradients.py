@@ -105,14 +105,13 @@ def mean_cosine_bound(
 
 
 def without_clip(settings: SequenceLossSettings) -> SequenceLossSettings:
-    """The same weight and length scale, with a band that accepts everything, no dual clip and no constant factor."""
+    """The same weight and length scale, with a band that accepts everything and no constant factor."""
     return dataclasses.replace(
         settings,
         band="sqrt",
         clip_low=_WIDE,
         clip_high=_WIDE,
         drift="none",
-        dual_clip=None,
         target_acceptance=None,
         grad_multiplier=1.0,
     )

@@ -52,8 +52,10 @@ _REMEDIES: Final = {
     "drop2": (f"{_AT}=2",),
     "drop4": (f"{_AT}=4",),
     "rollout3": _ROLLOUT,
-    "widening3": (*_ROLLOUT, "actor_rollout_ref.actor.policy_loss.staleness=sqrt"),
+    "widening3": _ROLLOUT,
 }
+#: Their runs had a band that was removed since; they are read, and cannot be run again.
+_REMOVED: Final = ("separate_widening3",)
 #: The most informative first: conditions are run in this order.
 CONDITIONS: Final = {"sync": ("mode=sync",)} | {
     f"{mode}_{name}": (f"mode={mode}_async", *_SLOW, f"trainer.v1.{mode}_async.num_warmup_batches=2", *overrides)
@@ -70,7 +72,7 @@ Cells = dict[tuple[str, str], list[Run]]
 
 def run_missing(folder: Path) -> int:
     """Run every cell that is not finished; the exit status of the first that fails, else 0."""
-    cells = ((seed, name) for seed in SEEDS for name in CONDITIONS)
+    cells = ((seed, name) for seed in SEEDS for name in CONDITIONS if name not in _REMOVED)
     codes = (compare(folder / name, ALGOS, [seed], *DESIGN, *CONDITIONS[name]) for seed, name in cells)
     return next(filter(None, codes), 0)
 

@@ -37,14 +37,13 @@ class CommonRecord:
 def common_records(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) -> list[CommonRecord]:
     """The band of each group on the records of each group, with its own clips and at :data:`MATCHED_CLIP_RATE`.
 
-    Clip values are matched on the records of the group. Bands that depend on measurements during training, or on the
-    staleness of a response, which is not recorded, have no fixed edges to evaluate and are left out. So are bands with
-    a clip value of 0, which no factor scales.
+    Clip values are matched on the records of the group. Bands that depend on measurements during training have no fixed
+    edges to evaluate and are left out. So are bands with a clip value of 0, which no factor scales.
     """
     bands: dict[str, SequenceLossSettings] = {}
     for group in groups:
         settings = next((s for run in group.runs if (s := run.loss_settings) is not None), None)
-        if settings is None or settings.needs_state or settings.staleness != "none":
+        if settings is None or settings.needs_state:
             continue
         if min(settings.clip_low, settings.clip_high) > 0:
             bands[group.algo] = settings

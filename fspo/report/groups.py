@@ -27,7 +27,6 @@ from fspo.sums import FIELDS, SequenceSums
 _ALGO_ORDER: Final = (
     "fspo",
     "fspo_v1",
-    "fspo_adaptive",
     "fspo_quantile",
     "fspo_active",
     "rloo",

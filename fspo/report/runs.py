@@ -113,10 +113,15 @@ class Run:
 
     @property
     def loss_settings(self) -> SequenceLossSettings | None:
-        """The loss as run.json records it; None if it is not one of this package's, or not recorded."""
+        """The loss as run.json records it; None if it is not one of this package's, or not recorded.
+
+        So is the loss of a run of an earlier version whose band was widened by staleness, or had a dual clip.
+        """
         loss = self.info.get("loss")
+        if not isinstance(loss, dict) or loss.get("staleness", "none") != "none" or loss.get("dual_clip") is not None:
+            return None
         try:
-            return resolve_settings(loss) if isinstance(loss, dict) else None
+            return resolve_settings(loss)
         except (TypeError, ValueError):
             return None
 

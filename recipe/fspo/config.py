@@ -67,10 +67,8 @@ class SequencePolicyLossConfig(PolicyLossConfig):
     weight: str | None = None
     grad_scale: str | None = None
     grad_multiplier: float | None = None
-    dual_clip: float | None = None
     s_max: float | None = None
     target_acceptance: float | None = None
-    staleness: str | None = None
 
     def __post_init__(self) -> None:
         self.settings()
@@ -236,7 +234,6 @@ def loss_problems(config: DictConfig) -> Iterator[str]:
     yield from _ignored_problems(config, policy_loss.loss_mode)
     if config.fspo.comparison == "default":  # matched clip values are measured, and may be as wide as a run needs
         yield from _clip_problems(settings)
-    yield from _staleness_problems(config, settings)
     yield from _micro_batch_problems(config)
     yield from _rollout_correction_problems(config)
 
@@ -279,7 +276,7 @@ def _ignored_problems(config: DictConfig, loss_mode: str) -> Iterator[str]:
         if key in actor and actor[key] is not None and actor[key] != _default(key):
             yield (
                 f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}: remove it, and set "
-                f"{_POLICY_LOSS}.clip_low, clip_high or dual_clip instead"
+                f"{_POLICY_LOSS}.clip_low or clip_high instead"
             )
 
 
@@ -316,22 +313,6 @@ def _clip_problems(settings: SequenceLossSettings) -> Iterator[str]:
                 f"{_POLICY_LOSS}.{key}={value} is per sqrt(token) for band=sqrt and would clip nearly every sequence: "
                 "FSPO uses about 0.03 (a value near 3e-4 belongs to band=linear, GSPO)"
             )
-
-
-def _staleness_problems(config: DictConfig, settings: SequenceLossSettings) -> Iterator[str]:
-    if settings.staleness == "none":
-        return
-    if config.fspo.pi_old != "rollout":
-        yield (
-            f"{_POLICY_LOSS}.staleness={settings.staleness} with fspo.pi_old={config.fspo.pi_old}: S then starts from "
-            "the actor's weights at the beginning of the step, however stale the response; set "
-            "fspo.pi_old=rollout, or staleness to none"
-        )
-    elif config.trainer.v1.trainer_mode == "fspo":
-        yield (
-            f"{_POLICY_LOSS}.staleness={settings.staleness} has no effect with mode=sync, where nothing is stale: set "
-            "it to none, or mode to colocate_async or separate_async"
-        )
 
 
 def _micro_batch_problems(config: DictConfig) -> Iterator[str]:

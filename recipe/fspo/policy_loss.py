@@ -58,12 +58,11 @@ def _metrics(output: SequenceLossOutput) -> dict[str, float]:
     figures = torch.stack(
         [
             (output.clipped_high_B + output.clipped_low_B).sum() / count,
-            output.dual_clipped_B.sum() / count,
             -output.log_ratio_B.sum() / length,
             (output.valid_B.sum() - output.accepted_B.sum()) / count,
         ]
     ).tolist()
-    names = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl", "actor/seq_outside_band")
+    names = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/seq_outside_band")
     return dict(zip(names, figures, strict=True))
 
 
@@ -97,8 +96,7 @@ def _sequence_loss(
 ) -> SequenceLossOutput:
     typed = isinstance(policy_loss, SequencePolicyLossConfig)
     settings = policy_loss.settings() if typed else ALGORITHMS[policy_loss.loss_mode]
-    band_state, staleness_B = RECORDER.current_band_state(), RECORDER.staleness_B()
-    return sequence_policy_loss(*tensors, settings, band_state, rollout_is_weights, staleness_B)
+    return sequence_policy_loss(*tensors, settings, RECORDER.current_band_state(), rollout_is_weights)
 
 
 def register_losses() -> None:

@@ -12,6 +12,9 @@ from typing import Any, Final
 #: Key, or ``GROUP=OPTION``, and what to use instead. A key stands for all that lies below it, too.
 REMOVED: Final[dict[str, str]] = {
     "fspo.offline_task.name": "leave it out for remainders; sorted words are experiment=demo_words",
+    "algo=fspo_adaptive": "use algo=fspo_quantile, whose acceptance meets its target without Gaussian tails",
+    "actor_rollout_ref.actor.policy_loss.dual_clip": "use clip_high and s_max; no run has needed a second clip",
+    "actor_rollout_ref.actor.policy_loss.staleness": "bound the staleness with trainer.v1.sampler (docs/async.md)",
 }
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"

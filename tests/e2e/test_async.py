@@ -141,7 +141,7 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
     assert 0 < moved[0] / RESPONSES < 1e-8
 
 
-def test_dropping_evenly_and_a_band_that_widens_with_staleness(start: Starter, tmp_path: Path) -> None:
+def test_dropping_evenly_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> None:
     run = start(
         tmp_path,
         *SMALL,
@@ -152,8 +152,6 @@ def test_dropping_evenly_and_a_band_that_widens_with_staleness(start: Starter, t
         "fspo.drop=evenly",
         "fspo.pi_old=rollout",
         "actor_rollout_ref.rollout.calculate_log_probs=true",
-        "actor_rollout_ref.actor.policy_loss.staleness=sqrt",
-        "fspo.attributes=[staleness]",
         "fspo.record_sequences=true",
     )
     assert run.wait(500) == 0, run.output()[-4000:]
@@ -162,23 +160,10 @@ def test_dropping_evenly_and_a_band_that_widens_with_staleness(start: Starter, t
     assert all(ended(record, "trained") == RESPONSES for record in funnel)
     # Some are trained on that verl would have dropped: a prompt that has seen more than 2 versions is over 1 step old.
     assert max(metrics[step]["fspo/funnel/staleness"] for step in range(1, STEPS + 1)) > 1
-    checked = 0
     for step in range(1, STEPS + 1):
-        for k in range(4):
-            if (
-                metrics[step].get(f"fspo/by_staleness/count/{k}") != RESPONSES
-                or metrics[step]["fspo/funnel/versions"] != 1
-            ):
-                continue  # the band is known where all responses of the step have one staleness
-            parts = [record for record in lines(run, "sequences.jsonl") if record["step"] == step]
-            inside = [
-                abs(s) <= 0.03 * (length * (k + 1)) ** 0.5
-                for part in parts
-                for s, length in zip(part["S"], part["L"], strict=True)
-            ]
-            assert metrics[step]["fspo/accept_rate"] == pytest.approx(sum(inside) / RESPONSES, abs=1e-9)
-            checked += k > 0
-    assert checked > 0
+        parts = [record for record in lines(run, "sequences.jsonl") if record["step"] == step]
+        inside = [abs(s) <= 0.03 * n**0.5 for part in parts for s, n in zip(part["S"], part["L"], strict=True)]
+        assert metrics[step]["fspo/accept_rate"] == pytest.approx(sum(inside) / RESPONSES, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def test_scancel_leaves_nothing(cluster: Cluster, submit: Callable[..., tuple[st
 
 
 def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
-    overrides = ("trainer.total_training_steps=6", "trainer.save_freq=100", "algo=fspo_adaptive")
+    overrides = ("trainer.total_training_steps=6", "trainer.save_freq=100", "algo=fspo_quantile")
     job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, *overrides)
     wait_for("step 1/6", cluster, job, log, 500)
     cluster.run("scancel", "--batch", "--signal=USR1", job)

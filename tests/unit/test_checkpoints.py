@@ -252,7 +252,7 @@ def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
     load_state(tmp_path, fixed)  # a checkpoint of plain verl has no such file
     save_state(tmp_path, fixed)
     with pytest.raises(ValueError, match="saved without a band_controller, and this run is with one"):
-        load_state(tmp_path, fixed | {"band_controller": BandController(ALGORITHMS["fspo_adaptive"])})
+        load_state(tmp_path, fixed | {"band_controller": BandController(ALGORITHMS["fspo_quantile"])})
     (tmp_path / STATE_FILE).write_bytes((tmp_path / STATE_FILE).read_bytes()[:100])
     with pytest.raises(ValueError, match=f"{STATE_FILE} is damaged"):
         load_state(tmp_path, fixed)

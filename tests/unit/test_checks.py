@@ -99,15 +99,6 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
             ["mode=colocate_async", "fspo.drop=evenly", "trainer.v1.sampler.max_off_policy_strategy=wait"],
             r"fspo\.drop=evenly has no effect with max_off_policy_strategy=wait",
         ),
-        (["actor_rollout_ref.actor.policy_loss.staleness=sqrt"], r"staleness=sqrt with fspo\.pi_old=actor: S then"),
-        (
-            [
-                "actor_rollout_ref.actor.policy_loss.staleness=sqrt",
-                "fspo.pi_old=rollout",
-                "actor_rollout_ref.rollout.calculate_log_probs=true",
-            ],
-            r"staleness=sqrt has no effect with mode=sync",
-        ),
         (["trainer.max_actor_ckpt_to_keep=1"], r"max_actor_ckpt_to_keep=1"),
         (["algo=rloo", "actor_rollout_ref.rollout.n=1"], r"rollout\.n=1: set it to 2 or more"),
         (["actor_rollout_ref.rollout.top_p=0.9"], r"top_p=0\.9 .*set it to 1"),

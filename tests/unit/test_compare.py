@@ -84,10 +84,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("run=0 dry_run=true", r"leave run=N out"),
         ("run=9", r"run=9: the grid has 9 runs, numbered from 0 to 8"),
         ("algo=fspo", r"algo=fspo: the grid sets algo"),
-        (
-            "algos=[fspo] comparisons=[matched] actor_rollout_ref.actor.policy_loss.staleness=sqrt",
-            r"staleness=sqrt: clip values are matched",
-        ),
+        ("algos=[fspo,fspo_adaptive]", r"algo=fspo_adaptive was removed: use algo=fspo_quantile"),
         ("comparisons=[matched] fspo.record_sequences=false", r"record_sequences=false: .*comparisons=\[default\]"),
         ("fspo.run_dir=x", r"the grid sets fspo\.run_dir"),
         ("--algos", r"'--algos' is not KEY=VALUE"),

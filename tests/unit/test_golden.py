@@ -30,7 +30,6 @@ def test_every_branch_of_the_loss_is_taken() -> None:
         ("fspo", "high"),
         ("fspo", "low"),
         ("seq_gspo", "high"),
-        ("fspo_dual_clip", "dual"),
         ("seq_rloo_guard", "overflow"),
         ("vespo", "high"),
         ("vespo", "low"),

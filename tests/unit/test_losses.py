@@ -17,7 +17,6 @@ from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 F64 = torch.float64
 STATE = BandState(
     drift_per_token=2e-3,
-    dispersion=0.05,
     half_width_K=tuple(np.linspace(0.02, 0.08, FINE_LENGTH_EDGES.numel() - 1)),
     active_line=(0.05, 0.02),
 )
@@ -25,11 +24,10 @@ STATE = BandState(
 VARIANTS: dict[str, SequenceLossSettings] = {
     **ALGORITHMS,
     "fspo asymmetric": SequenceLossSettings(clip_low=0.02, clip_high=0.06),
-    "fspo dual": SequenceLossSettings(clip_low=0.02, clip_high=0.03, dual_clip=1.5),
-    "fspo v1 dual": SequenceLossSettings(clip_low=0.02, clip_high=0.03, drift="kl", dual_clip=2.0),
+    "fspo v1 asymmetric": SequenceLossSettings(clip_low=0.02, clip_high=0.03, drift="kl"),
     "fspo 1/L": SequenceLossSettings(grad_scale="1/L", grad_multiplier=40.0),
-    "rloo dual": dataclasses.replace(ALGORITHMS["seq_rloo"], clip_low=0.1, clip_high=0.3, dual_clip=2.0),
-    "gspo wide dual": dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01, clip_high=0.02, dual_clip=1.2),
+    "rloo asymmetric": dataclasses.replace(ALGORITHMS["seq_rloo"], clip_low=0.1, clip_high=0.3),
+    "gspo wide": dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01, clip_high=0.02),
     "gspo band, exp S": dataclasses.replace(ALGORITHMS["seq_gspo"], weight="sequence"),
     "sqrt band, exp S/L": SequenceLossSettings(weight="length_normalised"),
 }
@@ -69,8 +67,6 @@ def reference(
             low, high = -math.log(1 - loss.clip_low), math.log(1 + loss.clip_high)
         elif loss.band == "linear":
             low, high = -length * math.log(1 - loss.clip_low), length * math.log(1 + loss.clip_high)
-        elif loss.band == "adaptive":
-            low = high = 1.4395314709384563 * state.dispersion * root
         elif loss.band == "quantile":
             k = sum(1 for edge in FINE_LENGTH_EDGES.tolist() if edge <= length) - 1
             low = high = state.half_width_K[k] * root
@@ -79,8 +75,6 @@ def reference(
         n = length if loss.weight == "length_normalised" else 1
         ratio = torch.exp(S / n)
         value = torch.maximum(-A * ratio, -A * torch.clamp(ratio, math.exp((mu - low) / n), math.exp((mu + high) / n)))
-        if loss.dual_clip is not None and A < 0:
-            value = torch.minimum(value, -A * math.exp((mu + loss.dual_clip * high) / n))
         h = loss.grad_multiplier * (1 / length if loss.grad_scale == "1/L" else 1.0)
         losses.append(value * h * n * rollout_weight_B[i])
     return torch.stack(losses)
@@ -98,12 +92,12 @@ def test_loss_and_gradient_equal_the_reference(name: str, weighted: bool) -> Non
     (expected_gradient,) = torch.autograd.grad(expected.sum(), inputs[0])
     torch.testing.assert_close(output.loss_B, expected, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
-    clipped = output.clipped_high_B | output.clipped_low_B | output.dual_clipped_B
+    clipped = output.clipped_high_B | output.clipped_low_B
     assert clipped.any() and (output.valid_B & ~clipped).any(), "the batch must lie on both sides of the band"
 
 
 def test_diagnostics_follow_their_definitions() -> None:
-    loss = SequenceLossSettings(clip_low=0.02, clip_high=0.03, dual_clip=1.3, s_max=0.3)
+    loss = SequenceLossSettings(clip_low=0.02, clip_high=0.03, s_max=0.3)
     log_prob, old, advantages, mask = inputs = batch()
     out = sequence_policy_loss(*inputs, loss)
     S = torch.where(mask, log_prob - old, 0.0).sum(-1).detach()
@@ -118,7 +112,6 @@ def test_diagnostics_follow_their_definitions() -> None:
         (out.accepted_B, valid & ~above & ~below),
         (out.clipped_high_B, above & (A > 0)),
         (out.clipped_low_B, below & (A < 0)),
-        (out.dual_clipped_B, (1.3 * 0.03 * root < S) & (A < 0)),
         (out.overflow_B, S > 0.3),
     ):
         assert torch.equal(got, expected) and bool(got.any()) and not bool(got.all())
@@ -145,19 +138,6 @@ def test_the_band_is_closed_and_on_policy_data_survives_a_zero_width() -> None:
     zero = SequenceLossSettings(clip_low=0.0, clip_high=0.0)
     output, slope = one_row(0.0, 1.0, zero)
     assert bool(output.accepted_B) and slope == -1.0
-
-
-def test_dual_clip_scales_with_the_band_and_only_bounds_negative_advantages() -> None:
-    loss = SequenceLossSettings(clip_low=0.03, clip_high=0.1, dual_clip=3.0)
-    for length in (4, 100, 2500):
-        ceiling = 3 * 0.1 * math.sqrt(length)
-        inside, slope = one_row(0.99 * ceiling, -1.0, loss, length)
-        assert not bool(inside.dual_clipped_B) and slope == pytest.approx(math.exp(min(0.99 * ceiling, 10)))
-        beyond, slope = one_row(1.01 * ceiling, -1.0, loss, length)
-        assert bool(beyond.dual_clipped_B) and slope == 0.0
-        assert float(beyond.loss_B.detach()) == pytest.approx(math.exp(min(ceiling, 10)))
-        for A in (0.0, 1.0):
-            assert not bool(one_row(1.01 * ceiling, A, loss, length)[0].dual_clipped_B)
 
 
 @pytest.mark.parametrize("S", [30.0, 1e4])

@@ -88,7 +88,7 @@ def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must be above 0 to be scaled.*nats per square root of a token"):
         match_clip(good, dataclasses.replace(ALGORITHMS["fspo"], clip_low=0.0), 0.1)
     with pytest.raises(ValueError, match="matched by target_acceptance"):
-        needed_factor(good, ALGORITHMS["fspo_adaptive"])
+        needed_factor(good, ALGORITHMS["fspo_quantile"])
     with pytest.raises(ValueError, match="first mini-batch"):
         match_clip(Sequences.from_pairs([0.0] * 9 + [1.0], [3] * 10), ALGORITHMS["fspo"], 0.5)
     with pytest.raises(ValueError, match="no sequences"):

@@ -173,7 +173,6 @@ def test_the_band_at_the_longest_response(overrides: list[str], low: float, high
     ("overrides", "says"),
     [
         (["algo=fspo"], "a constant one at a ratio of 3"),
-        (["algo=fspo", "actor_rollout_ref.actor.policy_loss.dual_clip=2"], r"beyond S = 5\.43 \(2 half-widths\)"),
         (["algo=fspo", "actor_rollout_ref.actor.policy_loss.s_max=2"], "s_max=2 acts inside the band"),
         (["algo=fspo_v1"], "centred at the measured drift"),
         (["algo=fspo_quantile"], r"aims at an acceptance of 0\.85"),

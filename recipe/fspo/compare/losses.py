@@ -28,11 +28,6 @@ def band_settings(algo: str, overrides: Sequence[str]) -> SequenceLossSettings:
             f"algo={algo} uses the loss {policy_loss.loss_mode!r}, and only the bands on S of this library's losses "
             "can be matched: leave it out of a matched comparison, or give comparisons=[default]"
         )
-    if settings.staleness != "none":
-        raise BadInput(
-            f"policy_loss.staleness={settings.staleness}: clip values are matched on recorded sequences, of which the "
-            "staleness is not known; give comparisons=[default], or set it to none"
-        )
     return settings
 
 

@@ -126,7 +126,7 @@ _VALUES: Final[tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...]] =
         lambda value: value is None or _number(value, -math.inf),
         tuple(
             f"{_POLICY_LOSS}.{name}"
-            for name in ("clip_low", "clip_high", "grad_multiplier", "dual_clip", "s_max", "target_acceptance")
+            for name in ("clip_low", "clip_high", "grad_multiplier", "s_max", "target_acceptance")
         ),
     ),
     (

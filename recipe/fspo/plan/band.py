@@ -89,13 +89,9 @@ def _notes(settings: SequenceLossSettings, length: int, upper: float) -> list[st
     log_weight = upper / length if per_length else upper
     if log_weight > settings.s_max:
         notes.append(f"the clamp s_max={settings.s_max:g} acts inside the band, at a log-weight of {log_weight:.1f}")
-    if settings.dual_clip is not None:
+    if not per_length and upper > math.log(_VERL_DUAL_CLIP):
         notes.append(
-            f"dual clip: for A < 0 beyond S = {settings.dual_clip * upper:.2f} ({settings.dual_clip:g} half-widths)"
-        )
-    elif not per_length and upper > math.log(_VERL_DUAL_CLIP):
-        notes.append(
-            f"no dual clip; a constant one at a ratio of {_VERL_DUAL_CLIP:g}, as token-level losses use, would act "
+            f"a constant dual clip at a ratio of {_VERL_DUAL_CLIP:g}, as token-level losses use, would act "
             "inside this band"
         )
     return notes
