@@ -134,7 +134,7 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
     )
     sums = SequenceSums.zeros().add_(output)
     # Copies, since pickle writes an object that it meets again as a reference.
-    ranks = [[MiniBatch(copy.deepcopy(sums), [], np.empty((4, 0))) for _ in range(MINI_BATCHES)] for _ in range(RANKS)]
+    ranks = [[MiniBatch(copy.deepcopy(sums), np.empty((4, 0))) for _ in range(MINI_BATCHES)] for _ in range(RANKS)]
     joined = [mini_batch.sums for mini_batch in join_ranks(ranks)]
     diagnostics = LengthDiagnostics(bins=8, window=WINDOW_STEPS)
     for _ in range(WINDOW_STEPS):

@@ -136,7 +136,7 @@ def configure(checkpoint: Path, own: dict[str, Any], overrides: Sequence[str]) -
         "data.train_batch_size": own["updates"] * mini + own["prompts"],
         "data.gen_batch_size": None,
         "evaluate": False,
-        "fspo.grad_scale": "native",  # the run's config.yaml holds the multiplier that "matched" stands for
+        "fspo.match_scale": "native",  # the run's config.yaml holds the multiplier that "matched" stands for
         "fspo.record_sequences": False,
         "trainer.v1.trainer_mode": "alignment",
         "trainer.default_local_dir": "${fspo.run_dir}/checkpoints",

@@ -43,7 +43,6 @@ _ROLLOUT: Final = (
     f"{_AT}=3",
     "fspo.pi_old=rollout",
     "actor_rollout_ref.rollout.calculate_log_probs=true",
-    "fspo.attributes=[staleness]",
 )
 _REMEDIES: Final = {
     "drop3": (f"{_AT}=3",),

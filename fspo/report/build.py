@@ -38,7 +38,6 @@ from fspo.report.style import THEMES, themed
 from fspo.report.tables import (
     NOT_RUN,
     Table,
-    attribute_table,
     common_record_table,
     final_numbers,
     grid_table,
@@ -187,7 +186,6 @@ def _tables(
         "final": final_numbers(groups, measures),
         "paired": paired_differences(groups, measures),
         "common_records": common_record_table(common_records(groups, starts), groups),
-        "attributes": attribute_table(groups),
         "funnel": funnel_table(groups, bins),
     }
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from fspo.fairness import Interval, LengthReweightingError, length_reweighting_error
-from fspo.fairness.bootstrap import ratio_interval
+from fspo.fairness import Interval, LengthReweightingError
 from fspo.report.common_records import CommonRecord
 from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_runs
-from fspo.report.runs import Array, PlannedRun, Run
+from fspo.report.runs import PlannedRun, Run
 
 NOT_RUN: Final = "not run"
-
-_COUNT: Final = re.compile(r"fspo/by_(?P<attribute>\w+)/count/(?P<label>.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,79 +83,6 @@ def common_record_table(records: Sequence[CommonRecord], groups: Sequence[RunGro
             why = "this clip rate is out of its reach" if algo in bands else "no fixed band, or not on S"
             rows.append((f"{algo}, {'matched' if matched else 'own'} clips", "", _why(cells, why)))
     return Table([f"on {source}'s records" for source in sources], rows) if rows else None
-
-
-def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
-    """Debiased LRE over each attribute's bins, and the acceptance in each bin, by group.
-
-    The runs of a group are pooled. The interval of an LRE resamples steps, because the metrics are logged by step.
-
-    Returns:
-        The table; None where no run logged an attribute (``fspo.attributes``).
-    """
-    labels = _labels(groups)
-    rows: list[tuple[str, str, list[str]]] = []
-    for attribute, names in labels.items():
-        counts = [_counts(group, attribute, names) for group in groups]
-        cells = [_error(*pair) for pair in counts]
-        rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", _why(cells, "not logged")))
-        for index, name in enumerate(names):
-            cells = [_rate(accepted[:, index], total[:, index]) for accepted, total in counts]
-            rows.append((name, attribute, _why(cells, "no sequences")))
-        for name in names:
-            cells = [_dispersion(group, f"fspo/by_{attribute}", name) for group in groups]
-            rows.append((f"{name}: z_std", "dispersion of S / sqrt(L)", _why(cells, "no sequences")))
-    return Table(group_heads(groups), rows) if rows else None
-
-
-def _dispersion(group: RunGroup, head: str, label: str) -> str:
-    """Root of the mean variance of z within a step, over all steps in which it was logged, weighted by sequences."""
-    steps = [values for run in group.runs for values in run.steps.values() if f"{head}/z_std/{label}" in values]
-    count = np.array([values[f"{head}/count/{label}"] for values in steps])
-    if not count.sum():
-        return ""
-    found = ratio_interval(count * np.array([values[f"{head}/z_std/{label}"] for values in steps]) ** 2, count)
-    root = Interval(found.value**0.5, float(np.sqrt(found.low)), float(np.sqrt(found.high)), found.n)
-    return show_interval(root, "{:.4f}")
-
-
-def _labels(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
-    """Bins of each attribute in the order in which they are logged, which is that of the attribute's edges."""
-    found: dict[str, list[str]] = {}
-    metrics = [values for group in groups for run in group.runs for values in run.steps.values()]
-    for values in sorted(metrics, key=len, reverse=True):  # a step without empty bins has all of them in order
-        for name in values:
-            if match := _COUNT.fullmatch(name):
-                names = found.setdefault(match["attribute"], [])
-                if match["label"] not in names:
-                    names.append(match["label"])
-    found.get("staleness", []).sort()  # a step may have one of them only
-    return found
-
-
-def _counts(group: RunGroup, attribute: str, labels: Sequence[str]) -> tuple[Array, Array]:
-    """Accepted and all sequences, [steps of all runs, bins]; fractions where a loss keeps shares."""
-    accepted, total = [], []
-    for run in group.runs:
-        for values in run.steps.values():
-            count = [values.get(f"fspo/by_{attribute}/count/{label}", 0.0) for label in labels]
-            rate = [values.get(f"fspo/by_{attribute}/accept/{label}", 0.0) for label in labels]
-            if any(count):
-                total.append(count)
-                accepted.append([n * share for n, share in zip(count, rate, strict=True)])
-    shape = (-1, len(labels))
-    return np.array(accepted, dtype=np.float64).reshape(shape), np.array(total, dtype=np.float64).reshape(shape)
-
-
-def _error(accepted: Array, total: Array) -> str:
-    if not total.sum():
-        return ""
-    error = length_reweighting_error(accepted, total)
-    return show_lre(error, f", noise floor {error.noise_floor:.3f}")
-
-
-def _rate(accepted: Array, total: Array) -> str:
-    return f"{accepted.sum() / total.sum():.1%} of {total.sum():.0f}" if total.sum() else ""
 
 
 def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:

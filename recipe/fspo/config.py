@@ -16,7 +16,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-from fspo.attributes import NAMES as ATTRIBUTES
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.relatives import RELATIVES
 from fspo.types import SequenceLossSettings
@@ -106,10 +105,10 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
 def complete_loss(config: DictConfig) -> None:
     """Write every setting of the loss into ``actor.policy_loss``, so that ``config.yaml`` says what was run; in place.
 
-    With ``grad_scale=matched``, the losses that sum over tokens are divided by ``fspo.reference_length``: the gradients
-    of losses with h(L) = 1 (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a common
-    gradient-norm clip would bind always for the ones and never for the others. Defined here. A loss of the user's has
-    its own fields for it (:mod:`recipe.fspo.own_loss`).
+    With ``match_scale=matched``, the losses that sum over tokens are divided by ``fspo.reference_length``: the
+    gradients of losses with h(L) = 1 (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so
+    a common gradient-norm clip would bind always for the ones and never for the others. Defined here. A loss of the
+    user's has its own fields for it (:mod:`recipe.fspo.own_loss`).
     """
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
@@ -119,7 +118,7 @@ def complete_loss(config: DictConfig) -> None:
         values = own_loss.settings_of(policy_loss)
     else:
         return
-    if config.fspo.grad_scale == "matched" and values.get("grad_scale") == "1":
+    if config.fspo.match_scale == "matched" and values.get("grad_scale") == "1":
         values["grad_multiplier"] /= config.fspo.reference_length
     with open_dict(policy_loss):
         policy_loss.update(values)
@@ -139,7 +138,6 @@ def problems(config: DictConfig) -> Iterator[str]:
     yield from _pi_old_problems(config)
     yield from _unused_correction_problems(config)
     yield from _drop_problems(config)
-    yield from _attribute_problems(config)
     yield from loss_problems(config)  # imports the module of an own loss, which may register more than a loss
     loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
     yield from unserved(config, by_response=loss_mode in ALGORITHMS or loss_mode in RELATIVES)
@@ -178,11 +176,6 @@ def _mode_problems(config: DictConfig) -> Iterator[str]:
             f"trainer.v1.separate_async.parameter_sync_step={steps} times actor.ppo_mini_batch_size={mini} is not "
             f"data.train_batch_size={batch}: leave it out, so that it follows from the two"
         )
-    if config.fspo.attributes and config.fspo.attributes != ["staleness"]:
-        yield (
-            f"fspo.attributes={config.fspo.attributes} compares a step's groups, and mode=separate_async sees a "
-            "mini-batch at a time: set it to [] or [staleness]"
-        )
     if rollout.nnodes < 1 or rollout.n_gpus_per_node < 1:
         yield (
             f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} and n_gpus_per_node={rollout.n_gpus_per_node}: with "
@@ -192,15 +185,6 @@ def _mode_problems(config: DictConfig) -> Iterator[str]:
         yield (
             "actor_rollout_ref.rollout.checkpoint_engine.backend=naive cannot carry weights between devices: give "
             "nccl, or shared_memory with custom_backend_module=recipe.fspo.cpu.checkpoint_engine on CPUs"
-        )
-
-
-def _attribute_problems(config: DictConfig) -> Iterator[str]:
-    names = OmegaConf.to_container(config.fspo.attributes) if OmegaConf.is_list(config.fspo.attributes) else None
-    if names is None or len(set(names)) < len(names) or not set(names) <= set(ATTRIBUTES):
-        yield (
-            f"fspo.attributes={config.fspo.attributes} must be a list, without repetition, of {', '.join(ATTRIBUTES)}; "
-            "[] logs acceptance by length only"
         )
 
 
@@ -222,8 +206,8 @@ def loss_problems(config: DictConfig) -> Iterator[str]:
         return
     length = config.fspo.reference_length
     needed = settings is not None or own_loss.is_own(policy_loss)
-    if needed and config.fspo.grad_scale == "matched" and (not isinstance(length, int | float) or length <= 0):
-        yield f"fspo.reference_length={length!r}: grad_scale=matched needs a typical response length in tokens, above 0"
+    if needed and config.fspo.match_scale == "matched" and (not isinstance(length, int | float) or length <= 0):
+        yield f"fspo.reference_length={length!r}: match_scale=matched needs a typical length of responses, above 0"
     if settings is None:
         yield from own_loss.problems(config)
         yield from _unread_problems(config, policy_loss.loss_mode)

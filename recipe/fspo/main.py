@@ -79,7 +79,7 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
   mode=sync             when responses are generated: {", ".join(choices("mode"))}
   seed=1                of data order, sampling and initialisation
   advantage=native      or shared: one advantage estimator for every algorithm
-  grad_scale=native     or matched: losses that sum over tokens are divided by fspo.reference_length
+  match_scale=native    or matched: losses that sum over tokens are divided by fspo.reference_length
   evaluate=false        true: no training; avg@k and pass@k of the validation sets, with intervals
 
 Settings often changed, of the recipe and of verl:

@@ -3,7 +3,7 @@
 ``actor.policy_loss._target_`` names a dataclass of its settings, so that they can be given on the command line, are
 checked, and stand in ``config.yaml`` and ``run.json``. The class says by fields what the rest of the recipe may do with
 the loss: ``grad_scale`` and ``grad_multiplier``, how its gradient grows with L and the factor that it applies
-(``grad_scale=matched`` sets it); ``band``, in words, for the report.
+(``match_scale=matched`` sets it); ``band``, in words, for the report.
 """
 
 from __future__ import annotations
@@ -110,14 +110,14 @@ def _problem_of_settings(policy_loss: DictConfig, cls: type | None) -> str | Non
 
 
 def _scale_problems(config: DictConfig) -> Iterator[str]:
-    if config.fspo.grad_scale != "matched":
+    if config.fspo.match_scale != "matched":
         return
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = settings_of(policy_loss)
     if not {"grad_scale", "grad_multiplier"} <= set(settings) or settings["grad_scale"] not in ("1", "1/L"):
         yield (
-            f"grad_scale=matched does not know how the gradient of loss_mode={policy_loss.loss_mode} grows with the "
-            "response's length, so a comparison would be one of learning rates: give grad_scale=native, or let the "
+            f"match_scale=matched does not know how the gradient of loss_mode={policy_loss.loss_mode} grows with the "
+            "response's length, so a comparison would be one of learning rates: give match_scale=native, or let the "
             'class of its settings (_target_) have the fields grad_scale ("1" for a sum over tokens, "1/L" for a mean) '
             "and grad_multiplier, which the loss multiplies by"
         )

@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from fspo.attributes import AttributeSums
 from fspo.sums import SequenceSums
 
 if TYPE_CHECKING:
-    from fspo.attributes import Attribute
     from fspo.types import BandState, SequenceLossOutput
 
 #: Rows of :attr:`MiniBatch.sequences`: those of sequences.jsonl, and what else a sample tells (booleans as 0 and 1).
 SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted", "removed")
-#: Column of a batch, float64 [B, 2 + A]: each sequence's row number, staleness, and bin by each of fspo.attributes.
+#: Column of a batch, int64 [B]: each sequence's row number; -1 for padding.
 ROWS: Final = "fspo_rows"
 
 
@@ -36,7 +34,6 @@ class MiniBatch:
 
     Attributes:
         sums: Sums by length.
-        attribute_sums: Sums by each of the attributes that are asked for.
         sequences: float64 [7, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
             A, weight, its row in the rollout batch (-1 if not sent), accepted or not, gradient removed or not; empty
             unless asked for.
@@ -45,7 +42,6 @@ class MiniBatch:
     """
 
     sums: SequenceSums
-    attribute_sums: list[AttributeSums]
     sequences: np.ndarray
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -58,7 +54,6 @@ class MiniBatch:
     def __add__(self, other: MiniBatch) -> MiniBatch:
         return MiniBatch(
             self.sums + other.sums,
-            [a + b for a, b in zip(self.attribute_sums, other.attribute_sums, strict=True)],
             np.concatenate([self.sequences, other.sequences], axis=1),
             self.grad_norm,
             self.learning_rate,
@@ -87,8 +82,14 @@ def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
     return torch.where(response_mask_BT.to(torch.bool), position_T, 0).amax(dim=-1)
 
 
-def count_unmoved(mini_batches: Sequence[MiniBatch]) -> int:
-    """How many mini-batches came before any weight had moved: the first, and more where the learning rate is 0."""
+def count_unmoved(mini_batches: Sequence[MiniBatch], pi_old: str = "actor") -> int:
+    """How many mini-batches came before any weight had moved, so that S is 0 but for rounding.
+
+    The first, and more where the learning rate is 0; none where pi_old is vLLM's (``rollout``), from which S differs at
+    once. The run folder numbers these mini-batches 0 (:func:`numbers`), and its readers leave number 0 out.
+    """
+    if pi_old == "rollout":
+        return 0
     moved = next((index for index, each in enumerate(mini_batches) if each.moves), len(mini_batches))
     return min(moved + 1, len(mini_batches))
 
@@ -124,11 +125,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
-        self.row_BC: torch.Tensor | None = None
         self._max_response_length: int | None = None
         self._keep_sequences = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without a band state and without records."""
+        self.row_B: torch.Tensor | None = None
         self._band_state: BandState | None = None
-        self._attributes: tuple[Attribute, ...] = ()
         self._done = 0
         self._mini_batches: list[MiniBatch] = []
 
@@ -140,37 +144,29 @@ class Recorder:
             sequences: keep :data:`SEQUENCE_COLUMNS` of every sequence too.
             run_dir: the run's folder, for what a worker itself has to write.
         """
-        self.__init__()  # type: ignore[misc]
+        self._forget()
         self._max_response_length, self._keep_sequences, self.run_dir = max_response_length, sequences, run_dir
 
-    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...], done: int) -> None:
-        """Use this band state in the update that follows, and record by these attributes.
+    def begin_update(self, band_state: BandState | None, done: int) -> None:
+        """Use this band state in the update that follows.
 
         Args:
             band_state: Of the rollout batch.
-            attributes: Whose bins the batch holds.
             done: Mini-batches of the rollout batch that were handed over before: ``mode=separate_async`` updates once
                 for each.
         """
-        self._band_state, self._attributes, self._done = band_state, attributes, done
+        self._band_state, self._done = band_state, done
 
     def begin_mini_batch(self) -> None:
         """Open the records of the next mini-batch."""
         if self._max_response_length is not None:
-            by_attribute = [AttributeSums.zeros(attribute) for attribute in self._attributes]
-            self._mini_batches.append(
-                MiniBatch(SequenceSums.zeros(), by_attribute, np.empty((len(SEQUENCE_COLUMNS), 0)))
-            )
+            self._mini_batches.append(MiniBatch(SequenceSums.zeros(), np.empty((len(SEQUENCE_COLUMNS), 0))))
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
         if self._band_state is None or not self._mini_batches:
             return self._band_state
         return self._band_state.at_mini_batch(self._done + len(self._mini_batches) - 1)
-
-    def staleness_B(self) -> torch.Tensor | None:
-        """The staleness of the sequences of the micro-batch in progress; None if it was not sent."""
-        return None if self.row_BC is None else self.row_BC[:, 1]
 
     def add(self, output: SequenceLossOutput, response_mask_BT: torch.Tensor) -> None:
         """Add one micro-batch to the mini-batch in progress."""
@@ -179,13 +175,9 @@ class Recorder:
         truncated_B: torch.Tensor = end_of_response(response_mask_BT) >= self._max_response_length
         mini_batch = self._mini_batches[-1]
         mini_batch.sums.add_(output, truncated_B=truncated_B)
-        if mini_batch.attribute_sums:
-            assert self.row_BC is not None, "the bins of the attributes come with the batch"
-            for sums, bin_B in zip(mini_batch.attribute_sums, self.row_BC.unbind(1)[2:], strict=True):
-                sums.add_(output, bin_B.to(torch.int64), truncated_B)
         if self._keep_sequences:
-            row_B = torch.full_like(output.length_B, -1) if self.row_BC is None else self.row_BC[:, 0]
-            lost_B = sum(each.float() for each in (output.clipped_high_B, output.clipped_low_B, output.dual_clipped_B))
+            row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
+            lost_B = sum(each.float() for each in (output.clipped_high_B, output.clipped_low_B))
             told = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
             # Of a loss that keeps a share: accepted if most of the weight is, removed if most of it is lost.
             columns = (*told, row_B.to(output.length_B.device), output.accepted_B > 0.5, lost_B > 0.5)

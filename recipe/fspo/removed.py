@@ -13,6 +13,7 @@ from typing import Any, Final
 REMOVED: Final[dict[str, str]] = {
     "fspo.offline_task.name": "leave it out for remainders; sorted words are experiment=demo_words",
     "algo=fspo_adaptive": "use algo=fspo_quantile, whose acceptance meets its target without Gaussian tails",
+    "fspo.attributes": "use fspo.record_sequences=true, which keeps S, L and A of every sequence",
     "actor_rollout_ref.actor.policy_loss.dual_clip": "use clip_high and s_max; no run has needed a second clip",
     "actor_rollout_ref.actor.policy_loss.staleness": "bound the staleness with trainer.v1.sampler (docs/async.md)",
 }
@@ -21,7 +22,7 @@ _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
 _LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 
 #: Key or group of an earlier version, and its new name; the values are the same.
-RENAMED: Final[dict[str, str]] = {}
+RENAMED: Final[dict[str, str]] = {"grad_scale": "match_scale", "fspo.grad_scale": "fspo.match_scale"}
 
 
 def remedy(key: str, value: object = None) -> str | None:

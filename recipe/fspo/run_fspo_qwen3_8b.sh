@@ -16,7 +16,7 @@ algorithm=(
     actor_rollout_ref.actor.kl_loss_coef=0.0
     actor_rollout_ref.actor.entropy_coeff=0.0
     actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean # for the KL metric; the loss is a mean over sequences
-    fspo.reference_length=2000                                # only used by grad_scale=matched
+    fspo.reference_length=2000                                # only used by match_scale=matched
     seed=1
 )
 

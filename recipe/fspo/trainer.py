@@ -25,7 +25,6 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from fspo.attributes import Attribute
 from fspo.samples import validation_samples
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import (
@@ -339,11 +338,9 @@ class FSPOHooks(PPOTrainer):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("update")
         outcomes = read_outcomes(batch, self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path is not None)
-        attributes: tuple[Attribute, ...] = ()
-        if (names := self.config.fspo.attributes) or self.config.fspo.samples or self._cycle.needs_staleness:
-            longest, first_row = self.config.data.max_response_length, self._cycle.rows
-            batch, attributes = send_rows(batch, outcomes, names, longest, self.global_steps, first_row)
-        self.actor_rollout_wg.begin_update(self._cycle.band_state, attributes, self._cycle.mini_batches)
+        if self.config.fspo.samples:
+            batch = send_rows(batch, outcomes, self._cycle.rows)
+        self.actor_rollout_wg.begin_update(self._cycle.band_state, self._cycle.mini_batches)
         batch = super()._update_actor(batch, metrics)
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:

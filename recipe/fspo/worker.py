@@ -16,7 +16,6 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from fspo.attributes import Attribute
 from fspo.losses import UnusableRowsError
 from fspo.types import BandState
 from recipe.fspo.faults import collectives
@@ -37,15 +36,15 @@ _SKIPPED_STEPS = 20
 
 def _with_rows(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
     """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: which rows these are."""
-    row_BC = data.get(ROWS, None)
-    if row_BC is not None and row_BC.is_nested:  # how TransferQueue hands out every column, of equal rows too
-        row_BC = torch.stack(row_BC.unbind())
-    RECORDER.row_BC = row_BC
+    row_B = data.get(ROWS, None)
+    if row_B is not None and row_B.is_nested:  # how TransferQueue hands out every column, of equal rows too
+        row_B = torch.stack(row_B.unbind())
+    RECORDER.row_B = None if row_B is None else row_B.flatten()
     return loss_fn(model_output=model_output, data=data, dp_group=dp_group)
 
 
 class RecordingTrainingWorker(TrainingWorker):
-    """``TrainingWorker`` that tells the recorder where one mini-batch ends, and to which bins its sequences belong."""
+    """``TrainingWorker`` that tells the recorder where one mini-batch ends, and which rows its sequences are."""
 
     _skipped = 0
 
@@ -100,9 +99,9 @@ class FSPOWorker(ActorRolloutRefWorker):
         collectives.dump_to(Path(run_dir), self.rank)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_update(self, band_state: BandState | None, attributes: tuple[Attribute, ...], done: int = 0) -> None:
+    def begin_update(self, band_state: BandState | None, done: int = 0) -> None:
         """See :meth:`recipe.fspo.recorder.Recorder.begin_update`."""
-        RECORDER.begin_update(band_state, attributes, done)
+        RECORDER.begin_update(band_state, done)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_mini_batches(self) -> list[MiniBatch] | None:

@@ -38,8 +38,7 @@ PROBE = ("trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe", "actor
 def trained(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Two steps with one rank, a checkpoint after each."""
     folder = tmp_path_factory.mktemp("one_rank")
-    attributes = "fspo.attributes=[difficulty,reward_dispersion,truncated,data_source]"
-    run = start(folder, *SMALL, "trainer.save_freq=1", attributes, *PROBE, **probe_environment(folder))
+    run = start(folder, *SMALL, "trainer.save_freq=1", *PROBE, **probe_environment(folder))
     assert run.wait(400) == 0, run.output()[-4000:]
     return run
 
@@ -83,28 +82,6 @@ def test_sums_by_length_cover_every_sequence(trained: Start) -> None:
             assert abs(sums.total("z_squared")) < 1e-6
     # Sampling is not reproducible, and a mini-batch without unequal rewards in a group leaves the policy where it is.
     assert max(from_record(records[i]).total("z_squared") for i in (1, 3)) > 1e-6
-
-
-def test_sums_by_other_attributes_cover_every_sequence(trained: Start) -> None:
-    from fspo.records import from_record
-
-    records = [json.loads(line) for line in (trained.run_dir / "length_stats.jsonl").read_text().splitlines()]
-    second = {record["step"]: from_record(record) for record in records if record["minibatch"] == 1}
-    for step, metrics in trained.steps().items():
-        sums = second[step]
-        for attribute in ("difficulty", "reward_dispersion", "truncated", "data_source"):
-            head = f"fspo/by_{attribute}"
-            counts = f"{head}/count/"
-            count = {name.removeprefix(counts): n for name, n in metrics.items() if name.startswith(counts)}
-            assert sum(count.values()) == 32, attribute
-            accepted = sum(n * metrics[f"{head}/accept/{label}"] for label, n in count.items())
-            assert accepted == pytest.approx(sums.total("accepted")), attribute
-            if attribute == "truncated":  # the driver's lengths against the workers'
-                assert count.get("truncated", 0) == sums.total("truncated")
-            if attribute in ("difficulty", "reward_dispersion"):  # whole groups of 8
-                assert {n % 8 for n in count.values()} == {0}, count
-            if attribute == "reward_dispersion":  # no dispersion is the same as no advantage
-                assert count.get("below_1e-09", 0) == sums.total("advantage_zero")
 
 
 def test_samples_are_rows_of_the_batch_with_what_the_worker_saw(trained: Start) -> None:

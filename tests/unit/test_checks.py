@@ -89,9 +89,6 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
         (["actor_rollout_ref.rollout.max_model_len=128"], r"max_model_len = 128"),
         (["fspo.offline_task.n_train=16"], r"16 rows.* 32 "),
         (["actor_rollout_ref.actor.checkpoint.async_save=true"], r"async_save=true"),
-        (["fspo.attributes=[length]"], r"fspo\.attributes=\['length'\] .* of difficulty, "),
-        (["fspo.attributes=truncated"], r"fspo\.attributes=truncated .*list"),
-        (["mode=separate_async", "fspo.attributes=[truncated]"], r"set it to \[\] or \[staleness\]"),
         (["fspo.drop=fairly"], r"fspo\.drop=fairly must be stale or evenly"),
         (["fspo.hang_after_s=soon"], r"fspo\.hang_after_s=soon must be a number of seconds from 10 on"),
         (["fspo.drop=evenly"], r"fspo\.drop=evenly has no effect with mode=sync"),
@@ -156,7 +153,7 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
             ],
             r"no effect with .*calculate_log_probs=false",
         ),
-        (["grad_scale=matched", "fspo.reference_length=null"], r"reference_length=None: grad_scale=matched"),
+        (["match_scale=matched", "fspo.reference_length=null"], r"reference_length=None: match_scale=matched"),
     ],
 )
 def test_bad_input_is_named_with_its_remedy(problems: Problems, overrides: list[str], says: str) -> None:
@@ -311,7 +308,7 @@ def test_package_paths_become_folders() -> None:
 
 @pytest.mark.parametrize(("algo", "multiplier"), [("fspo", 1 / 60), ("rloo", 1 / 60), ("gspo", 1), ("grpo", None)])
 def test_matched_gradient_scale_divides_the_token_sums(algo: str, multiplier: float | None) -> None:
-    config = composed(f"algo={algo}", "grad_scale=matched", "fspo.run_dir=/nowhere")
+    config = composed(f"algo={algo}", "match_scale=matched", "fspo.run_dir=/nowhere")
     complete_loss(config)
     found = config.actor_rollout_ref.actor.policy_loss.get("grad_multiplier")
     assert found == (None if multiplier is None else pytest.approx(multiplier))

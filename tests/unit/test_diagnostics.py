@@ -1,4 +1,4 @@
-"""Step metrics against one pass over the sequences; windows, attributes, documentation of names."""
+"""Step metrics against one pass over the sequences; windows, documentation of names."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ import pytest
 import torch
 
 from fspo.acceptance import VIEWS, acceptance_counts, stack_sums
-from fspo.attributes import (
-    DIFFICULTY,
-    NAMES,
-    TRUNCATED,
-    AttributeSums,
-    attribute_metrics,
-    bin_batch,
-    group_mean_and_std,
-)
 from fspo.diagnostics import LengthDiagnostics, dispersion, step_metrics
 from fspo.fairness import plain_lre
 from fspo.funnel import LengthFunnel
@@ -89,8 +80,6 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     metrics = diagnostics.update(minibatches(1)) | diagnostics.outcome_metrics(
         "reward", torch.ones(9), torch.arange(0, 9) * 10
     )
-    sums = AttributeSums.zeros(TRUNCATED).add_(sequences(1), torch.zeros(96, dtype=torch.int64))
-    metrics |= attribute_metrics([sums])
     later = minibatches(1)[1:]
     metrics |= noise_floor(later, diagnostics.bin_starts(), ALGORITHMS["fspo"]).metrics()
     funnel = LengthFunnel()
@@ -197,52 +186,3 @@ def test_views_of_acceptance() -> None:
     assert rates["active_nonzero_advantage"] == pytest.approx(1 - removed[some].double().mean().item())
     with pytest.raises(KeyError, match="unknown view"):
         acceptance_counts(stack_sums([sums]), "nope")
-
-
-def test_attribute_sums_equal_a_plain_group_by() -> None:
-    outputs = [sequences(seed) for seed in range(10)]
-    generator = torch.Generator().manual_seed(0)
-    bins = [torch.randint(0, 2, (96,), generator=generator) for _ in outputs]
-    parts = [AttributeSums.zeros(TRUNCATED).add_(o, b) for o, b in zip(outputs, bins, strict=True)]
-    metrics = attribute_metrics(parts)
-    accepted, which = torch.cat([o.accepted_B for o in outputs]), torch.cat(bins)
-    for index, label in enumerate(TRUNCATED.labels):
-        rate = accepted[which == index].double().mean().item()
-        assert metrics[f"fspo/by_truncated/accept/{label}"] == pytest.approx(rate)
-    joined = sum(parts[1:], parts[0])
-    torch.testing.assert_close(joined.sums_GF.sum(0), sum(p.sums_GF.sum(0) for p in parts))
-    with pytest.raises(ValueError, match="cannot add"):
-        _ = joined + AttributeSums.zeros(DIFFICULTY)
-    with pytest.raises(ValueError, match="bin_B has shape"):
-        joined.add_(outputs[0], bins[0][:3])
-
-
-def test_group_statistics() -> None:
-    mean, std = group_mean_and_std(torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 3, 3]))
-    assert mean.tolist() == [0.5, 0.5, 1, 1] and std.tolist() == [0.5, 0.5, 0, 0]
-
-
-def test_bins_of_a_batch() -> None:
-    batch = {
-        "reward_B": torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0]),
-        "group_B": torch.tensor([4, 4, 4, 4, 2, 2]),
-        "truncated_B": torch.tensor([False, True, False, False, False, False]),
-        "data_source_B": ["b"] * 4 + ["a"] * 2,
-        "staleness_B": torch.tensor([0.0, 0.5, 1.0, 3.5, 4.0, 7.0]),
-    }
-    attributes, bin_BA = bin_batch(NAMES, **batch)
-    labels = [[attribute.labels[i] for i in column] for attribute, column in zip(attributes, bin_BA.T, strict=True)]
-    assert labels == [
-        ["0.25_to_0.375"] * 4 + ["from_0.875"] * 2,  # a mean of 1/4, and of 1
-        ["0.375_to_0.5"] * 4 + ["below_1e-09"] * 2,  # standard deviations of sqrt(3)/4 = 0.43, and of 0
-        ["ended", "truncated", "ended", "ended", "ended", "ended"],
-        ["b"] * 4 + ["a"] * 2,
-        ["0", "0", "1", "3", "4_or_more", "4_or_more"],
-    ]
-    assert len(DIFFICULTY.labels) == 8 and DIFFICULTY.labels[0] == "below_0.125"
-    attributes, bin_BA = bin_batch(["truncated"], **batch)
-    assert [attribute.name for attribute in attributes] == ["truncated"] and bin_BA.shape == (6, 1)
-    with pytest.raises(ValueError, match="'length' is not known; choose from difficulty"):
-        bin_batch(["length"], **batch)
-    with pytest.raises(ValueError, match="a reward is nan"):
-        bin_batch(NAMES, **batch | {"reward_B": torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, float("nan")])})

@@ -121,7 +121,7 @@ def test_every_setting_of_a_run_has_a_row() -> None:
     (rows,) = [rows for header, rows in tables(text) if header[0] == "setting of a run"]
     named = [name for row in rows for name in code(row[0])]
     keys = yaml.safe_load((ROOT / "conf/base.yaml").read_text(encoding="utf-8"))["fspo"]
-    groups = {"algo", "mode", "advantage", "grad_scale", "experiment"}
+    groups = {"algo", "mode", "advantage", "match_scale", "experiment"}
     assert set(named) == groups | {"seed", "evaluate"} | {f"fspo.{key}" for key in keys}
 
 

@@ -27,7 +27,7 @@ import recipe.fspo.reward
 recipe.fspo.reward.compute_score("aime24", r"\\boxed{1}", "1")
 absent("math_verify", "sympy", "torch", "verl", "ray", "transformers", "datasets")
 
-import fspo.attributes, fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records
+import fspo.calibration, fspo.diagnostics, fspo.losses, fspo.records
 absent("scipy")
 
 for name in modules_of("fspo", "fspo.report"):

@@ -80,7 +80,7 @@ def test_it_is_a_loss_like_the_librarys(own_loss: Path, monkeypatch: pytest.Monk
 
 
 def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configured(f"{KEY}.exponent=0.7", "grad_scale=matched")
+    config = configured(f"{KEY}.exponent=0.7", "match_scale=matched")
     assert list(problems(config)) == []
     JOB.complete(config)
     loss = config.actor_rollout_ref.actor.policy_loss
@@ -111,8 +111,8 @@ def test_a_matched_gradient_needs_a_loss_that_says_how_it_scales(own_loss: Path)
     source = own_loss / "my_loss.py"
     source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
     assert list(problems(configured())) == []
-    (problem,) = problems(configured("grad_scale=matched"))
-    assert "grad_scale=native" in problem and "grad_multiplier" in problem and "loss_mode=fspo_power" in problem
+    (problem,) = problems(configured("match_scale=matched"))
+    assert "match_scale=native" in problem and "grad_multiplier" in problem and "loss_mode=fspo_power" in problem
 
 
 def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch
     source = own_loss / "my_loss.py"
     source.write_text(source.read_text().replace("grad_multiplier: float", "factor: float"))
     del sys.modules["my_loss"]
-    with pytest.raises(BadInput, match=r"algo=fspo_power: grad_scale=matched does not know .* grad_scale=native"):
+    with pytest.raises(BadInput, match=r"algo=fspo_power: match_scale=matched does not know .* match_scale=native"):
         parse([SEARCH, algos, "seeds=[1]"])
 
 

@@ -39,13 +39,13 @@ def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
 def test_band_state_follows_the_mini_batch() -> None:
     recorder = Recorder()
     recorder.enable(max_response_length=8)
-    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), (), done=0)
+    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), done=0)
     for expected in (0.0, 0.5, 0.5):
         recorder.begin_mini_batch()
         state = recorder.current_band_state()
         assert state is not None and state.drift_per_token == expected
     recorder.pop()
-    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), (), done=1)  # an update for each mini-batch
+    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), done=1)  # an update for each mini-batch
     recorder.begin_mini_batch()
     state = recorder.current_band_state()
     assert state is not None and state.drift_per_token == 0.5
@@ -122,7 +122,7 @@ def test_columns_find_their_rows_under_any_split() -> None:
         for mini_batch in range(4):  # two mini-batches, two epochs
             recorder.begin_mini_batch()
             first = 8 * (mini_batch % 2) + 4 * rank
-            recorder.row_BC = torch.tensor([[first + i, 0.0] for i in (2, 0, 1, 3)])
+            recorder.row_B = torch.tensor([first + i for i in (2, 0, 1, 3)])
             recorder.add(*micro_batch(seed=4 * mini_batch + rank))
         ranks.append(recorder.pop())
     mini_batches = join_ranks(ranks)

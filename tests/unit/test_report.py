@@ -34,11 +34,10 @@ from fspo.report.groups import (
     shared_starts,
     standard_measures,
 )
-from fspo.report.runs import Run, load_run
+from fspo.report.runs import load_run
 from fspo.report.samples import read_samples
 from fspo.report.style import DARK, LIGHT, group_looks, themed
 from fspo.report.summary import summarise
-from fspo.report.tables import attribute_table
 from fspo.sums import SequenceSums
 
 STEPS = 4
@@ -544,32 +543,6 @@ def _contrast(first: str, second: str) -> float:
 
     light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
-
-
-def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None:
-    def logged(accepted: tuple[float, float], count: tuple[int, int]) -> dict[str, float]:
-        labels = ("ended", "truncated")
-        head = "fspo/by_truncated"
-        rates = {f"{head}/accept/{name}": a / n for name, a, n in zip(labels, accepted, count, strict=True) if n}
-        rates |= {f"{head}/z_std/{name}": 0.01 * n for name, n in zip(labels, count, strict=True) if n}
-        return rates | {f"{head}/count/{name}": n for name, n in zip(labels, count, strict=True) if n}
-
-    runs = [
-        Run(tmp_path / "a", {"algo": "fspo", "seed": 0}, {1: logged((3, 0), (4, 0)), 2: logged((5, 1), (6, 4))}),
-        Run(tmp_path / "b", {"algo": "fspo", "seed": 1}, {1: logged((8, 3), (10, 6)), 2: {"other": 1.0}}),
-        Run(tmp_path / "c", {"algo": "gspo", "seed": 0}, {1: {"other": 1.0}}),
-    ]
-    table = attribute_table(group_runs(runs))
-    assert table is not None
-    rows = {(head, why): cells for head, why, cells in table.rows}
-    assert rows["ended", "truncated"] == ["80.0% of 20", "(no sequences)"]  # (3 + 5 + 8) / 20
-    assert rows["truncated", "truncated"] == ["40.0% of 10", "(no sequences)"]
-    pooled = ((4 * 0.04**2 + 6 * 0.06**2 + 10 * 0.1**2) / 20) ** 0.5
-    assert rows["ended: z_std", "dispersion of S / sqrt(L)"][0].startswith(f"{pooled:.4f} [")
-    # Shares 2/3 and 1/3, acceptance 0.8 and 0.4 against 2/3 overall: plug-in LRE 0.267, less what noise explains.
-    value = float(rows["truncated: LRE", "debiased, symmetric acceptance"][0].split()[0])
-    assert 0 < value < 0.267
-    assert attribute_table(group_runs(runs[2:])) is None
 
 
 def funnel_lines(steps: int, seed: int, lost_short: float, lost_long: float) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
-from fspo.attributes import attribute_metrics
 from fspo.calibration import BandController, leans
 from fspo.diagnostics import LengthDiagnostics
 from fspo.drops import EvenDrops
@@ -61,11 +60,6 @@ class Cycle:
         return sum(len(each.keys) for each in self._outcomes)
 
     @property
-    def needs_staleness(self) -> bool:
-        """Whether the band asks for the staleness of each response."""
-        return self._settings is not None and self._settings.staleness != "none"
-
-    @property
     def needs_sequences(self) -> bool:
         """Whether the band is measured from S, L and A of every sequence, not from sums."""
         return self._settings is not None and self._settings.band == "active"
@@ -94,8 +88,7 @@ class Cycle:
         """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band."""
         mini_batches, outcomes = self._mini_batches, Outcomes.join(self._outcomes)
         self._mini_batches, self._outcomes = [], []
-        # Before a weight had moved S is 0, but for rounding; where pi_old is vLLM's, it is not.
-        unmoved = 0 if self._config.fspo.pi_old == "rollout" else count_unmoved(mini_batches)
+        unmoved = count_unmoved(mini_batches, self._config.fspo.pi_old)
         sums = [mini_batch.sums for mini_batch in mini_batches]
         metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])
         if unmoved:
@@ -104,8 +97,6 @@ class Cycle:
             of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else None
             self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
-        for by_attribute in zip(*(mini_batch.attribute_sums for mini_batch in mini_batches[unmoved:]), strict=True):
-            metrics |= attribute_metrics(by_attribute)
         grad_clip = float(self._config.actor_rollout_ref.actor.grad_clip)
         metrics |= grad_norm_metrics([each.grad_norm for each in mini_batches], grad_clip)
         self._record(step, mini_batches, unmoved, log)

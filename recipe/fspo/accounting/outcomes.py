@@ -1,4 +1,4 @@
-"""What became of a step's responses: statuses, reward and accuracy by length, other attributes, a few texts to read.
+"""What became of a step's responses: statuses, reward and accuracy by length, a few texts to read.
 
 verl's trainer keeps what a reward function returns besides the score (verl 0.9.1 logs it in validation only), so it is
 read here from the batch in TransferQueue.
@@ -16,7 +16,6 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from fspo.attributes import Attribute, bin_batch
 from fspo.diagnostics import LengthDiagnostics
 from fspo.rewards import status_rates
 from fspo.samples import is_right, quarters, sample_line, spread
@@ -164,42 +163,17 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
     return metrics | _distinct_share(outcomes.keys, outcomes.digest_B, acc_B)
 
 
-def _staleness(tag: dict[str, Any], step: int) -> float:
-    """k of a response: versions between those that wrote it, their middle if several, and the newest, step - 1."""
-    first, last = tag.get("min_global_steps"), tag.get("max_global_steps")
-    return 0.0 if first is None or last is None else max(0.0, step - 1 - (first + last) / 2)
-
-
-def send_rows(
-    batch: KVBatchMeta, outcomes: Outcomes, names: Sequence[str], max_response_length: int, step: int, first_row: int
-) -> tuple[KVBatchMeta, tuple[Attribute, ...]]:
-    """Add to the batch in TransferQueue, from where the workers read it, what tells one sequence from another.
+def send_rows(batch: KVBatchMeta, outcomes: Outcomes, first_row: int) -> KVBatchMeta:
+    """Add to the batch in TransferQueue, from where the workers read it, which row each sequence is.
 
     Returns:
         The batch with the new column (:data:`~recipe.fspo.recorder.ROWS`: position in ``outcomes``, counted from
-        ``first_row``, staleness at the update of ``step``, and bin by each of the attributes ``names``) and the
-        attributes.
+        ``first_row``).
     """
-    attributes: tuple[Attribute, ...] = ()
-    tags = dict(zip(batch.keys, batch.tags, strict=True))
-    staleness_B = torch.tensor([_staleness(tags[key], step) for key in outcomes.keys], dtype=torch.float64)
-    row_BC = torch.stack([torch.arange(first_row, first_row + len(outcomes.keys)), staleness_B], dim=1)
-    if names:
-        attributes, bin_BA = bin_batch(
-            names,
-            reward_B=outcomes.reward_B,
-            group_B=outcomes.group_B,
-            truncated_B=outcomes.end_B >= max_response_length,
-            data_source_B=outcomes.data_source_B,
-            staleness_B=staleness_B,
-        )
-        row_BC = torch.cat([row_BC, bin_BA], dim=1)
-    rows = dict(zip(outcomes.keys, row_BC, strict=True))
-    padding_C = torch.tensor(
-        [-1.0] + [0.0] * (1 + len(names)), dtype=torch.float64
-    )  # a row without tokens, which no sum counts
-    column = TensorDict({ROWS: torch.stack([rows.get(key, padding_C) for key in batch.keys])}, [len(batch.keys)])
-    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column), attributes
+    row = {key: first_row + index for index, key in enumerate(outcomes.keys)}
+    column_B1 = torch.tensor([[row.get(key, -1)] for key in batch.keys])  # -1: padding, which has no token
+    column = TensorDict({ROWS: column_B1}, [len(batch.keys)])
+    return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column)
 
 
 #: What a line of samples.jsonl tells of what a worker has recorded.

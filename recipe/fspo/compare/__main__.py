@@ -15,7 +15,7 @@ from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_lis
 from recipe.fspo.launch.compose import choices, compose
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
-FAIR: Final = ("advantage=shared", "grad_scale=matched", "fspo.record_sequences=true")
+FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")
 
 USAGE: Final = """\
 usage: python -m recipe.fspo.compare [KEY=VALUE ...] [any Hydra override of recipe.fspo.main ...]
@@ -34,7 +34,7 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
   dry_run=false             true: only say what is there and what would be run; writes nothing
 
 example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
-Each run shares the rest of its configuration; by default advantage=shared grad_scale=matched. A loss of your own is
+Each run shares the rest of its configuration; by default advantage=shared match_scale=matched. A loss of your own is
 one more value of algos; what it needs: docs/extending.md.
 """
 
