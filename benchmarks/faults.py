@@ -30,7 +30,7 @@ import psutil
 import torch
 
 from benchmarks.pages import markdown, write_lines, write_section
-from fspo.files import complete_lines
+from fspo.records import complete_lines
 from recipe.fspo.faults.hang import HANG_FILE
 from recipe.fspo.faults.phase import Phase, read_phase
 from recipe.fspo.faults.processes import kill, processes_of, role_of

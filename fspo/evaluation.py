@@ -3,17 +3,15 @@
 The input is one record per generated response. Responses to one problem are not independent, so all intervals resample
 whole problems.
 
-`python -m fspo.evaluation RECORDS.jsonl [...] [--json FILE]` prints the tables.
+`python -m recipe.fspo.main evaluate=true` generates the responses and prints the tables.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -180,10 +178,10 @@ def format_table(result: Mapping[str, Any]) -> str:
     """Markdown tables of `evaluate`'s result: one row per data set, then one per data set and length bin."""
 
     def show(entry: Mapping[str, float | None]) -> str:
-        value = f"{100 * (entry['value'] or 0.0):.1f}"
+        value = f"{entry['value'] or 0.0:.1%}"
         if entry["low"] is None or entry["high"] is None:
             return value
-        return f"{value} [{100 * entry['low']:.1f}, {100 * entry['high']:.1f}]"
+        return f"{value} [{entry['low']:.1%}, {entry['high']:.1%}]"
 
     ks = sorted({int(k) for found in result.values() for k in found["pass"]})
     lines = [
@@ -224,30 +222,3 @@ def conclude_evaluation(folder: Path, seed: int) -> str:
         return f"no avg@k and pass@k: {error}. Let the reward return a dict with acc in [0, 1] beside its score"
     write_json(folder / "evaluation.json", result)
     return f"{format_table(result)}\ngenerations: {files[-1]}\nnumbers: {folder / 'evaluation.json'}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Tables, and on request JSON, from files of records."""
-    parser = argparse.ArgumentParser(prog="python -m fspo.evaluation", description="Accuracy from scored generations.")
-    parser.add_argument("records", nargs="+", type=Path, help="JSONL files, one record per response (see read_records)")
-    parser.add_argument("--k", nargs="+", type=int, help="the k of pass@k (default: powers of two)")
-    parser.add_argument(
-        "--edges", nargs="+", type=int, default=list(DEFAULT_LENGTH_EDGES), help="length bins, in tokens"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap")
-    parser.add_argument("--json", type=Path, help="also write the numbers there")
-    args = parser.parse_args(argv)
-    try:
-        records = [record for path in args.records for record in read_records(path)]
-        result = evaluate(records, args.k, args.edges, args.seed)
-        if args.json is not None:
-            write_json(args.json, result)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(format_table(result), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

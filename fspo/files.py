@@ -8,16 +8,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 _PACKAGE: Final = "pkg://"
 #: Entry in the metadata of every Parquet file that this package writes. A file without it is never replaced.
 _WRITER: Final = {b"written_by": b"fspo"}
-_Line = TypeVar("_Line")
 
 
 def local_path(path: str) -> str:
@@ -81,33 +79,6 @@ def is_own_json(path: Path, key: str) -> bool:
         return key in json.loads(path.read_bytes())
     except (OSError, ValueError, TypeError):
         return False
-
-
-def complete_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file that has one a line; none if it is not there.
-
-    A line that a kill has cut is left out, even where a resumed run has ended it.
-    """
-    found = []
-    with suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-    return found
-
-
-def without_abandoned(lines: Iterable[_Line], step_of: Callable[[Any], int] = itemgetter("step")) -> list[_Line]:
-    """Records by step, in the order of writing, without those of steps that the run has left by going back.
-
-    A line of a step says that the run stands there; what was recorded of later steps is done again, or given up. Lines
-    of one step stay side by side.
-    """
-    kept: list[_Line] = []
-    for line in lines:
-        while kept and step_of(kept[-1]) > step_of(line):
-            kept.pop()
-        kept.append(line)
-    return kept
 
 
 def write_json(path: Path, value: Any) -> None:

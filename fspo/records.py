@@ -1,24 +1,128 @@
-"""What a run folder records of its sequences: sums by mini-batch, and on request every sequence.
+"""The files of a run folder: their names, one reader of their lines, and what they record of sequences.
 
 The sums of a mini-batch are one compact JSON object, a line of length_stats.jsonl; sequences.jsonl is what runs with
-``fspo.record_sequences=true`` write.
+``fspo.record_sequences=true`` write. A reader that gets a list ``problems`` adds what is wrong, by file and line;
+without the list it leaves that out in silence. Importing this module does not import torch: the launching process
+reads run folders too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fspo.files import complete_lines, without_abandoned
-from fspo.sums import FIELDS, LAYOUT_VERSION, SequenceSums
+if TYPE_CHECKING:
+    from fspo.sums import SequenceSums
 
 Array = npt.NDArray[np.float64]
+
+METRICS_FILE: Final = "metrics.jsonl"
+LENGTH_STATS_FILE: Final = "length_stats.jsonl"
+FUNNEL_FILE: Final = "funnel.jsonl"
+SEQUENCES_FILE: Final = "sequences.jsonl"
+#: Files of a run folder that grow with its steps.
+STEP_FILES: Final = (METRICS_FILE, LENGTH_STATS_FILE, FUNNEL_FILE, SEQUENCES_FILE)
+INFO_FILE: Final = "run.json"
+CONFIG_FILE: Final = "config.yaml"
+GRID_FILE: Final = "grid.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """One run of a grid, as grid.json names it; ``path`` is relative to the grid's folder."""
+
+    path: str
+    algo: str
+    seed: int
+    comparison: str
+
+
+def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]:
+    """The JSON object that a file holds; empty if the file is missing, cannot be read or holds something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problem = f"{path}: missing"
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"{path}: cannot be read ({error})"
+    except json.JSONDecodeError as error:
+        problem = f"{path}:{error.lineno}: not JSON ({error.msg})"
+    except ValueError as error:  # an integer of thousands of digits
+        problem = f"{path}: not JSON ({error})"
+    else:
+        if isinstance(value, dict):
+            return value
+        problem = f"{path}: must hold a JSON object, holds {type(value).__name__}"
+    if problems is not None:
+        problems.append(problem)
+    return {}
+
+
+def numbered_lines(path: Path, problems: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of every line of a JSON Lines file.
+
+    A line that is no JSON object is left out. A kill may have cut one, even in the middle: a resumed run ends it.
+
+    Raises:
+        OSError: without ``problems``, if the file is there and cannot be read.
+    """
+    problems = [] if (silent := problems is None) else problems
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.strip():
+                    continue
+                try:
+                    value = json.loads(text)
+                except ValueError as error:
+                    cut = "" if text.endswith("\n") else "; the last line is cut short"
+                    problems.append(f"{path}:{number}: not JSON ({getattr(error, 'msg', error)}){cut}")
+                    continue
+                if isinstance(value, dict):
+                    yield number, value
+                else:
+                    problems.append(f"{path}:{number}: must hold a JSON object, holds {type(value).__name__}")
+    except FileNotFoundError:
+        problems.append(f"{path}: missing")
+    except OSError as error:
+        if silent:
+            raise
+        problems.append(f"{path}: cannot be read ({error})")
+
+
+def complete_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a JSON Lines file; none if it is not there. See :func:`numbered_lines`."""
+    return [line for _, line in numbered_lines(path)]
+
+
+def numbered_steps(path: Path, problems: list[str] | None = None) -> list[tuple[int, dict[str, Any]]]:
+    """Line number and record by step, in the order of writing, without steps that the run has left by going back.
+
+    A line of a step says that the run stands there; what was recorded of later steps is done again, or given up. Lines
+    of one step stay side by side. A line without an integer ``step`` is named in ``problems`` and left out.
+    """
+    kept: list[tuple[int, dict[str, Any]]] = []
+    for number, line in numbered_lines(path, problems):
+        if not isinstance(step := line.get("step"), int):
+            if problems is not None:
+                problems.append(f"{path}:{number}: needs an integer 'step'")
+            continue
+        while kept and kept[-1][1]["step"] > step:
+            kept.pop()
+        kept.append((number, line))
+    return kept
+
+
+def step_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of :func:`numbered_steps`."""
+    return [line for _, line in numbered_steps(path)]
+
 
 _DIGITS: Final = 9
 
@@ -35,6 +139,8 @@ def to_record(sums: SequenceSums, *, step: int, minibatch: int) -> dict[str, Any
         ``{"layout", "step", "minibatch", "rows", "hist"}``. Each row is [fine bin, value of each of FIELDS]; each entry
         of hist is [fine bin, cell of Z_EDGES, count]. Values have nine significant digits; counts are exact.
     """
+    from fspo.sums import LAYOUT_VERSION
+
     filled = (sums.sums_KF != 0).any(dim=1).nonzero().flatten().tolist()
     return {
         "layout": LAYOUT_VERSION,
@@ -51,6 +157,10 @@ def from_record(record: Mapping[str, Any]) -> SequenceSums:
     Raises:
         ValueError: If the record is of another layout or malformed; the message says what is wrong.
     """
+    import torch
+
+    from fspo.sums import FIELDS, LAYOUT_VERSION, SequenceSums
+
     if record.get("layout") != LAYOUT_VERSION:
         raise ValueError(f"layout is {record.get('layout')!r}, this version of fspo reads {LAYOUT_VERSION}")
     sums = SequenceSums.zeros()
@@ -84,15 +194,19 @@ class MiniBatches:
         return np.concatenate(self.s), np.concatenate(self.length)
 
 
-def read_sequences(run: Path) -> MiniBatches | None:
-    """``sequences.jsonl`` of a run; None if it recorded none.
+def sequence_lines(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ``sequences.jsonl`` in the order of step and mini-batch; empty if it recorded none.
 
     Of a mini-batch that was done again, the last line counts; steps that the run has left by going back do not.
     """
-    lines = without_abandoned(complete_lines(run / "sequences.jsonl"))
-    rows = {(row["step"], row["minibatch"]): row for row in lines if row["minibatch"] > 0}
-    if not rows:
+    lines = {(line["step"], line["minibatch"]): line for line in step_lines(run / SEQUENCES_FILE)}
+    return [lines[key] for key in sorted(lines)]
+
+
+def read_sequences(run: Path) -> MiniBatches | None:
+    """S, L and A of :func:`sequence_lines`; None if the run recorded none."""
+    lines = [line for line in sequence_lines(run) if line["minibatch"] > 0]
+    if not lines:
         return None
-    ordered = [rows[key] for key in sorted(rows)]
-    columns = ([np.asarray(row[name], dtype=np.float64) for row in ordered] for name in ("S", "L", "A"))
-    return MiniBatches([row["step"] for row in ordered], *columns)
+    columns = ([np.asarray(line[name], dtype=np.float64) for line in lines] for name in ("S", "L", "A"))
+    return MiniBatches([line["step"] for line in lines], *columns)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import markdown, write_section
-from fspo.files import complete_lines
+from fspo.records import complete_lines
 from recipe.fspo.faults.preemption import end_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
-from fspo.files import complete_lines
+from fspo.records import complete_lines
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
 _REWARD = "+reward.custom_reward_function.reward_kwargs"

@@ -19,10 +19,9 @@ from fspo.fairness import debiased_lre, equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.interval import Array
 from fspo.fairness.lre import MIN_CLUSTERS
-from fspo.files import complete_lines, without_abandoned
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
-from fspo.records import MiniBatches, from_record, read_sequences
+from fspo.records import LENGTH_STATS_FILE, MiniBatches, from_record, read_sequences, step_lines
 from fspo.report.groups import RunGroup, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import Table, final_numbers, grid_table, paired_differences
@@ -57,7 +56,7 @@ def causal_states(run: Path, settings: SequenceLossSettings, window: int) -> dic
         for step, *columns in zip(records.step, records.s, records.length, records.advantage, strict=True):
             moved.setdefault(step, [np.zeros((0, 2))]).append(leans(*columns))  # first the mini-batch that is left out
     rounds: dict[int, dict[int, SequenceSums]] = {}
-    for record in without_abandoned(complete_lines(run / "length_stats.jsonl")):
+    for record in step_lines(run / LENGTH_STATS_FILE):
         rounds.setdefault(record["step"], {})[record["minibatch"]] = from_record(record)
     controller, states = BandController(settings, window=window), {}
     for step in sorted(rounds):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from fspo.acceptance import VIEWS
 from fspo.files import atomic_path, check_folder, is_own_json
 from fspo.noise_floor import NoiseFloor
+from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_records
 from fspo.report.figures import comparison_figures
 from fspo.report.findings import Finding, compared, differing_settings, findings, mixed_settings
@@ -33,7 +34,7 @@ from fspo.report.groups import (
     standard_measures,
 )
 from fspo.report.runs import Run, expand_paths, load_run
-from fspo.report.samples import filters, shown_samples
+from fspo.report.samples import shown_samples
 from fspo.report.style import THEMES, themed
 from fspo.report.tables import (
     NOT_RUN,
@@ -107,7 +108,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     loaded = [load_run(folder) for folder in folders]
     problems += [problem for run in loaded for problem in run.problems]
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
-    missing = sum(not plan.path.is_dir() for plan in planned)
+    missing = sum(not folder.is_dir() for folder in planned)
     groups = group_runs(runs)
     starts = shared_starts(runs, bins) if runs else np.zeros(1, np.int64)
     # One pass over the runs: a measure is looked up several times per table.
@@ -129,7 +130,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
                 _draw(chosen, profiles, floors, out / "figures", name, bins),
             )
         )
-    samples = shown_samples(runs, starts, problems)
+    samples = shown_samples(runs, problems)
     page = _TEMPLATES.get_template("page.html").render(
         title=title,
         runs=len(runs),
@@ -141,7 +142,9 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
         views=VIEWS,
         provenance=provenance_table(runs),
         samples=samples,
-        filters=filters(samples),
+        filters={name: list(dict.fromkeys(each.tags[name] for each in samples)) for name in samples[0].tags}
+        if samples
+        else {},
         problems=problems,
     )
     summary = {
@@ -186,6 +189,7 @@ def _tables(
         "final": final_numbers(groups, measures),
         "paired": paired_differences(groups, measures),
         "common_records": common_record_table(common_records(groups, starts), groups),
+        "attributes": attribute_table(groups),
         "funnel": funnel_table(groups, bins),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,22 +13,26 @@ import numpy as np
 import numpy.typing as npt
 import yaml  # type: ignore[import-untyped]
 
-from fspo.files import without_abandoned
 from fspo.funnel import FunnelSteps
 from fspo.losses import resolve_settings
-from fspo.records import from_record
+from fspo.records import (
+    CONFIG_FILE,
+    FUNNEL_FILE,
+    GRID_FILE,
+    INFO_FILE,
+    LENGTH_STATS_FILE,
+    METRICS_FILE,
+    PlannedRun,
+    from_record,
+    numbered_steps,
+    read_object,
+)
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, Z_EDGES, SequenceSums
 from fspo.types import SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
 
-METRICS_FILE: Final = "metrics.jsonl"
-LENGTH_STATS_FILE: Final = "length_stats.jsonl"
-FUNNEL_FILE: Final = "funnel.jsonl"
-INFO_FILE: Final = "run.json"
-CONFIG_FILE: Final = "config.yaml"
 LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
-GRID_FILE: Final = "grid.json"
 
 
 @dataclass(slots=True)
@@ -92,6 +95,11 @@ class Run:
     def comparison(self) -> str:
         """``default`` or ``matched``: where the clip values come from."""
         return str(self.info.get("comparison", "default"))
+
+    @property
+    def name(self) -> str:
+        """Algorithm and seed, and the comparison unless it is the default one."""
+        return f"{self.algo}, seed {self.seed}" + ("" if self.comparison == "default" else f", {self.comparison}")
 
     @property
     def status(self) -> str:
@@ -175,7 +183,7 @@ def load_run(path: Path) -> Run:
     if not path.is_dir():
         run.problems.append(f"{path}: not a folder; give the folder that holds {METRICS_FILE}")
         return run
-    run.info = _read_object(path / INFO_FILE, run.problems)
+    run.info = read_object(path / INFO_FILE, run.problems)
     starts, ratio = run.info.get("starts", []), run.info.get("effective_time_ratio")
     if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
         run.problems.append(f"{path / INFO_FILE}: 'starts' must be a list of objects, left out")
@@ -183,10 +191,10 @@ def load_run(path: Path) -> Run:
     if ratio is not None and _finite(ratio) is None:
         run.problems.append(f"{path / INFO_FILE}: 'effective_time_ratio' must be a number, left out")
         del run.info["effective_time_ratio"]
-    for number, line in read_lines(path / METRICS_FILE, run.problems):
-        step, metrics = line.get("step"), line.get("metrics")
-        if not isinstance(step, int) or not isinstance(metrics, dict):
-            run.problems.append(f"{path / METRICS_FILE}:{number}: needs an integer 'step' and an object 'metrics'")
+    for number, line in numbered_steps(path / METRICS_FILE, run.problems):
+        step, metrics = line["step"], line.get("metrics")
+        if not isinstance(metrics, dict):
+            run.problems.append(f"{path / METRICS_FILE}:{number}: needs an object 'metrics'")
             continue
         values = {name: value for name, each in metrics.items() if (value := _finite(each)) is not None}
         bad = sorted(name for name in metrics.keys() - values.keys() if metrics[name] is not None)
@@ -218,111 +226,46 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One run of a planned grid, and the folder where it is expected."""
-
-    path: Path
-    algo: str
-    seed: int
-    comparison: str
-
-
-def expand_paths(paths: list[Path]) -> tuple[list[Path], list[PlannedRun], list[str]]:
-    """Folders of runs to read, runs of planned grids, and problems.
+def expand_paths(paths: list[Path]) -> tuple[list[Path], dict[Path, PlannedRun], list[str]]:
+    """Folders of runs to read, the runs of planned grids by the folder where each is expected, and problems.
 
     A folder with grid.json is replaced by the runs that are planned there; any other path is taken as a run.
     """
     folders: list[Path] = []
-    planned: list[PlannedRun] = []
+    planned: dict[Path, PlannedRun] = {}
     problems: list[str] = []
     for path in paths:
-        if not (path / GRID_FILE).is_file():
+        grid = path / GRID_FILE
+        if not grid.is_file():
             folders.append(path)
             continue
-        runs = _read_object(path / GRID_FILE, problems).get("runs")
+        runs = read_object(grid, problems).get("runs")
         if not isinstance(runs, list):
-            problems.append(f"{path / GRID_FILE}: needs a list 'runs'")
+            problems.append(f"{grid}: needs a list 'runs'")
             continue
         for index, run in enumerate(runs):
             try:
                 plan = PlannedRun(
-                    path / run["path"], str(run["algo"]), int(run["seed"]), str(run.get("comparison", "default"))
+                    run["path"], str(run["algo"]), int(run["seed"]), str(run.get("comparison", "default"))
                 )
+                folder = path / plan.path
             except (KeyError, TypeError, ValueError) as error:
-                problems.append(f"{path / GRID_FILE}: run {index}: needs 'path', 'algo' and 'seed' ({error!r})")
+                problems.append(f"{grid}: run {index}: needs 'path', 'algo' and 'seed' ({error!r})")
                 continue
-            planned.append(plan)
-            if plan.path.is_dir():
-                folders.append(plan.path)
+            planned[folder] = plan
+            if folder.is_dir():
+                folders.append(folder)
     return list(dict.fromkeys(folders)), planned, problems
-
-
-def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        problems.append(f"{path}: missing")
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(f"{path}: cannot be read ({error})")
-        return {}
-    except json.JSONDecodeError as error:
-        problems.append(f"{path}:{error.lineno}: not JSON ({error.msg})")
-        return {}
-    except ValueError as error:  # an integer of thousands of digits
-        problems.append(f"{path}: not JSON ({error})")
-        return {}
-    if not isinstance(value, dict):
-        problems.append(f"{path}: must hold a JSON object, holds {type(value).__name__}")
-        return {}
-    return value
-
-
-def read_lines(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and object of every line of a record by steps; what is none is named in ``problems`` and left out.
-
-    Left out without a word: steps that the run has left by going back (:func:`fspo.files.without_abandoned`).
-    """
-    found = list(_objects(path, problems))
-    yield from without_abandoned((each for each in found if _has_step(each)), lambda each: each[1]["step"])
-    yield from (each for each in found if not _has_step(each))  # for the reader to name
-
-
-def _has_step(numbered: tuple[int, dict[str, Any]]) -> bool:
-    return isinstance(numbered[1].get("step"), int)
-
-
-def _objects(path: Path, problems: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for number, text in enumerate(file, start=1):
-                if not text.strip():
-                    continue
-                try:
-                    value = json.loads(text)
-                except ValueError as error:
-                    cut = "" if text.endswith("\n") else "; the last line is cut short"
-                    problems.append(f"{path}:{number}: not JSON ({getattr(error, 'msg', error)}){cut}")
-                    continue
-                if isinstance(value, dict):
-                    yield number, value
-                else:
-                    problems.append(f"{path}:{number}: must hold a JSON object, holds {type(value).__name__}")
-    except FileNotFoundError:
-        problems.append(f"{path}: missing")
-    except OSError as error:
-        problems.append(f"{path}: cannot be read ({error})")
 
 
 def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
     parts: dict[tuple[int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
     unmoved: dict[int, SequenceSums] = {}
     last = (0, 0)
-    for number, line in read_lines(path, problems):
-        step, minibatch = line.get("step"), line.get("minibatch")
-        if not isinstance(step, int) or not isinstance(minibatch, int):
-            problems.append(f"{path}:{number}: needs integers 'step' and 'minibatch'")
+    for number, line in numbered_steps(path, problems):
+        step, minibatch = line["step"], line.get("minibatch")
+        if not isinstance(minibatch, int):
+            problems.append(f"{path}:{number}: needs an integer 'minibatch'")
             continue
         try:
             sums = from_record(line)
@@ -346,10 +289,10 @@ def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
 def _read_funnel(path: Path, problems: list[str]) -> FunnelSteps:
     """Of a step that was done twice, the later record."""
     records: dict[int, dict[str, Any]] = {}
-    for number, line in read_lines(path, problems):
+    for number, line in numbered_steps(path, problems):
         try:
             FunnelSteps.of([line])
-            records[int(line["step"])] = line
+            records[line["step"]] = line
         except (KeyError, TypeError, ValueError, IndexError) as error:
             problems.append(f"{path}:{number}: not a record of the length funnel ({error!r})")
     return FunnelSteps.of(list(records.values()))

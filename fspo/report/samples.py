@@ -1,109 +1,61 @@
-"""Responses to read on the page: some of each run's samples.jsonl, cut to what a page can hold."""
+"""A few of the responses that verl has dumped, to read on the page."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from fspo.report.runs import Run, read_lines
-from fspo.samples import is_right, quarters, spread
-from fspo.sums import FINE_LENGTH_EDGES
+from fspo.records import numbered_lines
+from fspo.report.runs import Run
 
-SAMPLES_FILE: Final = "samples.jsonl"
-KINDS: Final = ("training", "validation")
-_ON_A_PAGE: Final = 240
-_PER_RUN: Final = (4, 48)
+#: Settings of verl that name folders with one file of responses for each step.
+_FOLDERS: Final = {"training": "trainer.rollout_data_dir", "validation": "trainer.validation_data_dir"}
+_STEPS: Final = 6  # shown of a folder, from its first to its last
+_OF_EACH: Final = 3  # right responses of a step, and wrong ones
 _CHARACTERS: Final = 1500  # at either end of a text
-
-
-_CLIP: Final = {"True": "accepted", "False": "clipped"}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response as the page shows it: what it can be filtered by, what is seen of it closed, and its texts."""
+    """One response as the page shows it: what it can be filtered by, and its texts."""
 
     tags: dict[str, str]
-    line: str
     prompt: str
     response: str
 
 
-def read_samples(run: Run, problems: list[str]) -> list[dict[str, Any]]:
-    """The lines of a run's samples.jsonl with texts cut to their ends; none for a run that kept none.
-
-    A resumed run may repeat a step; then the later samples of the step count.
-    """
-    path, kept = run.path / SAMPLES_FILE, dict[tuple[int, str], dict[int, dict[str, Any]]]()
-    if not path.is_file():
-        return []
-    for number, line in read_lines(path, problems):
-        step, kind, sample = line.get("step"), line.get("kind"), line.get("sample")
-        if not isinstance(step, int) or kind not in KINDS or not isinstance(sample, int):
-            problems.append(
-                f"{path}:{number}: needs integers 'step' and 'sample', and a 'kind' of {' or '.join(KINDS)}"
-            )
-            continue
-        if sample == 0:
-            kept[step, kind] = {}
-        length = line.get("L")
-        cut = {name: _cut(str(line.get(name, ""))) for name in ("prompt", "response")}
-        kept.setdefault((step, kind), {})[sample] = line | cut | {"L": length if isinstance(length, int) else None}
-    return [line for _, samples in sorted(kept.items()) for _, line in sorted(samples.items())]
-
-
-def shown_samples(runs: Sequence[Run], starts: npt.NDArray[np.int64], problems: list[str]) -> list[Sample]:
-    """A bounded number of every run's samples, spread over steps, lengths and verdicts."""
-    n = int(np.clip(_ON_A_PAGE // max(1, len(runs)), *_PER_RUN))
-    edges = [int(FINE_LENGTH_EDGES[start]) for start in starts]
-    spans = [f"{low} to {high - 1}" for low, high in itertools.pairwise(edges)] + [f"{edges[-1]} or more"]
-    found = []
+def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[Sample]:
+    """A bounded number of the responses of every run that dumped any, spread over steps and verdicts."""
+    samples: list[Sample] = []
     for run in runs:
-        lines = read_samples(run, problems)
-        if not lines:
-            continue
-        right = [is_right(line, line.get("reward")) for line in lines]
-        columns: list[Any] = [[str(line.get(name)) for line in lines] for name in ("step", "kind", "accepted")]
-        columns += [right, quarters([line["L"] or 0 for line in lines])]
-        for i in sorted(spread(columns, n, seed=0)):
-            line, length = lines[i], lines[i]["L"]
-            place = None if length is None else max(0, int(np.searchsorted(edges, length, side="right")) - 1)
-            tags = {
-                "run": f"{run.algo}, seed {run.seed}" + ("" if run.comparison == "default" else f", {run.comparison}"),
-                "from": line["kind"],
-                "length": "unknown" if place is None else spans[place],
-                "verdict": "right" if right[i] else "wrong",
-                "clip": _CLIP.get(str(line.get("accepted")), "no clip recorded"),
-            }
-            found.append(Sample(tags, _line(line, tags), line["prompt"], line["response"]))
-    return found
+        settings = run.settings()
+        for kind, key in _FOLDERS.items():
+            if not (name := settings.get(key)):
+                continue
+            folders = [Path(name), run.path / Path(name).name]  # the second: a run folder that was moved
+            found = [path for folder in folders for path in folder.glob("*.jsonl") if path.stem.isdigit()]
+            dumps = {int(path.stem): path for path in reversed(found)}
+            chosen = np.linspace(0, len(dumps) - 1, min(_STEPS, len(dumps))).astype(int)
+            for step in np.array(sorted(dumps), dtype=int)[chosen].tolist():
+                tags = {"run": run.name, "from": kind, "step": str(step)}
+                samples += _of_step([line for _, line in numbered_lines(dumps[step], problems)], tags)
+    return samples
 
 
-def filters(samples: Sequence[Sample]) -> dict[str, list[str]]:
-    """The values of each tag that occur, lengths in their order."""
-    names = samples[0].tags if samples else {}
-    found = {name: list(dict.fromkeys(sample.tags[name] for sample in samples)) for name in names}
-    return {
-        name: sorted(values, key=lambda v: int(v.split()[0]) if v[0].isdigit() else -1) if name == "length" else values
-        for name, values in found.items()
-    }
-
-
-def _line(line: dict[str, Any], tags: dict[str, str]) -> str:
-    said = [f"step {line['step']}", tags["run"], tags["from"]]
-    said.append("length unknown" if line["L"] is None else f"L = {line['L']}")
-    told = line.get("status") in (None, "correct", "wrong")
-    said.append(tags["verdict"] if told else f"{tags['verdict']} ({line['status']})")
-    if isinstance(line.get("reward"), (int, float)):
-        said.append(f"reward {line['reward']:.3g}")
-    if isinstance(line.get("S"), (int, float)):
-        said.append(f"S = {line['S']:+.3g}, {tags['clip']}" + (", gradient removed" if line.get("removed") else ""))
-    return " | ".join(said)
+def _of_step(lines: list[dict[str, Any]], tags: dict[str, str]) -> Iterator[Sample]:
+    left = {"right": _OF_EACH, "wrong": _OF_EACH}
+    for place in np.random.default_rng(0).permutation(len(lines)):
+        line = lines[place]
+        score = line.get("acc", line.get("score"))
+        verdict = "right" if isinstance(score, (int, float)) and score > 0 else "wrong"
+        left[verdict] -= 1
+        if left[verdict] >= 0:
+            prompt, response = (_cut(str(line.get(name, ""))) for name in ("input", "output"))
+            yield Sample(tags | {"verdict": verdict}, prompt, response)
 
 
 def _cut(text: str) -> str:

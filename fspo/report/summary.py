@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fspo.fairness import wilson_interval
+from fspo.records import METRICS_FILE
 from fspo.report.groups import length_profile
-from fspo.report.runs import METRICS_FILE, Run, load_run
+from fspo.report.runs import Run, load_run
 from fspo.report.style import (
     LIGHT,
     Look,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from fspo.fairness import Interval, LengthReweightingError
+from fspo.records import PlannedRun
 from fspo.report.common_records import CommonRecord
 from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_runs
-from fspo.report.runs import PlannedRun, Run
+from fspo.report.runs import Run
 
 NOT_RUN: Final = "not run"
 
@@ -85,12 +87,12 @@ def common_record_table(records: Sequence[CommonRecord], groups: Sequence[RunGro
     return Table([f"on {source}'s records" for source in sources], rows) if rows else None
 
 
-def grid_table(planned: Sequence[PlannedRun], runs: Sequence[Run]) -> Table:
+def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table:
     """Status of every planned run, and of given runs that are in no plan: rows are groups, columns seeds."""
     status: dict[tuple[str, str], dict[int | None, str]] = {}
-    for plan in planned:
+    for plan in planned.values():
         status.setdefault((plan.comparison, plan.algo), {})[plan.seed] = NOT_RUN
-    by_path = {plan.path.resolve(): plan for plan in planned}
+    by_path = {folder.resolve(): plan for folder, plan in planned.items()}
     for run in runs:
         # A planned run whose run.json is unreadable still has its place in the grid.
         place = by_path.get(run.path.resolve(), run)

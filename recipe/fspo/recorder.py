@@ -22,8 +22,8 @@ from fspo.sums import SequenceSums
 if TYPE_CHECKING:
     from fspo.types import BandState, SequenceLossOutput
 
-#: Rows of :attr:`MiniBatch.sequences`: those of sequences.jsonl, and what else a sample tells (booleans as 0 and 1).
-SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted", "removed")
+#: Rows of :attr:`MiniBatch.sequences`, as a line of sequences.jsonl names them.
+SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted")
 #: Column of a batch, int64 [B]: each sequence's row number; -1 for padding.
 ROWS: Final = "fspo_rows"
 
@@ -34,9 +34,8 @@ class MiniBatch:
 
     Attributes:
         sums: Sums by length.
-        sequences: float64 [7, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
-            A, weight, its row in the rollout batch (-1 if not sent), accepted or not, gradient removed or not; empty
-            unless asked for.
+        sequences: float64 [6, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
+            A, weight, its row in the rollout batch (-1 if not sent), accepted (1) or not (0); empty unless asked for.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
         learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
     """
@@ -100,24 +99,11 @@ def numbers(mini_batches: int, unmoved: int) -> list[int]:
 
 
 def sequence_record(step: int, index: int, mini_batch: MiniBatch) -> dict[str, Any]:
-    """A line of ``sequences.jsonl``: S, L, A and weight of every sequence of one mini-batch."""
-    columns = zip(SEQUENCE_COLUMNS[:4], mini_batch.sequences, strict=False)
-    return {"step": step, "minibatch": index} | {name: [float(f"{x:.7g}") for x in row] for name, row in columns}
-
-
-def columns_by_row(mini_batches: Sequence[MiniBatch], unmoved: int) -> dict[str, np.ndarray]:
-    """:data:`SEQUENCE_COLUMNS` and ``minibatch``, the number of the mini-batch, each row of the rollout batch once.
-
-    Of mini-batches after a weight had moved, if there are any. With several epochs a row's first entry counts. Empty if
-    no sequence was recorded with its row.
-    """
-    first = unmoved if any(part.sequences.size for part in mini_batches[unmoved:]) else 0
-    numbered = list(zip(numbers(len(mini_batches), unmoved), mini_batches, strict=True))[first:]
-    parts = [np.vstack([part.sequences, np.full(part.sequences.shape[1], number)]) for number, part in numbered]
-    names = (*SEQUENCE_COLUMNS, "minibatch")
-    columns = np.concatenate([np.empty((len(names), 0)), *parts], axis=1)
-    row_N, place = np.unique(columns[names.index("row")], return_index=True)
-    return dict(zip(names, columns[:, place[row_N >= 0]], strict=True)) if (row_N >= 0).any() else {}
+    """A line of ``sequences.jsonl``: :data:`SEQUENCE_COLUMNS` of every sequence of one mini-batch."""
+    *measured, row_B, accepted_B = mini_batch.sequences
+    line = {name: [float(f"{x:.7g}") for x in each] for name, each in zip(SEQUENCE_COLUMNS, measured, strict=False)}
+    whole = {"row": row_B.astype(int).tolist(), "accepted": accepted_B.astype(int).tolist()}
+    return {"step": step, "minibatch": index} | line | whole
 
 
 class Recorder:
@@ -177,10 +163,9 @@ class Recorder:
         mini_batch.sums.add_(output, truncated_B=truncated_B)
         if self._keep_sequences:
             row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
-            lost_B = sum(each.float() for each in (output.clipped_high_B, output.clipped_low_B))
             told = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
-            # Of a loss that keeps a share: accepted if most of the weight is, removed if most of it is lost.
-            columns = (*told, row_B.to(output.length_B.device), output.accepted_B > 0.5, lost_B > 0.5)
+            # Of a loss that keeps a share: accepted if most of the weight is.
+            columns = (*told, row_B.to(output.length_B.device), output.accepted_B > 0.5)
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
             mini_batch.sequences = np.concatenate([mini_batch.sequences, rows.cpu().numpy()], axis=1)
 

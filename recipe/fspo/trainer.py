@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,15 +24,8 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from fspo.samples import validation_samples
 from recipe.fspo.accounting.cycle import Cycle
-from recipe.fspo.accounting.outcomes import (
-    SAMPLES_FILE,
-    kl_to_start,
-    prompt_of,
-    read_outcomes,
-    send_rows,
-)
+from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, count_ends, prompt_tags
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old, resumed_from, step_folder
@@ -71,7 +63,6 @@ class FSPOHooks(PPOTrainer):
         self._saved_step: int | None = None
         self._position: dict[str, int] = {}
         self._fetched = 0
-        self._generations: tuple[Sequence[str], Sequence[str], Sequence[float]] = ((), (), ())
         self._began_s = 0.0
         self._save_s = 0.0
         self._phase = Phase(0, "start-up")
@@ -165,7 +156,7 @@ class FSPOHooks(PPOTrainer):
         PROGRESS.say("sending the weights to vLLM")
         super().on_init_end()
         fspo = self.config.fspo
-        sequences = fspo.record_sequences or fspo.samples > 0 or self._cycle.needs_sequences
+        sequences = fspo.record_sequences or self._cycle.needs_sequences
         self.actor_rollout_wg.record(sequences=sequences, run_dir=fspo.run_dir)
         # Runs of a comparison must begin with the same weights; this is how a reader can tell, of runs never resumed.
         run_folder.note(fspo.run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
@@ -261,16 +252,7 @@ class FSPOHooks(PPOTrainer):
         super().on_validate_end()
         self._lead_time.measured(validation_s=time.monotonic() - self._began_s)
 
-    def _maybe_log_val_generations(self, inputs: Any, outputs: Any, scores: Any) -> None:
-        # In the order of what the reward told of them, which verl collects for _val_metrics_update.
-        self._generations = (inputs, outputs, scores)
-        super()._maybe_log_val_generations(inputs=inputs, outputs=outputs, scores=scores)
-
     def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
-        if n := self.config.fspo.samples:
-            samples = validation_samples(self._generations, infos, n, self.config.seed, self.global_steps)
-            self._run_log.append(SAMPLES_FILE, list(samples))
-        self._generations = ((), (), ())
         expected = sum((more.get("expected_acc_counts") or {}).values())
         self._note_missing(expected - len(sample_uids), expected, "the validation", "counts them as wrong")
         return super()._val_metrics_update(data_sources, sample_uids, infos, *rest, **more)
@@ -338,17 +320,14 @@ class FSPOHooks(PPOTrainer):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("update")
         outcomes = read_outcomes(batch, self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path is not None)
-        if self.config.fspo.samples:
+        if self.config.fspo.record_sequences:
             batch = send_rows(batch, outcomes, self._cycle.rows)
         self.actor_rollout_wg.begin_update(self._cycle.band_state, self._cycle.mini_batches)
         batch = super()._update_actor(batch, metrics)
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
-            metrics.update(self._cycle.end(self.global_steps, batch.partition_id, self._run_log, self._decode))
+            metrics.update(self._cycle.end(self.global_steps, self._run_log))
         return batch
-
-    def _decode(self, ids: Any) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))  # as verl logs generations
 
     # ---------------------------------------------------------------- checkpoints
 

@@ -38,7 +38,8 @@ PROBE = ("trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe", "actor
 def trained(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Two steps with one rank, a checkpoint after each."""
     folder = tmp_path_factory.mktemp("one_rank")
-    run = start(folder, *SMALL, "trainer.save_freq=1", *PROBE, **probe_environment(folder))
+    recorded = ("fspo.record_sequences=true", f"trainer.rollout_data_dir={folder}/rollouts")
+    run = start(folder, *SMALL, "trainer.save_freq=1", *recorded, *PROBE, **probe_environment(folder))
     assert run.wait(400) == 0, run.output()[-4000:]
     return run
 
@@ -84,26 +85,25 @@ def test_sums_by_length_cover_every_sequence(trained: Start) -> None:
     assert max(from_record(records[i]).total("z_squared") for i in (1, 3)) > 1e-6
 
 
-def test_samples_are_rows_of_the_batch_with_what_the_worker_saw(trained: Start) -> None:
-    from fspo.records import from_record
+def test_recorded_sequences_join_with_the_dumped_responses(trained: Start) -> None:
+    from fspo.records import complete_lines, sequence_lines
+    from fspo.report.build import build_report
 
-    records = [json.loads(line) for line in (trained.run_dir / "length_stats.jsonl").read_text().splitlines()]
-    second = {record["step"]: from_record(record) for record in records if record["minibatch"] == 1}
-    samples = [json.loads(line) for line in (trained.run_dir / "samples.jsonl").read_text().splitlines()]
-    assert [(s["step"], s["sample"]) for s in samples] == [(step, i) for step in (1, 2) for i in range(8)]
-    for sample in samples:
-        a, b = map(int, re.fullmatch(r"(\d+)%(\d+)=", sample["prompt"][-7:]).groups())  # type: ignore[union-attr]
-        if sample["L"] < 64:  # otherwise it may have been cut at the right digits
-            assert (
-                sample["response"].endswith(f"{a % b:03d}") == (sample["reward"] > 0) == (sample["status"] == "correct")
-            )
-        assert sample["accepted"] == (abs(sample["S"]) <= 0.03 * math.sqrt(sample["L"]))
-        assert sample["removed"] == (not sample["accepted"] and sample["S"] * sample["A"] > 0)
-        assert sample["minibatch"] == 1
-        assert len(sample["response"]) in (sample["L"], sample["L"] - 1)  # a character a token, and one that ends it
-    for step, sums in second.items():  # clipped ones are shown wherever there are any
-        shown = [sample for sample in samples if sample["step"] == step]
-        assert any(not s["accepted"] for s in shown) == (sums.total("accepted") < sums.total("count"))
+    for line in (lines := sequence_lines(trained.run_dir)):
+        dump = {each["uid"]: each for each in complete_lines(trained.run_dir / f"rollouts/{line['step']}.jsonl")}
+        assert len(dump) == 64 and len(set(line["row"])) == 32
+        for uid, length, reward, truncated in zip(*(line[n] for n in ("uid", "L", "reward", "truncated")), strict=True):
+            a, b = map(int, re.fullmatch(r"(\d+)%(\d+)=", dump[uid]["input"][-7:]).groups())  # type: ignore[union-attr]
+            response = dump[uid]["output"]
+            assert len(response) in (length, length - 1)  # a character a token, and one that ends it
+            assert truncated == (length == 64) and reward == dump[uid]["score"]
+            if not truncated:  # otherwise it may have been cut at the right digits
+                assert response.endswith(f"{a % b:03d}") == (reward > 0)
+        inside = [abs(s) <= 0.03 * math.sqrt(length) for s, length in zip(line["S"], line["L"], strict=True)]
+        assert line["accepted"] == inside
+    assert [(line["step"], line["minibatch"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    page = build_report([trained.run_dir], trained.run_dir / "report").page.read_text()
+    assert "difficulty: LRE" in page and page.count('<details class="sample"') > 1
 
 
 def test_run_folder_tells_what_was_run(trained: Start) -> None:

@@ -18,8 +18,8 @@ from benchmarks.pages import replace_section
 from benchmarks.studies import alignment, clipping, fairness
 from benchmarks.studies.asynchronous import mean_cell
 from fspo.calibration import active_line, leans
-from fspo.files import complete_lines
 from fspo.losses import ALGORITHMS
+from fspo.records import complete_lines
 from fspo.report.groups import RunGroup
 from fspo.report.runs import Run
 from fspo.types import BandState

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from composing import composed, composed_from
 
+from fspo.records import PlannedRun
 from recipe.fspo.compare import grid
 from recipe.fspo.compare.__main__ import FAIR, parse
-from recipe.fspo.compare.grid import PlannedRun, Request, plan, status
+from recipe.fspo.compare.grid import Request, plan, status
 from recipe.fspo.compare.matched_clips import calibrate, recorded_sequences
 from recipe.fspo.launch.commands import BadInput
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.evaluation import Record, conclude_evaluation, evaluate, format_table, main, pass_at_k, read_records
+from fspo.evaluation import Record, conclude_evaluation, evaluate, format_table, pass_at_k, read_records
 from fspo.fairness.bootstrap import ratio_interval
 
 
@@ -110,9 +110,9 @@ def test_values_do_not_depend_on_the_order_of_the_records() -> None:
 
 def test_table_has_a_row_per_set_and_per_length_bin() -> None:
     table = format_table(evaluate(records(), length_edges=(0, 1000)))
-    assert "| aime24 | 4 | 4 | 43.8 [" in table
-    assert "| amc23 | 1 | 1 | 100.0 | 100.0 |  |  |" in table
-    assert "| aime24 | 1000 or more | 8 | 25.0 [" in table
+    assert "| aime24 | 4 | 4 | 43.8% [" in table
+    assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
+    assert "| aime24 | 1000 or more | 8 | 25.0% [" in table
 
 
 @pytest.mark.parametrize(
@@ -154,14 +154,12 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
         read_records(path)
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "records.jsonl"
-    path.write_text("".join(json.dumps(asdict(record)) + "\n" for record in records()), encoding="utf-8")
-    assert main([str(path), "--k", "1", "--json", str(tmp_path / "out.json")]) == 0
-    assert "| aime24 | 4 | 4 | 43.8 [" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == evaluate(records(), ks=(1,))
-    assert main([str(path), "--k", "9"]) == 2
-    assert "error: ks=[9]" in capsys.readouterr().err
+def test_the_newest_generations_are_evaluated(tmp_path: Path) -> None:
+    (tmp_path / "validation").mkdir()
+    lines = "".join(json.dumps(asdict(record)) + "\n" for record in records())
+    (tmp_path / "validation/3.jsonl").write_text(lines, encoding="utf-8")
+    assert "| aime24 | 4 | 4 | 43.8% [" in conclude_evaluation(tmp_path, 0)
+    assert json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8")) == evaluate(records())
 
 
 def test_a_reward_that_is_no_accuracy_has_no_table_and_says_what_it_takes(tmp_path: Path) -> None:

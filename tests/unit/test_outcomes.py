@@ -12,7 +12,7 @@ from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
 from recipe.fspo.accounting import outcomes
-from recipe.fspo.accounting.outcomes import Outcomes, kl_to_start, outcome_metrics, read_outcomes
+from recipe.fspo.accounting.outcomes import Outcomes, kl_to_start, outcome_columns, outcome_metrics, read_outcomes
 from recipe.fspo.reward_manager import RESPONSE_DIGEST
 
 TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
@@ -82,6 +82,13 @@ def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     both = Outcomes.join([one, one])
     assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
     assert both.group_B.tolist() == [0, 0, 1, 1] * 2
+
+
+def test_recorded_rows_get_their_uid_reward_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = outcome_columns(read(Queue(told=True), monkeypatch), [3, 0], max_response_length=3)
+    assert columns == {
+        "uid": ["b_1_0", "a_0_0"], "reward": [0.5, 1.0], "truncated": [False, True], "data_source": ["math", "math"]
+    }  # fmt: skip
 
 
 def test_the_distance_to_the_start_is_k3_per_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import torch
 from fspo.calibration import BandController, active_line, leans
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.recorder import Recorder, columns_by_row, end_of_response, join_ranks, sequence_record
+from recipe.fspo.recorder import Recorder, end_of_response, join_ranks, sequence_record
 
 
 def micro_batch(seed: int) -> tuple[SequenceLossOutput, torch.Tensor]:
@@ -114,7 +114,7 @@ def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
     assert sequence_record(1, 0, mini_batch)["L"] == [6, 5]
 
 
-def test_columns_find_their_rows_under_any_split() -> None:
+def test_recorded_sequences_find_their_rows_under_any_split() -> None:
     ranks = []
     for rank in range(2):
         recorder = Recorder()
@@ -125,16 +125,9 @@ def test_columns_find_their_rows_under_any_split() -> None:
             recorder.row_B = torch.tensor([first + i for i in (2, 0, 1, 3)])
             recorder.add(*micro_batch(seed=4 * mini_batch + rank))
         ranks.append(recorder.pop())
-    mini_batches = join_ranks(ranks)
-    found = columns_by_row(mini_batches, unmoved=1)
-    # Row 3 of each micro-batch is padding. Mini-batch 0 came before a weight had moved, so its rows are of epoch 2.
-    assert found["row"].tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14]
-    assert found["minibatch"].tolist() == [2] * 6 + [1] * 6
-    output, _ = micro_batch(seed=4 * 1 + 1)  # mini-batch 1 of rank 1: rows 14, 12, 13
-    assert found["S"][[11, 9, 10]] == pytest.approx(output.log_ratio_B[:3].numpy())
-    assert found["accepted"][[11, 9, 10]].tolist() == output.accepted_B[:3].tolist()
-    removed_B = output.clipped_high_B | output.clipped_low_B
-    assert found["removed"][[11, 9, 10]].tolist() == removed_B[:3].tolist() and 0 < removed_B[:3].sum() < 3
-    only_first = columns_by_row(mini_batches[:1], unmoved=1)
-    assert set(only_first["minibatch"]) == {0} and len(only_first["row"]) == 6
-    assert columns_by_row([], 0) == {}
+    line = sequence_record(1, 0, join_ranks(ranks)[0])
+    assert line["row"] == [2, 0, 1, 6, 4, 5], "the fourth row of each micro-batch is padding"
+    outputs = [micro_batch(seed=rank)[0] for rank in range(2)]
+    assert line["S"] == pytest.approx(torch.cat([output.log_ratio_B[:3] for output in outputs]).tolist())
+    assert line["accepted"] == torch.cat([output.accepted_B[:3] for output in outputs]).int().tolist()
+    assert 0 < sum(line["accepted"]) < 6

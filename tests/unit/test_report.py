@@ -22,6 +22,7 @@ from fspo.noise_floor import NoiseFloor
 from fspo.records import to_record
 from fspo.report.__main__ import main
 from fspo.report.build import build_report
+from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import common_records
 from fspo.report.figures import comparison_figures
 from fspo.report.findings import compared, differing_settings, findings
@@ -35,7 +36,6 @@ from fspo.report.groups import (
     standard_measures,
 )
 from fspo.report.runs import load_run
-from fspo.report.samples import read_samples
 from fspo.report.style import DARK, LIGHT, group_looks, themed
 from fspo.report.summary import summarise
 from fspo.sums import SequenceSums
@@ -309,34 +309,38 @@ def test_noise_floor_is_held_against_the_band(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_samples_can_be_read_and_filtered(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", "fspo", 0)
+def test_dumped_responses_can_be_read_and_filtered(tmp_path: Path) -> None:
+    folder, dumps = write_run(tmp_path / "run", "fspo", 0), tmp_path / "dumps"
+    (folder / "config.yaml").write_text(
+        f"trainer: {{rollout_data_dir: {dumps}, validation_data_dir: /elsewhere/run/val}}"
+    )
     attack = "</pre><script>alert(1)</script><b>"
 
-    def line(step: int, sample: int, **facts: object) -> str:
-        about = {"step": step, "kind": "training", "sample": sample, "prompt": "2+2=", "response": "4", "L": 3}
-        return json.dumps(about | {"reward": 1.0, "S": -0.5, "accepted": False, "removed": True} | facts) + "\n"
+    def dump(path: Path, *lines: dict[str, object]) -> None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(
+            "".join(json.dumps({"input": "2+2=", "output": "4", "score": 1.0} | line) + "\n" for line in lines)
+        )
 
-    (folder / "samples.jsonl").write_text(
-        line(1, 0, response=attack, L=170) + line(2, 0, response="before the kill") + line(2, 1, response="also before")
-        + line(2, 0, response="again") + line(3, 0, kind="validation", L=None, reward=0.0, accepted=None, S=None)
-        + line(4, 0, response="a" * 9000) + line(5, 0, kind="other") + "nonsense\n"
-        + "".join(line(6 + i, 0) for i in range(200)) + line(300, 0)[:40]
-    )  # fmt: skip
-    lines = read_samples(load_run(folder), [])
-    assert [line["response"] for line in lines if line["step"] == 2] == ["again"], "the later lines of a step count"
-    assert "6000 characters left out" in next(line["response"] for line in lines if line["step"] == 4)
+    for step in range(1, 21):
+        dump(dumps / f"{step}.jsonl", *({"output": f"{step}", "score": float(i > 4)} for i in range(10)))
+    dump(dumps / "20.jsonl", {"output": attack, "score": 1.0, "acc": 0.0})
+    (dumps / "1.jsonl").write_text('{"output": "cut')
+    dump(folder / "val/7.jsonl", {"output": "a" * 9000})  # of a run folder that was moved
     report = build_report([folder], tmp_path / "out")
-    assert [problem.split(": ")[0].rpartition(":")[2] for problem in report.problems] == ["8", "209", "7"]
+    assert report.problems == [
+        f"{dumps}/1.jsonl:1: not JSON (Unterminated string starting at); the last line is cut short"
+    ]
     text = report.page.read_text(encoding="utf-8")
     assert attack not in text and text.count("<script>") == 1
     page = " ".join(read_page(report.page).text)
     assert attack in page, "shown as it was written"
-    assert 'data-verdict="wrong"' in text and 'data-clip="clipped"' in text and 'data-from="validation"' in text
-    assert text.count('<details class="sample"') == 48, "bounded"
-    step_1 = next(part for part in text.split("<details")[1:] if "step 1 |" in part)
-    assert "L = 170" in step_1 and "S = -0.5, clipped, gradient removed" in step_1
-    assert any(f"<option>{span}</option>" in text for span in [step_1.split('data-length="')[1].split('"')[0]])
+    assert text.count('<details class="sample"') == 4 * 6 + 1 + 1, "three right and three wrong ones of some steps"
+    assert (
+        text.count('data-from="training"') == 25 and 'data-from="validation" data-step="7" data-verdict="right"' in text
+    )
+    assert 'data-step="20" data-verdict="wrong"' in text, "acc, where there is one"
+    assert "6000 characters left out" in page and "<option>validation</option>" in text
 
 
 @pytest.mark.slow
@@ -358,7 +362,7 @@ def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_
     problems = "\n".join(report.problems)
     for expected in (
         f"{metrics}:1: not a finite number, left out: critic/rewards/mean", f"{metrics}:2: not JSON",
-        f"{metrics}:3: not JSON", "cut short", f"{lengths}:2: needs integers", f"{lengths}:3: layout is 99",
+        f"{metrics}:3: not JSON", "cut short", f"{lengths}:2: needs an integer", f"{lengths}:3: layout is 99",
         f"{grid / 'seq_rloo/0/run.json'}: must hold a JSON object", f"{grid / 'seq_rloo/1/metrics.jsonl'}:2: must hold",
         f"{empty / 'run.json'}: missing", f"{tmp_path / 'absent'}: not a folder",
     ):  # fmt: skip
@@ -545,6 +549,44 @@ def _contrast(first: str, second: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None:
+    def line(step: int, minibatch: int, rewards: dict[str, list[float]], accepted: list[int], cut: int = 0) -> str:
+        uids = [f"{prompt}_{i}_0" for prompt, values in rewards.items() for i in range(len(values))]
+        truncated = [i < cut for i in range(len(uids))]
+        columns = {
+            "uid": uids,
+            "reward": [value for values in rewards.values() for value in values],
+            "accepted": accepted,
+            "truncated": truncated,
+        }
+        return json.dumps({"step": step, "minibatch": minibatch, "data_source": ["math"] * len(uids)} | columns) + "\n"
+
+    runs = [write_run(tmp_path / name, "fspo", seed) for seed, name in enumerate("ab")]
+    (runs[0] / "sequences.jsonl").write_text(
+        line(1, 0, {"p": [0.0, 0.0]}, [1, 1]) + line(1, 1, {"q": [0.0, 1.0], "r": [1.0, 1.0]}, [1, 0, 1, 1], cut=1)
+    )
+    (runs[1] / "sequences.jsonl").write_text(
+        line(1, 1, {"p": [0.0, 0.0]}, [0, 0], cut=1)
+        + line(2, 1, {"q": [0.0]}, [1])
+        + line(2, 2, {"r": [0.0, 0.5]}, [1, 1])
+    )
+    other = write_run(tmp_path / "c", "seq_gspo", 0)
+    groups = group_runs([load_run(run) for run in (*runs, other)])
+    table = attribute_table(groups)
+    assert table is not None
+    rows = {(why, head): cells for head, why, cells in table.rows}
+    assert {head: cells[0] for (why, head), cells in rows.items() if why == "difficulty"} == {
+        "below 0.125": "33.3% of 3", "0.25 to 0.375": "100.0% of 2", "0.5 to 0.625": "50.0% of 2",
+        "0.875 or more": "100.0% of 2",
+    }  # fmt: skip
+    assert rows["reward dispersion", "below 1e-09"] == ["60.0% of 5", "(no sequences)"]
+    assert rows["truncation", "truncated"][0] == "50.0% of 2" and rows["truncation", "ended"][0] == "71.4% of 7"
+    assert rows["data source", "math"][0] == "66.7% of 9"
+    lre = rows["debiased, symmetric acceptance", "difficulty: LRE"]
+    assert float(lre[0].split()[0]) > 0 and lre[1] == "(not recorded)"
+    assert attribute_table(groups[1:]) is None
+
+
 def funnel_lines(steps: int, seed: int, lost_short: float, lost_long: float) -> list[str]:
     """Records of a run in which long and short responses are stale at these rates."""
     rng, funnel, lines = np.random.default_rng(seed), LengthFunnel(), []
@@ -568,9 +610,7 @@ def test_the_length_funnel_of_runs_that_lose_responses(tmp_path: Path) -> None:
     all_kept.train([5], [0], [1])
     (whole / "funnel.jsonl").write_text(json.dumps(all_kept.end_step(1)[1]) + "\n")
     report = build_report([uneven, even, whole], tmp_path / "out")
-    assert [p for p in report.problems if "funnel" in p] == [
-        f"{uneven / 'funnel.jsonl'}:24: not a record of the length funnel (KeyError('rows'))"
-    ]
+    assert [p for p in report.problems if "funnel" in p] == [f"{uneven / 'funnel.jsonl'}:24: needs an integer 'step'"]
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())["comparisons"]["default"]
     rows = {row[0]: row[2] for row in summary["funnel"]["rows"]}
     records = [json.loads(line) for line in funnel_lines(20, 1, 0.0, 0.4)]

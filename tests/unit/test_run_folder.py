@@ -372,7 +372,7 @@ def test_leave_to_change_a_setting_is_for_one_start(tmp_path: Path) -> None:
         check_changes(resumed, changed_settings(resumed))
 
 
-@pytest.mark.parametrize("record", ["length_stats.jsonl", "sequences.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("record", ["length_stats.jsonl", "sequences.jsonl"])
 def test_a_part_of_a_step_holds_a_run_to_its_settings_too(tmp_path: Path, record: str) -> None:
     (begun(tmp_path, "algo=gspo", step=0) / record).write_text('{"step": 1}\n')
     assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"))]

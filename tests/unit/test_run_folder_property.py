@@ -26,9 +26,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from omegaconf import DictConfig
 
+from fspo.records import INFO_FILE
 from recipe.fspo.checkpoints.integrity import latest, remove_old, restore_tracker, step_folder, step_of
 from recipe.fspo.launch import run_folder, start
-from recipe.fspo.launch.run_settings import INFO_FILE, run_info, with_settings_of_run
+from recipe.fspo.launch.run_settings import run_info, with_settings_of_run
 from recipe.fspo.launch.values import PreflightError
 from recipe.fspo.main import JOB
 

@@ -176,14 +176,7 @@ NAMES = (
     Name(_BASE, "PPOTrainer._fetch_one_gen_batch", _TRAINER, "the data loader's order of prompts"),
     Name(_BASE, "PPOTrainer._balance_batch", _TRAINER, "verl orders groups by random ids", ("batch", "metrics")),
     Name(_BASE, "PPOTrainer._update_actor", _TRAINER, "no hook before and after the update", ("batch", "metrics")),
-    Name(
-        _BASE,
-        "PPOTrainer._maybe_log_val_generations",
-        _TRAINER,
-        "the texts of a validation",
-        ("inputs", "outputs", "scores"),
-    ),
-    Name(_BASE, "PPOTrainer._val_metrics_update", _TRAINER, "what the reward told of them, in the same order"),
+    Name(_BASE, "PPOTrainer._val_metrics_update", _TRAINER, "how many responses of a validation are missing"),
     Name("verl.trainer.ppo", "metric_utils", "recipe/fspo/validation.py", "a function of it is replaced"),
     Name(
         "verl.trainer.ppo.metric_utils",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
@@ -15,10 +14,10 @@ from fspo.drops import EvenDrops
 from fspo.fairness import equal_mass_starts
 from fspo.funnel import LengthFunnel
 from fspo.noise_floor import noise_floor
-from fspo.records import to_record
+from fspo.records import FUNNEL_FILE, LENGTH_STATS_FILE, SEQUENCES_FILE, to_record
 from fspo.sums import SequenceSums
 from fspo.types import BandState
-from recipe.fspo.accounting.outcomes import SAMPLES_FILE, Outcomes, grad_norm_metrics, outcome_metrics, training_samples
+from recipe.fspo.accounting.outcomes import Outcomes, grad_norm_metrics, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.checkpoints.state import Stateful
 from recipe.fspo.config import policy_loss_settings
@@ -84,7 +83,7 @@ class Cycle:
         self._outcomes.append(outcomes)
         train_on(self.funnel, batch, step)
 
-    def end(self, step: int, partition_id: str, log: RunLog, decode: Callable[[Any], str]) -> dict[str, float]:
+    def end(self, step: int, log: RunLog) -> dict[str, float]:
         """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band."""
         mini_batches, outcomes = self._mini_batches, Outcomes.join(self._outcomes)
         self._mini_batches, self._outcomes = [], []
@@ -99,13 +98,9 @@ class Cycle:
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         grad_clip = float(self._config.actor_rollout_ref.actor.grad_clip)
         metrics |= grad_norm_metrics([each.grad_norm for each in mini_batches], grad_clip)
-        self._record(step, mini_batches, unmoved, log)
-        if n := self._config.fspo.samples:
-            seed = self._config.seed
-            samples = training_samples(partition_id, outcomes, mini_batches, unmoved, n, seed, step, decode)
-            log.append(SAMPLES_FILE, list(samples))
+        self._record(step, mini_batches, outcomes, unmoved, log)
         funnel_metrics, ends = self.funnel.end_step(step)
-        log.append("funnel.jsonl", [ends])
+        log.append(FUNNEL_FILE, [ends])
         return metrics | funnel_metrics
 
     def _noise_floor_metrics(self, unmoved: Sequence[SequenceSums]) -> dict[str, float]:
@@ -118,9 +113,13 @@ class Cycle:
             PROGRESS.say(warning)
         return floor.metrics()
 
-    def _record(self, step: int, mini_batches: Sequence[MiniBatch], unmoved: int, log: RunLog) -> None:
+    def _record(
+        self, step: int, mini_batches: Sequence[MiniBatch], outcomes: Outcomes, unmoved: int, log: RunLog
+    ) -> None:
         """Append the cycle's exact sums, and its sequences if they are asked for, to the run folder."""
         each = list(zip(numbers(len(mini_batches), unmoved), mini_batches, strict=True))
-        log.append("length_stats.jsonl", [to_record(part.sums, step=step, minibatch=i) for i, part in each])
+        log.append(LENGTH_STATS_FILE, [to_record(part.sums, step=step, minibatch=i) for i, part in each])
         if self._config.fspo.record_sequences:
-            log.append("sequences.jsonl", [sequence_record(step, i, part) for i, part in each])
+            longest = self._config.data.max_response_length
+            lines = [sequence_record(step, i, part) for i, part in each]
+            log.append(SEQUENCES_FILE, [line | outcome_columns(outcomes, line["row"], longest) for line in lines])

@@ -6,11 +6,10 @@ read here from the batch in TransferQueue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-import numpy as np
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -18,11 +17,9 @@ from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
 from fspo.rewards import status_rates
-from fspo.samples import is_right, quarters, sample_line, spread
-from recipe.fspo.recorder import ROWS, MiniBatch, columns_by_row, end_of_response
+from recipe.fspo.recorder import ROWS, end_of_response
 from recipe.fspo.reward_manager import RESPONSE_DIGEST
 
-SAMPLES_FILE: Final = "samples.jsonl"
 #: verl's count of the turns of a prompt and one answer, of which every token is the model's.
 _ONE_TURN: Final = 2
 
@@ -176,45 +173,16 @@ def send_rows(batch: KVBatchMeta, outcomes: Outcomes, first_row: int) -> KVBatch
     return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=column)
 
 
-#: What a line of samples.jsonl tells of what a worker has recorded.
-_TOLD: Final = {"L": int, "S": float, "A": float, "minibatch": int, "accepted": bool, "removed": bool}
+def outcome_columns(outcomes: Outcomes, row_B: Sequence[int], max_response_length: int) -> dict[str, list[Any]]:
+    """What a line of sequences.jsonl adds to a mini-batch's ``row`` so that it joins with rewards, prompts and texts.
 
-
-def training_samples(
-    partition_id: str,
-    outcomes: Outcomes,
-    mini_batches: Sequence[MiniBatch],
-    unmoved: int,
-    n: int,
-    seed: int,
-    step: int,
-    decode: Callable[[torch.Tensor], str],
-) -> Iterator[dict[str, Any]]:
-    """Lines of ``samples.jsonl`` for one training batch: of all lengths, right and wrong, accepted and clipped.
-
-    They come from the mini-batches after the first, where acceptance means something, if there are any. Only the
-    texts of the chosen rows are read from TransferQueue. Of a loss that is not recorded S and acceptance are unknown.
-
-    Args:
-        mini_batches: Of all ranks, with :attr:`~recipe.fspo.recorder.MiniBatch.sequences`.
-        unmoved: How many of them came before a weight had moved.
-        n: How many responses to keep.
-        decode: The text of token ids.
+    Returns:
+        By sequence: ``uid``, as verl's dumps of responses have it; its ``reward``; whether it was ``truncated`` at
+        ``max_response_length``; its ``data_source``.
     """
-    known = columns_by_row(mini_batches, unmoved)
-    if not known:
-        known = {"row": np.arange(len(outcomes.keys)), "L": outcomes.length_B.numpy()}
-    row_N = known["row"].astype(np.int64)
-    right_N = [is_right(outcomes.info_B[row], float(outcomes.reward_B[row])) for row in row_N]
-    columns = [quarters(known["L"]), right_N, known.get("accepted", right_N), outcomes.group_B[row_N].tolist()]
-    chosen = spread(columns, n, (seed, step))
-    keys = [outcomes.keys[row_N[i]] for i in chosen]
-    texts = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["prompts", "responses"])
-    both = zip(texts["prompts"].unbind(), texts["responses"].unbind(), strict=True)
-    for sample, (i, (prompt, response)) in enumerate(zip(chosen, both, strict=True)):
-        row = row_N[i]
-        facts = {name: as_type(known[name][i]) for name, as_type in _TOLD.items() if name in known}
-        yield sample_line(
-            "training", step, outcomes.info_B[row], sample=sample, prompt=decode(prompt),
-            response=decode(response), reward=float(outcomes.reward_B[row]), **facts,
-        )  # fmt: skip
+    return {
+        "uid": [outcomes.keys[row] for row in row_B],
+        "reward": [float(f"{outcomes.reward_B[row]:.7g}") for row in row_B],
+        "truncated": [bool(outcomes.end_B[row] >= max_response_length) for row in row_B],
+        "data_source": [outcomes.data_source_B[row] for row in row_B],
+    }

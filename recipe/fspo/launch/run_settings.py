@@ -7,7 +7,6 @@ compared key by key before Ray starts (:func:`changed_settings`, :func:`check_ch
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -20,18 +19,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from fspo.records import CONFIG_FILE, INFO_FILE, STEP_FILES, read_object
 from recipe.fspo.checkpoints.integrity import is_own, latest
 from recipe.fspo.faults.processes import RUN_ID_VARIABLE
 from recipe.fspo.launch.compose import own_folders, quoted, search_path, without_flags
 from recipe.fspo.launch.values import PreflightError
 from recipe.fspo.removed import RENAMED, current, is_removed, remedy
 
-CONFIG_FILE: Final = "config.yaml"
-INFO_FILE: Final = "run.json"
-#: Files of a run folder that grow with its steps.
-_RECORDS: Final = ("metrics.jsonl", "length_stats.jsonl", "funnel.jsonl", "sequences.jsonl", "samples.jsonl")
 #: What a start replaces, or adds to.
-_FILES: Final = (CONFIG_FILE, INFO_FILE, *_RECORDS, "driver.log", "phase.json", "hang.txt", "run.png", "code")
+_FILES: Final = (CONFIG_FILE, INFO_FILE, *STEP_FILES, "driver.log", "phase.json", "hang.txt", "run.png", "code")
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
 #: the machine it runs on. None of them changes what a step computes; how long it runs does where the learning rate
 #: depends on it (:func:`check_changes`).
@@ -48,7 +44,6 @@ MAY_CHANGE: Final = (
     "fspo.log",
     "fspo.poll_interval_s",
     "fspo.restarts",
-    "fspo.samples",
     "fspo.wait_for_resources_s",
     "ray_kwargs",
     "reward.num_workers",
@@ -101,11 +96,8 @@ _ABSENT: Final = "(not set)"
 
 def run_info(folder: Path) -> dict[str, Any] | None:
     """``run.json`` of a run folder; None if there is none, or it is not one of this recipe's."""
-    try:
-        info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return info if isinstance(info, dict) and {"algo", "status"} <= info.keys() else None
+    info = read_object(folder / INFO_FILE)
+    return info if {"algo", "status"} <= info.keys() else None
 
 
 def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
@@ -317,7 +309,7 @@ def next_commands(config: DictConfig, finished: bool) -> list[str]:
 
 def has_results(folder: Path) -> bool:
     """Whether a step, or a part of one, was recorded or saved."""
-    records = [folder / name for name in _RECORDS]
+    records = [folder / name for name in STEP_FILES]
     return any(folder.glob("checkpoints/global_step_*")) or any(r.is_file() and r.stat().st_size for r in records)
 
 

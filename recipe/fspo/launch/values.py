@@ -88,7 +88,6 @@ _VALUES: Final[tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...]] =
             f"{_ROLLOUT}.nnodes",
             f"{_ROLLOUT}.n_gpus_per_node",
             "fspo.restarts",
-            "fspo.samples",
         ),
     ),
     (

@@ -1,0 +1,80 @@
+"""Acceptance by other attributes than length, of runs that recorded their sequences (``fspo.record_sequences=true``).
+
+Difficulty is the mean reward of a response's group (the responses to one prompt in one step), reward dispersion the
+standard deviation of its rewards. The paper names such attributes as future work; these and their bins are our own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from fspo.fairness import length_reweighting_error
+from fspo.records import sequence_lines
+from fspo.report.groups import RunGroup
+from fspo.report.runs import Array, Run
+from fspo.report.tables import Table, group_heads, show_lre
+
+_EDGES: Final = {"difficulty": tuple(i / 8 for i in range(1, 8)), "reward dispersion": (1e-9, 0.125, 0.25, 0.375, 0.5)}
+
+Labels = dict[str, list[str]]
+"""Of each attribute the label of every sequence of a mini-batch."""
+
+
+def _labels(attribute: str) -> list[str]:
+    edges = _EDGES.get(attribute, ())
+    inner = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
+    return [f"below {edges[0]:g}", *inner, f"{edges[-1]:g} or more"] if edges else []
+
+
+def _mini_batches(run: Run) -> Iterator[tuple[Labels, list[int]]]:
+    """Labels and acceptance (0 or 1) of the sequences of every mini-batch but the first of a step."""
+    lines = [line for line in sequence_lines(run.path) if "uid" in line]
+    for _, of_step in itertools.groupby(lines, key=lambda line: int(line["step"])):
+        step = list(of_step)
+        reward = {uid: value for line in step for uid, value in zip(line["uid"], line["reward"], strict=True)}
+        rewards: dict[str, list[float]] = defaultdict(list)
+        for uid, value in reward.items():
+            rewards[uid.split("_")[0]].append(value)
+        for line in step:
+            if line["minibatch"] > 0:
+                groups = [rewards[uid.split("_")[0]] for uid in line["uid"]]
+                measured = {
+                    "difficulty": [statistics.fmean(group) for group in groups],
+                    "reward dispersion": [statistics.pstdev(group) for group in groups],
+                }
+                binned = {
+                    name: [_labels(name)[bisect_right(_EDGES[name], value)] for value in values]
+                    for name, values in measured.items()
+                }
+                ends = ["truncated" if truncated else "ended" for truncated in line["truncated"]]
+                yield binned | {"truncation": ends, "data source": line["data_source"]}, line["accepted"]
+
+
+def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
+    """Debiased LRE over each attribute's bins, and acceptance in each bin, by group; None if no run recorded them."""
+    recorded = [[part for run in group.runs for part in _mini_batches(run)] for group in groups]
+    rows: list[tuple[str, str, list[str]]] = []
+    for attribute in dict.fromkeys(name for parts in recorded for labels, _ in parts for name in labels):
+        seen = {label for parts in recorded for labels, _ in parts for label in labels[attribute]}
+        order = [label for label in _labels(attribute) if label in seen] or sorted(seen)
+        counts = [[_count(labels[attribute], accepted, order) for labels, accepted in parts] for parts in recorded]
+        arrays = [np.array(each).reshape(-1, 2, len(order)) for each in counts]
+        errors = [length_reweighting_error(each[:, 0], each[:, 1]) if each.size else None for each in arrays]
+        cells = [show_lre(e, f", noise floor {e.noise_floor:.3f}") if e else "(not recorded)" for e in errors]
+        rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", cells))
+        for place, label in enumerate(order):
+            sums = [each[:, :, place].sum(0) for each in arrays]
+            rows.append((label, attribute, [f"{a / n:.1%} of {n:.0f}" if n else "(no sequences)" for a, n in sums]))
+    return Table(group_heads(groups), rows) if rows else None
+
+
+def _count(label_B: list[str], accepted_B: list[int], order: list[str]) -> list[Array]:
+    place_B = [order.index(label) for label in label_B]
+    return [np.bincount(place_B, weights, len(order)).astype(float) for weights in (accepted_B, None)]
