@@ -11,12 +11,11 @@ A response ends in exactly one stage:
 A response that more than one reason would remove counts for the first of them. One that is still being generated, or
 waits for its turn, is *under way*: started = failed + stale + filtered + surplus + trained + under way, at every step.
 Everything that removes responses by length changes which lengths the update sees, exactly as an uneven clip does; so
-each stage gets an acceptance rate by length and its Length Reweighting Error.
+a report gives each stage an acceptance rate by length and its Length Reweighting Error.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -25,33 +24,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness.bins import equal_mass_starts, merge_bins
+from fspo.fairness.bins import merge_bins
 from fspo.fairness.interval import Array
 from fspo.fairness.lre import LengthReweightingError, length_reweighting_error
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")
-_RESAMPLES: Final = 200
 _K: Final = FINE_LENGTH_EDGES.numel() - 1
 Bins = npt.NDArray[np.int64]
 
 
 class LengthFunnel:
-    """Counts ends of responses, step by step.
+    """Counts ends of responses, step by step."""
 
-    Args:
-        bins: Length bins of equal mass for the LREs.
-        window: Steps behind the LREs.
-
-    Raises:
-        ValueError: If an argument is below 1.
-    """
-
-    def __init__(self, bins: int = 8, window: int = 20) -> None:
-        if min(bins, window) < 1:
-            raise ValueError(f"bins and window must be at least 1, got {bins} and {window}")
-        self._bins = bins
-        self._window: deque[Array] = deque(maxlen=window)
+    def __init__(self) -> None:
         self._under_way = 0
         #: Step at which a prompt was first issued, by its identifier, where a resumed run has issued it again.
         self.first_issue: dict[str, int] = {}
@@ -107,7 +93,6 @@ class LengthFunnel:
             fine length bin that holds a response, [bin, number by stage ..., sum of staleness, sum of versions]; bin
             -1: not known.
         """
-        self._window.append(self._ended[:, :_K].astype(np.float64))
         count = dict(zip(STAGES, self._ended.sum(1).tolist(), strict=True))
         metrics = {f"fspo/funnel/{stage}": float(number) for stage, number in count.items()}
         metrics["fspo/funnel/under_way"] = float(self._under_way)
@@ -122,11 +107,8 @@ class LengthFunnel:
             metrics["fspo/funnel/length_trained"] = trained_tokens / trained
             metrics["fspo/funnel/staleness"] = float(self._staleness_K.sum() / trained)
             metrics["fspo/funnel/versions"] = float(self._versions_K.sum() / trained)
-        metrics |= stage_errors(np.stack(self._window), self._bins)
         filled = np.flatnonzero(self._ended.any(0))
-        columns = np.vstack(
-            [self._ended, np.append(self._staleness_K, 0), np.append(self._versions_K, 0)],
-        )
+        columns = np.vstack([self._ended, np.append(self._staleness_K, 0), np.append(self._versions_K, 0)])
         record = {
             "step": step,
             "started": self._started,
@@ -138,9 +120,8 @@ class LengthFunnel:
         return metrics, record
 
     def state_dict(self) -> dict[str, Any]:
-        """The window, the step in progress and what is under way, for a checkpoint."""
+        """The step in progress and what is under way, for a checkpoint."""
         return {
-            "window": [part.tolist() for part in self._window],
             "under_way": self._under_way,
             "started": self._started,
             "ended": self._ended.tolist(),
@@ -151,19 +132,10 @@ class LengthFunnel:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place."""
         self._begin_step()
-        self._window.clear()
-        self._window.extend(np.asarray(part, dtype=np.float64) for part in state["window"])
         self._under_way, self._started = int(state["under_way"]), int(state["started"])
         self._ended = np.asarray(state["ended"], dtype=np.int64)
         self._tokens = dict(state["tokens"])
         self.first_issue = dict(state.get("first_issue", {}))  # older checkpoints have none
-
-
-def stage_errors(ended_MSK: Array, bins: int) -> dict[str, float]:
-    """The debiased values of :func:`stage_fairness` as metrics; undefined ones are absent."""
-    starts = equal_mass_starts(ended_MSK.sum((0, 1)), bins)
-    errors = {name: error.debiased.value for name, error in stage_fairness(ended_MSK, starts, _RESAMPLES).items()}
-    return {f"fspo/funnel/lre_{name}": value for name, value in errors.items() if np.isfinite(value)}
 
 
 @dataclass(frozen=True, slots=True)

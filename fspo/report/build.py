@@ -35,7 +35,7 @@ from fspo.report.groups import (
 )
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.samples import shown_samples
-from fspo.report.style import THEMES, themed
+from fspo.report.style import styled
 from fspo.report.tables import (
     NOT_RUN,
     Table,
@@ -67,13 +67,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure as the page shows it: texts in its place and below, base64 PNGs for light and dark backgrounds."""
+    """A figure as the page shows it: texts in its place and below, and a PNG in base64."""
 
-    name: str
     alternative: str
     caption: str
-    light: str
-    dark: str
+    png: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
                 findings(chosen, profiles, measures, starts) + funnel_finding(chosen, bins),
                 [(algo, floor) for algo, floor in floors.items() if isinstance(floor, str)],
                 _tables(chosen, measures, starts, bins),
-                _draw(chosen, profiles, floors, out / "figures", name, bins),
+                _draw(chosen, profiles, floors, out / "figures", name),
             )
         )
     samples = shown_samples(runs, problems)
@@ -200,22 +198,17 @@ def _draw(
     floors: Mapping[str, NoiseFloor | str],
     folder: Path,
     comparison: str,
-    bins: int,
 ) -> dict[str, Picture]:
-    """Draw the figures in both themes; those for light backgrounds are also written as files."""
-    drawn: dict[str, dict[str, bytes]] = {}
-    texts: dict[str, tuple[str, str]] = {}
-    for theme in THEMES:
-        with themed(theme):
-            for figure in comparison_figures(groups, profiles, floors, theme, bins):
-                buffer = io.BytesIO()
-                figure.figure.savefig(buffer, format="png", dpi=120)
-                drawn.setdefault(figure.name, {})[theme.name] = buffer.getvalue()
-                texts[figure.name] = figure.alternative, figure.caption
-    for name, pngs in drawn.items():
-        _write(folder / f"{comparison}_{name}.png", pngs["light"])
-    encoded = {name: {k: base64.b64encode(png).decode() for k, png in pngs.items()} for name, pngs in drawn.items()}
-    return {name: Picture(name, *texts[name], pngs["light"], pngs["dark"]) for name, pngs in encoded.items()}
+    """Draw the figures, for the page and as files."""
+    pictures = {}
+    with styled():
+        for drawn in comparison_figures(groups, profiles, floors):
+            buffer = io.BytesIO()
+            drawn.figure.savefig(buffer, format="png", dpi=120)
+            _write(folder / f"{comparison}_{drawn.name}.png", buffer.getvalue())
+            png = base64.b64encode(buffer.getvalue()).decode()
+            pictures[drawn.name] = Picture(drawn.alternative, drawn.caption, png)
+    return pictures
 
 
 def _cached(measure: Measure) -> Measure:

@@ -12,21 +12,20 @@ import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
 
 from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
 from fspo.matching import Sequences
 from fspo.noise_floor import SAFE_MARGIN, NoiseFloor
-from fspo.report.funnel import CAPTION as ABOUT_FUNNEL
-from fspo.report.funnel import funnel_figures
 from fspo.report.groups import LengthProfile, RunGroup, problems_interval
 from fspo.report.runs import Array, Run
 from fspo.report.style import (
+    MUTED,
     Look,
-    Theme,
     draw_clip_rate,
     error_bars,
+    few_ticks,
     group_looks,
     length_axis,
     lre_note,
@@ -45,7 +44,8 @@ _CLIPPED: Final = {
     "active": "Active: share whose gradient is removed",
 }
 _ABOUT_DISTRIBUTION: Final = (
-    "If the short, middle and long third coincide, a band that grows like sqrt(L) clips them alike, Gaussian or not."
+    "If the curves of short, middle and long responses coincide, a band that grows like sqrt(L) clips them alike, "
+    "Gaussian or not."
 )
 _ABOUT_NOISE_FLOOR: Final = (
     "The floor is the root mean square of S before any weight has moved: rounding, which a band should not clip. Below "
@@ -94,38 +94,32 @@ def comparison_figures(
     groups: Sequence[RunGroup],
     profiles: Mapping[str, Mapping[str, LengthProfile | None]],
     floors: Mapping[str, NoiseFloor | str],
-    theme: Theme,
-    bins: int = 8,
 ) -> Iterator[NamedFigure]:
-    """All figures of one comparison. Call inside :func:`fspo.report.style.themed` with the same theme.
+    """All figures of one comparison. Call inside :func:`fspo.report.style.styled`.
 
     Args:
         groups: The groups of the comparison.
         profiles: Their :func:`fspo.report.groups.clip_profiles`.
         floors: Their :func:`fspo.report.groups.group_noise_floor`.
-        theme: Colours.
-        bins: Length bins of the funnel, which holds responses that were not trained on too.
     """
-    looks = group_looks([group.algo for group in groups], theme)
+    looks = group_looks([group.algo for group in groups])
     runs = [run for group in groups for run in group.runs]
     for curve in curves(runs):
         figure = new_figure(*_SIZE)
-        if _draw_curve(figure.subplots(), groups, curve, looks):
+        if draw_curve(figure.subplots(), groups, curve, looks):
             yield NamedFigure(curve.name, f"{curve.title} over training steps, one line per algorithm", figure)
     figure = new_figure(2 * _SIZE[0], 1.3 * _SIZE[1])
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (view, title) in zip(panels, _CLIPPED.items(), strict=True):
         axes.set_title(title)
-        _draw_clip_by_length(axes, profiles[view], looks, theme)
+        draw_clip_by_length(axes, profiles[view], looks)
     yield NamedFigure("clip_by_length", f"{' and '.join(_CLIPPED.values())}, by length", figure)
     for group in groups:
         figure, axes = _panel(title := f"{group.algo}: S / sqrt(L) by length, against the Gaussian")
-        _draw_distribution(axes, group, looks[group.algo], theme)
+        _draw_distribution(axes, group, looks[group.algo])
         yield NamedFigure(f"distribution_{group.algo}", title, figure, _ABOUT_DISTRIBUTION)
-    for name, alternative, figure in funnel_figures(groups, looks, theme, bins):
-        yield NamedFigure(name, alternative, figure, ABOUT_FUNNEL)
     figure, axes = _panel(title := "Band's half-width over the noise floor, by length")
-    if _draw_noise_floor(axes, floors, looks, theme):
+    if _draw_noise_floor(axes, floors, looks):
         yield NamedFigure("noise_floor", title, figure, _ABOUT_NOISE_FLOOR)
 
 
@@ -136,8 +130,8 @@ def _panel(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dict[str, Look]) -> bool:
-    """Mean over the group's runs at each step, and the range of the runs as a band."""
+def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dict[str, Look]) -> bool:
+    """Mean over the group's runs at each step, and the range of the runs as a shade; False where none logged it."""
     axes.set_title(curve.title)
     drawn = False
     for index, (group, line) in enumerate(zip(groups, _LINES * len(groups), strict=False)):
@@ -151,7 +145,7 @@ def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dic
             ends = [found for found in known if found is not None]
             if len(ends) == len(mean):
                 low, high = np.array([end[1] for end in ends]), np.array([end[2] for end in ends])
-                axes.set_title(f"{curve.title} (95% over {ends[0][0]} problems)")
+                axes.set_title(f"{curve.title}\n95% over {ends[0][0]} problems")
             spread = error_bars(mean, low, high)
             width = max(_SINGLE_STEP, steps[-1] - steps[0])
             beside = 0.02 * width * (index - (len(groups) - 1) / 2)  # bars at the same step stay legible
@@ -170,7 +164,7 @@ def _draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dic
         if curve.percent:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(PercentFormatter(1))
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        few_ticks(axes)
         axes.legend(loc="best")
     return drawn
 
@@ -188,9 +182,8 @@ def _over_runs(
     return steps, np.nanmin(table, axis=0), np.nanmean(table, axis=0), np.nanmax(table, axis=0)
 
 
-def _draw_clip_by_length(
-    axes: Axes, profiles: Mapping[str, LengthProfile | None], looks: dict[str, Look], theme: Theme
-) -> None:
+def draw_clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None], looks: dict[str, Look]) -> None:
+    """Clip rate by length of each algorithm, with its LRE in the legend."""
     for algo, profile in profiles.items():
         if profile is not None:
             draw_clip_rate(axes, profile, looks[algo], f"{algo}: {lre_note(profile.error)}")
@@ -198,10 +191,10 @@ def _draw_clip_by_length(
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
     else:
-        say_nothing_to_show(axes, theme, "no sequences after the first mini-batch of a step")
+        say_nothing_to_show(axes, "no sequences after the first mini-batch of a step")
 
 
-def _draw_noise_floor(axes: Axes, floors: Mapping[str, NoiseFloor | str], looks: dict[str, Look], theme: Theme) -> bool:
+def _draw_noise_floor(axes: Axes, floors: Mapping[str, NoiseFloor | str], looks: dict[str, Look]) -> bool:
     for algo, floor in floors.items():
         if isinstance(floor, NoiseFloor):
             some = floor.rms_J > 0
@@ -209,7 +202,7 @@ def _draw_noise_floor(axes: Axes, floors: Mapping[str, NoiseFloor | str], looks:
             axes.plot(floor.length_J[some], margin_J, color=look.colour, marker=look.marker, ms=5, label=algo)
     if not axes.has_data():
         return False
-    axes.axhline(SAFE_MARGIN, color=theme.muted, lw=1.2, ls=(0, (4, 3)), label=f"{SAFE_MARGIN:g} times the floor")
+    axes.axhline(SAFE_MARGIN, color=MUTED, lw=1.2, ls=(0, (4, 3)), label=f"{SAFE_MARGIN:g} times the floor")
     axes.set_xscale("log")
     axes.set_yscale("log")
     length_axis(axes)
@@ -220,22 +213,22 @@ def _draw_noise_floor(axes: Axes, floors: Mapping[str, NoiseFloor | str], looks:
     return True
 
 
-def _draw_distribution(axes: Axes, group: RunGroup, look: Look, theme: Theme) -> None:
+def _draw_distribution(axes: Axes, group: RunGroup, look: Look) -> None:
     """Density of (S / sqrt(L)) / sigma_hat of the short, middle and long third of the sequences, and the Gaussian's."""
     hist_KH = sum((run.lengths.hist_KH() for run in group.runs), np.zeros((1, 1), np.int64))
     sums_KF = sum((run.lengths.sums_MKF.sum(0) for run in group.runs), np.zeros((1, len(FIELDS))))
     if hist_KH.sum() == 0:
-        say_nothing_to_show(axes, theme, "no length statistics")
+        say_nothing_to_show(axes, "no length statistics")
         return
     sums = SequenceSums(torch.from_numpy(sums_KF), torch.from_numpy(hist_KH))
     sigma = dispersion(sums)
     if not sigma > 0:
-        say_nothing_to_show(axes, theme, "S has no dispersion")
+        say_nothing_to_show(axes, "S has no dispersion")
         return
     edges = np.linspace(-4, 4, 41)
     middle = (edges[1:] + edges[:-1]) / 2
     x = np.linspace(-4, 4, 200)
-    axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color=theme.muted, lw=1.2, ls=(0, (4, 3)), label="Gaussian")
+    axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color=MUTED, lw=1.2, ls=(0, (4, 3)), label="Gaussian")
     starts = [*equal_mass_starts(sums_KF[:, FIELDS.index("count")], 3).tolist(), len(sums_KF)]
     for index, (first, end) in enumerate(itertools.pairwise(starts)):
         part = SequenceSums.zeros()

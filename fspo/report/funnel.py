@@ -6,29 +6,18 @@ responses were all trained on, as in synchronous training without filters, has n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
-from fspo.fairness import equal_mass_starts, merge_bins
+from fspo.fairness import equal_mass_starts
 from fspo.fairness.bootstrap import ratio_interval
 from fspo.fairness.lre import MIN_CLUSTERS
 from fspo.funnel import STAGES, Bins, FunnelSteps, stage_fairness
 from fspo.report.findings import Finding
 from fspo.report.groups import RunGroup
-from fspo.report.runs import Array
-from fspo.report.style import Look, Theme, lre_note, new_figure
+from fspo.report.style import lre_note
 from fspo.report.tables import Table, group_heads, show_interval, show_lre
-from fspo.sums import FINE_LENGTH_EDGES
-
-LOST: Final = STAGES[:-1]
-CAPTION: Final = (
-    "Left: of the responses of each length that finished, the share that ended in each stage. Right: of those that "
-    "were trained on, steps since the prompt was issued, and policy versions that generated the response."
-)
 
 
 def _funnels(groups: Sequence[RunGroup], bins: int) -> tuple[dict[str, FunnelSteps], Bins]:
@@ -94,52 +83,3 @@ def funnel_finding(groups: Sequence[RunGroup], bins: int) -> list[Finding]:
         numbers.append(f"{algo}: {lre_note(whole)}")
     sentence = f"What reaches the update: {'; '.join(said)}."
     return [Finding("The length funnel", sentence, "; ".join(numbers), "")] if said else []
-
-
-def funnel_figures(
-    groups: Sequence[RunGroup], looks: dict[str, Look], theme: Theme, bins: int
-) -> Iterator[tuple[str, str, Figure]]:
-    """Name, alternative text and figure for each group that lost a response."""
-    found, starts = _funnels(groups, bins)
-    for algo, steps in found.items():
-        known_SK = steps.ended_MSK[..., :-1].sum(0)
-        ended_SJ, place = merge_bins(known_SK, starts), np.arange(len(starts))
-        figure = new_figure(12.4, 3.7)
-        left, right = figure.subplots(1, 2)
-        left.set_title(f"{algo}: where finished responses end, by length")
-        colours, bottom_J = [*theme.others, looks[algo].colour], np.zeros(len(starts))
-        for index in reversed(range(len(STAGES))):
-            if ended_SJ[index].any():
-                share_J = _ratio(ended_SJ[index], ended_SJ.sum(0))
-                left.bar(place, share_J, bottom=bottom_J, width=0.8, color=colours[index], label=STAGES[index])
-                bottom_J = bottom_J + share_J
-        left.yaxis.set_major_formatter(PercentFormatter(1))
-        left.set_ylim(0, 1)
-        right.set_title(f"{algo}: staleness and policy versions, by length")
-        for name, sums_MK, line in (("staleness", steps.staleness_MK, "-"), ("versions", steps.versions_MK, "--")):
-            mean_J = _ratio(merge_bins(sums_MK.sum(0), starts), ended_SJ[-1])
-            right.plot(place, mean_J, color=looks[algo].colour, marker=looks[algo].marker, ms=5, ls=line, label=name)
-        right.set_ylim(0, 1.1 * right.get_ylim()[1])
-        for axes in (left, right):
-            axes.set_xticks(place, _ranges(starts, known_SK.sum(0)))
-            axes.set_xlabel("response length (tokens)")
-            axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=len(STAGES))
-        yield f"funnel_{algo}", f"{algo}: stages, staleness and policy versions of responses by length", figure
-
-
-def _ratio(above_J: Array, below_J: Array) -> Array:
-    return np.asarray(np.divide(above_J, below_J, out=np.full_like(above_J, np.nan), where=below_J > 0))
-
-
-def _ranges(starts: Bins, count_K: Array) -> list[str]:
-    """First and last length of each bin, as far as there are responses."""
-    edges, filled = FINE_LENGTH_EDGES.tolist(), np.flatnonzero(count_K)
-    texts = []
-    for first, end in zip(starts, [*starts[1:], len(count_K)], strict=True):
-        inside = filled[(filled >= first) & (filled < end)]
-        if not len(inside):
-            texts.append("none")
-            continue
-        low, high = edges[inside[0]], edges[inside[-1] + 1] - 1
-        texts.append(f"{low}" if low == high else f"{low}-{high}")
-    return texts

@@ -26,7 +26,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, send_rows
-from recipe.fspo.accounting.replay_buffer import clear_trained, count_ends, prompt_tags
+from recipe.fspo.accounting.replay_buffer import clear_trained, counting, prompt_tags, tell_progress
 from recipe.fspo.checkpoints.disk import room_for_save
 from recipe.fspo.checkpoints.integrity import remove_old, resumed_from, step_folder
 from recipe.fspo.checkpoints.state import load_state, save_state
@@ -133,12 +133,12 @@ class FSPOHooks(PPOTrainer):
                 )
 
     def _build_replay_buffer(self) -> Any:
-        replay_buffer = super()._build_replay_buffer()
+        responses = self.config.actor_rollout_ref.rollout.n
+        built = super()._build_replay_buffer()
+        replay_buffer = counting(built, self._cycle.funnel, responses, self._position, self._cycle.drops)
         # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s.
         replay_buffer.poll_interval = self.config.fspo.poll_interval_s
-        responses = self.config.actor_rollout_ref.rollout.n
-        count_ends(replay_buffer, self._cycle.funnel, responses, self._position, self._cycle.drops)
-        replay_buffer.moved = self._moved
+        tell_progress(replay_buffer, self._moved)
         return replay_buffer
 
     def _init_resource_pool_mgr(self) -> None:

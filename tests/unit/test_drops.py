@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from fspo.drops import HARD_LIMIT, EvenDrops
 from fspo.funnel import LengthFunnel
-from recipe.fspo.accounting.replay_buffer import count_ends
+from recipe.fspo.accounting.replay_buffer import counting, tell_progress
 
 THRESHOLD = 2
 group = st.tuples(st.sampled_from([10.0, 100.0, 1000.0]), st.integers(1, HARD_LIMIT * THRESHOLD + 1))
@@ -59,8 +59,9 @@ def test_the_oldest_of_a_bin_go_first() -> None:
 @pytest.mark.parametrize("evenly", [False, True])
 def test_verls_buffer_drops_what_the_rule_says(evenly: bool) -> None:
     sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
-    buffer = ReplayBufferAsync("separate_async", {}, **sampler)
-    count_ends(buffer, LengthFunnel(), 2, {}, EvenDrops(2, 100) if evenly else None)
+    built = ReplayBufferAsync("separate_async", {}, **sampler)
+    buffer = counting(built, LengthFunnel(), 2, {}, EvenDrops(2, 100) if evenly else None)
+    assert isinstance(buffer, ReplayBufferAsync) and buffer.trainer_mode == "separate_async"
     ages = {"s1": 1, "s2": 2, "s3": 2, "s4": 1, "l1": 3, "l2": 3, "l3": 4, "l4": 3}
     for uid, age in ages.items():
         buffer.finished_keys["train"].add(uid)
@@ -85,10 +86,10 @@ def test_a_buffer_of_ones_own_only_tells_its_progress() -> None:
             return "mine"
 
     mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
-    count_ends(mine, LengthFunnel(), 2, {})
-    mine.moved, mine.poll_interval = told.append, 0.0
-    assert isinstance(mine, Mine) and mine._select_prompt_uids("train", set(), 2) == "mine"
-    assert not hasattr(mine, "funnel")
+    assert counting(mine, LengthFunnel(), 2, {}) is mine
+    tell_progress(mine, told.append)
+    mine.poll_interval = 0.0
+    assert mine._select_prompt_uids("train", set(), 2) == "mine"
     mine._wait_for_next_poll("train", 0.0)
     assert told == ["0 responses finished; prompts: 0 pending, 0 running, 0 finished, 0 failed"]
 

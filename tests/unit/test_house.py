@@ -21,9 +21,9 @@ GENERIC = {
     "recipe.fspo.checkpoints": {"recipe.fspo.cpu", "recipe.fspo.faults"},
     "recipe.fspo.launch": {"recipe.fspo.cpu", "recipe.fspo.faults", "recipe.fspo.checkpoints"},
 }
-#: What they may import besides: helpers for files, data and a user's reward, the version of verl, and the table of
-#: settings of earlier versions.
-ANYONE_MAY = ("fspo.files", "fspo.data", "fspo.rewards.custom")
+#: What they may import besides: helpers for files, a run folder's records, data and a user's reward, the version of
+#: verl, and the table of settings of earlier versions.
+ANYONE_MAY = ("fspo.files", "fspo.records", "fspo.data", "fspo.rewards.custom")
 Graph = dict[str, set[str]]
 
 

@@ -40,7 +40,7 @@ class Cycle:
         if self._settings is not None and self._settings.needs_state:
             self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
         self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
-        self.funnel = LengthFunnel(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        self.funnel = LengthFunnel()
         groups = config.fspo.window_steps * config.data.train_batch_size
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
         self.drops = EvenDrops(config.fspo.lre_bins, groups) if config.fspo.drop == "evenly" else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from fspo.drops import EvenDrops
 from fspo.funnel import LengthFunnel
@@ -21,30 +22,33 @@ _REASONS = ((2, "failed"), (0, "stale"), (1, "filtered"))
 _Reasons = tuple[set[str], set[str], set[str], Counter[float]]
 
 
-class _Polled(ReplayBuffer):  # type: ignore[misc]
-    """Mixed into the class of every replay buffer that exists, so that a hang can be told from a long generation."""
+class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
+    """Counts in ``funnel`` what it removes, and hands out the prompts of one step in the data loader's order.
 
-    #: Called at every poll with how many responses and prompts are how far.
-    moved: Callable[[str], None] = staticmethod(lambda queue: None)
+    Args:
+        funnel: Counts responses.
+        responses: To each prompt.
+        position: Of prompts in the data loader's order; those it does not hold come first.
+        drops: Chooses the groups to drop in place of verl, which drops the stale ones.
+        settings: verl's arguments.
+    """
 
-    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
-        kinds = (self.partitions, self.pending_keys, self.running_keys, self.finished_keys, self.failure_keys)
-        words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
-        self.moved(words.format(*(len(each[partition_id]) for each in kinds)))
-        return float(super()._wait_for_next_poll(partition_id, last_debug_time))
-
-
-class _Counting(_Polled):
-    """Mixed into one of verl's own; see :func:`count_ends`."""
-
-    funnel: LengthFunnel
-    responses: int
-    position: dict[str, int]
-    drops: EvenDrops | None
+    def __init__(
+        self,
+        funnel: LengthFunnel,
+        responses: int,
+        position: dict[str, int],
+        drops: EvenDrops | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        self.funnel, self.responses, self.position, self.drops = funnel, responses, position, drops
+        if drops is not None:
+            self.max_off_policy_strategy = "evenly"  # neither of verl's two: verl drops none, and lets stale ones pass
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> _Reasons:
         stale, *others = super()._terminal_eviction_reasons(global_steps, partition_id)
-        if self.drops is not None and partition_id == "train":  # verl finds none stale then, see count_ends
+        if self.drops is not None and partition_id == "train":  # verl finds none stale then
             issued, finished = self.prompt_global_steps[partition_id], self.finished_keys[partition_id]
             found = _responses(item for item in self.partitions[partition_id].items() if prompt_of(item[0]) in finished)
             lengths: dict[str, list[int]] = {uid: [] for uid in finished}
@@ -94,6 +98,43 @@ class _Counting(_Polled):
         self.funnel.end(stage, lengths, unknown=len(uids) * self.responses - len(lengths))
 
 
+class CountingBufferAsync(CountingBuffer, ReplayBufferAsync):  # type: ignore[misc]
+    """The same for the asynchronous modes."""
+
+
+def counting(
+    buffer: ReplayBuffer,
+    funnel: LengthFunnel,
+    responses: int,
+    position: dict[str, int],
+    drops: EvenDrops | None = None,
+) -> ReplayBuffer:
+    """The buffer to use in place of one that verl has just built: a counting one with the same settings.
+
+    A buffer of a user's own class (``trainer.v1.sampler.custom_sampler``) is returned as it is.
+    """
+    ours = {ReplayBuffer: CountingBuffer, ReplayBufferAsync: CountingBufferAsync}.get(type(buffer))
+    if ours is None:
+        return buffer
+    settings = {name: getattr(buffer, name) for name in inspect.signature(ReplayBuffer).parameters}
+    return ours(funnel, responses, position, drops, **settings)
+
+
+def tell_progress(buffer: ReplayBuffer, moved: Callable[[str], None]) -> None:
+    """Let a buffer say at every poll how many responses and prompts are how far, so that a hang can be told from a
+    long generation.
+    """
+    wait = buffer._wait_for_next_poll
+
+    def tell_and_wait(partition_id: str, last_debug_time: float) -> float:
+        kinds = (buffer.partitions, buffer.pending_keys, buffer.running_keys, buffer.finished_keys, buffer.failure_keys)
+        words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
+        moved(words.format(*(len(kind[partition_id]) for kind in kinds)))
+        return float(wait(partition_id, last_debug_time))
+
+    buffer._wait_for_next_poll = tell_and_wait
+
+
 def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[int, dict[str, Any]]]:
     """Length and a tag of each response, by its key without the last part: an agent may write one in several rows."""
     found: dict[str, tuple[int, dict[str, Any]]] = {}
@@ -101,33 +142,6 @@ def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[in
         response = key.rpartition("_")[0]
         found[response] = (found.get(response, (0, {}))[0] + tag["response_len"], tag)
     return found
-
-
-def count_ends(
-    buffer: ReplayBuffer,
-    funnel: LengthFunnel,
-    responses: int,
-    position: dict[str, int],
-    drops: EvenDrops | None = None,
-) -> None:
-    """Make a replay buffer count in ``funnel`` what it removes, and hand out prompts of one step in their order.
-
-    verl builds its buffer from a name in the configuration and takes another class only without group filtering, so
-    the class of the finished object is extended.
-
-    Args:
-        buffer: Of verl's classes; one of a user's own (``trainer.v1.sampler.custom_sampler``) only tells its progress.
-        funnel: Counts responses.
-        responses: To each prompt.
-        position: Of prompts in the data loader's order; those it does not hold come first.
-        drops: Chooses the groups to drop in place of verl, which drops the stale ones.
-    """
-    ours = _Counting if (kind := type(buffer)).__module__ == ReplayBuffer.__module__ else _Polled
-    buffer.__class__ = type(f"{ours.__name__}{kind.__name__}", (ours, kind), {})
-    if ours is _Counting:
-        buffer.funnel, buffer.responses, buffer.position, buffer.drops = funnel, responses, position, drops
-        if drops is not None:
-            buffer.max_off_policy_strategy = "evenly"  # neither of verl's two: it drops none, and lets stale ones pass
 
 
 def prompt_tags(partition_id: str) -> dict[str, dict[str, Any]]:
