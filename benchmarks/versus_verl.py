@@ -26,7 +26,7 @@ import psutil
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from benchmarks.pages import markdown
-from fspo.files import complete_lines
+from fspo.records import complete_lines
 from recipe.fspo.faults.processes import kill, processes_of
 from recipe.fspo.launch.compose import compose
 from recipe.fspo.launch.machine import platform_environment

@@ -17,7 +17,6 @@ REMOVED: Final[dict[str, str]] = {
     "actor_rollout_ref.actor.policy_loss.dual_clip": "use clip_high and s_max; no run has needed a second clip",
     "actor_rollout_ref.actor.policy_loss.staleness": "bound the staleness with trainer.v1.sampler (docs/async.md)",
     "fspo.samples": "use trainer.rollout_data_dir and trainer.validation_data_dir, of which the report shows some",
-    "fspo.samples": "use trainer.rollout_data_dir and trainer.validation_data_dir, of which the report shows some",
 }
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
