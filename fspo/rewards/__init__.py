@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from fspo.rewards.pool import WorkerStartError
-from fspo.rewards.program import ProgramResult, run_program, score_program
 from fspo.rewards.scorer import MathScorer
 from fspo.rewards.shaping import format_reward, soft_overlong_penalty
 from fspo.rewards.verdict import Status, Verdict, status_rates
 
 __all__ = [
     "MathScorer",
-    "ProgramResult",
     "Status",
     "Verdict",
     "WorkerStartError",
     "format_reward",
-    "run_program",
-    "score_program",
     "soft_overlong_penalty",
     "status_rates",
 ]

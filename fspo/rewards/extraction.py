@@ -90,11 +90,15 @@ def decisive_part(response: str) -> str | None:
     return final_sentence(response) if content is None else f"{_BOX}{{{content}}}"
 
 
+def boxed_content(part: str) -> str | None:
+    """What stands in the box of a decisive part; None for a sentence."""
+    return part[len(_BOX) + 1 : -1] if part.startswith(_BOX) else None
+
+
 def decide_exactly(part: str, truth: str) -> bool | None:
     """Whether a decisive part equals the ground truth; None if that cannot be decided from the text alone."""
-    if part.startswith(_BOX):
-        content = part[len(_BOX) + 1 : -1]
-    else:
+    content = boxed_content(part)
+    if content is None:
         sentence = _INTEGER_SENTENCE.fullmatch(part)
         if sentence is None:
             return None

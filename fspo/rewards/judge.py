@@ -7,7 +7,6 @@ from itertools import product
 from typing import Any
 
 from fspo.rewards.limits import Refused
-from fspo.rewards.notations import INTEGER_PARAMETER
 from fspo.rewards.verdict import Status
 
 
@@ -73,8 +72,6 @@ def _compare_exactly(target: Any, prediction: Any, text: str) -> bool | None:
     - A decimal equals an expression with roots, pi or functions only if both agree to 50 digits. math-verify rounds
       them to 6. A decimal is one that stands in the text: SymPy makes one of e^{0.5}, too.
     - `i` is the imaginary unit in numbers without any other symbol; for math-verify it is a variable.
-    - a + b k and c + d k, k over all integers (`INTEGER_PARAMETER`), are one family if b = d or b = -d, and a - c is a
-      multiple of b.
     """
     import sympy
     from math_verify import verify
@@ -83,22 +80,16 @@ def _compare_exactly(target: Any, prediction: Any, text: str) -> bool | None:
     if not all(isinstance(side, sympy.Expr) for side in sides):
         return None
     gold, answer = sides
-    symbols = {symbol.name: symbol for side in sides for symbol in side.free_symbols}
+    symbols = {symbol.name for side in sides for symbol in side.free_symbols}
     if isinstance(answer, sympy.Float) and not gold.free_symbols and not gold.atoms(sympy.Float):
         if gold.doit().is_Rational or str(answer).strip("-0")[:9] not in text:
             return None
         return bool(abs(gold.evalf(60) - sympy.Rational(str(answer))) < sympy.Rational(1, 10**50))
-    if set(symbols) == {"i"}:
+    if symbols == {"i"}:
         gold, answer = (
             side.subs({symbol: sympy.I for symbol in side.free_symbols}).doit().expand(complex=True) for side in sides
         )
         return bool(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
-    if all(INTEGER_PARAMETER in {symbol.name for symbol in side.free_symbols} for side in sides):
-        k = symbols[INTEGER_PARAMETER]
-        (a, b), (c, d) = ((side.subs(k, 0), sympy.expand(side.doit()).diff(k)) for side in (gold, answer))
-        if not {k} & (b.free_symbols | d.free_symbols) and sympy.simplify(b) != 0:
-            same_period = sympy.simplify(abs(d / b)) == 1
-            return bool(same_period and sympy.simplify((a - c) / b).is_integer)
     return None
 
 

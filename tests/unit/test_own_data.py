@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 import shlex
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from fspo.data.cli import main
@@ -26,8 +24,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S):
         if name := re.match(r'"""own/(\w+\.py):', block):
             (folder / name[1]).write_text(block)
-    for name in ("make_data.py", "make_code_data.py"):
-        runpy.run_path(str(folder / name))
+    runpy.run_path(str(folder / "make_data.py"))
     return folder
 
 
@@ -55,19 +52,15 @@ def test_a_source_without_a_reward_ends_a_run(own: Path) -> None:
         compute_score("own/typo", "1", "1")
 
 
-def test_the_code_reward_runs_programs_and_leaves_the_rest_to_the_recipe(own: Path) -> None:
-    compute_score: Any = runpy.run_path(str(own / "code_reward.py"))["compute_score"]
-    (row,) = pq.read_table(own / "code_train.parquet").to_pylist()
-    truth = row["reward_model"]["ground_truth"]
-    assert json.loads(truth)["outputs"] == ["3\n", "0\n"]
-    right = "So:\n```python\nprint(sum(map(int, input().split())))\n```"
-    assert compute_score(row["data_source"], right, truth)["score"] == 1.0
-    assert compute_score(row["data_source"], "```python\nprint(3)\n```", truth)["status"] == "wrong"
+def test_the_mixed_reward_leaves_other_sources_to_the_recipe(own: Path) -> None:
+    compute_score: Any = runpy.run_path(str(own / "mixed_reward.py"))["compute_score"]
+    assert compute_score("own/difference", "150-44=106", "106")["score"] == 1.0
+    assert compute_score("own/difference", "150-44=107", "106")["status"] == "wrong"
     assert compute_score("math500", r"\boxed{34}", "34", {"problem_id": "math500/1"})["score"] == 1.0
 
 
-def test_what_the_page_says_of_a_way_to_look_at_the_code_data(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = check_command("own/code_reward.py")
+def test_the_pages_way_to_look_at_the_mixed_data(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = check_command("own/mixed_reward.py")
     assert command[1] == "data/dapo_math_17k.parquet"
     no_model = command.index("--model")
     assert main(["check", command[2], *command[no_model + 4 :]]) == 0, capsys.readouterr().err

@@ -37,7 +37,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *sorted((RO
 #: What docs/extending.md lets its reader write.
 TO_BE_WRITTEN = {"conf/algo/fspo_power.yaml"}
 #: Files that docs/data-and-rewards.md shows and its reader saves; tests/unit/test_own_data.py runs them.
-OF_THE_READER = {"own/make_data.py", "own/make_code_data.py"}
+OF_THE_READER = {"own/make_data.py"}
 #: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
 SBATCH_OPTIONS = {"nodes", "array", "account", "partition", "signal", "gpus-per-node", "time"}
 #: Commands that belong to the system: nothing of this project could make them wrong.
