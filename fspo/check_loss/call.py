@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -36,14 +37,31 @@ class LossError(Exception):
     """The loss cannot be checked; the message names what is wrong and the remedy, in a sentence."""
 
 
+class MissingSetting(AttributeError):
+    """A loss reads a setting that ``config`` lacks; ``key`` is its full name, such as ``policy_loss.beta``."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"config has no {key}")
+        self.key = key
+
+
 class Config(dict[str, Any]):
-    """A mapping whose keys are attributes too, as in verl's configuration of the actor."""
+    """A mapping whose keys are attributes too, as in verl's configuration of the actor.
+
+    Args:
+        values: The settings.
+        place: The key of this group in the whole configuration, with a dot at its end.
+    """
+
+    def __init__(self, values: Mapping[str, Any] = MappingProxyType({}), place: str = "", **more: Any) -> None:
+        super().__init__(values, **more)
+        self.__dict__["place"] = place
 
     def __getattr__(self, name: str) -> Any:
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"config has no {name}") from None
+            raise MissingSetting(f"{self.__dict__['place']}{name}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +174,8 @@ class PolicyLoss:
             frames = traceback.extract_tb(error.__traceback__)
             place = next((each for each in reversed(frames) if each.filename != __file__), frames[-1])
             remedy = "see what it expects"
-            if isinstance(error, AttributeError | KeyError) and "config" in str(error):
-                remedy = "give it with --config KEY=VALUE"
+            if isinstance(error, MissingSetting):
+                remedy = f"give it with --config {error.key}=VALUE"
             elif isinstance(error, KeyError):
                 remedy = "if it is a key of config, give it with --config KEY=VALUE"
             what = f"{type(error).__name__} {' '.join(str(error).split())[:300]}".strip()

@@ -164,15 +164,16 @@ def configured(settings: Sequence[str]) -> Config:
     Raises:
         LossError: For a setting that is not KEY=VALUE.
     """
-    config = Config(_ACTOR | {"policy_loss": Config(), "global_batch_info": {}})
+    config = Config(_ACTOR | {"policy_loss": Config(place="policy_loss."), "global_batch_info": {}})
     for setting in settings:
         key, equals, text = setting.partition("=")
         *path, last = key.split(".")
         if not equals or not last:
             raise LossError(f"--config {setting} is not KEY=VALUE: give, for example, --config clip_ratio_high=0.28")
-        level = config
+        level, place = config, ""
         for part in path:
-            level = level.setdefault(part, Config())
+            place += f"{part}."
+            level = level.setdefault(part, Config(place=place))
             if not isinstance(level, Config):
                 raise LossError(f"--config {setting}: {part} is a value, not a group of settings: leave it out")
         try:

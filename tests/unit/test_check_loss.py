@@ -76,7 +76,7 @@ def test_a_faulty_one_does_not(own: Path, capsys: pytest.CaptureFixture[str]) ->
         (["check_loss_example:number"], "'3', which cannot be called"),
         (["check_loss_example:quits"], "the loss raises SystemExit 3"),
         (["check_loss_quits:sound"], "check_loss_quits cannot be imported (SystemExit"),
-        (["check_loss_example:hungry"], "config has no beta"),
+        (["check_loss_example:hungry"], "give it with --config policy_loss.beta=VALUE"),
         (["check_loss_example:sound", "--config", "clip"], "--config clip is not KEY=VALUE"),
         (["check_loss_example:sound", "--config", "clip_ratio.low=1"], "clip_ratio is a value"),
         (["check_loss_example:sound", "--records", "nowhere"], "--records nowhere does not exist"),

@@ -179,7 +179,7 @@ def test_a_block_without_gradient_is_held_too_but_no_function_of_autograd() -> N
         (lambda log_prob, **_: log_prob.detach().sum(), "does not depend on log_prob for autograd"),
         (
             lambda config, **_: config.beta,
-            r"config has no beta \(.*test_check_loss_checks.py:\d+\): give it with --config",
+            r"config has no beta \(.*test_check_loss_checks.py:\d+\): give it with --config beta=VALUE",
         ),
         (lambda **_: 1 / 0, r"raises ZeroDivisionError division by zero \(.*test_check_loss_checks.py"),
     ],
