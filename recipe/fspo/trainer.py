@@ -23,6 +23,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.rollout.replica import RolloutReplica
 
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, send_rows
@@ -34,7 +35,7 @@ from recipe.fspo.faults.errors import ExplainedError
 from recipe.fspo.faults.phase import Phase, write_phase
 from recipe.fspo.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
 from recipe.fspo.faults.resources import wait_for_resources
-from recipe.fspo.launch import loggers, run_folder
+from recipe.fspo.launch import loggers, run_folder, server_slots
 from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.recorder import join_ranks
@@ -43,6 +44,12 @@ from recipe.fspo.validation import replace_resampling
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
+
+
+def give_servers_slots(slots: int) -> None:
+    """Let every server that this process starts take in ``slots`` calls at once, or verl's number if that is larger."""
+    verls = RolloutReplica.max_concurrency.fget
+    RolloutReplica.max_concurrency = property(lambda replica: max(verls(replica), slots))
 
 
 class FSPOHooks(PPOTrainer):
@@ -55,6 +62,8 @@ class FSPOHooks(PPOTrainer):
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.verl_mode
             config.trainer.experiment_name = loggers.run_name(config)
+        if (slots := server_slots.slots(config)) is not None:
+            give_servers_slots(slots)
         loggers.point_into(config.fspo.run_dir)
         replace_resampling()
         self._run_log: RunLog | None = None

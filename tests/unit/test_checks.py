@@ -186,6 +186,7 @@ def test_bad_input_is_named_with_its_remedy(problems: Problems, overrides: list[
         "fspo.lre_bins": "0",
         "fspo.calibration_rounds": "abc",
         "fspo.restarts": "abc -1",
+        "trainer.v1.colocate_async.num_warmup_batches": "abc -1 null",
     }.items(),
 )
 def test_a_value_of_another_kind_or_out_of_range_is_named(problems: Problems, key: str, values: str) -> None:

@@ -192,6 +192,14 @@ NAMES = (
     Name("verl.utils.skip.skip_manager", "SkipManager", _ALIGNMENT, "fit() initialises it, and is replaced there"),
     Name("verl.trainer.ppo.utils", "Role", _TRAINER, "the roles whose worker class is ours"),
     Name("verl.workers.rollout.llm_server", "LLMServerManager.get_replicas", _TRAINER, "reseeds vLLM on CPUs"),
+    Name("verl.workers.rollout.replica", "RolloutReplica", _TRAINER, "for the next"),
+    Name(
+        "verl.workers.rollout.replica",
+        "RolloutReplica.max_concurrency",
+        _TRAINER,
+        "replaced: slots for all requests of an asynchronous run, which verl's number has no setting for",
+        ("self",),
+    ),
     Name("verl.utils.tracking", "Tracking.logger", _TRAINER, "the run folder is added to verl's loggers"),
     Name("transfer_queue.metadata", "KVBatchMeta", _TRAINER, "keys, tags and reorder of a batch in TransferQueue"),
     Name("transfer_queue.metadata", "KVBatchMeta.reorder", _TRAINER, "the same"),
@@ -445,6 +453,14 @@ TEXTS = (
         "what it asks of the resampling",
     ),
     Text(_BASE, "async_save", "recipe/fspo/launch/checks.py", "with it the tracker is not written"),
+    # ---- where the replaced number of slots arrives
+    Text(_SERVER, "max_concurrency=self.max_concurrency", _TRAINER, "a server's slots"),
+    Text(
+        "verl.workers.rollout.router",
+        "if request_id in self._request_id_to_server:",
+        "recipe/fspo/launch/server_slots.py",
+        "a request stays with its server",
+    ),
     # ---- constants that we repeat, because verl waits without a limit
     Text("verl.workers.rollout.replica", "max_colocate_count=2", "recipe/fspo/faults/resources.py", "CPUs per rank"),
     Text("verl.utils.fsdp_utils", "local_cpu_tensor = local_gpu_tensor.detach().cpu()", _WORKER, "no copy on CPUs"),

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo import SUPPORTED_VERL
 from recipe.fspo.checkpoints.integrity import resume_problems
-from recipe.fspo.launch import data_files, loggers, model_folder, reward_function
+from recipe.fspo.launch import data_files, loggers, model_folder, reward_function, server_slots
 from recipe.fspo.launch.model_folder import read_model_config
 from recipe.fspo.launch.values import PreflightError
 
@@ -238,6 +238,7 @@ _CHECKS: tuple[Callable[[DictConfig], Iterator[str]], ...] = (
     data_files.problems,
     reward_function.problems,
     batch_problems,
+    server_slots.problems,
     _shape_problems,
     _checkpoint_problems,
     resume_problems,

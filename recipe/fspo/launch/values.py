@@ -108,7 +108,13 @@ _VALUES: Final[tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...]] =
     (
         "a number of 0 or more",
         lambda value: _number(value, 0),
-        ("fspo.wait_for_resources_s", "fspo.poll_interval_s", f"{_ROLLOUT}.val_kwargs.temperature"),
+        (
+            "fspo.wait_for_resources_s",
+            "fspo.poll_interval_s",
+            f"{_ROLLOUT}.val_kwargs.temperature",
+            "trainer.v1.colocate_async.num_warmup_batches",
+            "trainer.v1.separate_async.num_warmup_batches",
+        ),
     ),
     (
         "a number above 0",

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from recipe.fspo.launch import server_slots
 from recipe.fspo.launch.checks import batch_problems, head_problems, length_problems
 from recipe.fspo.launch.commands import BAD_INPUT, BadInput
 from recipe.fspo.plan import band, fit, step_time, table
@@ -72,6 +73,7 @@ def plan(config: DictConfig, hardware: Hardware, model_config: str | None = None
     memory = predict(model, setup, hardware)
     problems = [
         *batch_problems(config),
+        *server_slots.problems(config),
         *length_problems(config, model.max_positions),
         *head_problems(config, model.heads),
         *fit.memory_problems(model, setup, hardware),
@@ -89,6 +91,10 @@ def plan(config: DictConfig, hardware: Hardware, model_config: str | None = None
         "host_bytes_per_node": memory.host_bytes,
         "kv_tokens_per_replica": memory.kv_tokens,
         "full_sequences_per_replica": memory.kv_tokens // setup.longest,
+        "requests": {
+            "servers": server_slots.servers(config),
+            "per_server": server_slots.requests_per_server(config),
+        },
         "band": band.describe(config, hardware.sigma),
         "tokens_per_step": {"expected": time.tokens, "at_most": setup.sequences * setup.longest},
         "time_s": {

@@ -52,6 +52,8 @@ def _memory(planned: dict[str, Any]) -> Iterator[str]:
         f"KV cache per replica of {planned['setup']['replica_gpus']} GPUs: {planned['kv_tokens_per_replica']} tokens, "
         f"{planned['full_sequences_per_replica']} sequences of full length"
     )
+    requests = planned["requests"]
+    yield f"requests at once: {requests['per_server']} to each of {requests['servers']} vLLM server(s)"
 
 
 def _rest(planned: dict[str, Any]) -> Iterator[str]:

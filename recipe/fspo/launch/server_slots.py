@@ -1,0 +1,67 @@
+"""How many requests a run sends to vLLM's servers at once, and the slots for them.
+
+A slot is a call that a server, an actor of Ray, has begun and not ended. verl 0.9.1 gives a server ``max(1000,
+max_num_seqs + 16)`` of them, for requests and for control (abort, sleep, new weights, go on). In the asynchronous modes
+a request that comes while the weights change waits in its slot to be let on. Once such requests fill the slots, the
+call that lets them on waits for them: the run stands still (verl issue 7990). In ``mode=sync`` no request is left then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from omegaconf import DictConfig
+
+#: For control calls; verl's trainers wait for each of theirs before they make the next.
+CONTROL_SLOTS: Final = 64
+#: An actor of Ray 2.60 has held 70,000 waiting calls, in 3.5 GB of the host's memory; more has not been tried.
+MOST_REQUESTS: Final = 65_536
+
+
+def _mode(config: DictConfig) -> str:
+    return str(config.trainer.v1.trainer_mode).removeprefix("fspo_")
+
+
+def _is_asynchronous(config: DictConfig) -> bool:
+    return _mode(config) in ("colocate_async", "separate_async")
+
+
+def servers(config: DictConfig) -> int:
+    """vLLM's replicas that answer the prompts of the training."""
+    rollout = config.actor_rollout_ref.rollout
+    devices = rollout if _mode(config) == "separate_async" else config.trainer
+    each = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    return max(1, int(devices.nnodes * devices.n_gpus_per_node) // int(each))
+
+
+def requests_at_once(config: DictConfig) -> int:
+    """Responses to the step's prompts and to those in advance, over all servers."""
+    advance = config.trainer.v1[_mode(config)].num_warmup_batches if _is_asynchronous(config) else 0
+    return math.ceil(config.data.train_batch_size * (1 + advance)) * int(config.actor_rollout_ref.rollout.n)
+
+
+def requests_per_server(config: DictConfig) -> int:
+    """A server's part of them, where verl's load balancer keeps the parts equal."""
+    return -(-requests_at_once(config) // servers(config))
+
+
+def slots(config: DictConfig) -> int | None:
+    """Slots that each server needs; None: verl's number will do.
+
+    They are enough for the requests of all servers. An aborted request returns to the server that it came from, so the
+    parts do not stay equal, and a slot that nobody uses costs nothing.
+    """
+    return requests_at_once(config) + CONTROL_SLOTS if _is_asynchronous(config) else None
+
+
+def problems(config: DictConfig) -> Iterator[str]:
+    """More requests for a server than one is known to hold."""
+    if _is_asynchronous(config) and (each := requests_per_server(config)) > MOST_REQUESTS:
+        yield (
+            f"data.train_batch_size={config.data.train_batch_size} prompts, and more by trainer.v1.{_mode(config)}."
+            f"num_warmup_batches, make {each} requests at once to each of {servers(config)} vLLM server(s), which can "
+            f"hold {MOST_REQUESTS}: set data.train_batch_size="
+            f"{config.data.train_batch_size * MOST_REQUESTS // each} or less, or take more devices"
+        )
