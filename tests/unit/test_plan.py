@@ -172,7 +172,7 @@ def test_the_band_at_the_longest_response(overrides: list[str], low: float, high
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["algo=fspo"], "a constant one at a ratio of 3"),
+        (["algo=fspo"], "a constant dual clip at a ratio of 3"),
         (["algo=fspo", "actor_rollout_ref.actor.policy_loss.s_max=2"], "s_max=2 acts inside the band"),
         (["algo=fspo_v1"], "centred at the measured drift"),
         (["algo=fspo_quantile"], r"aims at an acceptance of 0\.85"),
