@@ -31,9 +31,9 @@ import torch
 
 from benchmarks.pages import markdown, write_lines, write_section
 from fspo.records import complete_lines
-from recipe.fspo.faults.hang import HANG_FILE
-from recipe.fspo.faults.phase import Phase, read_phase
-from recipe.fspo.faults.processes import kill, processes_of, role_of
+from recipe.runner.faults.hang import HANG_FILE
+from recipe.runner.faults.phase import Phase, read_phase
+from recipe.runner.faults.processes import kill, processes_of, role_of
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "reliability.md"
@@ -67,7 +67,7 @@ HEALING: Final = (
 HELD_OUT: Final = "val-core/fspo/remainder/acc/mean@1"
 #: Steps over which rewards are averaged for the table of healing, and after which it validates.
 BLOCK: Final = 20
-#: What the page calls a process, and its role in :data:`recipe.fspo.faults.processes.ROLES`; others have their role.
+#: What the page calls a process, and its role in :data:`recipe.runner.faults.processes.ROLES`; others have their role.
 PROCESSES: Final = {
     "driver": "launching process",
     "trainer": "trainer",

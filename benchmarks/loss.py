@@ -53,7 +53,7 @@ class Batch:
 
 def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     """Each of :data:`OURS` as a call that returns the scalar loss and takes the diagnostics."""
-    state = BandState(drift_per_token=1e-5, dispersion=0.01, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
+    state = BandState(drift_per_token=1e-5, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
 
     def run(name: str) -> torch.Tensor:
         output = sequence_policy_loss(

@@ -38,9 +38,9 @@ from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.records import to_record
 from fspo.rewards import status_rates
 from fspo.sums import SequenceSums
-from recipe.fspo.launch.compose import compose
-from recipe.fspo.plan.__main__ import plan
-from recipe.fspo.plan.setup import Hardware
+from recipe.runner.launch.compose import compose
+from recipe.runner.plan.__main__ import plan
+from recipe.runner.plan.setup import Hardware
 
 ROWS, WIDTH, RANKS, MINI_BATCHES = 512, 8192, 8, 4
 #: Sequences of a micro-batch in a run: its budget of 20,480 tokens over the expected 2,256 of a sequence.
@@ -125,8 +125,8 @@ def _worker_parts(sequences_per_rank: int) -> list[Part]:
 
 
 def _driver_parts(sequences: int, folder: str) -> list[Part]:
-    from recipe.fspo.launch.run_folder import RunLog
     from recipe.fspo.recorder import MiniBatch, join_ranks
+    from recipe.runner.launch.run_folder import RunLog
 
     batch = Batch.random(sequences // RANKS // MINI_BATCHES, WIDTH, "cpu")
     output = sequence_policy_loss(

@@ -27,9 +27,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from benchmarks.pages import markdown
 from fspo.records import complete_lines
-from recipe.fspo.faults.processes import kill, processes_of
-from recipe.fspo.launch.compose import compose
-from recipe.fspo.launch.machine import platform_environment
+from recipe.runner.faults.processes import kill, processes_of
+from recipe.runner.launch.compose import compose
+from recipe.runner.launch.machine import platform_environment
 
 STEPS: Final = 5
 TIME_LIMIT_S: Final = 900.0
@@ -70,13 +70,13 @@ def plain_config(run_dir: Path) -> tuple[DictConfig, dict[str, str]]:
     config = compose([*SHARED, f"algo={ALGOS['verl']}", f"fspo.run_dir={run_dir}"])
     environment = platform_environment("cpu", config.trainer.n_gpus_per_node)
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
-    from recipe.fspo.launch.start import prepare, write_offline_task
+    from recipe.runner.launch.start import prepare, write_offline_task
 
     prepare(config)
     write_offline_task(config)
     with open_dict(config):
         config.trainer.v1.trainer_mode = "sync"
-        config.actor_rollout_ref.model.external_lib = "recipe.fspo.cpu.engine"
+        config.actor_rollout_ref.model.external_lib = "recipe.runner.cpu.engine"
         for key in _OF_THE_RECIPE:
             config.pop(key, None)
     return config, environment

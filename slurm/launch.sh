@@ -206,7 +206,7 @@ run() { # COMMAND [ARGUMENT...]
         )"
         start_step fspo_ray_workers "$workers" "$((${#nodes[@]} - 1))" "$FSPO_LOG_DIR/ray.log" worker "$RAY_ADDRESS"
     fi
-    start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.fspo.faults.resources \
+    start_step fspo_ready "$head" 1 "$FSPO_LOG_DIR/ready.log" run python -m recipe.runner.faults.resources \
         --timeout "$ready_within" "${nodes[@]}"
     watch_step fspo_ready
     [[ -z $lost ]] || return 0

@@ -15,17 +15,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fspo.losses import resolve_settings
 from fspo.types import SequenceLossSettings
-from recipe.fspo.checkpoints.integrity import checkpoint_damage
-from recipe.fspo.export import actor_folder
-from recipe.fspo.faults.preemption import watch_for_warning
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.launch.commands import BAD_INPUT, BadInput, as_list, check_share, launch_or_exit, split_arguments
-from recipe.fspo.launch.compose import CONF_DIR, choices
-from recipe.fspo.launch.job import Job
-from recipe.fspo.launch.machine import WrongMachineError, export_platform
-from recipe.fspo.launch.run_settings import moved
 from recipe.fspo.main import JOB as TRAINING
-from recipe.fspo.removed import current
+from recipe.runner.checkpoints.integrity import checkpoint_damage
+from recipe.runner.export import actor_folder
+from recipe.runner.faults.preemption import watch_for_warning
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.launch.commands import BAD_INPUT, BadInput, as_list, check_share, launch_or_exit, split_arguments
+from recipe.runner.launch.compose import CONF_DIR, choices
+from recipe.runner.launch.job import Job
+from recipe.runner.launch.machine import WrongMachineError, export_platform
+from recipe.runner.launch.removed import current
+from recipe.runner.launch.run_settings import moved
 
 FOLDER: Final = "alignment"
 ROOT: Final = Path(__file__).resolve().parents[2]

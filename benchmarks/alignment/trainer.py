@@ -32,8 +32,8 @@ from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences, match_clip
 from fspo.types import SequenceLossSettings
 from recipe.fspo.accounting.outcomes import prompt_of
-from recipe.fspo.launch.progress import PROGRESS
 from recipe.fspo.trainer import FSPOTrainer
+from recipe.runner.launch.progress import PROGRESS
 
 _TENSORS = ("old_log_probs", "advantages", "response_mask")
 #: The plain policy gradient, where S = 0: -A sum_t grad log pi(y_t).

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.pages import markdown, write_section
 from fspo.records import complete_lines
-from recipe.fspo.faults.preemption import end_on_signals
+from recipe.runner.faults.preemption import end_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"

@@ -29,7 +29,7 @@ from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.noise_floor import SAFE_MARGIN, NoiseFloor, noise_floor
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput
-from recipe.fspo.faults.collectives import entered_here
+from recipe.runner.faults.collectives import entered_here
 
 #: The wheels of CUDA 13 need a driver from here on.
 DRIVER = 580

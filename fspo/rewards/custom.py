@@ -28,7 +28,7 @@ _CALLERS: Final = (
     "/concurrent/futures/",
     "/asyncio/",
     "/fspo/rewards/custom.py",
-    "/recipe/fspo/rehearse/reward.py",
+    "/recipe/runner/rehearse/reward.py",
     "/recipe/fspo/reward_manager.py",
     "/site-packages/verl/",
 )

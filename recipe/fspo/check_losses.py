@@ -23,7 +23,7 @@ from fspo.check_loss.call import LossError, PolicyLoss
 from fspo.check_loss.length_bias import samples_with
 from fspo.losses import ALGORITHMS
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.launch.compose import CONF_DIR, choices
+from recipe.runner.launch.compose import CONF_DIR, choices
 
 #: What a loss needs that verl has no default for.
 _NEEDED: Final[dict[str, dict[str, Any]]] = {"dro": {"dro_beta": 0.1}, "bypass_mode": {"rollout_correction": {}}}

@@ -20,7 +20,7 @@ from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.relatives import RELATIVES
 from fspo.types import SequenceLossSettings
 from recipe.fspo import own_loss
-from recipe.fspo.launch.served import unserved
+from recipe.runner.launch.served import unserved
 
 _ACTOR = "actor_rollout_ref.actor"
 _POLICY_LOSS = f"{_ACTOR}.policy_loss"
@@ -184,7 +184,7 @@ def _mode_problems(config: DictConfig) -> Iterator[str]:
     if rollout.checkpoint_engine.backend == "naive":
         yield (
             "actor_rollout_ref.rollout.checkpoint_engine.backend=naive cannot carry weights between devices: give "
-            "nccl, or shared_memory with custom_backend_module=recipe.fspo.cpu.checkpoint_engine on CPUs"
+            "nccl, or shared_memory with custom_backend_module=recipe.runner.cpu.checkpoint_engine on CPUs"
         )
 
 

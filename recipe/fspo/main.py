@@ -11,10 +11,10 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from recipe.fspo.faults.preemption import PREEMPTED, end_on_signals, watch_for_warning
-from recipe.fspo.faults.processes import own_run_id
-from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, launch_or_exit
-from recipe.fspo.launch.compose import (
+from recipe.runner.faults.preemption import PREEMPTED, end_on_signals, watch_for_warning
+from recipe.runner.faults.processes import own_run_id
+from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, launch_or_exit
+from recipe.runner.launch.compose import (
     CONF_DIR,
     ROOT_CONFIG,
     choices,
@@ -23,12 +23,12 @@ from recipe.fspo.launch.compose import (
     for_hydra,
     without_flags,
 )
-from recipe.fspo.launch.job import Job
-from recipe.fspo.launch.machine import WrongMachineError, export_platform, forked_workers
-from recipe.fspo.launch.restarts import supervise
-from recipe.fspo.launch.run_folder import is_restart
-from recipe.fspo.launch.run_settings import with_settings_of_run
-from recipe.fspo.launch.values import PreflightError
+from recipe.runner.launch.job import Job
+from recipe.runner.launch.machine import WrongMachineError, export_platform, forked_workers
+from recipe.runner.launch.restarts import supervise
+from recipe.runner.launch.run_folder import is_restart
+from recipe.runner.launch.run_settings import with_settings_of_run
+from recipe.runner.launch.values import PreflightError
 
 #: Hydra's flags that print something in place of a run.
 _PRINTS = {"--cfg", "-c", "--info", "-i", "--hydra-help"}
@@ -105,8 +105,8 @@ configuration, --multirun sweeps (algo=fspo,gspo seed=1,2), --hydra-help has Hyd
 Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted and saved, {INTERRUPTED} interrupted,
 143 or 129 ended by SIGTERM or a closed terminal.
 
-See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time before
-a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.fspo.export, fspo.report, fspo.data.
+See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.runner.plan (memory and time
+before a run), recipe.runner.rehearse (a GPU job made small, on CPUs), recipe.runner.export, fspo.report, fspo.data.
 """
 
 

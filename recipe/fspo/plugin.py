@@ -12,12 +12,12 @@ import functools
 import os
 from typing import Any
 
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.faults.stacks import write_when_asked
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.faults.stacks import write_when_asked
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    import recipe.fspo.cpu.platform  # registers the platform
-    from recipe.fspo.cpu.patches import merge_duplicate_process_group_backend, report_vllm_version
+    import recipe.runner.cpu.platform  # registers the platform
+    from recipe.runner.cpu.patches import merge_duplicate_process_group_backend, report_vllm_version
 
     merge_duplicate_process_group_backend()
     report_vllm_version()

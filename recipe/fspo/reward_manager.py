@@ -18,8 +18,8 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 from fspo.rewards.custom import BadReward, describe, result_problem
-from recipe.fspo.faults.errors import ExplainedError
 from recipe.fspo.reward import problem_id
+from recipe.runner.faults.errors import ExplainedError
 
 #: Of the response's tokens: equal for equal responses.
 RESPONSE_DIGEST: Final = "response_digest"

@@ -28,20 +28,20 @@ from verl.workers.rollout.replica import RolloutReplica
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, prompt_tags, tell_progress
-from recipe.fspo.checkpoints.disk import room_for_save
-from recipe.fspo.checkpoints.integrity import remove_old, resumed_from, step_folder
-from recipe.fspo.checkpoints.state import load_state, save_state
-from recipe.fspo.faults.errors import ExplainedError
-from recipe.fspo.faults.phase import Phase, write_phase
-from recipe.fspo.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
-from recipe.fspo.faults.resources import wait_for_resources
-from recipe.fspo.launch import loggers, run_folder, server_slots
-from recipe.fspo.launch.progress import PROGRESS
-from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reward_manager import raise_failure
 from recipe.fspo.validation import replace_resampling
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
+from recipe.runner.checkpoints.disk import room_for_save
+from recipe.runner.checkpoints.integrity import remove_old, resumed_from, step_folder
+from recipe.runner.checkpoints.state import load_state, save_state
+from recipe.runner.faults.errors import ExplainedError
+from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
+from recipe.runner.faults.resources import wait_for_resources
+from recipe.runner.launch import loggers, run_folder, server_slots
+from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.launch.run_folder import RunLog
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 
@@ -184,7 +184,7 @@ class FSPOHooks(PPOTrainer):
     def _reseed_sampling(self) -> None:
         """Let vLLM's sampling begin from the run's seed and step.
 
-        Needs a worker extension that can (``recipe.fspo.cpu.vllm_worker``): on GPUs vLLM keeps the seed of its start.
+        Needs a worker extension that can (``recipe.runner.cpu.vllm_worker``): on GPUs vLLM keeps the seed of its start.
         """
         if self.config.trainer.device != "cpu":
             return

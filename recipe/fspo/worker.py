@@ -18,15 +18,15 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from fspo.losses import UnusableRowsError
 from fspo.types import BandState
-from recipe.fspo.faults import collectives
-from recipe.fspo.faults.nonfinite import guarded_update
 from recipe.fspo.policy_loss import observe_verl_losses
 from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
+from recipe.runner.faults import collectives
+from recipe.runner.faults.nonfinite import guarded_update
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-    import recipe.fspo.cpu.attention
-    import recipe.fspo.cpu.engine  # noqa: F401  (both register what they are named for)
-    from recipe.fspo.cpu.patches import log_probs_of_many_tokens_at_once
+    import recipe.runner.cpu.attention
+    import recipe.runner.cpu.engine  # noqa: F401  (both register what they are named for)
+    from recipe.runner.cpu.patches import log_probs_of_many_tokens_at_once
 
     log_probs_of_many_tokens_at_once()
 

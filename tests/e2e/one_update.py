@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from recipe.fspo.launch.compose import compose
-from recipe.fspo.launch.machine import export_platform
+from recipe.runner.launch.compose import compose
+from recipe.runner.launch.machine import export_platform
 
 RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
 CONFIG = compose(
@@ -47,9 +47,9 @@ from verl.single_controller.ray import (  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
-from recipe.fspo.launch.start import prepare  # noqa: E402
 from recipe.fspo.recorder import join_ranks  # noqa: E402
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
+from recipe.runner.launch.start import prepare  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48
 TEMPERATURE = 1.0

@@ -16,7 +16,7 @@ from real_stack import SMALL, Start, Starter
 
 from fspo.funnel import STAGES
 from fspo.records import from_record
-from recipe.fspo.faults.processes import role_of
+from recipe.runner.faults.processes import role_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 

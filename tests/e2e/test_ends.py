@@ -22,8 +22,8 @@ import torch
 from omegaconf import OmegaConf
 from real_stack import SMALL, Starter, user_environment
 
-from recipe.fspo.checkpoints.integrity import resume_problems
-from recipe.fspo.faults.processes import role_of
+from recipe.runner.checkpoints.integrity import resume_problems
+from recipe.runner.faults.processes import role_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

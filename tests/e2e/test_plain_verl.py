@@ -14,8 +14,8 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 from real_stack import SMALL, user_environment
 
-from recipe.fspo.launch.compose import compose
-from recipe.fspo.launch.machine import platform_environment
+from recipe.runner.launch.compose import compose
+from recipe.runner.launch.machine import platform_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -26,7 +26,7 @@ def test_verls_own_trainer_trains_with_fspo(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
     from verl.workers.config import PolicyLossConfig
 
-    from recipe.fspo.launch.start import prepare, write_offline_task
+    from recipe.runner.launch.start import prepare, write_offline_task
 
     config = compose([f"fspo.run_dir={tmp_path}", *SMALL, "trainer.save_freq=-1"])
     prepare(config)
@@ -35,7 +35,7 @@ def test_verls_own_trainer_trains_with_fspo(tmp_path: Path, monkeypatch: pytest.
         # What is left is verl's own: its trainer, its workers, its loss settings.
         config.trainer.v1.trainer_mode = "sync"
         config.trainer.logger = ["file"]
-        config.actor_rollout_ref.model.external_lib = "recipe.fspo.cpu.engine"
+        config.actor_rollout_ref.model.external_lib = "recipe.runner.cpu.engine"
         policy_loss = config.actor_rollout_ref.actor.policy_loss
         verls = {field.name for field in dataclasses.fields(PolicyLossConfig)}
         for key in set(policy_loss) - verls:  # this recipe's settings of a loss, whichever there are

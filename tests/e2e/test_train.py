@@ -121,7 +121,7 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
 
     out = tmp_path / "exported"
     subprocess.run(
-        [sys.executable, "-m", "recipe.fspo.export", str(trained.run_dir), "--out", str(out)], check=True, timeout=200
+        [sys.executable, "-m", "recipe.runner.export", str(trained.run_dir), "--out", str(out)], check=True, timeout=200
     )
     exported = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(out)
@@ -139,7 +139,7 @@ def test_weights_changed_and_export_loads(trained: Start, tmp_path: Path) -> Non
     ids = prompt["input_ids"] if not isinstance(prompt, list) else prompt
     script = tmp_path / "load.py"
     script.write_text(
-        "import recipe.fspo.cpu.patches as patches; patches.report_vllm_version()\n"
+        "import recipe.runner.cpu.patches as patches; patches.report_vllm_version()\n"
         "import json, sys; from vllm import LLM, SamplingParams\n"
         "if __name__ == '__main__':\n"
         "    llm = LLM(sys.argv[1], dtype='float32', enforce_eager=True, max_model_len=128)\n"

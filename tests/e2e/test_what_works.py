@@ -162,12 +162,12 @@ def test_the_table_is_this_list() -> None:
 def test_what_is_not_served_is_refused(row: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
     from recipe.fspo.config import problems
-    from recipe.fspo.launch.start import prepare
+    from recipe.runner.launch.start import prepare
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
     overrides = row.overrides.replace("=MIXTRAL", f"={tmp_path}").split()
     if overrides[0].startswith("model_engine="):  # a group of verl's, which composed() does not know
-        from recipe.fspo.launch.compose import compose
+        from recipe.runner.launch.compose import compose
 
         config = compose([f"fspo.run_dir={tmp_path}", *overrides])
     else:
@@ -284,7 +284,7 @@ def test_a_lora_export_is_base_and_adapter(run: Callable[[str], Start], tmp_path
     from transformers import AutoModelForCausalLM
 
     finished, out = run("lora"), tmp_path / "exported"
-    export = [sys.executable, "-m", "recipe.fspo.export", str(finished.run_dir), "--out", str(out)]
+    export = [sys.executable, "-m", "recipe.runner.export", str(finished.run_dir), "--out", str(out)]
     subprocess.run(export, check=True, timeout=200)
     saved = finished.run_dir / "checkpoints/global_step_2/actor/model_world_size_1_rank_0.pt"
     trained = {name: tensor.to_local() for name, tensor in torch.load(saved, weights_only=False).items()}

@@ -15,9 +15,9 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.faults.watchdog import Death, OtherNodes
+from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.faults.watchdog import Death, OtherNodes
 
 MARK = "node-watch-probe"
 

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
-from recipe.fspo.launch.compose import CONF_DIR, SEARCH_PATH, compose
+from recipe.runner.launch.compose import CONF_DIR, SEARCH_PATH, compose
 
 #: The groups of a run, and what is chosen unless a command says otherwise.
 _DEFAULTS = {

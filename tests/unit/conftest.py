@@ -45,7 +45,7 @@ def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def run_id() -> Iterator[str]:
     """Of a run of the test's own; whatever is marked with it is killed at the end."""
-    from recipe.fspo.faults.processes import kill, processes_of
+    from recipe.runner.faults.processes import kill, processes_of
 
     run_id = uuid.uuid4().hex
     yield run_id

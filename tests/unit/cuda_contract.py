@@ -34,9 +34,9 @@ from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.plan.model import read_architecture
-from recipe.fspo.plan.setup import json_command
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.plan.model import read_architecture
+from recipe.runner.plan.setup import json_command
 
 #: Bytes that the pretended GPU has.
 _MEMORY: Final = 80 * 2**30

@@ -2,8 +2,9 @@
 
 usage: python tests/unit/engine_trace.py experiment=qwen3_8b nodes=2 gpus=8 [model_config=PATH] [any Hydra override]
 
-Prints one JSON object: ``phases`` (GiB that the trace found), ``planner`` (what ``python -m recipe.fspo.plan`` predicts
-for the same things), ``seconds``, ``not_covered``. Exit status: 0, or 2 for bad input, with the reason on stderr.
+Prints one JSON object: ``phases`` (GiB that the trace found), ``planner`` (what ``python -m recipe.runner.plan``
+predicts for the same things), ``seconds``, ``not_covered``. Exit status: 0, or 2 for bad input, with the reason on
+stderr.
 
 verl's FSDP engine builds and shards the model, runs a micro-batch of log-probs and one of an update, as the job would,
 under torch's FakeTensorMode, a process group that pretends to have the job's ranks, and torch's FSDPMemTracker, which
@@ -29,10 +30,10 @@ from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.plan.memory import GIB, predict
-from recipe.fspo.plan.model import ModelShape, read_architecture
-from recipe.fspo.plan.setup import Hardware, Setup, json_command, read_setup
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.plan.memory import GIB, predict
+from recipe.runner.plan.model import ModelShape, read_architecture
+from recipe.runner.plan.setup import Hardware, Setup, json_command, read_setup
 
 #: The planner's items that the trace has no part in.
 _PLANNER_ONLY: Final = ("Adam moments (shard)", "vLLM asleep", "CUDA, NCCL, fragmentation")
@@ -80,7 +81,7 @@ def _refuse(config: DictConfig, setup: Setup) -> None:
         if value != traced:
             raise BadInput(
                 f"actor_rollout_ref.{key}={value}: the memory trace covers {key.rpartition('.')[2]}={traced} only; "
-                "python -m recipe.fspo.plan has formulas for the rest"
+                "python -m recipe.runner.plan has formulas for the rest"
             )
 
 

@@ -23,7 +23,7 @@ from fspo.records import complete_lines
 from fspo.report.groups import RunGroup
 from fspo.report.runs import Run
 from fspo.types import BandState
-from recipe.fspo.faults.phase import PHASES
+from recipe.runner.faults.phase import PHASES
 
 # ---------------------------------------------------------------- plain verl side by side
 

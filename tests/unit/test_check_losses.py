@@ -15,8 +15,8 @@ from fspo.check_loss.checks import checks
 from fspo.check_loss.length_bias import clip_by_length, find_weight, normalisation, synthetic
 from fspo.relatives import RELATIVES
 from recipe.fspo.check_losses import actors, main, policy_loss
-from recipe.fspo.launch.compose import choices
 from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
+from recipe.runner.launch.compose import choices
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/check-loss.md"
 KNOWN = actors()

@@ -14,7 +14,7 @@ from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import SequenceSums
-from recipe.fspo.checkpoints.integrity import (
+from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
     archive_damage,
     checkpoint_damage,
@@ -23,8 +23,8 @@ from recipe.fspo.checkpoints.integrity import (
     repair_tracker,
     resume_problems,
 )
-from recipe.fspo.checkpoints.state import STATE_FILE, load_state, save_state
-from recipe.fspo.export import actor_folder, export
+from recipe.runner.checkpoints.state import STATE_FILE, load_state, save_state
+from recipe.runner.export import actor_folder, export
 
 KINDS = ("model", "optimizer", "extra")
 NAMES = ("model", "optim", "extra_state")
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_is_refused_with_its_file_named(tmp_path: Path, fil
 def test_large_files_are_checked_by_their_directory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pt"
     torch.save({"weights": torch.arange(2000.0)}, path)
-    monkeypatch.setattr("recipe.fspo.checkpoints.integrity._FULL_CHECK_BYTES", 100)
+    monkeypatch.setattr("recipe.runner.checkpoints.integrity._FULL_CHECK_BYTES", 100)
     assert archive_damage(path) is None
     cut(path)
     assert archive_damage(path) is not None

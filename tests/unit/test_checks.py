@@ -17,10 +17,10 @@ from fspo.losses import ALGORITHMS
 from recipe.fspo.compare.__main__ import FAIR
 from recipe.fspo.config import complete_loss
 from recipe.fspo.config import problems as problems_of_settings
-from recipe.fspo.launch import checks
-from recipe.fspo.launch.start import check, prepare
-from recipe.fspo.launch.values import PreflightError
 from recipe.fspo.main import JOB
+from recipe.runner.launch import checks
+from recipe.runner.launch.start import check, prepare
+from recipe.runner.launch.values import PreflightError
 
 Problems = Callable[..., list[str]]
 #: As many problems as one step needs, so that they are written quickly.

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipe.fspo.faults.collectives import DUMP, Entered, ask, dump_to, missing, told_by_dumps
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.faults.collectives import DUMP, Entered, ask, dump_to, missing, told_by_dumps
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
 RANK = """
 import sys, threading, time, torch
 from torch import distributed
 from torch._C import _distributed_c10d
-from recipe.fspo.faults import collectives
+from recipe.runner.faults import collectives
 rank, what, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 collectives.answer(rank)

@@ -15,7 +15,7 @@ from recipe.fspo.compare import grid
 from recipe.fspo.compare.__main__ import FAIR, parse
 from recipe.fspo.compare.grid import Request, plan, status
 from recipe.fspo.compare.matched_clips import calibrate, recorded_sequences
-from recipe.fspo.launch.commands import BadInput
+from recipe.runner.launch.commands import BadInput
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +176,7 @@ def test_what_ends_the_command_ends_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
     """Without waiting for it, it would train on, and keep the same command out of its folder."""
-    monkeypatch.setattr("recipe.fspo.launch.restarts._CTRL_C_S", 0.1)
+    monkeypatch.setattr("recipe.runner.launch.restarts._CTRL_C_S", 0.1)
     told = tmp_path / "told"
     run_trains = f"trap 'echo > {told}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
     monkeypatch.setattr(grid, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])

@@ -9,8 +9,8 @@ from composing import composed
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.launch.compose import choices, compose, first_of_each_sweep, without_flags
-from recipe.fspo.launch.machine import WrongMachineError, platform_environment
+from recipe.runner.launch.compose import choices, compose, first_of_each_sweep, without_flags
+from recipe.runner.launch.machine import WrongMachineError, platform_environment
 
 
 def resolved(*overrides: str) -> DictConfig:
@@ -33,7 +33,7 @@ def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
     assert model.use_remove_padding
     assert model.override_config.attn_implementation == ("flash_attention_2" if on_gpu else "sdpa")
     assert ("worker_extension_cls" in config.actor_rollout_ref.rollout.engine_kwargs.vllm) is not on_gpu
-    assert ("recipe.fspo.cpu" in OmegaConf.to_yaml(config)) is not on_gpu
+    assert ("recipe.runner.cpu" in OmegaConf.to_yaml(config)) is not on_gpu
 
 
 @pytest.mark.parametrize("experiment", choices("experiment"))

@@ -8,7 +8,7 @@ from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from recipe.fspo.cpu.attention import NAME, packed_attention, sequence_lengths
+from recipe.runner.cpu.attention import NAME, packed_attention, sequence_lengths
 
 ORIGINAL = "original_sdpa"
 AttentionInterface.register(ORIGINAL, sdpa_attention_forward)

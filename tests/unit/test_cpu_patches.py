@@ -1,4 +1,4 @@
-"""Each departure of recipe.fspo.cpu.patches is still needed, and does what it is for.
+"""Each departure of recipe.runner.cpu.patches is still needed, and does what it is for.
 
 A failure of a ``..._still_...`` test is good news: the package underneath has changed, and the patch can go.
 """
@@ -61,7 +61,7 @@ def test_verls_process_group_starts_on_cpu() -> None:
 def test_verl_still_needs_the_vllm_version() -> None:
     code = "import pytest, verl\nwith pytest.raises(ValueError, match='vllm'):\n    import verl.third_party.vllm\n"
     # The platform is registered by hand: with the plugin off, verl would not know it.
-    succeeds("import verl.plugin.platform, recipe.fspo.cpu.platform\n" + code, VERL_USE_EXTERNAL_PLUGINS="none")
+    succeeds("import verl.plugin.platform, recipe.runner.cpu.platform\n" + code, VERL_USE_EXTERNAL_PLUGINS="none")
     succeeds("import verl, verl.third_party.vllm as v; assert v.vllm_version.endswith('+cpu')")
 
 
@@ -87,14 +87,14 @@ def test_verl_still_pins_the_references_memory() -> None:
         "import inspect, verl, verl.workers.engine.fsdp.transformer_impl as t\n"
         "source = inspect.getsource(t.FSDPEngine._build_fsdp_module)\n"
         "assert 'CPUOffloadPolicy(pin_memory=True)' in source\n"
-        "import recipe.fspo.cpu.engine\n"
+        "import recipe.runner.cpu.engine\n"
         "assert t.CPUOffloadPolicy(pin_memory=True).pin_memory is False\n"
     )
 
 
 LOG_PROBS = """
 import torch, verl.utils.torch_functional as functional
-import recipe.fspo.cpu.patches as patches
+import recipe.runner.cpu.patches as patches
 calls, original = [], torch.logsumexp
 torch.logsumexp = lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
 torch.manual_seed(0)
@@ -120,7 +120,7 @@ def test_verl_still_takes_logsumexp_token_by_token_and_the_patch_changes_no_bit(
 
 
 AGENT_LOOPS = """
-import hydra, inspect, verl.experimental.agent_loop.agent_loop as module, recipe.fspo.cpu.patches as patches
+import hydra, inspect, verl.experimental.agent_loop.agent_loop as module, recipe.runner.cpu.patches as patches
 assert "agent_loop = hydra.utils.instantiate(" in inspect.getsource(module.AgentLoopWorker._run_agent_loop)
 patches.make_agent_loops_without_hydra()
 calls, hydra.utils.instantiate = [], None
@@ -153,7 +153,7 @@ if kept:
 
 def test_vllm_still_drops_packed_weights_and_the_patch_keeps_them() -> None:
     succeeds(PACK.format(patch="", kept=False))
-    patch = "import recipe.fspo.cpu.patches as p; p.keep_vllm_linear_weights()"
+    patch = "import recipe.runner.cpu.patches as p; p.keep_vllm_linear_weights()"
     succeeds(PACK.format(patch=patch, kept=True))
 
 
@@ -172,7 +172,7 @@ assert (layer.w13_weight is weight) is {kept}
 
 def test_vllm_still_replaces_the_weights_of_experts_and_the_patch_keeps_them() -> None:
     succeeds(EXPERTS.format(patch="", kept=False))
-    patch = "import recipe.fspo.cpu.patches as p; p.keep_vllm_linear_weights()"
+    patch = "import recipe.runner.cpu.patches as p; p.keep_vllm_linear_weights()"
     succeeds(EXPERTS.format(patch=patch, kept=True))
 
 
@@ -191,5 +191,5 @@ assert (title == "VLLM::EngineCore") is {named}, title
 
 def test_setproctitle_still_loses_its_place_and_rays_copy_finds_it() -> None:
     succeeds(TITLE.format(patch="", named=False))
-    patch = "import recipe.fspo.cpu.patches as p; p.write_titles_as_ray_does()"
+    patch = "import recipe.runner.cpu.patches as p; p.write_titles_as_ray_does()"
     succeeds(TITLE.format(patch=patch, named=True))

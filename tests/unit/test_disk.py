@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from recipe.fspo.checkpoints import disk
-from recipe.fspo.checkpoints.disk import room_for_save, size_of
-from recipe.fspo.checkpoints.integrity import TRACKER_FILE, latest
-from recipe.fspo.faults.errors import ExplainedError
+from recipe.runner.checkpoints import disk
+from recipe.runner.checkpoints.disk import room_for_save, size_of
+from recipe.runner.checkpoints.integrity import TRACKER_FILE, latest
+from recipe.runner.faults.errors import ExplainedError
 
 MIB = 2**20
 

@@ -19,7 +19,7 @@ from fspo.losses import ALGORITHMS
 from fspo.rewards import Status
 from fspo.types import SequenceLossSettings
 from recipe.fspo.config import policy_loss_settings
-from recipe.fspo.launch.progress import STEP_COLUMNS
+from recipe.runner.launch.progress import STEP_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -136,7 +136,7 @@ def test_the_settings_of_the_cpu_page_are_those_of_the_demo() -> None:
 def test_every_file_of_a_run_is_explained() -> None:
     text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
     written = set()
-    for path in (ROOT / "fspo/records.py", *(ROOT / "recipe/fspo").rglob("*.py")):
+    for path in (ROOT / "fspo/records.py", *(ROOT / "recipe").rglob("*.py")):
         written |= set(re.findall(r'^[A-Z_]+_FILE\b.* = "(.+)"$', path.read_text(encoding="utf-8"), re.M))
     assert {"run.json", "metrics.jsonl"} <= written
     assert {name for name in written if name not in text} == set()

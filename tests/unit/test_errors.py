@@ -8,10 +8,10 @@ import pytest
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError
 
-from recipe.fspo.faults.errors import death_in, failure
-from recipe.fspo.faults.nonfinite import UpdateRefused
-from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.watchdog import Death
+from recipe.runner.faults.errors import death_in, failure
+from recipe.runner.faults.nonfinite import UpdateRefused
+from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.watchdog import Death
 
 
 class Wrapped(Exception):

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from recipe.fspo.export import IncompleteAdapterError, merge_adapter
+from recipe.runner.export import IncompleteAdapterError, merge_adapter
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ import pytest
 from composing import composed
 from omegaconf import open_dict
 
-from recipe.fspo.cpu import fork_server
-from recipe.fspo.cpu.fork_server import MODULES, write_program
-from recipe.fspo.launch.machine import pass_to_ray_workers
+from recipe.runner.cpu import fork_server
+from recipe.runner.cpu.fork_server import MODULES, write_program
+from recipe.runner.launch.machine import pass_to_ray_workers
 
 _SERVER = """
 import sys
-from recipe.fspo.cpu import fork_server
+from recipe.runner.cpu import fork_server
 fork_server.MODULES, fork_server.MODULES_WITH_RAY = ("decimal",), ("fractions",)
 request = fork_server._serve(sys.argv[1], [])
 if request is not None:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo.faults import hang
-from recipe.fspo.faults.hang import Doing, Hang, HangWatch, Patience, doing_here, stopped_one, suspects
-from recipe.fspo.faults.phase import Phase
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_stopped
+from recipe.runner.faults import hang
+from recipe.runner.faults.hang import Doing, Hang, HangWatch, Patience, doing_here, stopped_one, suspects
+from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_stopped
 
 Begin = Callable[[str, str], int]
 

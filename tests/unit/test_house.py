@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo import SUPPORTED_VERL
+from recipe.runner import SUPPORTED_VERL
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The generic packages of the recipe, lowest first, and those of them that each may import.
 GENERIC = {
-    "recipe.fspo.cpu": set(),
-    "recipe.fspo.faults": set(),
-    "recipe.fspo.checkpoints": {"recipe.fspo.cpu", "recipe.fspo.faults"},
-    "recipe.fspo.launch": {"recipe.fspo.cpu", "recipe.fspo.faults", "recipe.fspo.checkpoints"},
+    "recipe.runner.cpu": set(),
+    "recipe.runner.faults": set(),
+    "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
+    "recipe.runner.launch": {"recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.checkpoints"},
 }
 #: What they may import besides: helpers for files, a run folder's records, data and a user's reward, the version of
 #: verl, and the table of settings of earlier versions.
@@ -72,7 +72,7 @@ def breaches(graph: Graph) -> Iterator[str]:
                 if inside(module, package) and inside(other, "fspo"):
                     allowed &= inside(other, *ANYONE_MAY)
                 elif inside(module, package) and inside(other, "recipe"):
-                    allowed &= other in ("recipe.fspo", "recipe.fspo.removed") or inside(other, package, *lower)
+                    allowed &= other == "recipe.runner" or inside(other, package, *lower)
             if not allowed:
                 yield f"{module} imports {other}"
 
@@ -107,11 +107,11 @@ def test_no_modules_import_each_other() -> None:
         ("fspo.sums", "import verl", "verl"),
         ("fspo.sums", "def f():\n    from recipe.fspo import config", "recipe.fspo.config"),
         ("recipe.fspo.worker", "import benchmarks.golden", "benchmarks.golden"),
-        ("recipe.fspo.faults.phase", "import fspo.losses", "fspo.losses"),
-        ("recipe.fspo.cpu.engine", "from recipe.fspo import worker", "recipe.fspo.worker"),
-        ("recipe.fspo.cpu.engine", "from recipe.fspo.faults.phase import Phase", "recipe.fspo.faults.phase"),
-        ("recipe.fspo.faults.phase", "from recipe.fspo.launch.job import Job", "recipe.fspo.launch.job"),
-        ("recipe.fspo.checkpoints.disk", "import recipe.fspo.launch.checks", "recipe.fspo.launch.checks"),
+        ("recipe.runner.faults.phase", "import fspo.losses", "fspo.losses"),
+        ("recipe.runner.cpu.engine", "from recipe.fspo import worker", "recipe.fspo.worker"),
+        ("recipe.runner.cpu.engine", "from recipe.runner.faults.phase import Phase", "recipe.runner.faults.phase"),
+        ("recipe.runner.faults.phase", "from recipe.runner.launch.job import Job", "recipe.runner.launch.job"),
+        ("recipe.runner.checkpoints.disk", "import recipe.runner.launch.checks", "recipe.runner.launch.checks"),
     ],
 )
 def test_a_wrong_import_is_noticed(module: str, text: str, says: str) -> None:

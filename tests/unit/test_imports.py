@@ -37,9 +37,9 @@ for name in modules_of("fspo.report"):
     importlib.import_module(name)
 absent("verl", "ray", "vllm", "hydra", "omegaconf", "transformers")
 
-import recipe.fspo.compare.__main__, recipe.fspo.main, recipe.fspo.plan.__main__
+import recipe.fspo.compare.__main__, recipe.fspo.main, recipe.runner.plan.__main__
 with contextlib.redirect_stdout(io.StringIO()):
-    assert recipe.fspo.plan.__main__.main(["experiment=qwen3_8b", "json=true"]) == 0
+    assert recipe.runner.plan.__main__.main(["experiment=qwen3_8b", "json=true"]) == 0
 absent("verl", "ray", "vllm", "transformers")
 """
 
@@ -58,7 +58,7 @@ VERL_ON_GPUS = """
 import sys, verl, recipe.fspo.worker
 from verl.plugin.platform import PlatformRegistry
 assert "cpu" not in PlatformRegistry.registered_names()
-found = [name for name in sys.modules if name.startswith("recipe.fspo.cpu")]
+found = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not found, found
 """
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from composing import composed
 
-from recipe.fspo.launch import loggers
-from recipe.fspo.launch.loggers import chosen, problems, run_name
+from recipe.runner.launch import loggers
+from recipe.runner.launch.loggers import chosen, problems, run_name
 
 METRICS = {"critic/rewards/mean": 0.5, "val-core/mine/acc/mean@1": 0.25, "fspo/accept/bin_00": 0.9, "actor/mine": 2.0}
 

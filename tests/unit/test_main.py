@@ -12,8 +12,8 @@ from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from recipe.fspo.launch.compose import choices, compose, did_you_mean, for_hydra
 from recipe.fspo.main import main, usage
+from recipe.runner.launch.compose import choices, compose, did_you_mean, for_hydra
 
 
 def test_every_choice_is_named_and_every_named_key_exists() -> None:

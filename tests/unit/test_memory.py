@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from recipe.fspo.faults import memory
-from recipe.fspo.faults.errors import failure
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.faults.watchdog import Death, Watchdog
+from recipe.runner.faults import memory
+from recipe.runner.faults.errors import failure
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.faults.watchdog import Death, Watchdog
 
 MIB = 2**20
 

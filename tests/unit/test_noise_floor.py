@@ -12,8 +12,8 @@ from fspo.fairness import equal_mass_starts
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.noise_floor import NoiseFloor, noise_floor
 from fspo.sums import SequenceSums
-from recipe.fspo.faults.nonfinite import UpdateRefused, guarded_update
 from recipe.fspo.recorder import MiniBatch, Recorder, count_unmoved
+from recipe.runner.faults.nonfinite import UpdateRefused, guarded_update
 
 LENGTHS = (16, 64, 256)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fspo.losses import ALGORITHMS, UnusableRowsError, sequence_policy_loss
-from recipe.fspo.faults.nonfinite import UpdateRefused, guarded_update
+from recipe.runner.faults.nonfinite import UpdateRefused, guarded_update
 
 
 def mini_batch(bad: bool) -> dict[str, object]:

@@ -19,13 +19,13 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 from recipe.fspo.compare.__main__ import FAIR, parse
-from recipe.fspo.launch import run_folder
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.launch.compose import choices
-from recipe.fspo.launch.start import prepare
 from recipe.fspo.main import JOB
 from recipe.fspo.own_loss import problems
 from recipe.fspo.recorder import RECORDER
+from recipe.runner.launch import run_folder
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.compose import choices
+from recipe.runner.launch.start import prepare
 
 SEARCH = "hydra.searchpath=[conf]"
 KEY = "actor_rollout_ref.actor.policy_loss"

@@ -1,4 +1,4 @@
-"""``python -m recipe.fspo.plan``: what fits, what it refuses and which remedy it names, times, bands and output."""
+"""``python -m recipe.runner.plan``: what fits, what it refuses and which remedy it names, times, bands and output."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from composing import composed, composed_from
 
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.plan import __main__ as plan
-from recipe.fspo.plan import setup
-from recipe.fspo.plan.memory import PHASES
-from recipe.fspo.plan.setup import Hardware, NotPlannableError
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.plan import __main__ as plan
+from recipe.runner.plan import setup
+from recipe.runner.plan.memory import PHASES
+from recipe.runner.plan.setup import Hardware, NotPlannableError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -94,7 +94,7 @@ def test_settings_that_do_not_go_together_are_problems(overrides: list[str], say
         (["actor_rollout_ref.actor.strategy=megatron"], r"strategy=megatron: the planner knows fsdp and fsdp2"),
         (["actor_rollout_ref.actor.fsdp_config.model_dtype=fp8"], r"model_dtype=fp8: the planner knows fp32"),
         (["actor_rollout_ref.actor.policy_loss.clip_low=-1"], r"policy_loss\.clip_low=-1"),
-        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"recipe\.fspo\.plan .*model_config=PATH"),
+        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"recipe\.runner\.plan .*model_config=PATH"),
         (["trainer.nnodes=some"], r"trainer\.nnodes=some must be a whole number"),
         (["trainer.total_training_steps=-3"], r"total_training_steps=-3 must be a whole number of 1 or more, or null"),
         (["trainer.total_training_steps=null"], r"total_training_steps=null: give it, or trainer\.total_epochs"),

@@ -12,10 +12,10 @@ import torch
 from composing import composed
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from recipe.fspo.plan import fit
-from recipe.fspo.plan.memory import GIB, layer_activations, logits_bytes, predict
-from recipe.fspo.plan.model import BUILT_IN, ModelShape, UnknownModelError, find_model
-from recipe.fspo.plan.setup import Hardware, Setup, read_setup
+from recipe.runner.plan import fit
+from recipe.runner.plan.memory import GIB, layer_activations, logits_bytes, predict
+from recipe.runner.plan.model import BUILT_IN, ModelShape, UnknownModelError, find_model
+from recipe.runner.plan.setup import Hardware, Setup, read_setup
 
 DEMO = str(files("fspo.data").joinpath("assets/demo_model"))
 QWEN_8B = ModelShape.from_config(BUILT_IN["Qwen3-8B"], "Qwen3-8B")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo.faults.preemption import LEAD_VARIABLE, WARNED, LeadTime, StopRequest, watch_for_warning
+from recipe.runner.faults.preemption import LEAD_VARIABLE, WARNED, LeadTime, StopRequest, watch_for_warning
 
 SLURM = Path(__file__).resolve().parents[2] / "slurm"
 
@@ -32,7 +32,7 @@ def test_the_signal_is_noted_and_does_not_kill() -> None:
 def test_a_process_that_ignored_the_signal_until_now_notes_it() -> None:
     """As in a job: slurm/node.sh ignores USR1 until Python has its handler."""
     code = (
-        "from recipe.fspo.faults.preemption import WARNED, watch_for_warning\n"
+        "from recipe.runner.faults.preemption import WARNED, watch_for_warning\n"
         "import sys\nwatch_for_warning(); print('ready', flush=True)\n"
         "sys.exit(75 if WARNED.wait(30) else 1)"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe.fspo.launch.progress import Progress, step_line, validation_line
+from recipe.runner.launch.progress import Progress, step_line, validation_line
 
 
 def test_progress_is_read_from_an_index() -> None:

@@ -30,7 +30,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from recipe.fspo.config import loss_problems
-from recipe.fspo.launch.compose import compose, first_of_each_sweep, verl_config_dir, without_flags
+from recipe.runner.launch.compose import compose, first_of_each_sweep, verl_config_dir, without_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -126,7 +126,7 @@ def check_compare(arguments: list[str]) -> None:
 
 
 def check_plan(arguments: list[str]) -> None:
-    from recipe.fspo.plan.__main__ import main
+    from recipe.runner.plan.__main__ import main
 
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         main([*arguments, "json=true"])
@@ -134,7 +134,7 @@ def check_plan(arguments: list[str]) -> None:
 
 
 def check_rehearse(arguments: list[str]) -> None:
-    from recipe.fspo.rehearse.__main__ import parse
+    from recipe.runner.rehearse.__main__ import parse
 
     composes(tuple(parse(arguments)[1]))
 
@@ -169,8 +169,8 @@ KEY_VALUE: dict[str, Callable[[list[str]], None]] = {
     "recipe.fspo.main": lambda arguments: composes(tuple(arguments)),
     "benchmarks.alignment": check_alignment,
     "recipe.fspo.compare": check_compare,
-    "recipe.fspo.plan": check_plan,
-    "recipe.fspo.rehearse": check_rehearse,
+    "recipe.runner.plan": check_plan,
+    "recipe.runner.rehearse": check_rehearse,
     "verl.trainer.main_ppo": check_plain_verl,
 }
 
@@ -283,8 +283,8 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("compare.__main__", "compare.losses", "plan.setup"):
-        monkeypatch.setattr(f"recipe.fspo.{module}.compose", composed_from)
+    for module in ("fspo.compare.__main__", "fspo.compare.losses", "runner.plan.setup"):
+        monkeypatch.setattr(f"recipe.{module}.compose", composed_from)
 
 
 def always_or_slow() -> Iterator[Any]:
@@ -315,7 +315,7 @@ def test_documented_command(
         "actor_rollout_ref.actor.use_dynamic_bsz=true",
         "python -m recipe.fspo.compare algos=[fspo,ppo]",
         "python -m recipe.fspo.compare experiment=demos",
-        "python -m recipe.fspo.plan experiment=qwen3_8b node=2",
+        "python -m recipe.runner.plan experiment=qwen3_8b node=2",
         "python -m benchmarks.alignment runs/demo/RUN round=3",
         "python -m benchmarks.alignment runs/demo/RUN rounds=0",
         "python -m fspo.report runs/demo --output report",

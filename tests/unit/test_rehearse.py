@@ -1,4 +1,4 @@
-"""``python -m recipe.fspo.rehearse``: planted mistakes are named before anything starts; what the small run keeps."""
+"""``python -m recipe.runner.rehearse``: planted mistakes are named before anything starts; what the small run keeps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from composing import composed, composed_from
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoTokenizer
 
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.rehearse import __main__ as command
-from recipe.fspo.rehearse import material, shrink
-from recipe.fspo.rehearse.__main__ import Failed, NotChecked, Rehearsal, parse
-from recipe.fspo.rehearse.cpu_run import RunFailed, _verdict
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.rehearse import __main__ as command
+from recipe.runner.rehearse import material, shrink
+from recipe.runner.rehearse.__main__ import Failed, NotChecked, Rehearsal, parse
+from recipe.runner.rehearse.cpu_run import RunFailed, _verdict
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -185,7 +185,7 @@ def test_only_changes_that_are_named_are_made(stand_ins: list[str]) -> None:
     changes = shrink.changes(config, Path("/out/run"), Path("/out/model"), {}, 100, 2)
     small = composed(*stand_ins, "fspo.run_dir=/job", *(change.override() for change in changes))
     keys = {change.key for change in changes}
-    from recipe.fspo.launch.run_settings import changes as differences
+    from recipe.runner.launch.run_settings import changes as differences
 
     for key, *_ in differences(OmegaConf.to_container(config), OmegaConf.to_container(small)):
         assert any(key == known or known.startswith(f"{key}.") for known in keys), key

@@ -10,13 +10,13 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from test_run_folder import begun, ready
 
-from recipe.fspo import removed
 from recipe.fspo.compare.__main__ import parse
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.launch.compose import choices, compose
-from recipe.fspo.launch.run_settings import changed_settings, with_settings_of_run
-from recipe.fspo.launch.values import PreflightError
-from recipe.fspo.removed import REMOVED, RENAMED, current, remedy
+from recipe.runner.launch import removed
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.compose import choices, compose
+from recipe.runner.launch.removed import REMOVED, RENAMED, current, remedy
+from recipe.runner.launch.run_settings import changed_settings, with_settings_of_run
+from recipe.runner.launch.values import PreflightError
 
 DUAL = "actor_rollout_ref.actor.policy_loss.dual"
 
@@ -72,7 +72,9 @@ def test_other_names_have_no_remedy() -> None:
 @pytest.mark.usefixtures("table")
 def test_a_configuration_is_read_as_if_written_today() -> None:
     old = {"fspo": {"diary": {"pages": 3}, "clip": 7, "log": "all"}, "gone": None, "scale": "sync"}
+    old["engine"] = {"module": "recipe.fspo.cpu.checkpoint_engine", "reward": "recipe.fspo.reward"}
     values, left_out = current(old)
+    assert values.pop("engine") == {"module": "recipe.runner.cpu.checkpoint_engine", "reward": "recipe.fspo.reward"}
     assert values == {"fspo": {"log": "all"}, "seed": 7, "mode": "sync"}
     assert left_out == ["fspo.diary={'pages': 3}", "gone=None"]
     for target, kept in (("recipe.fspo.config.SequencePolicyLossConfig", {}), ("mine.Settings", {"dual": 3})):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from composing import composed
 
-from recipe.fspo.faults.resources import Needs, missing, needs_of
+from recipe.runner.faults.resources import Needs, missing, needs_of
 
 
 def test_needs_follow_the_configuration() -> None:

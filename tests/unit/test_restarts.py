@@ -15,10 +15,10 @@ import pytest
 from composing import composed
 
 from recipe.fspo import main
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.launch import restarts
-from recipe.fspo.launch.restarts import supervise
-from recipe.fspo.launch.run_folder import (
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.launch import restarts
+from recipe.runner.launch.restarts import supervise
+from recipe.runner.launch.run_folder import (
     RESTARTED,
     effective_time_ratio,
     goes_on_by_itself,
@@ -103,7 +103,7 @@ def test_the_warning_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch)
         "import os, signal, sys, time\nfrom pathlib import Path\n"
         "first = not Path('failed').exists()\n"
         "if first:\n    os.kill(os.getppid(), signal.SIGUSR1)\ntime.sleep(0.3)\n"
-        "from recipe.fspo.faults.preemption import WARNED, watch_for_warning\nwatch_for_warning()\n"
+        "from recipe.runner.faults.preemption import WARNED, watch_for_warning\nwatch_for_warning()\n"
         "if first:\n    Path('failed').touch()\n    sys.exit(1)\n"
         "sys.exit(75 if WARNED.wait(20) else 3)"
     )

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo.reward import load_reward_manager
 
-from recipe.fspo.faults.errors import ExplainedError
+from recipe.runner.faults.errors import ExplainedError
 
 
 class Tokenizer:

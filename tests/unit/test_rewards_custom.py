@@ -9,8 +9,8 @@ import pytest
 from composing import composed
 
 from fspo.rewards.custom import problem_of
-from recipe.fspo.launch import reward_function
-from recipe.fspo.launch.start import prepare
+from recipe.runner.launch import reward_function
+from recipe.runner.launch.start import prepare
 
 GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n    return 1.0\n"
 

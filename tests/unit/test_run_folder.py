@@ -18,23 +18,23 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
-from recipe.fspo.checkpoints.integrity import is_own, latest, restore_tracker, resumed_from, step_folder
-from recipe.fspo.faults.errors import TrainingFailed
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
-from recipe.fspo.launch import run_folder, start
-from recipe.fspo.launch.code_state import code_state
-from recipe.fspo.launch.commands import launch_or_exit
-from recipe.fspo.launch.compose import quoted
-from recipe.fspo.launch.run_settings import (
+from recipe.fspo.main import JOB
+from recipe.runner.checkpoints.integrity import is_own, latest, restore_tracker, resumed_from, step_folder
+from recipe.runner.faults.errors import TrainingFailed
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.launch import run_folder, start
+from recipe.runner.launch.code_state import code_state
+from recipe.runner.launch.commands import launch_or_exit
+from recipe.runner.launch.compose import quoted
+from recipe.runner.launch.run_settings import (
     _with_absolute_paths,
     changed_settings,
     check_changes,
     next_commands,
     with_settings_of_run,
 )
-from recipe.fspo.launch.start import _changed_settings, launch, prepare
-from recipe.fspo.launch.values import PreflightError
-from recipe.fspo.main import JOB
+from recipe.runner.launch.start import _changed_settings, launch, prepare
+from recipe.runner.launch.values import PreflightError
 
 SMALL_TASK = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
 
@@ -78,7 +78,7 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given
     assert contents(mine) == before
     assert not (tmp_path / "run").exists()
 
-    from recipe.fspo.launch.start import write_offline_task
+    from recipe.runner.launch.start import write_offline_task
 
     config = ready(tmp_path / "run", *overrides)
     write_offline_task(config)

@@ -27,11 +27,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from omegaconf import DictConfig
 
 from fspo.records import INFO_FILE
-from recipe.fspo.checkpoints.integrity import latest, remove_old, restore_tracker, step_folder, step_of
-from recipe.fspo.launch import run_folder, start
-from recipe.fspo.launch.run_settings import run_info, with_settings_of_run
-from recipe.fspo.launch.values import PreflightError
 from recipe.fspo.main import JOB
+from recipe.runner.checkpoints.integrity import latest, remove_old, restore_tracker, step_folder, step_of
+from recipe.runner.launch import run_folder, start
+from recipe.runner.launch.run_settings import run_info, with_settings_of_run
+from recipe.runner.launch.values import PreflightError
 
 SMALL = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
 LR = "actor_rollout_ref.actor.optim.lr"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from composing import composed
 
-from recipe.fspo.launch import server_slots
+from recipe.runner.launch import server_slots
 
 JOB = ("experiment=qwen3_8b",)  # 512 prompts of 16 responses, TP=2
 SEPARATE = ("mode=separate_async", "actor_rollout_ref.rollout.nnodes=2", "actor_rollout_ref.rollout.n_gpus_per_node=8")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from recipe.fspo.faults import stacks
-from recipe.fspo.faults.stacks import threads_of
+from recipe.runner.faults import stacks
+from recipe.runner.faults.stacks import threads_of
 
 Begin = Callable[[str], int]
-LISTENS = "from recipe.fspo.faults.stacks import write_when_asked; write_when_asked()\n"
+LISTENS = "from recipe.runner.faults.stacks import write_when_asked; write_when_asked()\n"
 #: Holds Python's lock in a call into C, which waits for an input that never comes.
 WAITS = """
 import ctypes, os, sys, threading

@@ -12,7 +12,7 @@ import engine_trace
 import pytest
 from composing import composed
 
-from recipe.fspo.launch.commands import BadInput
+from recipe.runner.launch.commands import BadInput
 
 _ACTOR = "actor_rollout_ref.actor"
 

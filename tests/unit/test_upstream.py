@@ -68,7 +68,7 @@ _ALIGNMENT = "benchmarks/alignment/trainer.py"
 _WORKER = "recipe/fspo/worker.py"
 _OUTCOMES = "recipe/fspo/accounting/outcomes.py"
 _REPLAY = "recipe/fspo/accounting/replay_buffer.py"
-_CPU_WEIGHTS = "recipe/fspo/cpu/checkpoint_engine.py"
+_CPU_WEIGHTS = "recipe/runner/cpu/checkpoint_engine.py"
 _LIMITS = "fspo/rewards/limits.py"
 _ENGINE, _TRACE = "verl.workers.engine.fsdp.transformer_impl", "tests/unit/engine_trace.py"
 _SERVER = "verl.workers.rollout.vllm_rollout.vllm_async_server"
@@ -76,11 +76,13 @@ _CONTRACT = "tests/unit/cuda_contract.py"
 
 NAMES = (
     # ---- the trainer: verl is about to change it and its queue; its asynchronous modes override some of these too
-    Name("verl.trainer.main_ppo", "run_ppo", "recipe/fspo/launch/start.py", PUBLIC, ("config", "task_runner_class")),
-    Name("verl.trainer.main_ppo", "TaskRunnerV1.run", "recipe/fspo/launch/start.py", "its actor class is subclassed"),
-    Name("verl.utils.config", "validate_config", "recipe/fspo/launch/start.py", "verl's own checks before Ray starts"),
-    Name("verl.trainer.ppo.utils", "need_critic", "recipe/fspo/launch/start.py", "an argument of validate_config"),
-    Name("verl.trainer.ppo.utils", "need_reference_policy", "recipe/fspo/launch/start.py", "the same"),
+    Name("verl.trainer.main_ppo", "run_ppo", "recipe/runner/launch/start.py", PUBLIC, ("config", "task_runner_class")),
+    Name("verl.trainer.main_ppo", "TaskRunnerV1.run", "recipe/runner/launch/start.py", "its actor class is subclassed"),
+    Name(
+        "verl.utils.config", "validate_config", "recipe/runner/launch/start.py", "verl's own checks before Ray starts"
+    ),
+    Name("verl.trainer.ppo.utils", "need_critic", "recipe/runner/launch/start.py", "an argument of validate_config"),
+    Name("verl.trainer.ppo.utils", "need_reference_policy", "recipe/runner/launch/start.py", "the same"),
     Name(
         "verl.trainer.ppo.rollout_corr_helper",
         "compute_rollout_rejection_mask",
@@ -206,7 +208,7 @@ NAMES = (
     Name("transfer_queue.metadata", "KVBatchMeta.select_keys", _ALIGNMENT, "the same"),
     # ---- workers and losses
     Name("verl.trainer.ppo.core_algos", "register_policy_loss", "recipe/fspo/policy_loss.py", PUBLIC, ("name",)),
-    Name("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY", "recipe/fspo/launch/served.py", "the known names"),
+    Name("verl.trainer.ppo.core_algos", "ADV_ESTIMATOR_REGISTRY", "recipe/runner/launch/served.py", "the known names"),
     Name("verl.trainer.ppo.core_algos", "POLICY_LOSS_REGISTRY", "recipe/fspo/policy_loss.py", "verl's own are wrapped"),
     Name("verl.workers.config.actor", "PolicyLossConfig", "recipe/fspo/config.py", "subclassed for typed settings"),
     Name("verl.workers.config.actor", "FSDPActorConfig", "recipe/fspo/config.py", "its defaults, to see what was set"),
@@ -255,10 +257,10 @@ NAMES = (
         "asked for what a reward raised, which verl only logs",
     ),
     Name(
-        "verl.model_merger.base_model_merger", "ModelMergerConfig", "recipe/fspo/export.py", "the merger as a library"
+        "verl.model_merger.base_model_merger", "ModelMergerConfig", "recipe/runner/export.py", "the merger as a library"
     ),
-    Name("verl.model_merger.fsdp_model_merger", "FSDPModelMerger", "recipe/fspo/export.py", "the same"),
-    Name("transformers.models.auto.modeling_auto", "AutoModelForCausalLM", "recipe/fspo/export.py", PUBLIC),
+    Name("verl.model_merger.fsdp_model_merger", "FSDPModelMerger", "recipe/runner/export.py", "the same"),
+    Name("transformers.models.auto.modeling_auto", "AutoModelForCausalLM", "recipe/runner/export.py", PUBLIC),
     Name(
         "ray.runtime_context",
         "RuntimeContext.get_job_id",
@@ -267,19 +269,19 @@ NAMES = (
         (),
     ),
     # ---- CPUs
-    Name("verl.plugin.platform.platform_base", "PlatformBase", "recipe/fspo/cpu/platform.py", PUBLIC),
-    Name("verl.plugin.platform.platform_manager", "PlatformRegistry", "recipe/fspo/cpu/platform.py", PUBLIC),
-    Name("verl.workers.engine.base", "EngineRegistry", "recipe/fspo/cpu/engine.py", PUBLIC),
+    Name("verl.plugin.platform.platform_base", "PlatformBase", "recipe/runner/cpu/platform.py", PUBLIC),
+    Name("verl.plugin.platform.platform_manager", "PlatformRegistry", "recipe/runner/cpu/platform.py", PUBLIC),
+    Name("verl.workers.engine.base", "EngineRegistry", "recipe/runner/cpu/engine.py", PUBLIC),
     Name(
         "verl.workers.engine.fsdp.transformer_impl",
         "FSDPEngineWithLMHead",
-        "recipe/fspo/cpu/engine.py",
+        "recipe/runner/cpu/engine.py",
         "registered for one more device",
     ),
     Name(
         "verl.experimental.agent_loop.agent_loop",
         "AgentLoopWorker._run_agent_loop",
-        "recipe/fspo/cpu/patches.py",
+        "recipe/runner/cpu/patches.py",
         "its module's Hydra, which makes the agent loop of every response",
         ("sampling_params", "trajectory"),
         seen_as="module.hydra",
@@ -287,53 +289,53 @@ NAMES = (
     Name(
         "verl.utils.torch_functional",
         "logprobs_from_logits_v2",
-        "recipe/fspo/cpu/patches.py",
+        "recipe/runner/cpu/patches.py",
         "one call of logsumexp for many tokens",
         ("logits", "labels"),
     ),
     Name(
         "verl.workers.rollout.vllm_rollout.utils",
         "vLLMColocateWorkerExtension._update_weights",
-        "recipe/fspo/cpu/vllm_worker.py",
-        "tensors are copied out of shared memory; recipe/fspo/cpu/patches.py has the other departures",
+        "recipe/runner/cpu/vllm_worker.py",
+        "tensors are copied out of shared memory; recipe/runner/cpu/patches.py has the other departures",
         ("weights",),
     ),
     Name(
         "vllm.model_executor.layers.utils",
         "dispatch_cpu_unquantized_gemm",
-        "recipe/fspo/cpu/patches.py",
+        "recipe/runner/cpu/patches.py",
         "packs weights that verl has to update",
         ("layer", "remove_weight"),
     ),
     Name(
         "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
         "CPUFusedMOE.check_grouped_gemm",
-        "recipe/fspo/cpu/patches.py",
+        "recipe/runner/cpu/patches.py",
         "the same for the weights of experts",
         ("layer",),
     ),
     Name(
         "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
         "CPUFusedMOE._pad_moe_intermediate_for_grouped_gemm",
-        "recipe/fspo/cpu/patches.py",
+        "recipe/runner/cpu/patches.py",
         "the same",
         ("layer",),
     ),
-    Name("transformers.models.auto.configuration_auto", "AutoConfig", "recipe/fspo/rehearse/material.py", PUBLIC),
-    Name("transformers.models.auto.tokenization_auto", "AutoTokenizer", "recipe/fspo/rehearse/material.py", PUBLIC),
-    Name("transformers.modeling_utils", "AttentionInterface", "recipe/fspo/cpu/attention.py", PUBLIC),
-    Name("transformers.masking_utils", "AttentionMaskInterface", "recipe/fspo/cpu/attention.py", PUBLIC),
-    Name("transformers.masking_utils", "sdpa_mask", "recipe/fspo/cpu/attention.py", "called for padded batches"),
+    Name("transformers.models.auto.configuration_auto", "AutoConfig", "recipe/runner/rehearse/material.py", PUBLIC),
+    Name("transformers.models.auto.tokenization_auto", "AutoTokenizer", "recipe/runner/rehearse/material.py", PUBLIC),
+    Name("transformers.modeling_utils", "AttentionInterface", "recipe/runner/cpu/attention.py", PUBLIC),
+    Name("transformers.masking_utils", "AttentionMaskInterface", "recipe/runner/cpu/attention.py", PUBLIC),
+    Name("transformers.masking_utils", "sdpa_mask", "recipe/runner/cpu/attention.py", "called for padded batches"),
     Name(
         "transformers.integrations.sdpa_attention",
         "sdpa_attention_forward",
-        "recipe/fspo/cpu/attention.py",
+        "recipe/runner/cpu/attention.py",
         "called for each sequence of a pack",
     ),
     Name(
         "ray._private.workers.default_worker",
         "parser",
-        "recipe/fspo/cpu/fork_server.py",
+        "recipe/runner/cpu/fork_server.py",
         "imported before a fork",
         seen_as="ray._private.workers.default_worker",
     ),
@@ -363,14 +365,14 @@ NAMES = (
     Name("vllm.config.vllm", "HAS_TRITON", _CONTRACT, "a GPU machine has it"),
     Name("vllm.config.vllm", "VllmConfig.use_v2_model_runner", _CONTRACT, "what vLLM has chosen"),
     # ---- Hydra
-    Name("hydra.compose", "compose", "recipe/fspo/launch/compose.py", PUBLIC),
-    Name("hydra.initialize", "initialize_config_dir", "recipe/fspo/launch/compose.py", PUBLIC),
-    Name("hydra.core.global_hydra", "GlobalHydra", "recipe/fspo/launch/compose.py", "composing inside a Hydra job"),
-    Name("hydra.core.hydra_config", "HydraConfig", "recipe/fspo/launch/run_settings.py", PUBLIC),
-    Name("hydra.core.override_parser.overrides_parser", "OverridesParser", "recipe/fspo/launch/compose.py", _HYDRA),
-    Name("hydra.core.override_parser.types", "Override", "recipe/fspo/launch/run_settings.py", _HYDRA),
+    Name("hydra.compose", "compose", "recipe/runner/launch/compose.py", PUBLIC),
+    Name("hydra.initialize", "initialize_config_dir", "recipe/runner/launch/compose.py", PUBLIC),
+    Name("hydra.core.global_hydra", "GlobalHydra", "recipe/runner/launch/compose.py", "composing inside a Hydra job"),
+    Name("hydra.core.hydra_config", "HydraConfig", "recipe/runner/launch/run_settings.py", PUBLIC),
+    Name("hydra.core.override_parser.overrides_parser", "OverridesParser", "recipe/runner/launch/compose.py", _HYDRA),
+    Name("hydra.core.override_parser.types", "Override", "recipe/runner/launch/run_settings.py", _HYDRA),
     Name("hydra.errors", "HydraException", "recipe/fspo/main.py", PUBLIC),
-    Name("hydra.errors", "ConfigCompositionException", "recipe/fspo/launch/compose.py", _HYDRA),
+    Name("hydra.errors", "ConfigCompositionException", "recipe/runner/launch/compose.py", _HYDRA),
     Name("hydra.errors", "InstantiationException", "recipe/fspo/own_loss.py", _HYDRA),
     Name("hydra.utils", "get_class", "recipe/fspo/own_loss.py", PUBLIC),
     Name("hydra.utils", "instantiate", "recipe/fspo/own_loss.py", PUBLIC),
@@ -390,21 +392,27 @@ NAMES = (
     Name("sympy.concrete.summations", "eval_sum_direct", _LIMITS, "long sums"),
     Name("sympy.concrete.products", "Product._eval_product_direct", _LIMITS, "long products"),
     # ---- Ray
-    Name("ray._private.worker", "_global_node", "recipe/fspo/faults/errors.py", "where this run's Ray keeps its logs"),
-    Name("ray._private.node", "Node.get_logs_dir_path", "recipe/fspo/faults/errors.py", "the same"),
-    Name("ray.util.scheduling_strategies", "NodeAffinitySchedulingStrategy", "recipe/fspo/faults/watchdog.py", PUBLIC),
+    Name(
+        "ray._private.worker", "_global_node", "recipe/runner/faults/errors.py", "where this run's Ray keeps its logs"
+    ),
+    Name("ray._private.node", "Node.get_logs_dir_path", "recipe/runner/faults/errors.py", "the same"),
+    Name(
+        "ray.util.scheduling_strategies", "NodeAffinitySchedulingStrategy", "recipe/runner/faults/watchdog.py", PUBLIC
+    ),
 )
 
 TEXTS = (
     # ---- what verl's loggers read, and Hydra's words for an unknown key
-    Text("verl.utils.tracking", 'os.environ.get("TENSORBOARD_DIR"', "recipe/fspo/launch/loggers.py", "where it writes"),
-    Text("verl.utils.tracking", 'os.environ.get("MLFLOW_TRACKING_URI"', "recipe/fspo/launch/loggers.py", "the same"),
-    Text("verl.utils.tracking", 'os.environ.get("SWANLAB_LOG_DIR"', "recipe/fspo/launch/loggers.py", "the same"),
-    Text("verl.utils.tracking", ".log(data=data, step=step)", "recipe/fspo/launch/loggers.py", "how it calls them"),
+    Text(
+        "verl.utils.tracking", 'os.environ.get("TENSORBOARD_DIR"', "recipe/runner/launch/loggers.py", "where it writes"
+    ),
+    Text("verl.utils.tracking", 'os.environ.get("MLFLOW_TRACKING_URI"', "recipe/runner/launch/loggers.py", "the same"),
+    Text("verl.utils.tracking", 'os.environ.get("SWANLAB_LOG_DIR"', "recipe/runner/launch/loggers.py", "the same"),
+    Text("verl.utils.tracking", ".log(data=data, step=step)", "recipe/runner/launch/loggers.py", "how it calls them"),
     Text(
         "hydra._internal.config_loader_impl",
         "Could not override '{override.key_or_group}'.",
-        "recipe/fspo/launch/compose.py",
+        "recipe/runner/launch/compose.py",
         "what the mistyped key was",
     ),
     # ---- layouts that we read
@@ -435,15 +443,15 @@ TEXTS = (
     Text(
         "verl.utils.checkpoint.fsdp_checkpoint_manager",
         'f"extra_state_world_size_{self.world_size}_rank_{self.rank}.pt"',
-        "recipe/fspo/checkpoints/integrity.py",
+        "recipe/runner/checkpoints/integrity.py",
         "names of a checkpoint's files",
     ),
-    Text(_BASE, "latest_checkpointed_iteration.txt", "recipe/fspo/checkpoints/integrity.py", "the tracker"),
+    Text(_BASE, "latest_checkpointed_iteration.txt", "recipe/runner/checkpoints/integrity.py", "the tracker"),
     Text("ray.actor", "def __ray_call__(", "recipe/fspo/reward_manager.py", "asks a reward worker; Ray's DeveloperAPI"),
     Text(
         "verl.experimental.reward_loop.reward_loop",
         "config.custom_reward_function -> config.reward.custom_reward_function",
-        "recipe/fspo/launch/reward_function.py",
+        "recipe/runner/launch/reward_function.py",
         "old keys, which main_ppo does not migrate",
     ),
     Text(
@@ -452,35 +460,40 @@ TEXTS = (
         "recipe/fspo/validation.py",
         "what it asks of the resampling",
     ),
-    Text(_BASE, "async_save", "recipe/fspo/launch/checks.py", "with it the tracker is not written"),
+    Text(_BASE, "async_save", "recipe/runner/launch/checks.py", "with it the tracker is not written"),
     # ---- where the replaced number of slots arrives
     Text(_SERVER, "max_concurrency=self.max_concurrency", _TRAINER, "a server's slots"),
     Text(
         "verl.workers.rollout.router",
         "if request_id in self._request_id_to_server:",
-        "recipe/fspo/launch/server_slots.py",
+        "recipe/runner/launch/server_slots.py",
         "a request stays with its server",
     ),
     # ---- constants that we repeat, because verl waits without a limit
-    Text("verl.workers.rollout.replica", "max_colocate_count=2", "recipe/fspo/faults/resources.py", "CPUs per rank"),
+    Text("verl.workers.rollout.replica", "max_colocate_count=2", "recipe/runner/faults/resources.py", "CPUs per rank"),
     Text("verl.utils.fsdp_utils", "local_cpu_tensor = local_gpu_tensor.detach().cpu()", _WORKER, "no copy on CPUs"),
-    Text("verl.single_controller.ray.base", "max_colocate_count=3", "recipe/fspo/faults/resources.py", "CPUs per rank"),
-    # ---- words of errors, from which a death is named
-    Text("ray.exceptions", '\\tclass_name: {cause.class_name}"', "recipe/fspo/faults/errors.py", "which actor died"),
-    Text("ray.exceptions", '\\tpid: {cause.pid}"', "recipe/fspo/faults/errors.py", "its process"),
-    Text("vllm.v1.engine.utils", "Engine core initialization failed", "recipe/fspo/faults/errors.py", "start-up"),
-    # ---- titles of processes, by which they are named
-    Text("ray._private.worker", "ray._raylet.setproctitle", "recipe/fspo/faults/processes.py", "ray::CLASS"),
     Text(
-        "vllm.v1.engine.core", "set_process_title(process_title)", "recipe/fspo/faults/processes.py", "VLLM::EngineCore"
+        "verl.single_controller.ray.base", "max_colocate_count=3", "recipe/runner/faults/resources.py", "CPUs per rank"
+    ),
+    # ---- words of errors, from which a death is named
+    Text("ray.exceptions", '\\tclass_name: {cause.class_name}"', "recipe/runner/faults/errors.py", "which actor died"),
+    Text("ray.exceptions", '\\tpid: {cause.pid}"', "recipe/runner/faults/errors.py", "its process"),
+    Text("vllm.v1.engine.utils", "Engine core initialization failed", "recipe/runner/faults/errors.py", "start-up"),
+    # ---- titles of processes, by which they are named
+    Text("ray._private.worker", "ray._raylet.setproctitle", "recipe/runner/faults/processes.py", "ray::CLASS"),
+    Text(
+        "vllm.v1.engine.core",
+        "set_process_title(process_title)",
+        "recipe/runner/faults/processes.py",
+        "VLLM::EngineCore",
     ),
     Text(
         "verl.workers.engine.fsdp.transformer_impl",
         "CPUOffloadPolicy(pin_memory=True)",
-        "recipe/fspo/cpu/patches.py",
+        "recipe/runner/cpu/patches.py",
         "pinning needs an accelerator",
     ),
-    Text("verl.utils.distributed", "cpu:gloo", "recipe/fspo/cpu/patches.py", "names the device twice on a CPU"),
+    Text("verl.utils.distributed", "cpu:gloo", "recipe/runner/cpu/patches.py", "names the device twice on a CPU"),
 )
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from recipe.fspo.faults import processes
-from recipe.fspo.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
-from recipe.fspo.faults.watchdog import Death, Watchdog
+from recipe.runner.faults import processes
+from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
+from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
+from recipe.runner.faults.watchdog import Death, Watchdog
 
 Begin = Callable[[str], "subprocess.Popen[bytes]"]
 
@@ -111,8 +111,8 @@ class Told:
 def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
     run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("recipe.fspo.faults.watchdog.GRACE_S", 0.3)
-    monkeypatch.setattr("recipe.fspo.faults.watchdog.LEAVE_S", 0.3)
+    monkeypatch.setattr("recipe.runner.faults.watchdog.GRACE_S", 0.3)
+    monkeypatch.setattr("recipe.runner.faults.watchdog.LEAVE_S", 0.3)
     told = Told(run_id, Phase(3, "update", 0.0))
     processes = [begin(title) for title in ("ray::IDLE", "VLLM::EngineCore", "ray::WorkerDict")]
     told.watch.start()
@@ -147,7 +147,7 @@ def test_a_stopped_process_explains_the_death_of_another(run_id: str, begin: Beg
 
 
 def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipe.fspo.faults.watchdog.GRACE_S", 0.3)
+    monkeypatch.setattr("recipe.runner.faults.watchdog.GRACE_S", 0.3)
     told = Told(run_id, Phase(3, "update", 0.0, ending=True))
     storage, worker = begin("ray::SimpleStorageUnit"), begin("ray::WorkerDict")
     told.watch.start()
@@ -163,8 +163,8 @@ def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monk
 
 LAUNCHER = """
 import os, sys, time
-from recipe.fspo.faults.reaper import Reaper
-from recipe.fspo.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.faults.reaper import Reaper
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
 os.environ[RUN_ID_VARIABLE] = sys.argv[1]
 reaper = Reaper(sys.argv[1], sys.argv[2])
 if sys.argv[3] != "-":
@@ -213,7 +213,7 @@ def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path:
 
 HANGS = """
 import ctypes, sys
-from recipe.fspo.faults.reaper import Reaper
+from recipe.runner.faults.reaper import Reaper
 reaper = Reaper("RUN", sys.argv[1], 4.0)
 print("ready", flush=True)
 def wait_with_pythons_lock():
@@ -258,7 +258,7 @@ def test_a_reaper_leaves_a_launcher_alone_that_goes_on(
     run_id: str, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_run = begin("ray::WorkerDict")
-    code = "from recipe.fspo.faults import reaper; reaper._PATIENCE_S = 0.5; reaper.main(*__import__('sys').argv[1:])"
+    code = "from recipe.runner.faults import reaper; reaper._PATIENCE_S = 0.5; reaper.main(*__import__('sys').argv[1:])"
     command = [sys.executable, "-c", code, run_id, str(tmp_path), str(os.getpid()), "inf"]
     ended = subprocess.run(command, input="bye\n", capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (0, "")

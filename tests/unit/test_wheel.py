@@ -66,7 +66,7 @@ def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
 
 def test_the_configuration_composes_and_the_model_is_found(outside: Python) -> None:
     code = (
-        "import fspo.data, recipe.fspo.launch.compose as c; from pathlib import Path;"
+        "import fspo.data, recipe.runner.launch.compose as c; from pathlib import Path;"
         "config = c.compose(['algo=gspo', 'experiment=demo', 'fspo.run_dir=x']);"
         "print(config.actor_rollout_ref.actor.policy_loss.loss_mode);"
         "print((Path(fspo.data.__file__).parent / 'assets/demo_model/config.json').is_file())"
@@ -89,8 +89,8 @@ def test_the_plugin_is_an_entry_point(outside: Python) -> None:
         "fspo.data",
         "recipe.fspo.main",
         "recipe.fspo.compare",
-        "recipe.fspo.plan",
-        "recipe.fspo.export",
+        "recipe.runner.plan",
+        "recipe.runner.export",
     ],
 )
 def test_every_command_explains_itself(outside: Python, module: str) -> None:

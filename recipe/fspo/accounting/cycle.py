@@ -19,11 +19,11 @@ from fspo.sums import SequenceSums
 from fspo.types import BandState
 from recipe.fspo.accounting.outcomes import Outcomes, grad_norm_metrics, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
-from recipe.fspo.checkpoints.state import Stateful
 from recipe.fspo.config import policy_loss_settings
-from recipe.fspo.launch.progress import PROGRESS
-from recipe.fspo.launch.run_folder import RunLog
 from recipe.fspo.recorder import MiniBatch, count_unmoved, numbers, sequence_record
+from recipe.runner.checkpoints.state import Stateful
+from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.launch.run_folder import RunLog
 
 
 class Cycle:

@@ -11,8 +11,8 @@ from hydra.errors import HydraException
 
 from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import COMPARISONS, Request
-from recipe.fspo.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, check_share, split_arguments
-from recipe.fspo.launch.compose import choices, compose
+from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, check_share, split_arguments
+from recipe.runner.launch.compose import choices, compose
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
 FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")

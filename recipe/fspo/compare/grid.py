@@ -17,10 +17,10 @@ from typing import Final
 from fspo.files import write_json
 from fspo.records import GRID_FILE, METRICS_FILE, PlannedRun
 from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.launch.compose import quoted
-from recipe.fspo.launch.restarts import Starts
-from recipe.fspo.launch.run_settings import has_results, run_info
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.compose import quoted
+from recipe.runner.launch.restarts import Starts
+from recipe.runner.launch.run_settings import has_results, run_info
 
 COMPARISONS: Final = ("default", *CALIBRATION_FILES)
 

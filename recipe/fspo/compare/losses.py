@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 from fspo.losses import resolve_settings
 from fspo.types import SequenceLossSettings
-from recipe.fspo.launch.commands import BadInput
-from recipe.fspo.launch.compose import choices, compose
-from recipe.fspo.launch.machine import WrongMachineError, export_platform
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.compose import choices, compose
+from recipe.runner.launch.machine import WrongMachineError, export_platform
 
 
 def band_settings(algo: str, overrides: Sequence[str]) -> SequenceLossSettings:

@@ -1,0 +1,246 @@
+"""Looks at the checkpoint that a run is about to resume, before Ray starts.
+
+verl writes a checkpoint's files first and its tracker file last, so a save that was killed leaves the tracker naming
+the checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a
+silent start from the beginning), and damaged files (an error minutes later, in one rank).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from fspo.files import atomic_path
+
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+#: Written by :mod:`recipe.runner.checkpoints.state`, which imports torch; this module does not.
+STATE_FILE = "fspo_state.pt"
+_FOLDER = re.compile(r"global_step_(\d+)")
+#: File name of each kind of content (``actor.checkpoint.load_contents``) in verl's FSDP checkpoints.
+_PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
+#: What an asynchronous mode saves of TransferQueue: the prompts under way. Written last, but for the tracker.
+QUEUE = "transfer_queue"
+#: Files up to this size are read whole and their checksums compared; of larger ones the archive's directory is read,
+#: which stands at the end and so shows a file that was cut short.
+_FULL_CHECK_BYTES = 256 * 2**20
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Where verl saves a step."""
+    return root / f"global_step_{step}"
+
+
+def step_of(folder: Path) -> int:
+    """The step that a folder of :func:`step_folder` holds."""
+    return int(folder.name.removeprefix("global_step_"))
+
+
+def archive_damage(path: Path) -> str | None:
+    """What is wrong with a file of ``torch.save`` (a zip archive); None if it looks whole."""
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size == 0:
+        return "is empty"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if not archive.namelist():
+                return "holds nothing"
+            bad = archive.testzip() if size <= _FULL_CHECK_BYTES else None
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        return f"is damaged ({error})"
+    return f"is damaged (wrong checksum of {bad})" if bad else None
+
+
+def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) -> list[str]:
+    """Everything that keeps ``folder`` (``.../global_step_N``) from being resumed, one sentence a problem.
+
+    Args:
+        folder: The checkpoint.
+        world_size: FSDP ranks of the run that would resume it.
+        contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
+    """
+    actor = folder / "actor"
+    prefixes = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
+    saved_by = _saved_by(folder)
+    if saved_by and world_size not in saved_by:
+        ranks = ", ".join(map(str, sorted(saved_by)))
+        return [
+            f"{folder} was saved by {ranks} FSDP rank(s) and this run has {world_size}: use as many "
+            "(trainer.nnodes * trainer.n_gpus_per_node)"
+        ]
+    files = [actor / f"{p}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for p in prefixes]
+    files.append(folder / "data.pt")
+    if (folder / STATE_FILE).exists():  # a checkpoint of plain verl has none
+        files.append(folder / STATE_FILE)
+    damaged = [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+    if QUEUE in contents and not (folder / QUEUE / "metadata.json").is_file():
+        damaged.append(f"{folder / QUEUE} is missing")
+    return damaged
+
+
+def _saved_by(folder: Path) -> set[int]:
+    """Numbers of FSDP ranks that have saved a checkpoint: one, unless runs of different sizes shared the folder."""
+    found = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (folder / "actor").glob("*.pt"))
+    return {int(match[1]) for match in found if match}
+
+
+def _step_folders(root: Path) -> dict[int, Path]:
+    """Checkpoint folders by step, the newest first."""
+    folders = {int(match[1]): path for path in root.glob("global_step_*") if (match := _FOLDER.fullmatch(path.name))}
+    return dict(sorted(folders.items(), reverse=True))
+
+
+def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Path | None:
+    """The newest checkpoint in ``root`` without damage."""
+    folders = _step_folders(root).values()
+    return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
+
+
+def newest_before(root: Path, step: int) -> Path | None:
+    """The newest checkpoint of an earlier step whose files are whole."""
+
+    def reads(folder: Path) -> bool:
+        return (folder / "data.pt").is_file() and not any(map(archive_damage, folder.rglob("*.pt")))
+
+    return next((folder for saved, folder in _step_folders(root).items() if saved < step and reads(folder)), None)
+
+
+def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> None:
+    """Delete the checkpoints before ``step`` except the newest ``keep - 1`` without damage, and the one to resume.
+
+    verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
+    what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
+    fail for a moment.
+
+    Args:
+        root: The folder of all checkpoints.
+        step: Of the save that they make room for.
+        keep: verl's ``max_actor_ckpt_to_keep``, at least 2.
+        contents: verl's ``actor.checkpoint.save_contents``.
+    """
+    old = [folder for saved, folder in _step_folders(root).items() if saved < step]
+    whole = [
+        folder
+        for folder in old
+        if any(not checkpoint_damage(folder, ranks, contents) for ranks in _saved_by(folder) or {1})
+    ]
+    for folder in old if whole else ():
+        if folder not in (*whole[: keep - 1], latest(root)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _needs(config: DictConfig) -> tuple[int, list[str]]:
+    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node, list(contents or _PREFIXES)
+
+
+def _tracked_step(root: Path) -> int | None:
+    """The step that the tracker names; None if there is no tracker or it holds no number."""
+    try:
+        text = (root / TRACKER_FILE).read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def latest(root: Path) -> Path | None:
+    """The checkpoint that the tracker names, if it is there."""
+    step = _tracked_step(root)
+    folder = None if step is None else step_folder(root, step)
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def resumed_from(config: DictConfig) -> Path | None:
+    """The checkpoint that a start continues from, as verl will find it; None if it begins anew."""
+    root = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode == "resume_path":
+        return Path(config.trainer.resume_from_path or "")
+    step = _tracked_step(root) if config.trainer.resume_mode == "auto" else None
+    return None if step is None else step_folder(root, step)
+
+
+def is_own(config: DictConfig, path: str | None) -> bool:
+    """Whether this is the path of one of the run's own checkpoints."""
+    saved = os.path.abspath(config.trainer.default_local_dir)
+    return bool(path) and os.path.dirname(os.path.abspath(path)) == saved
+
+
+def restore_tracker(root: Path, folder: Path) -> None:
+    """Make the tracker name this checkpoint."""
+    with atomic_path(root / TRACKER_FILE) as temporary:
+        temporary.write_text(str(step_of(folder)), encoding="utf-8")
+
+
+def repair_tracker(config: DictConfig) -> str | None:
+    """Make a missing or unreadable tracker file name the newest complete checkpoint.
+
+    Returns:
+        What was found and done, for the person who watches; None if there was nothing to do.
+    """
+    root = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode != "auto" or _tracked_step(root) is not None:
+        return None
+    tracker, folders = root / TRACKER_FILE, _step_folders(root)
+    if not tracker.exists() and not folders:
+        return None
+    found = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
+    ranks, contents = _needs(config)
+    queue = [QUEUE] if "async" in config.trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
+    newest = newest_complete(root, ranks, contents + queue)
+    if newest is None:
+        if tracker.exists():
+            return None  # something was complete once: not for us to begin again, see resume_problems
+        return f"{found}, and {root} holds no complete checkpoint: starting as the run began"
+    restore_tracker(root, newest)
+    return f"{found}: it names {newest.name} again, the newest complete checkpoint"
+
+
+def resume_problems(config: DictConfig) -> Iterator[str]:
+    """One sentence for each reason why the checkpoint that would be resumed cannot be."""
+    folder, root, needs = resumed_from(config), Path(config.trainer.default_local_dir), _needs(config)
+    if folder is None:
+        tracker = root / TRACKER_FILE
+        if config.trainer.resume_mode == "auto" and tracker.exists() and newest_complete(root, *needs) is None:
+            damage = [said for each in _step_folders(root).values() for said in checkpoint_damage(each, *needs)]
+            yield (
+                f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
+                "begin again with another fspo.run_dir"
+            )
+        return
+    if not _FOLDER.fullmatch(folder.name):
+        yield (
+            f"trainer.resume_from_path={config.trainer.resume_from_path!r} does not end in global_step_N: give the "
+            "folder of one checkpoint"
+        )
+        return
+    problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
+    if not problems:
+        return
+    other = newest_complete(folder.parent, *needs)
+    remedy = (
+        f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
+        if other
+        else "begin again with another fspo.run_dir"
+    )
+    for problem in problems:
+        yield f"the checkpoint cannot be resumed: {problem}; {remedy}"
+
+
+def begin_with_path(config: DictConfig) -> None:
+    """Let a run that has saved nothing begin with the checkpoint that it was told to begin with, in place.
+
+    See :func:`recipe.runner.launch.run_settings.recall_beginning`. A run that went back to a checkpoint of its own, and
+    cannot resume what it has saved since, goes back again: its damaged checkpoints are what the command leaves behind.
+    """
+    trainer = config.trainer
+    if trainer.resume_mode == "auto" and (path := trainer.resume_from_path):
+        saved = (Path(trainer.default_local_dir) / TRACKER_FILE).exists()
+        if not saved or (is_own(config, path) and any(resume_problems(config))):
+            trainer.resume_mode = "resume_path"

@@ -1,0 +1,66 @@
+"""What this recipe adds to verl's checkpoint: the state of its own parts, and the trainer's random states."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fspo.files import atomic_path
+from recipe.runner.checkpoints.integrity import STATE_FILE
+
+
+class Stateful(Protocol):
+    """A part whose state travels with the weights."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that has to be restored."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, in place."""
+
+
+def save_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
+    """Write ``fspo_state.pt`` into a checkpoint folder, under a temporary name first. A part may be absent (None)."""
+    state = {name: None if part is None else part.state_dict() for name, part in parts.items()}
+    state["random"] = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    with atomic_path(folder / STATE_FILE) as temporary:
+        torch.save(state, temporary)
+
+
+def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
+    """Restore what :func:`save_state` wrote, in place.
+
+    Raises:
+        ValueError: if the file is damaged, or only one of checkpoint and run has a part.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        # A checkpoint of plain verl: the weights are good, the statistics begin afresh.
+        return
+    try:
+        # weights_only=False: random states and sums are plain objects, and the file is this run's own.
+        state = torch.load(path, weights_only=False)
+    except Exception as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): resume from an older checkpoint with trainer.resume_mode=resume_path "
+            "trainer.resume_from_path=.../global_step_N, or delete this file to begin the statistics afresh"
+        ) from error
+    for name, part in parts.items():
+        if name not in state:
+            continue  # saved before there was such a part: it begins afresh
+        if (state[name] is None) != (part is None):
+            raise ValueError(
+                f"{path} was saved {'without' if state[name] is None else 'with'} a {name}, and this run is "
+                f"{'with' if state[name] is None else 'without'} one: resume with the same algo, or delete the file to "
+                "begin afresh"
+            )
+        if part is not None:
+            part.load_state_dict(state[name])
+    random.setstate(state["random"]["python"])
+    np.random.set_state(state["random"]["numpy"])
+    torch.set_rng_state(state["random"]["torch"])

@@ -1,0 +1,261 @@
+"""The processes of a CPU run are forked from one process that has imported everything.
+
+A start has about eight Ray workers and vLLM's engine, and each would import torch, transformers, verl and vLLM by
+itself: four to fifteen CPU seconds, on few cores one after the other. Ray's documented setting
+``runtime_env.py_executable`` names the program that runs a worker, and ``multiprocessing.set_executable`` in a worker
+the one that runs what it spawns; here it is :mod:`recipe.runner.cpu.fork_client`, which hands the command to this
+server. A forked process begins with the imports done, and shares their memory with the others.
+
+Only for CPU runs on one machine: with an accelerator, or on other nodes, processes start as Ray and vLLM start them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: What takes long to import and does not import Ray: at once, while the launcher does its own imports and starts Ray.
+MODULES = (
+    "torch",
+    "tensordict",
+    "torchdata.stateful_dataloader",
+    "transformers.models.qwen3.modeling_qwen3",
+    "datasets",
+    "torch.distributed.fsdp",
+    "torch.utils.tensorboard",
+    "vllm.engine.arg_utils",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.v1.worker.gpu_model_runner",  # the CPU's is made of it
+)
+#: The rest of what the workers import, with the first worker's environment: Ray reads its variables when it is
+#: imported, and what the raylet sets for its workers (the job, its own process) is the same for all of them.
+MODULES_WITH_RAY = (
+    "recipe.runner.launch.start",
+    "verl.experimental.agent_loop",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    "vllm.v1.worker.cpu_worker",
+    "ray._private.workers.default_worker",
+)
+#: Variables that libraries read while they are imported: a worker with another value is not forked.
+READ_AT_IMPORT = ("VERL_PLATFORM", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "VERL_USE_EXTERNAL_PLUGINS")
+#: Bytes of the lengths and process ids that go over the socket, and how many open files a process may pass on.
+INT_BYTES, MAX_FILES = 8, 64
+_py_executable: str | None = None
+
+
+def start(modules: Sequence[str]) -> Callable[[], None]:
+    """Start the server in this process's environment.
+
+    Args:
+        modules: What the workers import besides :data:`MODULES` and :data:`MODULES_WITH_RAY`.
+
+    Returns:
+        What ends it. It also ends with this process, however that ends; processes that it forked go on.
+    """
+    global _py_executable
+    folder = Path(tempfile.mkdtemp(prefix="fspo-fork-"))  # readable by this user only
+    path = str(folder / "socket")
+    program = write_program(path, {name: os.environ.get(name) for name in READ_AT_IMPORT})
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "recipe.runner.cpu.fork_server", path, *modules],
+        stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def stop() -> None:
+        global _py_executable
+        _py_executable = None
+        server.terminate()
+        server.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    _py_executable = str(program)
+    return stop
+
+
+def program_of(path: str) -> Path:
+    """What stands in for Python where the server's socket is ``path``."""
+    return Path(path).with_name("python")
+
+
+def write_program(path: str, expected: Mapping[str, str | None]) -> Path:
+    """Write :func:`program_of` the server; it forks where the variables have the ``expected`` values."""
+    client = str(Path(__file__).with_name("fork_client.py"))
+    command = [sys.executable, "-I", "-S", client, path, json.dumps(expected)]
+    program = program_of(path)
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+    program.chmod(0o700)
+    return program
+
+
+def py_executable() -> str | None:
+    """Value for Ray's ``runtime_env.py_executable``; None if no server was started."""
+    return _py_executable
+
+
+@dataclass
+class _Request:
+    """What a client sent: a command, its environment, working folder, process group, and open files by number."""
+
+    connection: socket.socket
+    received: list[int]
+    argv: list[str]
+    environ: dict[str, str]
+    cwd: str
+    group: int
+    files: list[int]
+
+    @classmethod
+    def receive(cls, connection: socket.socket) -> _Request:
+        header, received, _, _ = socket.recv_fds(connection, INT_BYTES, MAX_FILES)
+        with connection.makefile("rb") as file:
+            return cls(connection, received, **json.loads(file.read(int.from_bytes(header, "big"))))
+
+    @property
+    def spawned(self) -> bool:
+        """Whether multiprocessing started the client, rather than Ray."""
+        return self.group != 0
+
+    def take_environment(self) -> None:
+        os.environ.clear()
+        os.environ.update(self.environ)
+
+    def take_files(self) -> None:
+        """Give the files the numbers that they had, and the connection another where that is one of them.
+
+        Raises:
+            OSError: if this process has a file of its own under such a number.
+        """
+        above, old = max(self.files) + 1, [self.connection.detach(), *self.received]
+        connection, *files = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in old)
+        for fd in old:
+            os.close(fd)
+        self.connection = socket.socket(fileno=connection)
+        for fd, number in zip(files, self.files, strict=True):
+            if number > 2 and Path(f"/proc/self/fd/{number}").exists():
+                raise FileExistsError(number)
+            os.dup2(fd, number)
+            os.close(fd)
+
+    def close(self) -> None:
+        self.connection.close()
+        for fd in self.received:
+            os.close(fd)
+
+
+def _serve(path: str, modules: Sequence[str]) -> _Request | None:
+    """Fork for every request; returns it in the forked process, and None when the launcher has ended."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)  # workers that are started meanwhile wait
+    from recipe.runner.cpu.patches import make_agent_loops_without_hydra, report_vllm_version
+
+    report_vllm_version()  # before vLLM decides which platform it is on
+    for module in MODULES:
+        importlib.import_module(module)
+    if "ray" in sys.modules:
+        raise RuntimeError("a module of MODULES imports ray")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    first = True
+    while True:
+        ready, _, _ = select.select([listener, sys.stdin], [], [])
+        if sys.stdin in ready:
+            with contextlib.suppress(OSError):  # the launcher removes them itself, unless it was killed
+                os.unlink(path)
+                os.unlink(program_of(path))
+                os.rmdir(Path(path).parent)
+            return None
+        connection, _ = listener.accept()
+        request = _Request.receive(connection)
+        if first:
+            request.take_environment()
+            for module in (*modules, *MODULES_WITH_RAY):
+                importlib.import_module(module)
+            make_agent_loops_without_hydra()
+            gc.collect()
+            gc.freeze()  # no collection writes to the pages that the forked processes share
+            first = False
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _take_place(request)
+            return request
+        request.close()
+
+
+def _take_place(request: _Request) -> None:
+    """Become, for all others, the process that the client was started to be; ends where that cannot be."""
+    try:
+        # When a worker ends, Ray ends its process group: a worker leads its own, and what it spawns is in it.
+        os.setpgid(0, request.group)
+        request.take_files()
+        request.connection.sendall(os.getpid().to_bytes(INT_BYTES, "big"))
+    except OSError:
+        os._exit(1)  # the client sees that it gets no answer
+    if not request.spawned:
+        request.connection.close()
+
+
+def _become(request: _Request) -> None:
+    """Run the command of ``request`` as a fresh Python would."""
+    import numpy as np
+
+    os.chdir(request.cwd)
+    request.take_environment()
+    np.random.seed()  # anew, as in every process that imports it; random does so by itself
+    if request.spawned:
+        _become_spawned(request)
+        return
+    multiprocessing.set_executable(str(program_of(sys.argv[1])))
+    sys.argv[:] = request.argv
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _become_spawned(request: _Request) -> None:
+    """Run multiprocessing's command: ``[options] -c CODE --multiprocessing-fork``."""
+
+    def end_with_client() -> None:
+        with contextlib.suppress(OSError):
+            request.connection.recv(1)  # nothing is ever sent: it returns when the client has been killed
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    from recipe.runner.cpu.patches import write_titles_as_ray_does
+
+    write_titles_as_ray_does()
+    threading.Thread(target=end_with_client, daemon=True, name="ends with its client").start()
+    position, status = request.argv.index("-c"), 1
+    sys.argv[:] = request.argv[position::2]
+    try:
+        exec(request.argv[position + 1], {"__name__": "__main__"})
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    finally:
+        request.connection.sendall(bytes([status % 256]))  # what the client ends with, once this process has ended
+
+
+if __name__ == "__main__":
+    _request = _serve(sys.argv[1], sys.argv[2:])
+    if _request is not None:
+        _become(_request)

@@ -1,0 +1,125 @@
+"""verl platform for CPUs: the public hook (``PlatformRegistry``) that lets FSDP workers run without an accelerator.
+
+verl 0.9.1 ships platforms for NVIDIA, Huawei and AMD devices only; its abstract class names "CPU" as a possible
+implementation. Ray hands out *logical* GPUs to the workers (``ray_init.num_gpus`` = number of ranks), so that verl's
+placement logic stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+PLATFORM_NAME = "cpu"
+
+
+def _resident_bytes(*_: Any, **__: Any) -> int:
+    """Resident memory of this process in bytes, the CPU's counterpart of allocated device memory."""
+    return psutil.Process().memory_info().rss
+
+
+def _peak_resident_bytes(*_: Any, **__: Any) -> int:
+    """Peak resident memory of this process in bytes (``ru_maxrss`` is in KiB on Linux)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
+    """(available, total) bytes of the machine, the CPU's counterpart of ``torch.cuda.mem_get_info``."""
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stands for calls that only concern an accelerator (caches, IPC, streams)."""
+
+
+def _build_device_module() -> types.ModuleType:
+    """``torch.cpu`` plus the functions that verl expects of a device module and that ``torch.cpu`` lacks."""
+    module = types.ModuleType("recipe.runner.cpu.device_module", "Device namespace handed to verl on CPUs.")
+    for name in dir(torch.cpu):
+        if not name.startswith("__"):
+            setattr(module, name, getattr(torch.cpu, name))
+    for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_device", "synchronize"):
+        setattr(module, name, _nothing)
+    module.memory_allocated = module.memory_reserved = _resident_bytes
+    module.max_memory_allocated = module.max_memory_reserved = _peak_resident_bytes
+    module.mem_get_info = _memory_info
+    # A key of verl's FLOPs table (verl.utils.flops_counter), so that utilisation figures have a denominator.
+    module.get_device_name = lambda *_: "CPU"
+    module.get_rng_state = lambda *_: torch.get_rng_state()
+    module.set_rng_state = lambda state, *_: torch.set_rng_state(state)
+    module.manual_seed = module.manual_seed_all = torch.manual_seed
+    return module
+
+
+@PlatformRegistry.register(platform=PLATFORM_NAME)
+class PlatformCPU(PlatformBase):
+    """CPU backend for verl: gloo collectives, no streams, shared memory instead of device IPC."""
+
+    def __init__(self) -> None:
+        self._device_module = _build_device_module()
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
+
+    @property
+    def device_module(self) -> types.ModuleType:
+        return self._device_module
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        # Never chosen by detection: a GPU-less login or head node must not turn a GPU run into a CPU run.
+        return os.environ.get("VERL_PLATFORM", "").strip().lower() == PLATFORM_NAME
+
+    def current_device(self) -> torch.device:
+        # verl passes this to Tensor.to() and to FSDP, where an index would name an accelerator.
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    @contextlib.contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing

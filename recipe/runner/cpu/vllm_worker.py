@@ -1,0 +1,31 @@
+"""vLLM worker extension for CPUs, chosen by ``rollout.engine_kwargs.vllm.worker_extension_cls``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from recipe.runner.cpu.patches import keep_vllm_linear_weights
+
+
+class CPUWorkerExtension(vLLMColocateWorkerExtension):
+    """verl's colocated worker, able to receive weights on a CPU."""
+
+    def __new__(cls, **kwargs: Any) -> CPUWorkerExtension:
+        # Here, because this runs in the worker's process before vLLM builds and loads the model.
+        keep_vllm_linear_weights()
+        # One core is left to the agent loop, which feeds and empties the engine while it decodes. With a thread on
+        # every core each small matrix product waits for the thread that has been put off its core.
+        torch.set_num_threads(max(1, torch.get_num_threads() - 1))
+        return super().__new__(cls, **kwargs)
+
+    def reseed(self, seed: int) -> None:
+        """Let sampling begin anew from ``seed``."""
+        torch.manual_seed(seed)
+
+    def _update_weights(self, weights: list[tuple[str, torch.Tensor]], *args: Any, **kwargs: Any) -> None:
+        # On a GPU the receiver copies each tensor out of the shared-memory bucket by moving it to the device. Here
+        # that move is a no-op, and a live view would keep the bucket from being closed.
+        super()._update_weights([(name, tensor.clone()) for name, tensor in weights], *args, **kwargs)

@@ -1,0 +1,116 @@
+"""``python -m recipe.runner.export RUN --out DIR``: a run's checkpoint in Hugging Face format, by verl's model merger.
+
+A LoRA adapter is merged into the weights: the exported model is the policy that was trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from fspo.files import atomic_folder
+from recipe.runner.checkpoints.integrity import archive_damage, latest
+from recipe.runner.faults.preemption import end_on_signals
+
+#: Where verl's merger puts the adapter of a LoRA run.
+_ADAPTER = "lora_adapter"
+
+
+class IncompleteAdapterError(ValueError):
+    """A checkpoint of a LoRA run from which no model can be made."""
+
+
+def actor_folder(path: Path) -> Path:
+    """The actor's folder of a run, a ``checkpoints`` folder or one ``global_step_N`` folder (the latest checkpoint).
+
+    Raises:
+        FileNotFoundError: if there is no checkpoint at ``path``, or it is incomplete.
+    """
+    folder = latest(path / "checkpoints") or latest(path) or path
+    actor = folder / "actor"
+    if not list(actor.glob("model_world_size_*_rank_0.pt")):
+        raise FileNotFoundError(
+            f"{path} holds no finished checkpoint (looked for {actor}/model_world_size_*_rank_0.pt): give a run "
+            "folder, its checkpoints folder, or a global_step_N folder"
+        )
+    return actor
+
+
+def export(actor: Path, out: Path) -> None:
+    """Merge the shards of ``actor`` into ``out``, which exists only once it is complete.
+
+    Raises:
+        FileExistsError: if ``out`` exists.
+        IncompleteAdapterError: if a LoRA adapter cannot be merged.
+        OSError: if a shard is damaged.
+    """
+    for shard in sorted(actor.glob("model_world_size_*.pt")):
+        if (damage := archive_damage(shard)) is not None:
+            raise OSError(f"{shard} {damage}: give another global_step_N folder, or copy this one again")
+    os.environ.setdefault("VERL_PLATFORM", "cpu")  # merging needs no accelerator, and must not look for one
+    from verl.model_merger.base_model_merger import ModelMergerConfig
+    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+
+    with atomic_folder(out) as folder:
+        merger = FSDPModelMerger(
+            ModelMergerConfig(
+                operation="merge",
+                backend="fsdp",
+                local_dir=str(actor),
+                target_dir=str(folder),
+                hf_model_config_path=str(actor / "huggingface"),
+                use_cpu_initialization=True,
+            )
+        )
+        merger.merge_and_save()
+        merger.cleanup()
+        if (folder / _ADAPTER).is_dir():
+            merge_adapter(folder)
+
+
+def merge_adapter(folder: Path) -> None:
+    """Add the adapter that verl's merger has put beside the base weights of ``folder`` to them, in place.
+
+    W + (alpha / r) B A for every adapted matrix, in float32, saved as bfloat16 like every export of verl's merger.
+
+    Raises:
+        IncompleteAdapterError: if the adapter's alpha or the base weights are missing.
+    """
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    adapter = folder / _ADAPTER
+    if not json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["lora_alpha"]:
+        raise IncompleteAdapterError("the checkpoint has no lora_train_meta.json, which holds the scale of its adapter")
+    base, loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if missing := sorted(loaded["missing_keys"]):
+        raise IncompleteAdapterError(f"the checkpoint holds an adapter without its base weights ({missing[0]}, ...)")
+    merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    merged.to(torch.bfloat16).save_pretrained(folder)
+    shutil.rmtree(adapter)  # nobody is to add it twice
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m recipe.runner.export", description=__doc__)
+    parser.add_argument("run", type=Path, help="run folder, its checkpoints folder, or one global_step_N folder")
+    parser.add_argument("--out", type=Path, required=True, help="new folder for the model")
+    arguments = parser.parse_args()
+    end_on_signals()  # what is half-written goes
+    try:
+        export(actor_folder(arguments.run), arguments.out)
+    except (OSError, IncompleteAdapterError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
+    print(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

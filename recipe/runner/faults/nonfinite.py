@@ -1,0 +1,76 @@
+"""Stops a run at the first mini-batch that cannot give a finite update, and keeps the batch that did it.
+
+verl 0.9.1 leaves out an optimizer step whose gradient norm is not finite, prints a line in a worker's log and trains
+on; one NaN reward can so cost a night. The weights are still good when this raises: nothing has been stepped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fspo.files import atomic_path
+from recipe.runner.faults.errors import ExplainedError
+
+_GO_ON = (
+    " The weights have not been touched; look at the rewards and the learning rate before you "
+    "continue from the last checkpoint"
+)
+
+
+class UpdateRefused(ExplainedError):
+    """A mini-batch would have spoiled the weights; the message says why and where the batch has been saved."""
+
+
+@contextmanager
+def guarded_update(
+    data: Any, folder: Path | None, rank: int, refused: type[Exception], may_skip: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Around the processing of one mini-batch; the caller puts verl's metrics of it into the yielded dictionary.
+
+    Args:
+        data: The mini-batch of this rank.
+        folder: Where to save it if it is bad; None: it is not saved.
+        rank: Of this process.
+        refused: What a loss raises for rows that it cannot use.
+        may_skip: Whether a gradient that is not finite only skips the step, as a gradient scaler means it to.
+
+    Raises:
+        UpdateRefused: if the loss refuses the mini-batch (this package's losses look at what they are given), or if
+            ``grad_norm``, the norm over all ranks, is NaN or infinite (whatever the loss).
+    """
+    metrics: dict[str, Any] = {}
+    try:
+        yield metrics
+    except refused as error:
+        saved = _save(data, folder, rank)
+        raise UpdateRefused(f"the loss refuses a mini-batch: {error}.{saved}{_GO_ON}") from error
+    grad_norm = metrics.get("grad_norm")
+    if grad_norm is None or math.isfinite(grad_norm) or may_skip:
+        return
+    suspects = sorted(key for key, value in data.items() if isinstance(value, torch.Tensor) and not _finite(value))
+    why = (
+        f"not finite in it: {', '.join(suspects)}" if suspects else "its inputs are all finite, so the loss overflowed"
+    )
+    saved = _save(data, folder, rank)
+    raise UpdateRefused(f"the gradient norm of a mini-batch is {grad_norm}: {why}.{saved}{_GO_ON}")
+
+
+def _save(data: Any, folder: Path | None, rank: int) -> str:
+    """Save the tensors of a mini-batch; returns the sentence that says where."""
+    if folder is None:
+        return ""
+    path = folder / f"bad_batch_rank{rank}.pt"
+    with atomic_path(path) as temporary:
+        torch.save({key: value for key, value in data.items() if isinstance(value, torch.Tensor)}, temporary)
+    return f" The mini-batch is saved as {path} (torch.load)."
+
+
+def _finite(value: torch.Tensor) -> bool:
+    flat = value.values() if value.is_nested else value
+    return not flat.is_floating_point() or bool(torch.isfinite(flat).all())

@@ -1,0 +1,168 @@
+"""Waits, for a bounded time, for Ray's nodes, GPUs and CPUs, and says what is missing if they never come.
+
+verl asks Ray for placement groups and actors without a time limit: a run that asks for one CPU too many would print
+nothing and wait for ever.
+
+``python -m recipe.runner.faults.resources NODE [NODE ...]`` waits for nodes (``slurm/launch.sh``): the names are those
+given to ``ray start --node-name``, the cluster is the one of RAY_ADDRESS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import ray
+from omegaconf import DictConfig
+
+from recipe.runner.faults.errors import ExplainedError
+
+#: CPUs that verl reserves with each FSDP rank (``ResourcePoolManager.max_colocate_count``).
+CPUS_PER_RANK = 3
+#: CPUs that verl reserves with each rank that only generates (``RolloutReplica.init_standalone``).
+CPUS_PER_ROLLOUT_RANK = 2
+#: The task runner, TransferQueue's controller and the load balancer in front of the rollout servers.
+FIXED_CPUS = 3
+
+
+class MissingResourcesError(ExplainedError):
+    """Ray does not have the nodes, GPUs or CPUs that the run needs."""
+
+
+def wait_while(lacking: Callable[[], str | None], limit_s: float, say: Callable[[str], None]) -> str | None:
+    """Poll once a second until nothing is lacking, or the time is over.
+
+    Args:
+        lacking: What is missing, as a sentence; None when nothing is.
+        limit_s: Seconds to wait at most.
+        say: Called with what is being waited for, at most every ten seconds.
+
+    Returns:
+        What is still lacking at the end; None if nothing is.
+    """
+    started = time.monotonic()
+    next_word = 0.0
+    while (what := lacking()) is not None:
+        waited = time.monotonic() - started
+        if waited >= limit_s:
+            return what
+        if waited >= next_word:
+            say(f"{waited:.0f} of at most {limit_s:.0f} s: {what}")
+            next_word = waited + 10
+        time.sleep(min(1.0, limit_s))
+    return None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run asks of Ray.
+
+    Attributes:
+        nodes: Nodes with ``gpus_per_node`` GPUs each.
+        gpus_per_node: GPUs per node; on CPUs these are logical, one per FSDP rank.
+        cpus: CPUs over all nodes; logical, as Ray counts them.
+        gpus: GPUs over all nodes, those that only generate (``mode=separate_async``) among them.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    cpus: int
+    gpus: int
+
+
+def rollout_only_ranks(config: DictConfig) -> int:
+    """Ranks that generate and do not train; 0 but for ``mode=separate_async``."""
+    if not str(config.trainer.v1.trainer_mode).endswith("separate_async"):
+        return 0
+    rollout = config.actor_rollout_ref.rollout
+    return int(rollout.nnodes * rollout.n_gpus_per_node)
+
+
+def needs_of(config: DictConfig) -> Needs:
+    """What the configuration will make verl ask for."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    storage_units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    helpers = rollout.agent.num_workers + config.reward.num_workers + storage_units
+    generating = rollout_only_ranks(config)
+    cpus = ranks * CPUS_PER_RANK + generating * CPUS_PER_ROLLOUT_RANK + helpers + FIXED_CPUS
+    return Needs(trainer.nnodes, trainer.n_gpus_per_node, cpus, ranks + generating)
+
+
+def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
+    """A sentence on what ``nodes`` (the resources of each live node) lack; None if they suffice."""
+    capable = [node for node in nodes if node.get("GPU", 0) >= needs.gpus_per_node]
+    if len(capable) < needs.nodes:
+        found = ", ".join(f"{node.get('GPU', 0):g}" for node in nodes) or "none"
+        return (
+            f"{needs.nodes} node(s) with {needs.gpus_per_node} GPU(s) each are needed (trainer.nnodes, "
+            f"trainer.n_gpus_per_node), but the {len(nodes)} node(s) in Ray have: {found}"
+        )
+    gpus = sum(node.get("GPU", 0) for node in nodes)
+    if gpus < needs.gpus:
+        return (
+            f"{needs.gpus} GPUs are needed (trainer.nnodes * trainer.n_gpus_per_node to train, rollout.nnodes * "
+            f"rollout.n_gpus_per_node to generate), Ray has {gpus:g}"
+        )
+    cpus = sum(node.get("CPU", 0) for node in nodes)
+    if cpus < needs.cpus:
+        return (
+            f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (Ray "
+            "counts logical CPUs; more than the machine's cores is fine; under slurm/ it is FSPO_RAY_CPUS), or reduce "
+            "actor_rollout_ref.rollout.agent.num_workers or reward.num_workers"
+        )
+    return None
+
+
+def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
+    """Return once Ray has what the run needs.
+
+    Args:
+        config: The run's configuration; ``fspo.wait_for_resources_s`` bounds the wait.
+        say: Called with what is being waited for.
+
+    Raises:
+        MissingResourcesError: when the time is over.
+    """
+    needs, limit = needs_of(config), config.fspo.wait_for_resources_s
+
+    def lacking() -> str | None:
+        return missing(needs, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+
+    if (what := wait_while(lacking, limit, lambda text: say(f"waiting for Ray, {text}"))) is not None:
+        raise MissingResourcesError(f"gave up after {limit:.0f} s (fspo.wait_for_resources_s): {what}")
+
+
+def alive_nodes() -> list[str]:
+    """Names of the nodes in Ray; none while it cannot be reached."""
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level="warning")
+        except ConnectionError:
+            return []
+    return [node["NodeName"] for node in ray.nodes() if node["Alive"]]
+
+
+def main() -> int:
+    """Exit status: 0, or 1 if a node has not joined in time."""
+    parser = argparse.ArgumentParser(description="Wait until these nodes are in Ray, or name the missing ones.")
+    parser.add_argument("nodes", nargs="+", metavar="NODE")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds")
+    arguments = parser.parse_args()
+
+    def lacking() -> str | None:
+        alive = alive_nodes()
+        return ", ".join(name for name in arguments.nodes if name not in alive) or None
+
+    if (nodes := wait_while(lacking, arguments.timeout, lambda text: print(f"waiting, {text}", flush=True))) is None:
+        print(f"{len(arguments.nodes)} node(s) in Ray", flush=True)
+        return 0
+    print(f"{nodes} did not join Ray within {arguments.timeout:.0f} s (FSPO_READY_TIMEOUT)", flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

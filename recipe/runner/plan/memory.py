@@ -1,0 +1,221 @@
+"""Memory of one GPU in each phase of a training step, in bytes.
+
+The formulas follow what verl 0.9.1's FSDP engine, PyTorch's FSDP2 and transformers' decoder layers allocate; each
+function says which. ``b`` is the byte size of the compute type (``fsdp_config.mixed_precision.param_dtype``). Log-probs
+and update are checked against verl's engine on tensors without content (``tests/unit/engine_trace.py``);
+activations, states and logits also against measured processes (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from recipe.runner.plan.model import ModelShape
+from recipe.runner.plan.setup import Hardware, Setup
+
+GIB = 2**30
+#: Bytes by what they are for.
+Items = dict[str, float]
+
+#: Phases in the order of a step. ``sync``: the new weights go to vLLM.
+PHASES = ("rollout", "log_probs", "update", "optimizer", "sync")
+
+
+@dataclass(slots=True)
+class Memory:
+    """Bytes by item for every phase, on one GPU; and on the host of one node."""
+
+    items: dict[str, Items] = field(default_factory=lambda: {phase: {} for phase in PHASES})
+    kv_tokens: int = 0
+    host_bytes: float = 0.0
+
+    def total(self, phase: str) -> float:
+        """Bytes of one phase."""
+        return sum(self.items[phase].values())
+
+
+def layer_activations(model: ModelShape, b: int, attention: str = "flash_attention_2", length: int = 0) -> int:
+    """Bytes per token that autograd keeps of one decoder layer.
+
+    From the operations of transformers' Qwen3 (``modeling_qwen3.py``). A RMSNorm of width W keeps its input in float32
+    and the normalised values (4 W + b W; in float32 the first is the residual stream itself), and what it returns is
+    kept by the products that take it (b W). Attention keeps rotated queries and keys, values, and its output. Without
+    flash-attn, keys and values are repeated for every query head; sdpa also keeps the mask of every layer (b x length),
+    an eager one the softmax of every head (4 bytes x heads x length, and once more in b if that differs). The MLP keeps
+    gate, its activation, up and their product (4 b I).
+
+    Args:
+        model: The shape.
+        b: Bytes of one element of the compute type.
+        attention: ``flash_attention_2``, ``sdpa`` or ``eager``.
+        length: Width of the mask: the length of padded sequences, or all tokens of packed ones. Read for ``sdpa`` and
+            ``eager`` only.
+    """
+    norms = 2 * (4 + 2 * b) * model.hidden
+    if model.qk_norm:
+        norms += (4 + b) * (model.query + model.key)
+    if attention == "flash_attention_2":
+        kept = b * (2 * model.query + 2 * model.key) + 4 * model.heads
+    else:
+        kept = b * 4 * model.query  # with a mask, keys and values are repeated for every query head
+        per_score = 4 if b == 4 else 4 + b
+        # sdpa turns a boolean mask into numbers anew in every layer, and keeps them.
+        kept += 4 * model.heads + b * length if attention == "sdpa" else model.heads * length * per_score
+    return norms + kept + 4 * b * model.intermediate
+
+
+def working_bytes(model: ModelShape, b: int, attention: str = "flash_attention_2", length: int = 0) -> int:
+    """Bytes per token that the backward pass of one layer needs beside what autograd keeps.
+
+    Two gradients of the MLP's width, or, for an eager attention, two of the size of the scores; whichever is larger.
+    """
+    scores = 2 * 4 * model.heads * length if attention == "eager" else 0
+    return max(2 * b * model.intermediate, scores)
+
+
+def logits_bytes(b: int, *, flash_cross_entropy: bool, entropy: bool, fused: bool = False) -> int:
+    """Bytes per token and vocabulary entry that the loss of an update needs at its peak.
+
+    flash-attn's cross-entropy works on the logits in the compute type and writes their gradient in place, unless the
+    entropy needs them, too (verl's ``inplace_backward``). Without it there are the logits, the float32 log-softmax and
+    a gradient of each. An entropy in the update keeps a float32 copy and its softmax. Fused kernels form no logits.
+    """
+    if fused:
+        return 0
+    plain = b if flash_cross_entropy else 2 * b + 8
+    return plain + ((b if flash_cross_entropy else 0) + 8 if entropy else 0)
+
+
+def _vllm(memory: Memory, model: ModelShape, setup: Setup, hardware: Hardware) -> None:
+    """vLLM's share in the rollout: it takes ``gpu_memory_utilization`` of the whole GPU, and what weights, one forward
+    pass of ``max_num_batched_tokens``, the sampler and CUDA graphs (1 GiB) leave of it is for keys and values."""
+    share = setup.gpu_memory_utilization * hardware.gpu_gb * GIB
+    weights = model.parameters * setup.vllm_bytes / setup.replica_gpus
+    widths = 2 * model.hidden + 3 * model.intermediate / setup.tensor_parallel
+    forward = setup.max_num_batched_tokens * setup.vllm_bytes * widths
+    sampler = 3 * 4.0 * setup.max_num_seqs * model.vocab
+    kv_bytes = max(0.0, share - weights - forward - sampler - GIB)
+    heads_split = min(setup.tensor_parallel, model.kv_heads) * (setup.replica_gpus // setup.tensor_parallel)
+    memory.kv_tokens = int(kv_bytes / (model.kv_bytes_per_token(setup.vllm_bytes) / heads_split))
+    memory.items["rollout"] |= {
+        "vLLM weights": weights,
+        "vLLM keys and values": kv_bytes,
+        "vLLM the rest": max(share, weights) - weights - kv_bytes,
+    }
+
+
+def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
+    """Memory of every phase.
+
+    Sharded states: master weights (``model_dtype``, float32 by default), gradients of the same type (FSDP2 reduces
+    into the shard's type), two Adam moments of the same type: 16 bytes a parameter over the ranks of a shard group.
+    Offloaded weights and moments come to the GPU for the update; the moments are absent while log-probs are computed.
+    The reference model is always on the host (verl gives a forward-only engine CPUOffloadPolicy): only what is gathered
+    of it is on the GPU. The optimizer's step (torch's ``foreach``) needs one more copy of the shard. For vLLM, verl
+    gathers one parameter after the other in ``model_dtype`` (the largest is the embedding) and copies it to a bucket.
+    """
+    memory = Memory()
+    shard = 0.0 if setup.offload_policy else model.parameters * setup.master_bytes / setup.shards
+    weights_stay, moments_stay = not setup.param_offload, not setup.optimizer_offload
+    # FSDP2's shards stay where they are for the synchronisation, and go to the GPU one by one; FSDP1's all come.
+    on_gpu = {"rollout": weights_stay, "sync": weights_stay or not setup.fsdp2}
+    asleep = setup.gpu_memory_utilization * hardware.gpu_gb if not setup.vllm_sleeps else hardware.vllm_asleep_gb
+    for phase in PHASES:
+        items = memory.items[phase]
+        items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
+        if phase == "rollout" and setup.rollout_gpus:
+            continue  # on GPUs that only generate
+        items["weights (shard)"] = shard if on_gpu.get(phase, True) else 0.0
+        items["gradients (shard)"] = shard if phase in ("update", "optimizer") else 0.0
+        items["Adam moments (shard)"] = 2 * shard if phase in ("update", "optimizer") or moments_stay else 0.0
+        if phase != "rollout" and not setup.rollout_gpus:
+            items["vLLM asleep"] = asleep * GIB
+    _vllm(memory, model, setup, hardware)
+    memory.items["log_probs"] |= _log_probs(model, setup)
+    memory.items["update"] |= _update(model, setup)
+    if setup.defer_gradient_sync:
+        memory.items["update"]["unreduced gradients"] = float(model.parameters * setup.reduce_bytes)
+    memory.items["optimizer"]["Adam working copy"] = shard
+    memory.items["sync"] |= {
+        "gathered parameters": float(setup.master_bytes * model.embedding),
+        "bucket of weights": setup.bucket_bytes,
+    }
+    if setup.vllm_sleeps and not setup.rollout_gpus:
+        memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
+    on_host = (setup.param_offload or setup.offload_policy) + 2 * (setup.optimizer_offload or setup.offload_policy)
+    states = (on_host + setup.reference + setup.weight_copies) * model.parameters * setup.master_bytes / setup.shards
+    memory.host_bytes = states * setup.gpus
+    return memory
+
+
+def _largest(*moments: Items) -> Items:
+    return max(moments, key=lambda items: sum(items.values()))
+
+
+def _log_probs(model: ModelShape, setup: Setup) -> Items:
+    """Old and reference log-probs, at the largest of three moments: in a layer, around the output head, and after it,
+    when the entropy makes three float32 copies of the logits, of all or chunk by chunk.
+
+    FSDP2 holds whole, in the compute type, one layer and the buffer that it or the next one arrived in; the head and
+    its buffer likewise. A tied head is the embedding, a part of the root, which is whole throughout.
+    """
+    b, tokens = setup.compute_bytes, setup.log_prob_tokens
+    layer, head, hidden = b * model.layer_parameters, b * model.embedding, float(tokens * b * model.hidden)
+    # Gate, its activation, up and their product; a score-forming attention needs what it would keep.
+    widths = b * (4 * model.intermediate + model.hidden)
+    if setup.attention != "flash_attention_2":
+        widths = layer_activations(model, b, setup.attention, setup.mask_width)
+    logits = 0.0 if setup.fused_logits else float(tokens * model.vocab * b)
+    entropy = 12.0 * model.vocab * min(tokens, setup.entropy_chunk or tokens) if logits else 0.0
+    return _largest(
+        {"gathered parameters": head * model.tied + 2.0 * layer, "activations of a layer": float(tokens * widths)},
+        {
+            "gathered parameters": head + float(layer if model.tied else head),
+            "logits": logits,
+            "activations kept": 2 * hidden,
+        },
+        {"logits": logits, "entropy": entropy, "activations kept": hidden},
+    )
+
+
+def _update(model: ModelShape, setup: Setup) -> Items:
+    """Forward and backward of one micro-batch, at the largest of three moments, in the order of the backward pass:
+
+    - around the output head: its weights and their gradient, the next layer, and the logits;
+    - when that gradient is reduced, in ``reduce_dtype``: for a tied head at the very end, else before the layers;
+    - in a layer: its weights, those of the next one, the gradient of one and its copy in ``reduce_dtype``. With
+      gradient checkpointing a layer keeps its input only, and one layer at a time is recomputed.
+    """
+    b, tokens, length = setup.compute_bytes, setup.tokens_per_gpu, setup.mask_width
+    layer, head = b * model.layer_parameters, b * model.embedding
+    per_layer = layer_activations(model, b, setup.attention, length)
+    kept = float(tokens * model.layers * (b * model.hidden if setup.gradient_checkpointing else per_layer))
+    in_layer = (per_layer if setup.gradient_checkpointing else 0) + working_bytes(model, b, setup.attention, length)
+    per_entry = logits_bytes(
+        b,
+        flash_cross_entropy=setup.flash_cross_entropy,
+        entropy=setup.entropy_in_update,
+        fused=setup.fused_logits,
+    )
+    reduced = setup.reduce_bytes * model.embedding * (1 + 1 / setup.shards)
+    return _largest(
+        {
+            "gathered parameters": 2.0 * head + layer,
+            "logits": float(tokens * model.vocab * per_entry),
+            "activations kept": kept + tokens * (final_norm(model, b) + b * model.hidden),
+        },
+        {
+            "gathered parameters": head + reduced + (head if model.tied else layer),
+            "activations kept": 0.0 if model.tied else kept,
+        },
+        {
+            "gathered parameters": 2.0 * head * model.tied + 3 * layer + setup.reduce_bytes * model.layer_parameters,
+            "activations kept": kept,
+            "activations of a layer": float(tokens * in_layer),
+        },
+    )
+
+
+def final_norm(model: ModelShape, b: int) -> int:
+    """Bytes per token that the last RMSNorm and the output head keep."""
+    return (4 + 2 * b) * model.hidden
