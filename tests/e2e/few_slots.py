@@ -1,6 +1,6 @@
 """Gives vLLM's servers eight slots where verl gives them 1,000, named in VERL_USE_EXTERNAL_MODULES.
 
-128 requests in flight are then what 16,000 are in a real run: far more than a server has slots.
+192 requests at once are then what 24,000 are in a real run: far more than a server has slots.
 """
 
 from __future__ import annotations

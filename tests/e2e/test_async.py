@@ -79,14 +79,13 @@ def test_a_mode_trains_is_killed_resumes_and_counts_every_response(
     assert sum(sums[step, 1].total("S_squared") for step in funnel) > 1e-3
 
 
-@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
-def test_more_requests_than_verl_has_slots_for_do_not_stop_a_run(start: Starter, tmp_path: Path, mode: str) -> None:
-    """With verl's number, 8 here, colocate_async stands still at the weights of step 2 (verl issue 7990)."""
+def test_more_requests_than_verl_has_slots_for_do_not_stop_a_run(start: Starter, tmp_path: Path) -> None:
+    """With verl's number, 8 here, the run stands still at the weights of step 2 (verl issue 7990)."""
     run = start(
         tmp_path,
         *SMALL,
-        f"mode={mode}",
-        f"trainer.v1.{mode}.num_warmup_batches=2",  # 192 requests at once
+        "mode=colocate_async",  # separate_async gets through such a short run with 8 slots, too
+        "trainer.v1.colocate_async.num_warmup_batches=2",  # 192 requests at once
         "trainer.total_training_steps=4",
         VERL_USE_EXTERNAL_MODULES="few_slots",
         PYTHONPATH=os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))),
