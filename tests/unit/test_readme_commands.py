@@ -14,7 +14,6 @@ import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,10 +26,9 @@ from composing import composed, composed_from
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 
 from recipe.fspo.config import loss_problems
-from recipe.runner.launch.compose import compose, first_of_each_sweep, verl_config_dir, without_flags
+from recipe.runner.launch.compose import first_of_each_sweep, verl_config_dir, without_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -232,25 +230,6 @@ def check_pip(words: list[str], environment: dict[str, str], monkeypatch: pytest
 
 def check_script(words: list[str], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ROOT / words[1]).is_file(), words[1]
-    if words[1] == RUN_SCRIPT:
-        compose(arguments_of_run_script(words[2:]))
-
-
-RUN_SCRIPT = "recipe/fspo/run_fspo_qwen3_8b.sh"
-
-
-def arguments_of_run_script(further: list[str]) -> tuple[str, ...]:
-    """What the script hands to ``recipe.fspo.main``: its ``python3`` only prints here."""
-    with tempfile.TemporaryDirectory() as folder:
-        python = Path(folder) / "python3"
-        python.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n", encoding="utf-8")
-        python.chmod(0o755)
-        path = f"{folder}:{os.environ['PATH']}"
-        command = ["bash", str(ROOT / RUN_SCRIPT), *further]
-        printed = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=True)
-    module_flag, module, *arguments = printed.stdout.splitlines()
-    assert (module_flag, module) == ("-m", "recipe.fspo.main")
-    return tuple(arguments)
 
 
 KINDS: dict[str, Callable[[list[str], dict[str, str], pytest.MonkeyPatch], None]] = {
@@ -356,12 +335,6 @@ def test_modules_targets_and_files_named_in_the_text_exist(page: Path) -> None:
     if page.name != "CHANGELOG.md":  # which also names what there was
         files = re.findall(r"\b((?:fspo|recipe|conf|slurm|benchmarks|tests|requirements)/[\w./-]+\.\w+)\b", text)
         assert [name for name in files if name not in TO_BE_WRITTEN and not (ROOT / name).exists()] == []
-
-
-def test_the_run_script_is_the_experiment_with_its_overrides_written_out() -> None:
-    script = compose([*arguments_of_run_script([]), "fspo.run_dir=/nowhere"])
-    experiment = compose(["experiment=qwen3_8b", "fspo.run_dir=/nowhere"])
-    assert OmegaConf.to_container(script, resolve=True) == OmegaConf.to_container(experiment, resolve=True)
 
 
 # ---------------------------------------------------------------- the README's own tables

@@ -1,4 +1,4 @@
-"""What became of a step's responses: statuses, reward and accuracy by length, a few texts to read.
+"""What became of a step's responses: statuses, reward and accuracy by length.
 
 verl's trainer keeps what a reward function returns besides the score (verl 0.9.1 logs it in validation only), so it is
 read here from the batch in TransferQueue.
