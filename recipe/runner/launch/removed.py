@@ -21,7 +21,8 @@ REMOVED: Final[dict[str, str]] = {
 }
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
-_LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
+#: What verl builds for a loss of fspo.losses.
+LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 
 #: Modules that have moved; a configuration names some of recipe.fspo.cpu.
 _MOVED: Final = re.compile(r"\brecipe\.fspo\.(?=(?:launch|checkpoints|faults|cpu|plan|rehearse)\b)")
@@ -58,7 +59,7 @@ def current(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """
     left_out: list[str] = []
     loss = (_parent(values, f"{_POLICY_LOSS}._target_") or {}).get("_target_")
-    rows = {row for row in REMOVED if loss == _LIBRARY_LOSS or not row.startswith(_POLICY_LOSS)}
+    rows = {row for row in REMOVED if loss == LIBRARY_LOSS or not row.startswith(_POLICY_LOSS)}
 
     def below(parent: Mapping[str, Any], place: str) -> dict[str, Any]:
         kept = {}

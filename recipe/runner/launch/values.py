@@ -12,12 +12,13 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from recipe.runner.launch.removed import LIBRARY_LOSS
+
 _ACTOR: Final = "actor_rollout_ref.actor"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _ABSENT: Final = object()
 _ENDLESS: Final = 1000000  # trainer.total_epochs in conf/base.yaml
-_LIBRARY_LOSS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 
 
 class PreflightError(ValueError):
@@ -154,7 +155,7 @@ _VALUES: Final[tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...]] =
 
 def value_problems(config: DictConfig) -> Iterator[str]:
     """A sentence for every value that is of another kind or out of range."""
-    of_the_library = config.actor_rollout_ref.actor.policy_loss.get("_target_") == _LIBRARY_LOSS
+    of_the_library = config.actor_rollout_ref.actor.policy_loss.get("_target_") == LIBRARY_LOSS
     for what, fits, keys in _VALUES:
         for key in keys:
             if key.startswith(_POLICY_LOSS) and not of_the_library:
