@@ -2,8 +2,7 @@
 
 ``kills`` and ``hangs`` have a row for each process, what is done to it, and moment. All rows of one kind use one run
 folder, so that each start also is the resume of the rows before it. Rows that are done are kept in
-benchmarks/faults/KIND.jsonl, and the same command goes on with the others. ``healing FOLDER`` does it at random in a
-long run with ``fspo.restarts``. ``--table`` runs nothing.
+benchmarks/faults/KIND.jsonl, and the same command goes on with the others. ``--table`` runs nothing.
 """
 
 from __future__ import annotations
@@ -13,60 +12,33 @@ import contextlib
 import json
 import math
 import os
-import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import torch
 
-from benchmarks.pages import markdown, write_lines, write_section
+from benchmarks.pages import write_lines, write_section
+from benchmarks.starts import SMALL, Start
+from fspo.markdown import markdown_table
 from fspo.records import complete_lines
-from recipe.runner.faults.hang import HANG_FILE
-from recipe.runner.faults.phase import Phase, read_phase
-from recipe.runner.faults.processes import kill, processes_of, role_of
+from recipe.runner.faults.phase import read_phase
+from recipe.runner.faults.processes import role_of
+from recipe.runner.faults.stacks import HANG_FILE
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "reliability.md"
-ROWS: Final = {kind: ROOT / "benchmarks" / "faults" / f"{kind}.jsonl" for kind in ("kills", "hangs", "healing")}
+ROWS: Final = {kind: ROOT / "benchmarks" / "faults" / f"{kind}.jsonl" for kind in ("kills", "hangs")}
 REWARD: Final = Path(__file__).with_name("faults_reward.py")
-#: Every process of one start inherits it from here, whatever the run itself marks.
-MARK: Final = "FSPO_FAULTS"
-#: Small, but everything real: 8 prompts x 8 responses of at most 64 tokens, two updates a step, a validation after each
-#: step and a save after each second one.
-SETTINGS: Final = (
-    "experiment=demo",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "data.max_response_length=64",
-    "fspo.offline_task.n_train=64",
-    "fspo.offline_task.n_test=8",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=1",
-    "trainer.save_freq=2",
-    "trainer.total_training_steps=1000",
-)
+#: A validation after each step and a save after each second one.
+SETTINGS: Final = (*SMALL, "trainer.test_freq=1", "trainer.save_freq=2", "trainer.total_training_steps=1000")
 SAVE_FREQ: Final = 2
-HEALING: Final = (
-    "experiment=demo",
-    "fspo.restarts=100",
-    "trainer.total_training_steps=100000",
-    "trainer.save_freq=1",
-    "trainer.test_freq=20",
-    "trainer.max_actor_ckpt_to_keep=2",
-)
-HELD_OUT: Final = "val-core/fspo/remainder/acc/mean@1"
-#: Steps over which rewards are averaged for the table of healing, and after which it validates.
-BLOCK: Final = 20
 #: What the page calls a process, and its role in :data:`recipe.runner.faults.processes.ROLES`; others have their role.
 PROCESSES: Final = {
     "driver": "launching process",
@@ -111,9 +83,9 @@ CELLS: Final = {"kills": KILLS, "hangs": HANGS}
 _SAYS: Final = {"stopped": "is stopped", "sleeps": "is in hang", "loops": "is busy in hang"}
 #: Processes that have no Python.
 _NO_PYTHON: Final = (PROCESSES["node"], PROCESSES["GCS"])
-#: Seconds within which a run has to end after a kill; name what hangs, and end after that (``fspo.hang_after_s=90``).
+#: Seconds within which a run has to end after a kill; name what hangs, and end after that (``run.hang_after_s=90``).
 KILL_LIMIT_S, NAMED_LIMIT_S, HANG_LIMIT_S = 60.0, 120.0, 200.0
-START_LIMIT_S, END_LIMIT_S, LEFT_AFTER_S = 420.0, 300.0, 20.0
+START_LIMIT_S, END_LIMIT_S = 420.0, 300.0
 #: A process that is struck is at least so old: the watch must have seen it to know it.
 YOUNGEST_S: Final = 1.0
 #: During start-up a process is struck as soon as it is so old, but these only once others are that depend on them.
@@ -130,33 +102,13 @@ class NotReached(RuntimeError):
 # ---------------------------------------------------------------- one start
 
 
-@dataclass
-class Run:
+class Run(Start):
     """A start of the stack in the run folder that all rows share."""
 
-    folder: Path
-    overrides: Sequence[str]
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.mark, self.began = uuid.uuid4().hex, time.time()
-        self.log = self.folder / f"start-{time.strftime('%H%M%S')}.log"
-        command = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={self.folder}", *self.overrides]
-        environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.folder, env={**environment, MARK: self.mark}
-            )
-
-    def output(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def phase(self) -> Phase | None:
-        return read_phase(self.folder)
-
-    def pids(self) -> list[int]:
-        """Living processes of this start."""
-        return processes_of(self.mark, variable=MARK)
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        self.began = time.time()
+        command = ("recipe.fspo.main", f"run.dir={folder}", *overrides)
+        super().__init__(folder, *command, log=f"start-{time.strftime('%H%M%S')}.log")
 
     def find(self, role: str) -> int | None:
         """A process by role; the launching one and the judges have no title of their own."""
@@ -172,19 +124,6 @@ class Run:
                 return pid
         return None
 
-    def left(self) -> list[int]:
-        """What is still there LEFT_AFTER_S seconds from now."""
-        limit = time.monotonic() + LEFT_AFTER_S
-        while (left := self.pids()) and time.monotonic() < limit:
-            time.sleep(0.1)
-        return left
-
-    def stop(self) -> None:
-        """Kill what is left, by process id."""
-        kill(self.pids())
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
-
     def aim(self, role: str, moment: str, step: int) -> int:
         """Wait until the run is at the moment of the step, and return the process to be struck.
 
@@ -194,7 +133,7 @@ class Run:
         starting = moment == "start-up"
         limit, victim, looked, seen_at = time.monotonic() + START_LIMIT_S, None, 0.0, 0.0
         while self.process.poll() is None and time.monotonic() < limit:
-            phase = self.phase()
+            phase = read_phase(self.folder)
             if victim is None and time.monotonic() - looked > (0.02 if starting else 1.0):
                 looked = time.monotonic()
                 waits_for = _EXISTS_FIRST.get(role) if starting else None
@@ -291,7 +230,7 @@ def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
     process, how, moment = cell
     left = left_by_others(folder)
     (folder / HANG_FILE).unlink(missing_ok=True)
-    run = Run(folder, _overrides(folder, kind, process))
+    run = Run(folder, *_overrides(folder, kind, process))
     try:
         # One whole step first, that is not saved: its loss is the price of the fault.
         victim = run.aim(PROCESSES.get(process, process), moment, left[0] + SAVE_FREQ)
@@ -299,12 +238,12 @@ def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
             Path(os.environ["FSPO_FAULTS_HANG"]).write_text(how, encoding="utf-8")
         else:
             os.kill(victim, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-        began, struck, at, named_s, went_on_s = time.monotonic(), time.time(), run.phase(), None, 0.0
+        began, struck, at, named_s, went_on_s = time.monotonic(), time.time(), read_phase(folder), None, 0.0
         assert at is not None
         now = at
         survives = process == "judge"  # the pool starts another; the run goes on
         while run.process.poll() is None and time.monotonic() < began + went_on_s + END_LIMIT_S:
-            now = run.phase() or now
+            now = read_phase(folder) or now
             if how != "killed" and now.step > at.step + 1:  # training goes on without this process
                 went_on_s = round(now.since - struck, 1)
             if named_s is None and "warning: no progress" in run.output():
@@ -342,7 +281,7 @@ def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
 def see_resume(folder: Path, kind: str) -> str | None:
     """How a start takes up what the last row has left; it is ended after its first step."""
     left = left_by_others(folder)
-    run, limit = Run(folder, _overrides(folder, kind)), time.monotonic() + START_LIMIT_S
+    run, limit = Run(folder, *_overrides(folder, kind)), time.monotonic() + START_LIMIT_S
     try:
         while run.process.poll() is None and time.monotonic() < limit:
             if (resumed := resume_of(run, *left)) is not None:
@@ -388,25 +327,29 @@ def verdict(row: Row) -> str:
     process, how, _ = cell_of(row)
     if process == "judge":
         return "" if row["message"] == "the run goes on" else "did not survive"
-    failed, end_s = [], row["end_s"]
+    end_s = math.inf if row["end_s"] is None else row["end_s"]
     if how == "killed":
-        failed += ["too late"] * (end_s is None or end_s > KILL_LIMIT_S)
-        failed += ["exit code"] * (not row["exit_code"])
+        failed = {
+            "too late": end_s > KILL_LIMIT_S,
+            "exit code": not row["exit_code"],
+            "message": not row["message"] or not row.get("log_exists"),
+        }
     else:
         later = row.get("went_on_s", 0.0)
-        failed += ["named too late"] * (row["named_s"] is None or row["named_s"] > NAMED_LIMIT_S + later)
-        failed += ["ended too late"] * (end_s is None or end_s > HANG_LIMIT_S + later)
-        failed += ["exit code"] * (row["exit_code"] != 1)
-    failed += ["processes left"] * bool(row["left"])
-    if how == "killed":
-        failed += ["message"] * (not row["message"] or not row.get("log_exists"))
-    else:
         named = f"the {PROCESSES.get(process, process)} (process" in row["message"] and _SAYS[how] in row["message"]
-        failed += ["message"] * (not named)
-        failed += ["a process without a stack"] * bool(row.get("without_stack"))  # not counted in the first rows
-    failed += ["lost more than since the last save"] * (row["steps_lost"] > SAVE_FREQ)
-    failed += ["resume"] * ("WRONG" in (row.get("resume") or ""))
-    return ", ".join(failed)
+        failed = {
+            "named too late": row["named_s"] is None or row["named_s"] > NAMED_LIMIT_S + later,
+            "ended too late": end_s > HANG_LIMIT_S + later,
+            "exit code": row["exit_code"] != 1,
+            "message": not named,
+            "a process without a stack": bool(row.get("without_stack")),  # not counted in the first rows
+        }
+    failed |= {
+        "processes left": bool(row["left"]),
+        "lost more than since the last save": row["steps_lost"] > SAVE_FREQ,
+        "resume": "WRONG" in (row.get("resume") or ""),
+    }
+    return ", ".join(requirement for requirement, fails in failed.items() if fails)
 
 
 def kills_table(rows: Sequence[Row]) -> str:
@@ -415,25 +358,22 @@ def kills_table(rows: Sequence[Row]) -> str:
     for cell in KILLS:
         process, _, moment = cell
         if (row := done.get(cell)) is None:
-            lines.append(f"| {process} | {moment} | not run | | | | | |")
+            lines.append([process, moment, "not run", *[""] * 5])
             continue
         if process == "judge" and not verdict(row):
-            lines.append(f"| {process} | {moment} | goes on | | 0 | 0 | | nothing: the pool starts another |")
+            lines.append([process, moment, "goes on", "", "0", "0", "", "nothing: the pool starts another"])
             continue
         end = "does not end" if row["end_s"] is None else f"{row['end_s']:.1f} s"
         named = row["message"].split(" (process")[0].removeprefix("the ") or "nothing"
         failed = f" **{verdict(row)}**" if verdict(row) else ""
-        lines.append(
-            f"| {process} | {moment} | {end} | {row['exit_code']} | {row['left']} | {row['steps_lost']} | "
-            f"{row.get('resume') or 'not run'} | {named}{failed} |"
-        )
+        numbers = [str(row[name]) for name in ("exit_code", "left", "steps_lost")]
+        lines.append([process, moment, end, *numbers, row.get("resume") or "not run", f"{named}{failed}"])
     shown = [done[cell] for cell in KILLS if cell in done]
     met = sum(not verdict(row) for row in shown)
-    ends = [row["end_s"] for row in shown if row["end_s"] is not None]
-    said = f"{met} of the {len(shown)} rows that were run, of {len(KILLS)}, meet every requirement."
-    said += f" The slowest end took {max(ends):.1f} s." if ends else ""
-    head = "| killed | moment | end after | exit code | left | steps lost | resume | message names |"
-    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *lines, "", said])
+    slowest = max((row["end_s"] for row in shown if row["end_s"] is not None), default=0.0)
+    text = f"{met} of the {len(shown)} rows that were run, of {len(KILLS)}, meet every requirement."
+    head = ("killed", "moment", "end after", "exit code", "left", "steps lost", "resume", "message names")
+    return f"{markdown_table(head, lines)}\n\n{text} The slowest end took {slowest:.1f} s."
 
 
 def hangs_table(rows: Sequence[Row]) -> str:
@@ -449,70 +389,10 @@ def hangs_table(rows: Sequence[Row]) -> str:
         failed = f"**{verdict(row)}**" if verdict(row) else "as required"
         lines.append([*cell, *seconds, str(row["exit_code"]), str(row["left"]), row.get("resume") or "not run", failed])
     head = ("process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict")
-    return markdown(head, lines)
+    return markdown_table(head, lines)
 
 
-def healing_table(rows: Sequence[Row]) -> str:
-    """What became of each run; then its mean reward of 20 steps and held-out accuracy after them."""
-    lines = []
-    for row in rows:
-        roles = ", ".join(f"{row['struck'].count(role)} {role}" for role in sorted(set(row["struck"])))
-        numbers = [str(row[name]) for name in ("restarts", "steps", "logged_twice", "not_logged")]
-        first = [row["faults"], str(row["seed"]), f"{row['minutes']:.0f}", roles]
-        lines.append([*first, *numbers, f"{row['ettr']:.1%}" if row["struck"] else ""])
-    head = ("faults", "seed", "minutes", "struck", "restarts", "steps", "logged twice", "not logged", "ETTR")
-    ends = [str(BLOCK * 2**i) for i in range(6) if any(str(BLOCK * 2**i) in row["held_out"] for row in rows)]
-    learned = [
-        [row["faults"], str(row["seed"]), what, *(f"{row[name][end]:.3f}" if end in row[name] else "" for end in ends)]
-        for what, name in (("reward", "rewards"), ("held-out accuracy", "held_out"))
-        for row in rows
-    ]
-    return f"{markdown(head, lines)}\n\n{markdown(('faults', 'seed', 'mean of the steps up to', *ends), learned)}"
-
-
-TABLES: Final = {"kills": kills_table, "hangs": hangs_table, "healing": healing_table}
-
-
-# ---------------------------------------------------------------- a long run that heals itself
-
-
-def heal(folder: Path, minutes: float, faults: str, seed: int) -> Row:
-    """Kill or stop a process drawn at random every ten minutes on average; what became of the run."""
-    draw, struck, sign = random.Random(seed), [], {"kills": signal.SIGKILL, "hangs": signal.SIGSTOP}.get(faults)
-    run = Run(folder, (*HEALING, f"seed={seed}"))
-    end, next_s = time.monotonic() + 60 * minutes, time.monotonic() + draw.uniform(300, 900)
-    while run.process.poll() is None and time.monotonic() < end:
-        time.sleep(1)
-        if sign is not None and time.monotonic() > next_s:
-            family = {role: pid for pid in run.pids() if (role := role_of(pid)) is not None}
-            if family:
-                next_s = time.monotonic() + draw.uniform(300, 900)
-                struck.append(draw.choice(sorted(family)))
-                os.kill(family[struck[-1]], sign)
-                print(f"{time.strftime('%H:%M:%S')} {struck[-1]}", flush=True)
-    run.process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        run.process.wait(180)
-    run.stop()
-    info, lines = json.loads((folder / "run.json").read_text()), complete_lines(folder / "metrics.jsonl")
-    steps = [line["step"] for line in lines if line["step"] > 0]
-    rewards: dict[int, list[float]] = {}
-    for line in lines:
-        if "critic/score/mean" in line["metrics"]:
-            rewards.setdefault(-(-line["step"] // BLOCK) * BLOCK, []).append(line["metrics"]["critic/score/mean"])
-    return {
-        "faults": faults,
-        "seed": seed,
-        "minutes": round(minutes, 1),
-        "struck": struck,
-        "restarts": sum("reason" in start for start in info["starts"]),
-        "steps": max(steps),
-        "logged_twice": len(steps) - len(set(steps)),
-        "not_logged": max(steps) - len(set(steps)),
-        "ettr": round(info["effective_time_ratio"], 4),
-        "rewards": {str(end): round(sum(of) / len(of), 4) for end, of in rewards.items()},
-        "held_out": {str(line["step"]): line["metrics"][HELD_OUT] for line in lines if HELD_OUT in line["metrics"]},
-    }
+TABLES: Final = {"kills": kills_table, "hangs": hangs_table}
 
 
 def main() -> None:
@@ -520,20 +400,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=ROWS)
     parser.add_argument("--folder", type=Path, help="run folder (default: one in the temporary folder)")
-    parser.add_argument("--minutes", type=float, default=120.0, help="start no row after this time; or heal so long")
+    parser.add_argument("--minutes", type=float, default=120.0, help="start no row after this time")
     parser.add_argument("--only", nargs="*", default=[], metavar="PROCESS:WHAT:MOMENT", help="these rows, again")
-    parser.add_argument("--faults", choices=("kills", "hangs", "none"), default="kills", help="of healing")
-    parser.add_argument("--seed", type=int, default=1, help="of healing")
     parser.add_argument("--table", action="store_true", help="only write the table from the rows that there are")
     asked = parser.parse_args()
-    folder = (asked.folder or Path(tempfile.gettempdir()) / f"fspo-{asked.kind}").absolute()
-    if asked.kind == "healing" and not asked.table:
-        row = heal(folder, asked.minutes, asked.faults, asked.seed)
-        which = (row["faults"], row["seed"])
-        rows = [each for each in complete_lines(ROWS["healing"]) if (each["faults"], each["seed"]) != which]
-        write_lines(ROWS["healing"], [*rows, row])
-    elif not asked.table:
-        run_rows(asked.kind, folder, asked.minutes, asked.only)
+    if not asked.table:
+        folder = asked.folder or Path(tempfile.gettempdir()) / f"fspo-{asked.kind}"
+        run_rows(asked.kind, folder.absolute(), asked.minutes, asked.only)
     write_section(PAGE, asked.kind, TABLES[asked.kind](complete_lines(ROWS[asked.kind])))
 
 

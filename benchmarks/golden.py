@@ -21,10 +21,11 @@ from typing import Final
 import numpy as np
 import torch
 
+from fspo.acceptance import UnclippedWeight, kept_output
 from fspo.calibration import BandController, leans
 from fspo.check_loss.call import Batch, PolicyLoss
-from fspo.kept import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.markdown import markdown_table
 from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput, SequenceLossSettings
@@ -39,7 +40,6 @@ STEP: Final = 0.25
 VARIANTS: Final[dict[str, SequenceLossSettings]] = {
     **ALGORITHMS,
     "seq_rloo_guard": dataclasses.replace(ALGORITHMS["seq_rloo"], s_max=0.1),
-    "fspo_quantile_drift": dataclasses.replace(ALGORITHMS["fspo_quantile"], drift="kl"),
 }
 
 #: verl's own losses, by their ``algo``, with clips at which this small training leaves none of their branches out.
@@ -165,12 +165,12 @@ def trajectories() -> dict[str, Trajectory]:
     return found
 
 
-def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> list[str]:
-    """A row of a Markdown table for each recorded quantity that has changed."""
+def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> list[list[str]]:
+    """Algorithm and name of each recorded quantity that has changed, where, from what to what, and by how much."""
     rows = []
     for variant in sorted(before.keys() | after.keys()):
         if variant not in before or variant not in after:
-            rows.append(f"| {variant} | all | | {'recorded' if variant in before else 'new'} | |")
+            rows.append([variant, "all", "", *(("recorded", "") if variant in before else ("", "new")), ""])
             continue
         for name, old in before[variant].items():
             new = after[variant][name]
@@ -178,9 +178,8 @@ def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> 
             changed = np.flatnonzero(gaps > TOLERANCE)
             if len(changed):
                 first = int(changed[0])
-                rows.append(
-                    f"| {variant} | {name} | {first} | {old[first]:.6g} | {new[first]:.6g} | {gaps.max():.2g} |"
-                )
+                values = (f"{old[first]:.6g}", f"{new[first]:.6g}", f"{gaps.max():.2g}")
+                rows.append([variant, name, str(first), *values])
     return rows
 
 
@@ -203,9 +202,8 @@ def main() -> None:
     before = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     rows = differences(before, after)
     if rows:
-        print("| algorithm | quantity | first mini-batch | before | after | largest relative change |")
-        print("| --- | --- | --- | --- | --- | --- |")
-        print("\n".join(rows))
+        heads = ("algorithm", "quantity", "first mini-batch", "before", "after", "largest relative change")
+        print(markdown_table(heads, rows))
     else:
         print(f"{len(after)} trajectories are as recorded")
     if write:

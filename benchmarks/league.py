@@ -9,21 +9,22 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from benchmarks.loss import alternated
-from benchmarks.pages import markdown, write_section
+from benchmarks.pages import opened, write_section
+from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import Report, check
-from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
-from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight, recorded, synthetic
+from fspo.check_loss.call import Batch
+from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight
+from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import LengthReweightingError
-from fspo.kept import UnclippedWeight
 from fspo.losses import ALGORITHMS
+from fspo.markdown import markdown_table
+from fspo.records import Array, read_sequences
 from recipe.fspo.check_losses import actors, policy_loss
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "check-loss.md"
@@ -40,8 +41,7 @@ LEAGUE: Final = (
 _AGGREGATIONS: Final = (
     *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
 )
-_ROUNDS: Final = 15
-_SECTIONS: Final = ("losses", "aggregations", "league")
+_NEWTON_STEPS: Final = 8
 
 
 def lre(error: LengthReweightingError) -> str:
@@ -62,30 +62,70 @@ def _checks(report: Report) -> str:
 
 
 def _exponent(report: Report) -> str:
-    return f"L^{report.normalisation.exponent:.0f}".replace("L^-0", "1").replace("L^0", "1").replace("L^-1", "1/L")
+    return f"L^{report.exponent:.0f}".replace("L^-0", "1").replace("L^0", "1").replace("L^-1", "1/L")
 
 
 def table_of_losses(known: Mapping[str, dict[str, Any]]) -> str:
     """Every loss: the checks, its normalisation, its weight, and what its clip keeps of synthetic log-ratios."""
-    samples = {f"{sigma:g}": synthetic(sigma) for sigma in DISPERSIONS}
     rows = []
     for name in known:
-        report = check(policy_loss(known[name]), samples)
+        report = check(policy_loss(known[name]))
         kept = [f"{clip.kept:.3f}, {lre(clip.errors['active'])}" for clip in report.clips.values()]
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([_name(known, name), _checks(report), _exponent(report), weight, *kept])
-    heads = ["loss", "checks", "gradient per token", "weight", *(f"kept, active LRE at {sigma}" for sigma in samples)]
-    return markdown(heads, rows)
+    clips = [f"kept, active LRE at {sigma:g}" for sigma in DISPERSIONS]
+    return markdown_table(["loss", "checks", "gradient per token", "weight", *clips], rows)
 
 
 def table_of_aggregations(known: Mapping[str, dict[str, Any]]) -> str:
     """verl's vanilla loss under each ``loss_agg_mode``."""
     rows = []
     for mode in _AGGREGATIONS:
-        report = check(policy_loss(known["grpo"] | {"loss_agg_mode": mode}), {})
+        report = check(policy_loss(known["grpo"] | {"loss_agg_mode": mode}))
         wrong = next((f": {each.says}" for each in report.checks if not each.passed), "")
         rows.append([f"`{mode}`", f"{_checks(report)}{wrong}", _exponent(report)])
-    return markdown(["loss_agg_mode", "checks", "gradient per token"], rows)
+    return markdown_table(["loss_agg_mode", "checks", "gradient per token"], rows)
+
+
+def recorded(records: Path) -> list[Batch]:
+    """The recorded mini-batches of runs, without responses with A = 0; the tokens are drawn, S, L and A are recorded.
+
+    Records hold one S for each response. Its tokens are drawn from :class:`~fspo.check_loss.token_kinds.TokenKinds` of
+    the dispersion of S / sqrt(L), and the logits of a response are moved together until they give its S. What a loss of
+    sequences keeps is therefore that of the records; of a loss of tokens it depends on the drawn tokens too.
+    """
+    with opened(records) as folder:
+        runs = [read_sequences(each.parent) for each in sorted(folder.rglob("sequences.jsonl"))]
+    pairs = [
+        (s[a != 0], length[a != 0].astype(np.int64), a[a != 0])
+        for run in runs
+        if run is not None
+        for s, length, a in zip(run.s, run.length, run.advantage, strict=True)
+        if (a != 0).any()
+    ]
+    rng = np.random.default_rng(0)
+    dispersion = float(np.std(np.concatenate([s / np.sqrt(length) for s, length, _ in pairs])))
+    kinds = TokenKinds.random(dispersion, rng)
+    return [_with_tokens(s, length, a, kinds, rng) for s, length, a in pairs]
+
+
+def _with_tokens(s_B: Array, length_B: np.ndarray, a_B: Array, kinds: TokenKinds, rng: np.random.Generator) -> Batch:
+    """Drawn tokens; their logits are moved by one amount per response, the new up and the old down, to give its S."""
+    new_BT, old_BT, mask_BT = kinds.log_probs(length_B, int(length_B.max()), rng)
+    new_logit_BT, old_logit_BT = (each - torch.log(-torch.expm1(each.clamp(max=-1e-12))) for each in (new_BT, old_BT))
+    move_B1, target_B1 = torch.zeros(len(s_B), 1, dtype=torch.float64), torch.from_numpy(s_B)[:, None]
+
+    def moved(move_B1: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.logsigmoid(x) for x in (new_logit_BT + move_B1 / 2, old_logit_BT - move_B1 / 2)]
+
+    for _ in range(_NEWTON_STEPS):
+        new_BT, old_BT = moved(move_B1)
+        slope_BT = (1 - (new_BT.exp() + old_BT.exp()) / 2) * mask_BT
+        miss_B1 = target_B1 - ((new_BT - old_BT) * mask_BT).sum(-1, keepdim=True)
+        move_B1 = move_B1 + miss_B1 / slope_BT.sum(-1, keepdim=True)
+    new_BT, old_BT = moved(move_B1)
+    advantages_BT = torch.from_numpy(a_B)[:, None].expand_as(new_BT)
+    return Batch(new_BT, old_BT, advantages_BT, mask_BT).padding(0.0).to(torch.float32)
 
 
 def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:
@@ -124,62 +164,44 @@ def matched(actor: Mapping[str, Any], weight: UnclippedWeight, samples: Sequence
     return math.exp((low + high) / 2)
 
 
-def costs(losses: Mapping[str, PolicyLoss]) -> dict[str, float]:
-    """Time of forward and backward pass over that of ``grpo``, median of alternating rounds at 64 x 2048, float32."""
-    batch = synthetic_batch([2048] * 64, [0.03] * 64, [1.0, -1.0] * 32).to(torch.float32)
-    times = alternated({name: partial(loss.gradient, batch) for name, loss in losses.items()}, _ROUNDS)
-    return {name: float(np.median(np.divide(seconds, times["grpo"]))) for name, seconds in times.items()}
-
-
 def league(known: Mapping[str, dict[str, Any]], samples: Sequence[Batch]) -> str:
     """The losses on common records: with the clips that they come with, and scaled to keep the same share."""
     losses = {name: policy_loss(known[name]) for name in LEAGUE}
-    cost = costs(losses)
     own, equal = [], []
     for name in LEAGUE:
         weight = find_weight(losses[name]) or "none"
         clip = clip_by_length(losses[name], weight, samples)
-        own.append([_name(known, name), f"{clip.kept:.3f}", *_views(clip), _ends(clip), f"{cost[name]:.2f}"])
+        own.append([_name(known, name), f"{clip.kept:.3f}", *_by_length(clip)])
         factor = matched(known[name], weight, samples)
         clip = clip_by_length(policy_loss(scaled(known[name], factor)), weight, samples)
-        equal.append([_name(known, name), f"{factor:.3g}", f"{clip.kept:.3f}", *_views(clip), _ends(clip)])
+        equal.append([_name(known, name), f"{factor:.3g}", f"{clip.kept:.3f}", *_by_length(clip)])
     heads = [*(f"LRE {view}" for view in VIEWS), "kept, shortest and longest bin"]
     lengths = ", ".join(str(start) for start in clip.starts)
     return "\n\n".join(
         [
             f"{sum(len(batch.mask_BT) for batch in samples)} responses; bins begin at {lengths} tokens.",
             "With the clip values of `conf/algo`:",
-            markdown(["loss", "kept", *heads, "time / grpo"], own),
+            markdown_table(["loss", "kept", *heads], own),
             f"With all clips scaled to keep {KEPT:g}:",
-            markdown(["loss", "width", "kept", *heads], equal),
+            markdown_table(["loss", "width", "kept", *heads], equal),
         ]
     )
 
 
-def _views(clip: Clip) -> list[str]:
-    return [lre(clip.errors[view]) for view in VIEWS]
-
-
-def _ends(clip: Clip) -> str:
-    return f"{clip.kept_J[0]:.3f}, {clip.kept_J[-1]:.3f}"
+def _by_length(clip: Clip) -> list[str]:
+    return [*(lre(clip.errors[view]) for view in VIEWS), f"{clip.kept_J[0]:.3f}, {clip.kept_J[-1]:.3f}"]
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.league", description=__doc__)
     parser.add_argument("records", type=Path, metavar="RECORDS", help="runs with sequences.jsonl, or .tar.xz of them")
-    parser.add_argument("--sections", nargs="+", choices=_SECTIONS, default=_SECTIONS, help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = actors()
-    for section in arguments.sections:
-        if section == "losses":
-            text = table_of_losses(known)
-        elif section == "aggregations":
-            text = table_of_aggregations(known)
-        else:
-            text = league(known, recorded(arguments.records))
-        write_section(PAGE, section, text)
+    write_section(PAGE, "losses", table_of_losses(known))
+    write_section(PAGE, "aggregations", table_of_aggregations(known))
+    write_section(PAGE, "league", league(known, recorded(arguments.records)))
 
 
 if __name__ == "__main__":

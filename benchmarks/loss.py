@@ -12,7 +12,7 @@ import argparse
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.markdown import markdown_table
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState
 
@@ -70,34 +71,33 @@ def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     return {name: lambda name=name: run(name) for name in OURS}  # type: ignore[misc]
 
 
-def verl_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
-    """verl's own losses with the aggregation of the GSPO paper; a name added by this package is not looked at."""
+def verl_losses(batch: Batch, names: Iterable[str] = ("gspo", "vanilla")) -> dict[str, Callable[[], torch.Tensor]]:
+    """Losses of verl's registry as verl calls them, with the aggregation of the GSPO paper."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import ActorConfig
+    from verl.workers.config import ActorConfig, PolicyLossConfig
 
-    config = ActorConfig(
-        strategy="fsdp",
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        clip_ratio_low=3e-4,
-        clip_ratio_high=4e-4,
-    )
-    config.global_batch_info.update(
-        dp_size=1, batch_num_tokens=int(batch.response_mask_BT.sum()), global_batch_size=batch.log_prob_BT.shape[0]
-    )
+    tokens, rows = int(batch.response_mask_BT.sum()), batch.log_prob_BT.shape[0]
 
-    def run(name: str) -> torch.Tensor:
-        loss, _ = get_policy_loss_fn(name)(
-            old_log_prob=batch.old_log_prob_BT,
-            log_prob=batch.log_prob_BT,
-            advantages=batch.advantages_BT,
-            response_mask=batch.response_mask_BT,
-            loss_agg_mode="seq-mean-token-mean",
-            config=config,
+    def call_of(name: str) -> Callable[[], torch.Tensor]:
+        config = ActorConfig(
+            strategy="fsdp",
+            rollout_n=1,
+            ppo_micro_batch_size_per_gpu=1,
+            clip_ratio_low=3e-4,
+            clip_ratio_high=4e-4,
+            policy_loss=PolicyLossConfig(loss_mode=name),
         )
-        return loss
+        config.global_batch_info.update(dp_size=1, batch_num_tokens=tokens, global_batch_size=rows)
+        arguments = {
+            "old_log_prob": batch.old_log_prob_BT,
+            "log_prob": batch.log_prob_BT,
+            "advantages": batch.advantages_BT,
+            "response_mask": batch.response_mask_BT,
+        }
+        loss = get_policy_loss_fn(name)
+        return lambda: loss(**arguments, loss_agg_mode="seq-mean-token-mean", config=config)[0]
 
-    return {f"verl {name}": lambda name=name: run(name) for name in ("gspo", "vanilla")}  # type: ignore[misc]
+    return {f"verl {name}": call_of(name) for name in names}
 
 
 def step(loss: Callable[[], torch.Tensor], batch: Batch) -> None:
@@ -186,19 +186,18 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=15, help="timed turns of each loss")
     arguments = parser.parse_args()
-    print("| batch | loss | median ms | time / verl gspo | peak extra MiB | memory / verl gspo |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    rows = []
     for shape in SHAPES:
         batch = Batch.random(*shape, arguments.device)
         losses = {**verl_losses(batch), **our_losses(batch)}
         seconds = median_seconds(losses, batch, arguments.repeats)
         peaks = {name: peak_bytes(loss, batch) for name, loss in losses.items()}
         for name in losses:
-            time_ratio, memory_ratio = seconds[name] / seconds[REFERENCE], peaks[name] / peaks[REFERENCE]
-            print(
-                f"| {shape[0]} x {shape[1]} | {name} | {1e3 * seconds[name]:.1f} | {time_ratio:.2f} "
-                f"| {peaks[name] / 2**20:.1f} | {memory_ratio:.2f} |"
-            )
+            ratios = [f"{measured[name] / measured[REFERENCE]:.2f}" for measured in (seconds, peaks)]
+            times = [f"{1e3 * seconds[name]:.1f}", ratios[0], f"{peaks[name] / 2**20:.1f}", ratios[1]]
+            rows.append([f"{shape[0]} x {shape[1]}", name, *times])
+    heads = ("batch", "loss", "median ms", "time / verl gspo", "peak extra MiB", "memory / verl gspo")
+    print(markdown_table(heads, rows))
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.models.demo_model import shipped_model
-from benchmarks.pages import markdown, write_section
-from fspo.clipping import acceptance_band
+from benchmarks.pages import write_section
 from fspo.data.offline_task import generate
-from fspo.losses import ALGORITHMS
+from fspo.losses import ALGORITHMS, acceptance_band
+from fspo.markdown import markdown_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "noise-floor.md"
 BANDS = {"FSPO": "fspo", "RLOO": "seq_rloo", "GSPO": "seq_gspo"}
@@ -113,7 +113,7 @@ def measure(path: Path, chats: list[list[dict[str, str]]], steps: int, lr: float
         mean = torch.tensor([round(float(lengths[part].mean()))])
         row = [span]
         for algo in BANDS.values():
-            _, lower, upper = acceptance_band(mean, ALGORITHMS[algo], dtype=torch.float64)
+            lower, upper = acceptance_band(mean, ALGORITHMS[algo], dtype=torch.float64)
             width = min(float(-lower), float(upper))
             row += [f"{width:.2g}", *(f"{width / rms(floor[t][part]):.1f}" for t in TYPES)]
         margins.append(row)
@@ -123,7 +123,7 @@ def measure(path: Path, chats: list[list[dict[str, str]]], steps: int, lr: float
     margin_head = ["length"] + [
         text for name in BANDS for text in (f"{name}: half-width", *(f"over the floor, {t}" for t in TYPES))
     ]
-    return markdown(head, rows), markdown(margin_head, margins)
+    return markdown_table(head, rows), markdown_table(margin_head, margins)
 
 
 def main() -> None:

@@ -35,12 +35,12 @@ from benchmarks.loss import Batch, alternated, step, verl_losses
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.markdown import markdown_table
 from fspo.records import to_record
 from fspo.rewards import status_rates
 from fspo.sums import SequenceSums
-from recipe.runner.launch.compose import compose
-from recipe.runner.plan.__main__ import plan
-from recipe.runner.plan.setup import Hardware
+from recipe.fspo.job import compose
+from recipe.runner.plan.prediction import plan
 
 ROWS, WIDTH, RANKS, MINI_BATCHES = 512, 8192, 8, 4
 #: Sequences of a micro-batch in a run: its budget of 20,480 tokens over the expected 2,256 of a sequence.
@@ -61,67 +61,35 @@ class Part:
     counts: bool = True
 
 
-def _registered_loss(name: str, batch: Batch) -> Callable[[], torch.Tensor]:
-    """A loss of the package as verl calls it: metrics and recorder included."""
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
-    import recipe.fspo.policy_loss  # noqa: F401
-
-    config = OmegaConf.create({"policy_loss": {"loss_mode": name}, "global_batch_info": {}})
-    config.global_batch_info = {"dp_size": 1, "global_batch_size": batch.log_prob_BT.shape[0]}
-    loss = get_policy_loss_fn(name)
-
-    def call() -> torch.Tensor:
-        value, _ = loss(
-            old_log_prob=batch.old_log_prob_BT,
-            log_prob=batch.log_prob_BT,
-            advantages=batch.advantages_BT,
-            response_mask=batch.response_mask_BT,
-            config=config,
-        )
-        return value
-
-    return call
-
-
 def _worker_parts(sequences_per_rank: int) -> list[Part]:
     from recipe.fspo.recorder import RECORDER
 
     RECORDER.enable(max_response_length=WIDTH)
     RECORDER.begin_mini_batch()
-    whole, small = Batch.random(ROWS, WIDTH, "cpu"), Batch.random(MICRO, WIDTH, "cpu")
-    times, small_times = sequences_per_rank / ROWS, sequences_per_rank / MICRO
-    theirs, theirs_small = verl_losses(whole), verl_losses(small)
+    import recipe.fspo.policy_loss  # noqa: F401
+
+    whole = Batch.random(ROWS, WIDTH, "cpu")
     output = sequence_policy_loss(
         whole.log_prob_BT, whole.old_log_prob_BT, whole.advantages_BT, whole.response_mask_BT, ALGORITHMS["fspo"]
     )
     sums = SequenceSums.zeros()
-    return [
-        Part(REFERENCE, "worker", partial(step, theirs_small["verl gspo"], small), small_times, False),
-        Part(
-            f"verl vanilla, {MICRO} x {WIDTH}",
-            "worker",
-            partial(step, theirs_small["verl vanilla"], small),
-            small_times,
-            False,
-        ),
-        Part(
-            f"fspo with recorder, {MICRO} x {WIDTH}",
-            "worker",
-            partial(step, _registered_loss("fspo", small), small),
-            small_times,
-        ),
-        Part(f"verl gspo, {ROWS} x {WIDTH}", "worker", partial(step, theirs["verl gspo"], whole), times, False),
-        Part(f"verl vanilla, {ROWS} x {WIDTH}", "worker", partial(step, theirs["verl vanilla"], whole), times, False),
-        Part(
-            f"fspo with recorder, {ROWS} x {WIDTH}",
-            "worker",
-            partial(step, _registered_loss("fspo", whole), whole),
-            times,
-            False,
-        ),
-        Part(f"of which SequenceSums.add_, {ROWS} sequences", "worker", lambda: sums.add_(output), times, False),
-    ]
+    names = {"gspo": "verl gspo", "vanilla": "verl vanilla", "fspo": "fspo with recorder"}
+    parts = []
+    for batch in (Batch.random(MICRO, WIDTH, "cpu"), whole):
+        rows = len(batch.log_prob_BT)
+        losses = verl_losses(batch, names)
+        parts += [
+            Part(
+                f"{title}, {rows} x {WIDTH}",
+                "worker",
+                partial(step, losses[f"verl {name}"], batch),
+                sequences_per_rank / rows,
+                counts=(name, rows) == ("fspo", MICRO),
+            )
+            for name, title in names.items()
+        ]
+    title = f"of which SequenceSums.add_, {ROWS} sequences"
+    return [*parts, Part(title, "worker", lambda: sums.add_(output), sequences_per_rank / ROWS, counts=False)]
 
 
 def _driver_parts(sequences: int, folder: str) -> list[Part]:
@@ -142,7 +110,7 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
     controller = BandController(ALGORITHMS["fspo_quantile"], window=8)
     for _ in range(8):
         controller.update(joined)
-    log = RunLog(OmegaConf.create({"fspo": {"run_dir": folder}}), total_steps=1)
+    log = RunLog(OmegaConf.create({"run": {"dir": folder}}), total_steps=1)
     metrics = diagnostics.update(joined)
     length_B = torch.randint(1, WIDTH + 1, (sequences,))
     rewards = torch.nested.nested_tensor([torch.zeros(int(n)) for n in length_B], layout=torch.jagged)
@@ -186,28 +154,25 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="timed turns of each part, at least 5")
     repeats = max(5, parser.parse_args().repeats)
     torch.set_num_threads(1)
-    planned = plan(compose(EXPERIMENT), Hardware())
-    step_s, sequences = planned["time_s"]["total"], planned["setup"]["prompts"] * planned["setup"]["n"]
+    planned = plan(compose(EXPERIMENT))
+    step_s, sequences = planned.time["total"], planned.setup.sequences
     with tempfile.TemporaryDirectory() as folder:
         parts = [*_worker_parts(sequences // RANKS), *_driver_parts(sequences, folder)]
         seconds = measure(parts, repeats)
     reference = seconds[REFERENCE] * parts[0].per_step
-    total = sum(part.per_step * seconds[part.name] for part in parts if part.counts)
     print(f"step: {sequences} sequences on {RANKS} ranks, {step_s:.0f} s by the planner; {WIDTH} tokens wide; ", end="")
     print(f"medians of {repeats} alternated turns, one CPU thread\n")
-    print("| part | where | median ms | times a step | ms a step | % of the step | % of verl's gspo loss |")
-    print("|" + " --- |" * 7)
+    rows = []
     for part in parts:
         spent = part.per_step * seconds[part.name]
-        print(
-            f"| {part.name} | {part.place} | {1e3 * seconds[part.name]:.1f} | {part.per_step:g} | {1e3 * spent:.0f} "
-            f"| {100 * spent / step_s:.4f} | {100 * spent / reference:.1f} |"
-        )
-    beyond = total - reference
-    print(f"| **all of the recipe's** | | | | **{1e3 * total:.0f}** | **{100 * total / step_s:.3f}** | ", end="")
-    print(f"**{100 * total / reference:.1f}** |")
-    print(f"| **beyond verl's gspo loss** | | | | **{1e3 * beyond:.0f}** | **{100 * beyond / step_s:.3f}** | ", end="")
-    print(f"**{100 * beyond / reference:.1f}** |")
+        numbers = (f"{1e3 * seconds[part.name]:.1f}", f"{part.per_step:g}", f"{1e3 * spent:.0f}")
+        rows.append([part.name, part.place, *numbers, f"{100 * spent / step_s:.4f}", f"{100 * spent / reference:.1f}"])
+    total = sum(part.per_step * seconds[part.name] for part in parts if part.counts)
+    for name, spent in (("all of the recipe's", total), ("beyond verl's gspo loss", total - reference)):
+        numbers = (f"{1e3 * spent:.0f}", f"{100 * spent / step_s:.3f}", f"{100 * spent / reference:.1f}")
+        rows.append([f"**{name}**", "", "", "", *(f"**{number}**" for number in numbers)])
+    heads = ("part", "where", "median ms", "times a step", "ms a step", "% of the step", "% of verl's gspo loss")
+    print(markdown_table(heads, rows))
 
 
 if __name__ == "__main__":

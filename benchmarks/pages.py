@@ -1,4 +1,4 @@
-"""From rows of finished runs to the documentation: JSON lines, Markdown tables, and the sections of a page."""
+"""From rows of finished runs to the documentation: JSON lines, archives, and the sections of a page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ def opened(records: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder, tarfile.open(records) as archive:
         archive.extractall(folder, filter="data")
         yield Path(folder)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [f"| {' | '.join(header)} |", "|" + " --- |" * len(header)]
-    return "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in rows)])
 
 
 def replace_section(page: str, name: str, text: str) -> str:

@@ -4,7 +4,7 @@
     python -m benchmarks.rewards --speed --answers 2000 --rounds 3
 
 For the throughput the two alternate, each with warm processes, its default number of them and the same number of
-calling threads, and ours with and without normalisation. Wall-clock and processor time are reported: on a machine
+calling threads. Wall-clock and processor time are reported: on a machine
 that others use at the same time only the latter's ratio means something. A second part times a batch of 512 with and
 without 5% hostile answers.
 """
@@ -16,18 +16,21 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 
 from benchmarks.hostile import CATEGORIES, NAMED, hostile_answers
+from fspo.markdown import markdown_table
 from fspo.rewards import MathScorer
 
 Answer = tuple[str, str]
 
 PAIRS = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets" / "answer_classes.jsonl"
+#: Processes of ours (verl's pool has 4), and threads that call.
+WORKERS, THREADS = 2, 8
 
 _SENTENCES = (
     "Let us consider the expression $a_n = n^2 + 3n$ for $n = {0}$ and simplify it step by step.",
@@ -95,17 +98,16 @@ def ordinary_answers(n: int, seed: int) -> list[Answer]:
     return answers
 
 
-def class_table(workers: int) -> list[str]:
+def class_table() -> str:
     """Accepted answers by class, "math-verify -> normalised of all"; a Markdown table.
 
     A line of the file is [class, part, label, ground truth, response]; the rules were not fitted to the part "held".
     """
     pairs = [json.loads(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
-    with MathScorer(n_workers=workers) as scorer:
+    with MathScorer(n_workers=WORKERS) as scorer:
         verdicts = scorer.score_batch([pair[4] for pair in pairs], [pair[3] for pair in pairs])
     columns = [(part, label) for part in ("dev", "held") for label in (1, 0)]
-    heads = [f"{part}: {'right' if label else 'wrong'}" for part, label in columns]
-    lines = [f"| class | {' | '.join(heads)} |", "| --- " * 5 + "|"]
+    rows = []
     for name in [*dict.fromkeys(pair[0] for pair in pairs), "all"]:
         cells = [name.replace("_", " ")]
         for column in columns:
@@ -116,8 +118,8 @@ def class_table(workers: int) -> list[str]:
             ]
             plain = sum(verdict.plain == "correct" for verdict in chosen)
             cells.append(f"{plain} -> {sum(verdict.status == 'correct' for verdict in chosen)} of {len(chosen)}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(cells)
+    return markdown_table(["class", *(f"{part}: {'right' if label else 'wrong'}" for part, label in columns)], rows)
 
 
 def _processor_time() -> float:
@@ -127,79 +129,55 @@ def _processor_time() -> float:
     return sum(t.user + t.system for t in times)
 
 
-def _timed(score: Callable[[], list[float]]) -> tuple[float, float, list[float]]:
-    start, used = time.perf_counter(), _processor_time()
-    scores = score()
-    return time.perf_counter() - start, _processor_time() - used, scores
-
-
-def compare_with_verl(n: int, rounds: int, seed: int, workers: int, threads: int) -> dict[str, float]:
+def compare_with_verl(n: int, rounds: int) -> dict[str, float]:
     from verl.utils.reward_score import math_verify as verl_scorer
 
-    seconds: dict[str, list[float]] = {"verl": [], "ours": [], "plain": []}
-    processor: dict[str, list[float]] = {name: [] for name in seconds}
-    agreement, correct = [], []
-    with (
-        MathScorer(n_workers=workers) as ours,
-        MathScorer(n_workers=workers, normalise=False) as plain,
-        ThreadPoolExecutor(threads) as executor,
-    ):
-        # All processes of all three are started and warm before the clock runs.
-        for score in (verl_scorer.compute_score, ours.score, plain.score):
+    wall_s: dict[str, list[float]] = {"verl": [], "ours": []}
+    processor_s: dict[str, list[float]] = {"verl": [], "ours": []}
+    agreement = []
+    with MathScorer(n_workers=WORKERS) as ours, ThreadPoolExecutor(THREADS) as executor:
+        scorers = {"verl": verl_scorer.compute_score, "ours": lambda answer, truth: ours.score(answer, truth).score}
+        for score in scorers.values():  # all processes are started and warm before the clock runs
             list(executor.map(score, [f"\\boxed{{x+{i}}}" for i in range(32)], ["x+40"] * 32))
         for i in range(rounds):
             # New answers in every round: what a former round left in a cache must not help.
-            answers = ordinary_answers(n, seed + i)
-            responses, truths = [a for a, _ in answers], [t for _, t in answers]
-            runs: dict[str, Callable[[], list[float]]] = {
-                "verl": lambda r=responses, t=truths: list(executor.map(verl_scorer.compute_score, r, t)),
-                "ours": lambda r=responses, t=truths: [v.score for v in executor.map(ours.score, r, t)],
-                "plain": lambda r=responses, t=truths: [v.score for v in executor.map(plain.score, r, t)],
-            }
+            responses, truths = zip(*ordinary_answers(n, i), strict=True)
             scores = {}
-            for name, run in runs.items():
-                elapsed, used, scores[name] = _timed(run)
-                seconds[name].append(elapsed)
-                processor[name].append(used)
+            for name, score in scorers.items():
+                start, used = time.perf_counter(), _processor_time()
+                scores[name] = list(executor.map(score, responses, truths))
+                wall_s[name].append(time.perf_counter() - start)
+                processor_s[name].append(_processor_time() - used)
             agreement += [a == b for a, b in zip(scores["ours"], scores["verl"], strict=True)]
-            correct += scores["verl"]
         counts = ours.counts()
-    shares = {key: counts[key] / (n * rounds + 32) for key in ("decided_exactly", "from_cache")}
-    shares |= {"agreement": statistics.fmean(agreement), "timeouts": float(counts["timeout"])}
-    result: dict[str, float] = {}
-    for unit, times in (("s", seconds), ("processor_s", processor)):
+    result = {key: counts[key] / (n * rounds + 32) for key in ("decided_exactly", "from_cache")}
+    result |= {"agreement": statistics.fmean(agreement), "timeouts": float(counts["timeout"])}
+    for unit, times in (("s", wall_s), ("processor_s", processor_s)):
         medians = {name: statistics.median(values) for name, values in times.items()}
         result |= {f"{name}_{unit}": value for name, value in medians.items()}
         result[f"speedup_{unit}"] = medians["verl"] / medians["ours"]
-        result[f"normalisation_{unit}"] = medians["ours"] / medians["plain"]
-    return result | shares | {"correct": statistics.fmean(correct)}
+    return result
 
 
-def hostile_slowdown(rounds: int, seed: int, workers: int, names: Sequence[str] = NAMED) -> dict[str, float]:
+def hostile_slowdown(rounds: int, names: Sequence[str] = NAMED) -> dict[str, float]:
     """Time of a batch of 512 with 5% hostile answers in place of ordinary ones, over that of the clean batch."""
-    clean_s, mixed_s = [], []
+    slowdowns = []
     size, n_hostile = 512, 26
     for i in range(rounds):
-        clean = ordinary_answers(size, seed + i)
-        rng = random.Random(seed + i)
+        clean = ordinary_answers(size, i)
         mixed = list(clean)
-        for position, (_, response, truth) in zip(
-            rng.sample(range(size), n_hostile), hostile_answers(n_hostile, seed + i, names), strict=True
-        ):
-            mixed[position] = (response, truth)
-        for answers, seconds in ((clean, clean_s), (mixed, mixed_s)):
-            with MathScorer(n_workers=workers) as scorer:
-                scorer.score_batch(["about 1"] * 8 * workers, [str(k) for k in range(8 * workers)])
+        positions = random.Random(i).sample(range(size), n_hostile)
+        for position, (_, *answer) in zip(positions, hostile_answers(n_hostile, i, names), strict=True):
+            mixed[position] = tuple(answer)
+        seconds = []
+        for answers in (clean, mixed):
+            with MathScorer(n_workers=WORKERS) as scorer:
+                scorer.score_batch(["about 1"] * 8 * WORKERS, [str(k) for k in range(8 * WORKERS)])
                 start = time.perf_counter()
-                scorer.score_batch([a for a, _ in answers], [t for _, t in answers])
+                scorer.score_batch(*map(list, zip(*answers, strict=True)))
                 seconds.append(time.perf_counter() - start)
-    clean_median, mixed_median = statistics.median(clean_s), statistics.median(mixed_s)
-    return {
-        "clean_s": clean_median,
-        "mixed_s": mixed_median,
-        "slowdown": mixed_median / clean_median,
-        "worst_slowdown": max(m / c for m, c in zip(mixed_s, clean_s, strict=True)),
-    }
+        slowdowns.append(seconds[1] / seconds[0])
+    return {"median": statistics.median(slowdowns), "worst": max(slowdowns)}
 
 
 def main() -> None:
@@ -207,17 +185,14 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="measure throughput instead (minutes)")
     parser.add_argument("--answers", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2, help="worker processes of ours; verl's pool has 4")
-    parser.add_argument("--threads", type=int, default=8)
     args = parser.parse_args()
     if not args.speed:
-        print("\n".join(class_table(args.workers)))
+        print(class_table())
         return
     result = {
-        "throughput": compare_with_verl(args.answers, args.rounds, args.seed, args.workers, args.threads),
-        "hostile": hostile_slowdown(args.rounds, args.seed, args.workers),
-        "hostile_with_expensive": hostile_slowdown(args.rounds, args.seed, args.workers, tuple(CATEGORIES)),
+        "throughput": compare_with_verl(args.answers, args.rounds),
+        "hostile": hostile_slowdown(args.rounds),
+        "hostile_with_expensive": hostile_slowdown(args.rounds, tuple(CATEGORIES)),
     }
     print(json.dumps(result, indent=2))
 

@@ -2,7 +2,7 @@
 
 Samples come from pi_old, so the mean of exp(S) is 1 whatever the model. This forces a drift: S cannot have dispersion
 without a negative mean. Short responses hide the drift, so bands are studied here on log-ratios for which the identity
-holds *exactly*. Used by the tests and by ``python -m benchmarks.bands``. Defined here.
+holds *exactly*. Used by tests. Defined here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.clipping import acceptance_band
+from fspo.losses import acceptance_band
 from fspo.sums import SequenceSums, length_bin, z_cell
 from fspo.types import BandState, SequenceLossSettings
 
@@ -33,7 +33,7 @@ def gaussian_acceptance(
     length_B: Lengths, sigma: float, kl: float, settings: SequenceLossSettings, state: BandState
 ) -> Array:
     """Probability that ``S ~ N(-L * kl, sigma**2 * L)`` lies inside the band, for each length."""
-    _, lower_B, upper_B = acceptance_band(torch.from_numpy(length_B), settings, state, torch.float64)
+    lower_B, upper_B = acceptance_band(torch.from_numpy(length_B), settings, state, torch.float64)
     cdf = np.vectorize(NormalDist().cdf)
     mean_B, std_B = -kl * length_B, sigma * np.sqrt(length_B)
     result: Array = cdf((upper_B.numpy() - mean_B) / std_B) - cdf((lower_B.numpy() - mean_B) / std_B)
@@ -44,7 +44,7 @@ def measured_acceptance(
     S_B: Array, length_B: Lengths, settings: SequenceLossSettings, state: BandState
 ) -> npt.NDArray[np.bool_]:
     """Whether each log-ratio lies inside its (closed) band."""
-    _, lower_B, upper_B = acceptance_band(torch.from_numpy(length_B), settings, state, torch.float64)
+    lower_B, upper_B = acceptance_band(torch.from_numpy(length_B), settings, state, torch.float64)
     result: npt.NDArray[np.bool_] = (lower_B.numpy() <= S_B) & (upper_B.numpy() >= S_B)
     return result
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -16,26 +17,25 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import psutil
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 
-from benchmarks.pages import markdown
+from benchmarks.starts import Start
+from fspo.markdown import markdown_table
 from fspo.records import complete_lines
-from recipe.runner.faults.processes import kill, processes_of
-from recipe.runner.launch.compose import compose
+from recipe.fspo.job import compose
 from recipe.runner.launch.machine import platform_environment
 
 STEPS: Final = 5
 TIME_LIMIT_S: Final = 900.0
 #: The demo without validation and checkpoints, which are not compared.
 SHARED: Final = (
-    "fspo.log=all",
+    "run.log=all",
     "experiment=demo",
     f"trainer.total_training_steps={STEPS}",
     "trainer.val_before_train=false",
@@ -45,9 +45,10 @@ SHARED: Final = (
 )
 #: Plain verl has every setting of verl, vLLM and Ray that the recipe's start has.
 ALGOS: Final = {"verl": "gspo_verl", "recipe": "gspo"}
-_OF_THE_RECIPE: Final = ("fspo", "evaluate", "seed")
-#: Every process of a start inherits it from here.
-MARK: Final = "FSPO_VERSUS_VERL"
+#: verl's file logger writes where this variable says.
+STEPS_VARIABLE: Final = "VERL_FILE_LOGGER_PATH"
+STEPS_FILE: Final = "steps.jsonl"
+_OF_THE_RECIPE: Final = ("fspo", "run", "evaluate", "seed")
 #: PSS takes the kernel a few milliseconds per process.
 _MEMORY_EVERY_S: Final = 5.0
 _FIGURES: Final = {
@@ -62,38 +63,42 @@ class StartFailed(RuntimeError):
     """A start ended, or was ended, before its last step."""
 
 
-def plain_config(run_dir: Path) -> tuple[DictConfig, dict[str, str]]:
-    """Configuration and environment for ``python -m verl.trainer.main_ppo``; writes the task's data.
+def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str]]:
+    """Words after ``python -m``, and environment, of verl's own trainer with everything else that a run has.
 
-    The CPU platform stays, since verl has none: its engine comes by ``external_lib``, its vLLM worker as in the demo.
+    Writes the task's data and the configuration. The CPU platform stays, since verl has none: its engine comes by
+    ``external_lib``, its vLLM worker as in the demo.
     """
-    config = compose([*SHARED, f"algo={ALGOS['verl']}", f"fspo.run_dir={run_dir}"])
+    config = compose([*overrides, f"run.dir={run_dir}"])
     environment = platform_environment("cpu", config.trainer.n_gpus_per_node)
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
+    from verl.workers.config import PolicyLossConfig
+
     from recipe.runner.launch.start import prepare, write_offline_task
 
-    prepare(config)
+    config = prepare(config)
     write_offline_task(config)
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
     with open_dict(config):
         config.trainer.v1.trainer_mode = "sync"
         config.actor_rollout_ref.model.external_lib = "recipe.runner.cpu.engine"
         for key in _OF_THE_RECIPE:
             config.pop(key, None)
-    return config, environment
+        for key in set(policy_loss) - {field.name for field in dataclasses.fields(PolicyLossConfig)}:
+            policy_loss.pop(key)
+        policy_loss._target_ = "verl.workers.config.PolicyLossConfig"
+    OmegaConf.save(config, run_dir / "plain.yaml")
+    words = ["verl.trainer.main_ppo", f"--config-path={run_dir}", "--config-name=plain", f"hydra.run.dir={run_dir}"]
+    # Without SPT_NOENV the processes that name themselves lose the mark of their start.
+    return words, environment | {"SPT_NOENV": "1", STEPS_VARIABLE: str(run_dir / STEPS_FILE)}
 
 
 def command(variant: str, run_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of a start that logs each step to ``run_dir/steps.jsonl``."""
-    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    environment["VERL_FILE_LOGGER_PATH"] = str(run_dir / "steps.jsonl")
-    environment["SPT_NOENV"] = "1"  # else the processes that name themselves lose their mark
-    if variant == "recipe":
-        overrides = [f"fspo.run_dir={run_dir}", *SHARED, f"algo={ALGOS[variant]}"]
-        return [sys.executable, "-m", "recipe.fspo.main", *overrides], environment
-    config, of_platform = plain_config(run_dir)
-    OmegaConf.save(config, run_dir / "plain.yaml")
-    words = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-path={run_dir}", "--config-name=plain"]
-    return [*words, f"hydra.run.dir={run_dir}"], environment | of_platform
+    """Words after ``python -m``, and environment, of a start that logs each step to STEPS_FILE."""
+    shared = (*SHARED, f"algo={ALGOS[variant]}")
+    if variant == "verl":
+        return plain_verl(run_dir, *shared)
+    return ["recipe.fspo.main", f"run.dir={run_dir}", *shared], {STEPS_VARIABLE: str(run_dir / STEPS_FILE)}
 
 
 def lines_written(path: Path) -> int:
@@ -132,33 +137,28 @@ def measure(variant: str) -> dict[str, Any]:
         StartFailed: with the end of its output, if it does not reach its last step.
     """
     with tempfile.TemporaryDirectory(prefix="versus-verl-") as folder:
-        run_dir, mark = Path(folder), uuid.uuid4().hex
+        run_dir = Path(folder)
         words, environment = command(variant, run_dir)
         ended: list[float] = []
         peak_mib, memory_at = 0.0, 0.0
-        began = time.monotonic()
-        with (run_dir / "stdout.log").open("wb") as out:
-            process = subprocess.Popen(
-                words, stdout=out, stderr=out, cwd=run_dir, env={**environment, MARK: mark}, start_new_session=True
-            )
+        began, start = time.monotonic(), Start(run_dir, *words, **environment)
         try:
-            while process.poll() is None and (now := time.monotonic() - began) < TIME_LIMIT_S and len(ended) < STEPS:
+            while (now := time.monotonic() - began) < TIME_LIMIT_S and len(ended) < STEPS:
+                ended += [now] * (lines_written(run_dir / STEPS_FILE) - len(ended))
+                if start.process.poll() is not None:
+                    break
                 if now >= memory_at:
                     memory_at = now + _MEMORY_EVERY_S
-                    peak_mib = max(peak_mib, pss_mib(processes_of(mark, variable=MARK)))
-                ended += [now] * (lines_written(run_dir / "steps.jsonl") - len(ended))
+                    peak_mib = max(peak_mib, pss_mib(start.pids()))
                 time.sleep(0.1)
             if len(ended) < STEPS:
-                tail = (run_dir / "stdout.log").read_text(errors="replace")[-3000:]
-                raise StartFailed(
-                    f"{variant}: {len(ended)} of {STEPS} steps in {time.monotonic() - began:.0f} s\n{tail}"
-                )
-            times = step_times(complete_lines(run_dir / "steps.jsonl"), ended)
-        finally:
+                steps = f"{variant}: {len(ended)} of {STEPS} steps in {now:.0f} s"
+                raise StartFailed(f"{steps}\n{start.output()[-3000:]}")
+            times = step_times(complete_lines(run_dir / STEPS_FILE), ended)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(60 if len(ended) == STEPS else 1)
-            kill(processes_of(mark, variable=MARK))
-            process.wait()
+                start.process.wait(60)
+        finally:
+            start.stop()
     date = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     return {"variant": variant, "date": date, "load": os.getloadavg()[0], **times, "peak_pss_mib": round(peak_mib)}
 
@@ -171,7 +171,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [f"{median(v):.1f} ({min(v):.1f} to {max(v):.1f})" if v else "`not run`" for v in values.values()]
         both = all(values.values())
         lines.append([title, *cells, f"{median(values['recipe']) / median(values['verl']):.2f}" if both else ""])
-    return markdown(["", "plain verl", "this recipe", "recipe / verl"], lines)
+    return markdown_table(["", "plain verl", "this recipe", "recipe / verl"], lines)
 
 
 def main() -> int:

@@ -1,30 +1,41 @@
-"""The definitions ("views") of when a sequence counts as accepted. Defined here.
+"""When a sequence counts as accepted: by views of a band, and by the share that any loss keeps. Defined here.
 
-No claim about fairness should rest on one view alone; diagnostics and reports give all of them.
+No claim about fairness should rest on one view alone; diagnostics and reports give all of :data:`VIEWS`.
+
+A loss that neither accepts nor rejects has in the place of acceptance the share of its weight that a sequence *keeps*.
+Let g_t be the gradient of a loss with respect to the log-probability of token t, h_t that gradient on policy (where all
+ratios are 1) and w_t the importance weight that the loss would use without its clip. With A = 1 or A = -1 in place of
+the advantage, the token keeps ``min(|g_t|, |h_t| w_t)`` of ``|h_t| w_t``, nothing if the sign of g_t has turned, and
+the sequence keeps::
+
+    kept = sum_t min(|g_t|, |h_t| w_t) / sum_t |h_t| w_t        in [0, 1]
+
+For a band on S this is 1 or 0: *kept* is active acceptance, and the smaller of what is kept with A = 1 and with A = -1,
+token by token, is *symmetric* acceptance. For a clip of single tokens they are shares of its tokens, weighted by their
+ratio; for a soft clip, what it lets through. A loss that makes some weights larger than without its clip (CISPO below
+its lower bound, VESPO below a ratio of 1) keeps all of them: kept measures what is lost. Scale, sign and normalisation
+of the loss cancel, so that any two losses can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
-from fspo.sums import FIELDS, FINE_LENGTH_EDGES, SequenceSums
-
-Array = npt.NDArray[np.float64]
+from fspo.fairness import Array, LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.sums import FIELDS, FINE_LENGTH_EDGES, RATIO_LOG_CAP, SequenceSums
+from fspo.types import SequenceLossOutput
 
 VIEWS: Final[dict[str, str]] = {
     "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
     "active": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0); share of sequences",
     "active_nonzero_advantage": "active, over the sequences whose advantage is not zero: the others have no gradient",
     "mass": "share of the algorithm's weight kept, sum(w * accepted) / sum(w)",
-    "ratio_mass": "share of the importance ratio kept, sum(exp(S) * accepted) / sum(exp(S)), whatever the weight",
-    "nonzero_advantage": "symmetric, over the sequences whose advantage is not zero",
-    "untruncated": "symmetric, over the sequences that ended by themselves",
 }
 """Name of each view and what it counts."""
 
@@ -68,20 +79,103 @@ def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
     def column(name: str) -> Array:
         return sums_MKF[..., FIELDS.index(name)]
 
-    count, accepted = column("count"), column("accepted")
-    if view == "symmetric":
-        return Counts(accepted, count)
-    if view == "active":
-        return Counts(count - column("clipped_high") - column("clipped_low"), count)
-    if view == "active_nonzero_advantage":
-        total = count - column("advantage_zero")  # the clip is never active where A = 0
-        return Counts(total - column("clipped_high") - column("clipped_low"), total)
+    if view not in VIEWS:
+        raise KeyError(f"unknown view {view!r} of acceptance; known: {', '.join(VIEWS)}")
     if view == "mass":
         return Counts(column("weight_accepted"), column("weight"), column("weight_squared"))
-    if view == "ratio_mass":
-        return Counts(column("ratio_accepted"), column("ratio"), column("ratio_squared"))
-    if view == "nonzero_advantage":
-        return Counts(accepted - column("advantage_zero_accepted"), count - column("advantage_zero"))
-    if view == "untruncated":
-        return Counts(accepted - column("truncated_accepted"), count - column("truncated"))
-    raise KeyError(f"unknown view {view!r} of acceptance; known: {', '.join(VIEWS)}")
+    if view == "symmetric":
+        return Counts(column("accepted"), column("count"))
+    total = column("count")
+    if view == "active_nonzero_advantage":
+        total = total - column("advantage_zero")  # the clip is never active where A = 0
+    return Counts(total - column("clipped_high") - column("clipped_low"), total)
+
+
+UnclippedWeight = Literal["none", "token", "prefix", "sequence", "length_normalised"]
+
+Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""``gradient(log_prob_BT, advantages_BT)``: the gradient of a loss with respect to ``log_prob_BT``, [B, T]."""
+
+
+def unclipped_weight(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, weight: UnclippedWeight) -> torch.Tensor:
+    """Importance weight of each token, [B, T]; 0 outside the mask, and at most exp(20).
+
+    Args:
+        log_ratio_BT: d_t = log pi(y_t) - log pi_old(y_t), nats.
+        mask_BT: True for response tokens.
+        weight: ``none`` -- 1; ``token`` -- exp(d_t); ``prefix`` -- exp(d_1 + ... + d_t); ``sequence`` -- exp(S);
+            ``length_normalised`` -- exp(S / L).
+    """
+    d_BT = log_ratio_BT.masked_fill(~mask_BT, 0.0)
+    if weight == "none":
+        d_BT = torch.zeros_like(d_BT)
+    elif weight == "prefix":
+        d_BT = d_BT.cumsum(dim=-1)
+    elif weight in ("sequence", "length_normalised"):
+        log_weight_B1 = d_BT.sum(dim=-1, keepdim=True)
+        if weight == "length_normalised":
+            log_weight_B1 = log_weight_B1 / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
+        d_BT = log_weight_B1.expand_as(d_BT)
+    return d_BT.clamp(max=RATIO_LOG_CAP).exp() * mask_BT
+
+
+def kept_output(
+    gradient: Gradient,
+    log_prob_BT: torch.Tensor,
+    old_log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    response_mask_BT: torch.Tensor,
+    weight: UnclippedWeight,
+) -> SequenceLossOutput:
+    """What a loss keeps of each sequence, in the terms of the sequence-level losses; nothing carries a gradient.
+
+    The gradient is taken three times: on policy, and with A = 1 and A = -1 for all sequences.
+
+    Args:
+        gradient: Of the loss; scale and normalisation do not matter.
+        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T].
+        advantages_BT: Constant over the tokens of a sequence; only its sign is used.
+        response_mask_BT: Nonzero on response tokens; rows without any are padding.
+        weight: What the loss weighs by without its clip; see :func:`unclipped_weight`.
+
+    Returns:
+        ``accepted_B``: kept whatever the sign of A (symmetric); ``clipped_high_B`` and ``clipped_low_B``: 1 - kept
+        where A > 0 and where A < 0; all in [0, 1]. ``weight_B`` is the mean weight without a clip, band edges are
+        infinite, the loss is 0. A sequence with A = 0, or without a gradient on policy, keeps all; one with a gradient
+        that is not finite keeps nothing.
+    """
+    mask_BT = response_mask_BT.to(torch.bool)
+    log_prob_BT, old_log_prob_BT = log_prob_BT.detach(), old_log_prob_BT.detach()
+    one_BT = mask_BT.to(advantages_BT.dtype)
+    on_policy_BT = gradient(old_log_prob_BT, one_BT).abs().masked_fill(~mask_BT, 0.0)
+    plus_BT = -gradient(log_prob_BT, one_BT)
+    minus_BT = gradient(log_prob_BT, -one_BT)
+    with torch.no_grad():
+        dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
+        log_ratio_BT = (log_prob_BT.to(dtype) - old_log_prob_BT).masked_fill(~mask_BT, 0.0)
+        weight_BT = unclipped_weight(log_ratio_BT, mask_BT, weight)
+        whole_BT = on_policy_BT.to(dtype) * weight_BT
+        plus_BT, minus_BT = (each.to(dtype).clamp(min=0.0).minimum(whole_BT) for each in (plus_BT, minus_BT))
+        whole_B, length_B = whole_BT.sum(-1), mask_BT.sum(-1)
+        valid_B = length_B > 0
+        advantage_B = torch.where(mask_BT, advantages_BT.to(dtype), 0.0).sum(-1) / length_B.clamp(min=1)
+
+        def share(kept_BT: torch.Tensor) -> torch.Tensor:
+            share_B = torch.where(whole_B == 0, 1.0, kept_BT.sum(-1) / whole_B)
+            return torch.where(torch.isfinite(share_B), share_B, 0.0).clamp(max=1.0)
+
+        infinite_B, never_B = torch.full_like(whole_B, torch.inf), torch.zeros_like(valid_B)
+        return SequenceLossOutput(
+            loss_B=torch.zeros_like(whole_B),
+            log_ratio_B=log_ratio_BT.sum(-1),
+            length_B=length_B,
+            lower_B=-infinite_B,
+            upper_B=infinite_B,
+            weight_B=torch.where(valid_B, weight_BT.sum(-1) / length_B.clamp(min=1), 1.0),
+            advantage_B=advantage_B,
+            accepted_B=share(plus_BT.minimum(minus_BT)) * valid_B,
+            clipped_high_B=(1 - share(plus_BT)) * (advantage_B > 0),
+            clipped_low_B=(1 - share(minus_BT)) * (advantage_B < 0),
+            overflow_B=never_B,
+            valid_B=valid_B,
+        )

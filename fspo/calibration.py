@@ -1,7 +1,7 @@
 """Measuring where the acceptance bands should lie: drift, quantile widths and the lean.
 
-The bands with ``drift="kl"`` and the ``quantile`` and ``active`` ones depend on whole mini-batches over all ranks, and
-a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
+The centre with ``drift="kl"`` and the ``quantile`` and ``active`` bands depend on whole mini-batches over all ranks,
+and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
 (:class:`fspo.sums.SequenceSums`) of past rollout batches, for ``active`` from their leans, and sends a
 :class:`~fspo.types.BandState` before the next update.
 
@@ -14,23 +14,20 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES, ZERO_CELL, SequenceSums
+from fspo.sums import FINE_LENGTH_EDGES, LAYOUT_VERSION, Z_EDGES, ZERO_CELL, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
 
 _K: Final = FINE_LENGTH_EDGES.numel() - 1
-_Z: Final[Array] = Z_EDGES.numpy()
-_MAGNITUDE: Final[Array] = _Z[ZERO_CELL + 1 :]
+_MAGNITUDE: Final[Array] = Z_EDGES.numpy()[ZERO_CELL + 1 :]
 """Edges of the cells of |z|: 0, 1e-6, ..., 1e2, inf; the exact zeros belong to the first cell."""
 _CELLS: Final = _MAGNITUDE.size - 1
-_POINTS_PER_CELL: Final = 8
 _REACH: Final = 8
 """A local quantile takes in at most this many fine bins (one octave of length) on either side."""
 _PRIOR_COUNT: Final = 20.0
@@ -43,10 +40,8 @@ def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
     r"""Estimate of kl, the drift per token with its sign changed: ``max(0, -sum S / sum L)``.
 
     S is measured on samples of pi_old, so ``-sum S / sum L`` estimates KL(pi_old || pi) per token without bias and
-    without assuming a distribution. It is also what the centre of the band needs, the mean of S itself. The
-    alternatives fail for long sequences, where the centre matters: half the second moment (k2) has a relative bias of
-    about kl * L / 2, and the variance of exp(S) - 1 - S (k3) grows exponentially. The estimate is noisy relative to kl,
-    but an error of one standard deviation moves the centre by only about 1/sqrt(n) of a band half-width.
+    without assuming a distribution. It is also what the centre of the band needs, the mean of S itself.
+    docs/algorithms.md compares it with other estimators.
 
     Args:
         log_ratio_sum: Sum of S over the sequences.
@@ -59,14 +54,14 @@ def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
 
 
 def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: float) -> tuple[float, ...]:
-    """Half-width of the band for S / sqrt(L) in every fine length bin, from a histogram of ``|S - drift| / sqrt(L)``.
+    """Half-width of the band for S / sqrt(L) in every fine length bin, from a histogram of ``|S| / sqrt(L)``.
 
     For each fine bin, the nearest bins are pooled until they hold ``min_count`` sequences, up to one octave of length
     on either side. The target quantile of those n sequences is then shrunk towards the pooled quantile over all lengths
     (which alone is the sqrt(L) band): ``(n * local + 20 * pooled) / (n + 20)``.
 
     Args:
-        folded_KC: Counts by fine length bin and cell of ``|z|``, see ``_MAGNITUDE``; may be fractional.
+        folded_KC: Counts by fine length bin and cell of ``|z|``, see ``_MAGNITUDE``.
         target_acceptance: The quantile, between 0 and 1.
         min_count: Sequences wanted for a local quantile.
 
@@ -150,51 +145,24 @@ def _quantile(counts_C: Array, level: float) -> float:
     return float(low * (high / low) ** share)
 
 
-def _fold(sums: SequenceSums, kl: float) -> Array:
-    """Histogram of ``|S + L * kl| / sqrt(L)`` by fine length bin, from the signed one of ``S / sqrt(L)``."""
+def _fold(sums: SequenceSums) -> Array:
+    """Histogram of ``|S| / sqrt(L)`` by fine length bin, from the signed one."""
     hist = sums.hist_KH.numpy().astype(np.float64)
-    if kl == 0:
-        folded: Array = hist[:, ZERO_CELL + 1 :] + hist[:, ZERO_CELL - 1 :: -1]
-        folded[:, 0] += hist[:, ZERO_CELL]
-        return folded
-    # Each cell becomes a few points, so that a shift by less than the width of a cell has an effect.
-    position = (np.arange(_POINTS_PER_CELL) + 0.5) / _POINTS_PER_CELL
-    edges = _Z.copy()
-    edges[0], edges[-1] = edges[1], edges[-2]
-    points = (edges[:-1, None] + position * np.diff(edges)[:, None]).reshape(-1)
-    folded = np.zeros((_K, _CELLS))
-    for k in np.flatnonzero(hist.any(axis=1)):
-        root = float(sums.column("length_sqrt")[k] / sums.column("count")[k])
-        cells = np.searchsorted(_MAGNITUDE, np.abs(points + kl * root), side="right") - 1
-        weights = np.repeat(hist[k] / _POINTS_PER_CELL, _POINTS_PER_CELL)
-        folded[k] = np.bincount(cells, weights, minlength=_CELLS)
+    folded: Array = hist[:, ZERO_CELL + 1 :] + hist[:, ZERO_CELL - 1 :: -1]
+    folded[:, 0] += hist[:, ZERO_CELL]
     return folded
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What is kept of a rollout batch: (count, S, z_squared, length) by mini-batch, folded histogram, and leans; and
-    how many mini-batches came before the policy had moved, which the last two leave out."""
-
-    totals_M4: Array
-    folded_KC: Array
-    leans_N2: Array
-    unmoved: int
 
 
 class BandController:
     """Turns the sums of a finished rollout batch into the :class:`~fspo.types.BandState` of the next. On the driver.
 
-    It estimates, over the last ``window`` rollout batches:
+    It estimates what the band needs, over the last ``window`` rollout batches:
 
-    * drift: :func:`drift_per_token` by position of the mini-batch in its rollout batch (0 at the first position, where
-      the policy has not moved), and pooled over the off-policy mini-batches. The centre of the band follows the
-      position: with a pooled drift, the on-policy point S = 0 of the first mini-batch would lie outside the band of
-      long sequences.
-    * half-widths: :func:`local_half_widths` of ``|S + L * kl| / sqrt(L)``, each mini-batch about its own drift. The
-      drift that was in force at the time would not do: one extreme rollout batch would then widen the bands for two
-      windows instead of one.
-    * line: :func:`active_line` of the leans of the off-policy mini-batches.
+    * ``drift="kl"``: :func:`drift_per_token` by position of the mini-batch in its rollout batch (0 at the first
+      position, where the policy has not moved). With a pooled drift, the on-policy point S = 0 of the first mini-batch
+      would lie outside the band of long sequences.
+    * ``quantile``: :func:`local_half_widths` of the mini-batches after the policy has moved.
+    * ``active``: :func:`active_line` of the leans of these mini-batches.
 
     Widths are pooled over the rollout batch and do not follow the position. A band that widens with every optimizer
     step would not limit how far the policy moves.
@@ -205,16 +173,15 @@ class BandController:
         min_count: Sequences wanted for a local quantile, see :func:`local_half_widths`.
 
     Raises:
-        ValueError: If an argument is out of range.
+        ValueError: If the window is below 1.
     """
 
     def __init__(self, settings: SequenceLossSettings, *, window: int = 8, min_count: int = 100) -> None:
-        for name, value in (("window", window), ("min_count", min_count)):
-            if value < 1:
-                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+        if window < 1:
+            raise ValueError(f"window={window!r} must be at least 1 rollout batch")
         self._settings = settings
         self._min_count = min_count
-        self._batches: deque[_Batch] = deque(maxlen=window)
+        self._window: deque[Array] = deque(maxlen=window)
         self._state = BandState()
 
     @property
@@ -237,103 +204,57 @@ class BandController:
                 widths. 0 if even the first one is off-policy, more than 1 where the learning rate was 0.
 
         Raises:
-            ValueError: If there is no mini-batch, or not one entry of leans for each where the band needs them.
+            ValueError: If the band needs leans, and there is not one entry for each mini-batch.
         """
-        if not mini_batches:
-            raise ValueError("mini_batches is empty: pass the sums of every mini-batch of the rollout batch, in order")
-        kept = [np.zeros((0, 2))]
         if self._settings.band == "active":
-            given = 0 if leans_by_mini_batch is None else len(leans_by_mini_batch)
-            if leans_by_mini_batch is None or given != len(mini_batches):
+            leans_of = leans_by_mini_batch or ()
+            if len(leans_of) != len(mini_batches):
                 raise ValueError(
-                    f"band='active' needs the leans of each of the {len(mini_batches)} mini-batches, got {given}"
+                    f"leans_by_mini_batch has {len(leans_of)} entries, and band='active' needs the leans of each of "
+                    f"the {len(mini_batches)} mini-batches"
                 )
-            kept += leans_by_mini_batch[unmoved:]
-        totals_M4 = np.array([[m.total(f) for f in ("count", "S", "z_squared", "length")] for m in mini_batches])
-        drifts = self._drifts([totals_M4])
-        folded_KC = np.zeros((_K, _CELLS))
-        for index, sums in enumerate(mini_batches[unmoved:], unmoved):
-            folded_KC += _fold(sums, drifts[index])
-        leans_N2 = np.concatenate(kept)
-        self._batches.append(_Batch(totals_M4, folded_KC, leans_N2[np.lexsort(leans_N2.T)], unmoved))
+            measured = np.concatenate([np.zeros((0, 2)), *leans_of[unmoved:]])
+        elif self._settings.band == "quantile":
+            measured = sum((_fold(each) for each in mini_batches[unmoved:]), np.zeros((_K, _CELLS)))
+        else:
+            measured = np.array([[each.total("S"), each.total("length")] for each in mini_batches])
+        self._window.append(measured)
         self._state = self._estimate()
         return self._state
 
-    def _drifts(self, batches: Sequence[Array]) -> tuple[float, ...]:
-        """Drift by position of the mini-batch; 0 at every position if the loss has no drift."""
-        positions = max(len(totals) for totals in batches)
-        if self._settings.drift == "none":
-            return (0.0,) * positions
-        by_position = np.zeros((positions, 4))
-        for totals in batches:
-            by_position[: len(totals)] += totals
-        return tuple(drift_per_token(row[1], row[3]) for row in by_position)
-
     def _estimate(self) -> BandState:
-        batches = [batch.totals_M4 for batch in self._batches]
-        drifts = self._drifts(batches)
-        off_policy = np.concatenate([batch.totals_M4[batch.unmoved :] for batch in self._batches])
-        _, s, _, length = off_policy.T
-        pooled = drift_per_token(float(s.sum()), float(length.sum())) if self._settings.drift == "kl" else 0.0
-        target = self._settings.target_acceptance
-        return BandState(
-            drift_per_token=pooled,
-            drift_by_mini_batch=drifts,
-            half_width_K=(
-                local_half_widths(np.sum([b.folded_KC for b in self._batches], axis=0), target, self._min_count)
-                if self._settings.band == "quantile" and target is not None
-                else ()
-            ),
-            active_line=(
-                active_line(np.concatenate([b.leans_N2 for b in self._batches]), target)
-                if self._settings.band == "active" and target is not None
-                else None
-            ),
-        )
+        window, target = list(self._window), self._settings.target_acceptance
+        if not window:
+            return BandState()
+        if target is None:
+            totals_M2 = np.zeros((max(map(len, window)), 2))
+            for measured in window:
+                totals_M2[: len(measured)] += measured
+            return BandState(drift_by_mini_batch=tuple(drift_per_token(*row) for row in totals_M2))
+        if self._settings.band == "active":
+            return BandState(active_line=active_line(np.concatenate(window), target))
+        return BandState(half_width_K=local_half_widths(np.sum(window, axis=0), target, self._min_count))
+
+    @property
+    def _measures(self) -> str:
+        """What the arrays of the window hold."""
+        return f"band={self._settings.band!r}, drift={self._settings.drift!r}, layout {LAYOUT_VERSION}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue bit for bit after a restart: numbers and numpy arrays only."""
-        # Checkpoints hold the key "rounds", so it keeps its name.
-        return {
-            "drift": self._settings.drift,
-            "rounds": [
-                {
-                    "totals_M4": b.totals_M4.copy(),
-                    "folded_KC": b.folded_KC.copy(),
-                    "leans_N2": b.leans_N2.copy(),
-                    "unmoved": b.unmoved,
-                }
-                for b in self._batches
-            ],
-        }
+        """Everything needed to continue bit for bit after a restart."""
+        return {"measures": self._measures, "window": [measured.copy() for measured in self._window]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` saved; a shorter window keeps the latest rollout batches.
 
         Raises:
-            ValueError: If it was saved with another drift setting or another layout of bins.
+            ValueError: If it was saved with another band or drift, or by another version of fspo.
         """
-        if state.get("drift") != self._settings.drift:
+        if (saved := state.get("measures")) != self._measures:
             raise ValueError(
-                f"the saved band state was measured with drift={state.get('drift')!r}, this run has "
-                f"drift={self._settings.drift!r}; resume with the same setting, or start from the weights alone"
+                f"the saved band state has {saved or 'no name, of an older version'}, this run has {self._measures}; "
+                "resume with the same setting, or start from the weights alone"
             )
-        batches = [
-            # Older checkpoints have no leans, and always left out one mini-batch.
-            _Batch(
-                np.array(b["totals_M4"]),
-                np.array(b["folded_KC"]),
-                np.array(b.get("leans_N2", np.zeros((0, 2)))),
-                b.get("unmoved", 1),
-            )
-            for b in state["rounds"]
-        ]
-        for b in batches:
-            if b.folded_KC.shape != (_K, _CELLS) or b.totals_M4.ndim != 2 or b.totals_M4.shape[1] != 4:
-                raise ValueError(
-                    f"the saved band state has arrays of shape {b.totals_M4.shape} and {b.folded_KC.shape}, expected "
-                    f"(mini-batches, 4) and {(_K, _CELLS)}; it was written by another version of fspo"
-                )
-        self._batches.clear()
-        self._batches.extend(batches)
-        self._state = self._estimate() if self._batches else BandState()
+        self._window.clear()
+        self._window.extend(measured.copy() for measured in state["window"])
+        self._state = self._estimate()

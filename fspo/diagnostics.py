@@ -1,14 +1,16 @@
-"""One training step's diagnostics: a flat dict of metrics from the sums of its mini-batches.
+"""Diagnostics from exact sums by length: metrics of a step and of a window of steps, and the noise floor of S.
 
-docs/metrics.md says what each metric means. Everything is computed on the driver from exact sums, so it depends on
-neither the micro-batch split nor the number of ranks. In mini-batch 0 of a rollout batch the policy has not moved and
-S = 0, so it is left out of all metrics but those named ``first_minibatch``.
+docs/metrics.md says what each metric means. Everything is computed on the driver, so it depends on neither the
+micro-batch split nor the number of ranks. In mini-batch 0 of a rollout batch the policy has not moved and S = 0, so it
+is left out of all metrics but those named ``first_minibatch`` and ``noise_floor``.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +18,41 @@ import numpy.typing as npt
 import torch
 
 from fspo.acceptance import acceptance_counts, stack_sums
-from fspo.fairness import equal_mass_starts, merge_bins
-from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES, SequenceSums, length_bin
+from fspo.fairness import Array, equal_mass_starts, merge_bins
+from fspo.losses import acceptance_band
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
+from fspo.types import BandState, SequenceLossSettings
 
-Array = npt.NDArray[np.float64]
+Bins = npt.NDArray[np.int64]
 
-QUANTILES: Final = (5, 25, 50, 75, 95)
+#: A band's half-width should be at least so many times the noise floor: then noise alone clips next to nothing.
+SAFE_MARGIN: Final = 5.0
+
+#: Metrics of a step that are one column of the sums over another.
+_STEP: Final = {
+    "accept_rate": ("accepted", "count"),
+    "clip_high_frac": ("clipped_high", "count"),
+    "clip_low_frac": ("clipped_low", "count"),
+    "overflow_frac": ("overflow", "count"),
+    "truncated_frac": ("truncated", "count"),
+    "advantage_zero_frac": ("advantage_zero", "count"),
+    "accept_rate_mass": ("weight_accepted", "weight"),
+    "accept_rate_truncated": ("truncated_accepted", "truncated"),
+    "accept_rate_advantage_zero": ("advantage_zero_accepted", "advantage_zero"),
+    "drift_per_token": ("S", "length"),
+    "S_mean": ("S", "count"),
+    "z_mean": ("z", "count"),
+    "ratio_mean": ("ratio", "count"),
+    "weight_mean": ("weight", "count"),
+}
+#: The same by length bin, over the window.
+_BY_BIN: Final = {
+    "length": ("length", "count"),
+    "clip_high": ("clipped_high", "count"),
+    "clip_low": ("clipped_low", "count"),
+    "z_mean": ("z", "count"),
+    "drift_per_token": ("S", "length"),
+}
 
 
 class LengthDiagnostics:
@@ -51,27 +82,23 @@ class LengthDiagnostics:
         Returns:
             Metrics by name (docs/metrics.md). An undefined metric (a mean of nothing, the LRE where nothing was
             accepted) is absent rather than nan. A rollout batch of a single mini-batch has no acceptance statistics.
-
-        Raises:
-            ValueError: If there is no mini-batch.
         """
-        if not minibatches:
-            raise ValueError("LengthDiagnostics.update needs the sums of at least one mini-batch")
-        metrics = _first_minibatch_metrics(minibatches[0])
-        later = list(minibatches[1:])
+        first, *later = minibatches
+        metrics = {"fspo/first_minibatch_z_rms": float(np.sqrt(_ratio(first, "z_squared", "count")))}
         if later:
             metrics |= step_metrics(sum(later, SequenceSums.zeros()))
             self._window.append(later)
-        parts = [part for step in self._window for part in step]
-        if parts:
-            metrics |= self._window_metrics(parts)
+        if self._window:
+            metrics |= self._window_metrics()
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
-    def bin_starts(self) -> npt.NDArray[np.int64]:
+    def _parts(self) -> list[SequenceSums]:
+        """The mini-batches of the window."""
+        return [part for step in self._window for part in step]
+
+    def bin_starts(self) -> Bins:
         """First fine bin of each of the window's length bins, int64 [J]."""
-        parts = [part for step in self._window for part in step]
-        whole = sum(parts, SequenceSums.zeros())
-        return equal_mass_starts(whole.column("count").numpy(), self.bins)
+        return equal_mass_starts(sum(self._parts(), SequenceSums.zeros()).column("count").numpy(), self.bins)
 
     def outcome_metrics(self, name: str, value_B: torch.Tensor, length_B: torch.Tensor) -> dict[str, float]:
         """Mean of a per-sequence outcome, such as reward or accuracy, by the window's length bins.
@@ -82,40 +109,34 @@ class LengthDiagnostics:
             length_B: Response lengths; sequences of length 0 are left out.
         """
         kept = length_B > 0
-        k = length_bin(length_B[kept].cpu())
-        fine = torch.zeros(2, len(FINE_LENGTH_EDGES) - 1, dtype=torch.float64)
-        fine[0].index_add_(0, k, value_B[kept].detach().cpu().to(torch.float64))
-        fine[1].index_add_(0, k, torch.ones_like(k, dtype=torch.float64))
-        total, count = merge_bins(fine.numpy(), self.bin_starts())
+        k, size, starts = length_bin(length_B[kept].cpu()).numpy(), len(FINE_LENGTH_EDGES) - 1, self.bin_starts()
+        value = value_B[kept].detach().cpu().to(torch.float64).numpy()
+        total, count = (merge_bins(np.bincount(k, weights, size), starts) for weights in (value, None))
         return {f"fspo/outcome/{name}/bin_{j:02d}": float(total[j] / count[j]) for j in np.flatnonzero(count)}
 
-    def _window_metrics(self, parts: Sequence[SequenceSums]) -> dict[str, float]:
-        whole = sum(parts, SequenceSums.zeros())
-        stacked, starts = stack_sums(parts), self.bin_starts()
-        metrics = {"fspo/window_sequences": whole.total("count")}
-        for view, suffix in (
-            ("symmetric", ""),
-            ("active", "_active"),
-            ("mass", "_mass"),
-            ("nonzero_advantage", "_nonzero_advantage"),
-            ("untruncated", "_untruncated"),
-        ):
-            error = acceptance_counts(stacked, view).error(starts, self.resamples)
-            metrics[f"fspo/lre{suffix}"] = error.lre
-            if view in ("symmetric", "active", "mass"):
-                metrics[f"fspo/lre{suffix}_debiased"] = error.debiased.value
-            if view == "symmetric":
-                metrics |= {
-                    "fspo/lre_max": error.lre_max,
-                    "fspo/lre_ci_low": error.debiased.low,
-                    "fspo/lre_ci_high": error.debiased.high,
-                    "fspo/lre_noise_floor": error.noise_floor,
-                }
-                for j in range(len(starts)):
-                    metrics[f"fspo/accept/bin_{j:02d}"] = float(error.rate_K[j])
-                    metrics[f"fspo/accept_low/bin_{j:02d}"] = float(error.rate_low_K[j])
-                    metrics[f"fspo/accept_high/bin_{j:02d}"] = float(error.rate_high_K[j])
-        return metrics | _bin_metrics(whole, starts)
+    def _window_metrics(self) -> dict[str, float]:
+        parts, starts = self._parts(), self.bin_starts()
+        stacked, whole = stack_sums(parts), sum(parts, SequenceSums.zeros())
+        error = acceptance_counts(stacked, "symmetric").error(starts, self.resamples)
+        metrics = {
+            "fspo/window_sequences": whole.total("count"),
+            "fspo/lre": error.lre,
+            "fspo/lre_debiased": error.debiased.value,
+            "fspo/lre_max": error.lre_max,
+            "fspo/lre_ci_low": error.debiased.low,
+            "fspo/lre_ci_high": error.debiased.high,
+            "fspo/lre_noise_floor": error.noise_floor,
+        }
+        for view in ("active", "mass"):
+            other = acceptance_counts(stacked, view).error(starts, self.resamples)
+            metrics |= {f"fspo/lre_{view}": other.lre, f"fspo/lre_{view}_debiased": other.debiased.value}
+        by_bin = {"accept": error.rate_K, "accept_low": error.rate_low_K, "accept_high": error.rate_high_K}
+        by_bin |= _bin_metrics(whole, starts)
+        return metrics | {
+            f"fspo/{name}/bin_{j:02d}": float(value)
+            for name, values in by_bin.items()
+            for j, value in enumerate(values)
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """The window, for a checkpoint."""
@@ -133,45 +154,17 @@ class LengthDiagnostics:
 
 def step_metrics(sums: SequenceSums) -> dict[str, float]:
     """Metrics over all lengths from the summed mini-batches of one step; undefined ones are nan."""
-    n = sums.total("count")
-
-    def share(name: str, of: float = n) -> float:
-        return sums.total(name) / of if of > 0 else float("nan")
-
-    accept = share("accepted")
-    mean_s, mean_z = share("S"), share("z")
-    metrics = {
-        "fspo/sequences": n,
-        "fspo/accept_rate": accept,
-        "fspo/clip_frac": 1.0 - accept,
-        "fspo/clip_active_frac": share("clipped_high") + share("clipped_low"),
-        "fspo/clip_high_frac": share("clipped_high"),
-        "fspo/clip_low_frac": share("clipped_low"),
-        "fspo/overflow_frac": share("overflow"),
-        "fspo/truncated_frac": share("truncated"),
-        "fspo/advantage_zero_frac": share("advantage_zero"),
-        "fspo/accept_rate_mass": share("weight_accepted", sums.total("weight")),
-        "fspo/accept_rate_truncated": share("truncated_accepted", sums.total("truncated")),
-        "fspo/accept_rate_advantage_zero": share("advantage_zero_accepted", sums.total("advantage_zero")),
-        "fspo/drift_per_token": share("S", sums.total("length")),
-        "fspo/sigma_hat": dispersion(sums),
-        "fspo/S_mean": mean_s,
-        "fspo/S_std": float(np.sqrt(max(share("S_squared") - mean_s**2, 0.0))),
-        "fspo/z_mean": mean_z,
-        "fspo/z_std": float(np.sqrt(max(share("z_squared") - mean_z**2, 0.0))),
-        "fspo/ratio_mean": share("ratio"),
-        "fspo/weight_mean": share("weight"),
-        "fspo/ess_frac": share("weight") ** 2 / share("weight_squared") if n > 0 else float("nan"),
+    share = {name: _ratio(sums, *columns) for name, columns in _STEP.items()}
+    metrics = share | {
+        "sequences": sums.total("count"),
+        "clip_frac": 1.0 - share["accept_rate"],
+        "clip_active_frac": share["clip_high_frac"] + share["clip_low_frac"],
+        "sigma_hat": dispersion(sums),
+        "S_std": _deviation(share["S_mean"], _ratio(sums, "S_squared", "count")),
+        "z_std": _deviation(share["z_mean"], _ratio(sums, "z_squared", "count")),
+        "ess_frac": share["weight_mean"] ** 2 / _ratio(sums, "weight_squared", "count"),
     }
-    if n > 0:
-        z_H = _cell_values()
-        root_K = (sums.column("length_sqrt") / sums.column("count").clamp(min=1)).numpy()
-        hist = sums.hist_KH.numpy()
-        z_quantiles = _weighted_quantiles(z_H, hist.sum(0), QUANTILES)
-        s_quantiles = _weighted_quantiles((root_K[:, None] * z_H).ravel(), hist.ravel(), QUANTILES)
-        for q, z_value, s_value in zip(QUANTILES, z_quantiles, s_quantiles, strict=True):
-            metrics[f"fspo/z_q{q:02d}"], metrics[f"fspo/S_q{q:02d}"] = float(z_value), float(s_value)
-    return metrics
+    return {f"fspo/{name}": value for name, value in metrics.items()}
 
 
 def dispersion(sums: SequenceSums) -> float:
@@ -187,46 +180,100 @@ def dispersion(sums: SequenceSums) -> float:
         return float("nan")
     mu = sums.total("S") / sums.total("length")
     square = sums.total("z_squared") - 2 * mu * sums.total("S") + mu**2 * sums.total("length")
-    mean = (sums.total("z") - mu * sums.total("length_sqrt")) / n
-    return float(np.sqrt(max(square / n - mean**2, 0.0)))
+    return float(_deviation((sums.total("z") - mu * sums.total("length_sqrt")) / n, square / n))
 
 
-def _first_minibatch_metrics(sums: SequenceSums) -> dict[str, float]:
-    n = sums.total("count")
-    return {"fspo/first_minibatch_z_rms": float(np.sqrt(sums.total("z_squared") / n)) if n else float("nan")}
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """How much of S is rounding, by length bin, against the band. Defined here.
+
+    Until the first weight moves, the policy is the one that sampled, and S should be 0. What it is instead comes from
+    rounding: bf16, and another batch shape or kernel in one of the two passes. A band that is not much wider clips
+    noise.
+
+    Attributes:
+        length_J: Mean length of each bin with sequences, in tokens.
+        rms_J: Root mean square of S, in nats.
+        half_width_J: The smaller distance from the band's centre to an edge at that length, in nats; nan for a loss
+            without a band on S.
+    """
+
+    length_J: Array
+    rms_J: Array
+    half_width_J: Array
+
+    @property
+    def margin(self) -> float:
+        """Smallest half-width over noise of any bin; inf where S is exactly 0, nan without a band."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            margin_J = np.where(self.rms_J > 0, self.half_width_J / self.rms_J, np.inf)
+        return float(margin_J.min()) if not np.isnan(self.half_width_J).any() and len(margin_J) else math.nan
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics by name (docs/metrics.md); infinite and undefined ones are absent."""
+        metrics = {f"fspo/noise_floor/S_rms/bin_{j:02d}": float(rms) for j, rms in enumerate(self.rms_J)}
+        metrics["fspo/noise_floor/margin"] = self.margin
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def warning(self) -> str | None:
+        """A sentence with the remedy if the band is too close to the noise at a length that occurs; None otherwise."""
+        if not self.margin < SAFE_MARGIN:
+            return None
+        worst = int(np.argmin(self.half_width_J / np.maximum(self.rms_J, 1e-300)))
+        return (
+            f"warning: rounding alone moves S by {self.rms_J[worst]:.2g} nats at lengths near "
+            f"{self.length_J[worst]:.0f}, and the band's half-width there is {self.half_width_J[worst]:.2g}: it clips "
+            "noise (fspo/noise_floor/margin below 5). Give both passes one shape "
+            "(actor_rollout_ref.actor.fsdp_config.pad_to_length=true), compute in fp16 or fp32, or widen the band"
+        )
 
 
-def _bin_metrics(sums: SequenceSums, starts: npt.NDArray[np.int64]) -> dict[str, float]:
-    names = ("count", "clipped_high", "clipped_low", "length", "S", "z", "z_squared")
-    merged = {name: merge_bins(sums.column(name).numpy(), starts) for name in names}
-    metrics: dict[str, float] = {}
-    for j in np.flatnonzero(merged["count"]):
-        n, tail = float(merged["count"][j]), f"bin_{j:02d}"
-        mean_z = float(merged["z"][j] / n)
-        metrics |= {
-            f"fspo/count/{tail}": n,
-            f"fspo/length/{tail}": float(merged["length"][j] / n),
-            f"fspo/clip_high/{tail}": float(merged["clipped_high"][j] / n),
-            f"fspo/clip_low/{tail}": float(merged["clipped_low"][j] / n),
-            f"fspo/z_mean/{tail}": mean_z,
-            f"fspo/z_std/{tail}": float(np.sqrt(max(merged["z_squared"][j] / n - mean_z**2, 0.0))),
-            f"fspo/drift_per_token/{tail}": float(merged["S"][j] / merged["length"][j]),
-        }
-    return metrics
+def noise_floor(
+    unmoved: Sequence[SequenceSums],
+    starts: Bins,
+    settings: SequenceLossSettings | None = None,
+    state: BandState | None = None,
+) -> NoiseFloor:
+    """Measure the noise of S, and hold the band of ``settings`` against it.
+
+    Args:
+        unmoved: Sums of mini-batches computed before any weight had moved.
+        starts: First fine length bin of each bin (:func:`fspo.fairness.equal_mass_starts`).
+        settings: The loss; None for one without a band on S.
+        state: Measured parts of its band.
+    """
+    whole = sum(unmoved, SequenceSums.zeros())
+    count_J, length_J, squares_J = (
+        merge_bins(whole.column(name).numpy(), starts) for name in ("count", "length", "S_squared")
+    )
+    kept = count_J > 0
+    length_J, rms_J = length_J[kept] / count_J[kept], np.sqrt(squares_J[kept] / count_J[kept])
+    half_width_J = np.full_like(length_J, np.nan)
+    if settings is not None:
+        lengths = torch.from_numpy(np.maximum(1, np.rint(length_J))).to(torch.int64)
+        lower, upper = (edge.numpy() for edge in acceptance_band(lengths, settings, state, torch.float64))
+        half_width_J = np.minimum(-lower, upper)
+    return NoiseFloor(length_J, rms_J, half_width_J)
 
 
-def _cell_values() -> Array:
-    """One value of z for each histogram cell: its geometric middle, or the inner edge of the overflow cells."""
-    edges = Z_EDGES.numpy()
-    low, high = edges[:-1], edges[1:]
-    with np.errstate(invalid="ignore"):
-        middle = np.sign(low + high) * np.sqrt(np.abs(low * high))
-    middle[0], middle[-1] = edges[1], edges[-2]
-    return np.asarray(np.nan_to_num(middle))
+def _ratio(sums: SequenceSums, column: str, over: str) -> float:
+    """One column's sum over another's; nan over 0."""
+    whole = sums.total(over)
+    return sums.total(column) / whole if whole > 0 else float("nan")
 
 
-def _weighted_quantiles(values: Array, weights: npt.NDArray[Any], percent: Sequence[int]) -> Array:
-    order = np.argsort(values, kind="stable")
-    cumulative = np.cumsum(weights[order])
-    targets = np.asarray(percent) / 100 * cumulative[-1]
-    return np.asarray(values[order][np.searchsorted(cumulative, targets)])
+def _deviation(mean: Any, mean_of_squares: Any) -> Any:
+    """Standard deviation, of numbers or arrays."""
+    return np.sqrt(np.maximum(mean_of_squares - mean**2, 0.0))
+
+
+def _bin_metrics(sums: SequenceSums, starts: Bins) -> dict[str, Array]:
+    """Metrics by name, [J]; every bin of the window holds a sequence."""
+
+    def merged(name: str) -> Array:
+        return merge_bins(sums.column(name).numpy(), starts)
+
+    with np.errstate(invalid="ignore"):  # no sequence at all
+        metrics = {name: merged(column) / merged(over) for name, (column, over) in _BY_BIN.items()}
+        z_squared = merged("z_squared") / merged("count")
+    return metrics | {"count": merged("count"), "z_std": _deviation(metrics["z_mean"], z_squared)}

@@ -9,7 +9,6 @@ whole problems.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 from collections import defaultdict
@@ -20,8 +19,11 @@ from typing import Any, Final
 
 from fspo.fairness.bootstrap import ratio_interval
 from fspo.files import write_json
+from fspo.markdown import markdown_table
+from fspo.records import numbered_lines
 
-DEFAULT_LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_KEYS: Final = ("data_source", "problem_id", "response_length", "score")
+LENGTH_EDGES: Final = (0, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class NotAnAccuracyError(ValueError):
@@ -53,25 +55,18 @@ def read_records(path: Path) -> list[Record]:
     Raises ValueError naming file, line and key for a line that is not such a record, and for a file without records.
     """
     records: list[Record] = []
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                source, problem = str(row["data_source"]), row["problem_id"]
-                length, score = row["response_length"], row["score"] if row.get("acc") is None else row["acc"]
-                if length is None:
-                    raise ValueError("response_length is null; it must be the number of tokens of the response")
-                if problem is None:
-                    raise ValueError("problem_id is null; it must name the problem that the response answers")
-                records.append(Record(source, str(problem), int(length), float(score)))
-            except KeyError as error:
-                raise ValueError(f"{path}, line {number}: the key {error} is missing") from error
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-    if not records:
-        raise ValueError(f"{path}: no records; evaluate writes one line per response")
+    problems: list[str] = []
+    for number, row in numbered_lines(path, problems):
+        row["score"] = row.get("score") if row.get("acc") is None else row["acc"]
+        if missing := [key for key in _KEYS if row.get(key) is None]:
+            raise ValueError(f"{path}, line {number}: the key {missing[0]!r} is missing or null")
+        try:
+            source, problem, length, score = (row[key] for key in _KEYS)
+            records.append(Record(str(source), str(problem), int(length), float(score)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+    if problems or not records:
+        raise ValueError(problems[0] if problems else f"{path}: no records; evaluate writes one line per response")
     return records
 
 
@@ -92,74 +87,45 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
 
 
-def evaluate(
-    records: Iterable[Record],
-    ks: Sequence[int] | None = None,
-    length_edges: Sequence[int] = DEFAULT_LENGTH_EDGES,
-    seed: int = 0,
-    n_resamples: int = 10_000,
-) -> dict[str, Any]:
+def evaluate(records: Iterable[Record], seed: int = 0) -> dict[str, Any]:
     """Accuracy per data set and by response length, as a JSON-ready dictionary.
 
     For every data set:
 
     - the numbers of problems and responses;
     - `avg`: the mean over problems of the mean score of their responses (avg@k for k responses each);
-    - `pass`: pass@k for the `ks` (default: powers of two up to the smallest number of responses to a problem). A
-      response counts as correct if its score is 1;
+    - `pass`: pass@k for powers of two up to the smallest number of responses to a problem. A response counts as correct
+      if its score is 1;
     - `by_length`: the share of correct responses in each bin `[low, high)` of the response length in tokens, and their
       number. It is a ratio of sums over problems: a problem weighs by its responses in the bin. Bins without responses
       are left out.
 
-    Every value is {value, low, high} with a 95% interval.
-
-    Raises:
-        ValueError: no records, a k above a problem's number of responses, edges that do not increase from 0.
+    Every value is {value, low, high} with a 95% interval; `seed` is that of its bootstrap.
     """
-    edges = [*length_edges, math.inf]
-    if edges[0] != 0 or any(a >= b for a, b in itertools.pairwise(edges)):
-        raise ValueError(f"length_edges={list(length_edges)}: edges must start at 0 and increase")
     by_source: dict[str, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         by_source[record.data_source][record.problem_id].append(record)
-    if not by_source:
-        raise ValueError("no records to evaluate")
-    return {
-        source: _evaluate_source(source, list(problems.values()), ks, edges, seed, n_resamples)
-        for source, problems in sorted(by_source.items())
-    }
+    return {source: _evaluate_source(list(by_source[source].values()), seed) for source in sorted(by_source)}
 
 
-def _evaluate_source(
-    source: str,
-    problems: list[list[Record]],
-    ks: Sequence[int] | None,
-    edges: Sequence[float],
-    seed: int,
-    n_resamples: int,
-) -> dict[str, Any]:
-    def estimate(sums: Sequence[float], counts: Sequence[float]) -> dict[str, float | None]:
-        return ratio_interval(sums, counts, resamples=n_resamples, seed=seed).to_json()
+def _evaluate_source(problems: list[list[Record]], seed: int) -> dict[str, Any]:
+    def estimate(sums: Sequence[float], counts: Sequence[float] = (1.0,) * len(problems)) -> dict[str, float | None]:
+        return ratio_interval(sums, counts, seed=seed).to_json()
 
-    fewest = min(len(records) for records in problems)
-    most = max(len(records) for records in problems)
-    chosen = [2**i for i in range(fewest.bit_length())] if ks is None else list(ks)
-    if any(not 1 <= k <= fewest for k in chosen):
-        raise ValueError(f"ks={chosen}: a problem of {source} has only {fewest} responses, choose k from 1 to {fewest}")
-    ones = [1.0] * len(problems)
+    responses = [len(records) for records in problems]
     solved = [sum(record.score == 1.0 for record in records) for records in problems]
     result: dict[str, Any] = {
         "problems": len(problems),
-        "responses": sum(map(len, problems)),
-        "responses_per_problem": {"min": fewest, "max": most},
-        "avg": estimate([statistics.fmean(record.score for record in records) for records in problems], ones),
+        "responses": sum(responses),
+        "responses_per_problem": {"min": min(responses), "max": max(responses)},
+        "avg": estimate([statistics.fmean(record.score for record in records) for records in problems]),
         "pass": {
-            str(k): estimate([pass_at_k(len(records), c, k) for records, c in zip(problems, solved, strict=True)], ones)
-            for k in chosen
+            str(k): estimate([pass_at_k(n, correct, k) for n, correct in zip(responses, solved, strict=True)])
+            for k in (2**i for i in range(min(responses).bit_length()))
         },
         "by_length": [],
     }
-    for low, high in itertools.pairwise(edges):
+    for low, high in itertools.pairwise((*LENGTH_EDGES, math.inf)):
         inside = [[r.score for r in records if low <= r.response_length < high] for records in problems]
         counts = [float(len(scores)) for scores in inside]
         if any(counts):
@@ -184,21 +150,18 @@ def format_table(result: Mapping[str, Any]) -> str:
         return f"{value} [{entry['low']:.1%}, {entry['high']:.1%}]"
 
     ks = sorted({int(k) for found in result.values() for k in found["pass"]})
-    lines = [
-        "| data set | problems | responses each | avg@k | " + " | ".join(f"pass@{k}" for k in ks) + " |",
-        "|---|---|---|---|" + "---|" * len(ks),
-    ]
+    sets, lengths = [], []
     for name, found in result.items():
         fewest, most = found["responses_per_problem"]["min"], found["responses_per_problem"]["max"]
         each = str(fewest) if fewest == most else f"{fewest} to {most}"
         cells = [show(found["pass"][str(k)]) if str(k) in found["pass"] else "" for k in ks]
-        lines.append(f"| {name} | {found['problems']} | {each} | {show(found['avg'])} | " + " | ".join(cells) + " |")
-    lines += ["", "| data set | response length | responses | accuracy |", "|---|---|---|---|"]
-    for name, found in result.items():
+        sets.append([name, str(found["problems"]), each, show(found["avg"]), *cells])
         for entry in found["by_length"]:
             span = f"{entry['low']} or more" if entry["high"] is None else f"{entry['low']} to {entry['high'] - 1}"
-            lines.append(f"| {name} | {span} | {entry['responses']} | {show(entry['accuracy'])} |")
-    return "\n".join(lines) + "\n"
+            lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
+    heads = ["data set", "problems", "responses each", "avg@k", *(f"pass@{k}" for k in ks)]
+    by_length = markdown_table(["data set", "response length", "responses", "accuracy"], lengths)
+    return f"{markdown_table(heads, sets)}\n\n{by_length}\n"
 
 
 def conclude_evaluation(folder: Path, seed: int) -> str:

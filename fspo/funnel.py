@@ -24,14 +24,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness.bins import merge_bins
-from fspo.fairness.interval import Array
-from fspo.fairness.lre import LengthReweightingError, length_reweighting_error
+from fspo.fairness import Array, LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")
+_SUMMED: Final = ("staleness", "versions")
 _K: Final = FINE_LENGTH_EDGES.numel() - 1
 Bins = npt.NDArray[np.int64]
+
+
+def _bins(lengths: Sequence[int]) -> list[int]:
+    """Fine length bin of each response; the one after the last where the length is not known."""
+    known = length_bin(torch.tensor([max(1, length) for length in lengths], dtype=torch.int64)).tolist()
+    return [k if length > 0 else _K for k, length in zip(known, lengths, strict=True)]
 
 
 class LengthFunnel:
@@ -45,11 +50,9 @@ class LengthFunnel:
 
     def _begin_step(self) -> None:
         self._started = 0
-        #: Responses by stage and fine length bin; the last column holds those whose length is not known.
-        self._ended = np.zeros((len(STAGES), _K + 1), dtype=np.int64)
+        #: By fine length bin (the last column: not known), responses by stage, then what is summed of the trained ones.
+        self._columns = np.zeros((len(STAGES) + len(_SUMMED), _K + 1), dtype=np.int64)
         self._tokens = dict.fromkeys(STAGES, 0)
-        #: By fine length bin, of the responses trained on: sums of staleness and of policy versions.
-        self._staleness_K, self._versions_K = np.zeros(_K, dtype=np.int64), np.zeros(_K, dtype=np.int64)
 
     def start(self, responses: int) -> None:
         """Count responses whose prompts were issued."""
@@ -64,12 +67,10 @@ class LengthFunnel:
             lengths: Their lengths in tokens; 0 counts as not known.
             unknown: Further ones whose length is not known.
         """
-        row = STAGES.index(stage)
-        known = torch.tensor([length for length in lengths if length > 0], dtype=torch.int64)
-        self._ended[row, :_K] += np.bincount(length_bin(known).numpy(), minlength=_K)
-        self._ended[row, _K] += len(lengths) - len(known) + unknown
-        self._tokens[stage] += int(known.sum())
-        self._under_way -= len(lengths) + unknown
+        bins = [*_bins(lengths), *[_K] * unknown]
+        np.add.at(self._columns[STAGES.index(stage)], bins, 1)
+        self._tokens[stage] += sum(lengths)
+        self._under_way -= len(bins)
 
     def train(self, lengths: Sequence[int], staleness: Sequence[int], versions: Sequence[int]) -> None:
         """Count responses that were trained on.
@@ -80,9 +81,8 @@ class LengthFunnel:
             versions: Policy versions that generated the response, at least 1.
         """
         self.end("trained", lengths)
-        bins = [int(k) for k in length_bin(torch.tensor([max(1, length) for length in lengths], dtype=torch.int64))]
-        np.add.at(self._staleness_K, bins, np.asarray(staleness, dtype=np.int64))
-        np.add.at(self._versions_K, bins, np.asarray(versions, dtype=np.int64))
+        for row, values in enumerate((staleness, versions), len(STAGES)):
+            np.add.at(self._columns[row], _bins(lengths), values)
 
     def end_step(self, step: int) -> tuple[dict[str, float], dict[str, Any]]:
         """Close a step.
@@ -93,28 +93,27 @@ class LengthFunnel:
             fine length bin that holds a response, [bin, number by stage ..., sum of staleness, sum of versions]; bin
             -1: not known.
         """
-        count = dict(zip(STAGES, self._ended.sum(1).tolist(), strict=True))
-        metrics = {f"fspo/funnel/{stage}": float(number) for stage, number in count.items()}
+        count_S = self._columns[: len(STAGES)].sum(1)
+        metrics = {f"fspo/funnel/{stage}": float(count) for stage, count in zip(STAGES, count_S, strict=True)}
         metrics["fspo/funnel/under_way"] = float(self._under_way)
-        finished = self._ended[:, :_K].sum(1)
-        lost, lost_tokens = int(finished[:-1].sum()), sum(self._tokens[stage] for stage in STAGES[:-1])
-        trained, trained_tokens = int(finished[-1]), self._tokens["trained"]
-        if lost_tokens + trained_tokens:
+        finished_S = self._columns[: len(STAGES), :_K].sum(1)
+        lost, trained = int(finished_S[:-1].sum()), int(finished_S[-1])
+        lost_tokens, trained_tokens = sum(self._tokens[stage] for stage in STAGES[:-1]), self._tokens["trained"]
+        if lost or trained:
             metrics["fspo/funnel/tokens_lost"] = lost_tokens / (lost_tokens + trained_tokens)
         if lost:
             metrics["fspo/funnel/length_lost"] = lost_tokens / lost
         if trained:
             metrics["fspo/funnel/length_trained"] = trained_tokens / trained
-            metrics["fspo/funnel/staleness"] = float(self._staleness_K.sum() / trained)
-            metrics["fspo/funnel/versions"] = float(self._versions_K.sum() / trained)
-        filled = np.flatnonzero(self._ended.any(0))
-        columns = np.vstack([self._ended, np.append(self._staleness_K, 0), np.append(self._versions_K, 0)])
+            for name, total in zip(_SUMMED, self._columns[len(STAGES) :].sum(1), strict=True):
+                metrics[f"fspo/funnel/{name}"] = float(total / trained)
+        filled = np.flatnonzero(self._columns.any(0))
         record = {
             "step": step,
             "started": self._started,
             "under_way": self._under_way,
             "tokens": dict(self._tokens),
-            "rows": [[int(k) if k < _K else -1, *columns[:, k].tolist()] for k in filled],
+            "rows": [[int(k) if k < _K else -1, *self._columns[:, k].tolist()] for k in filled],
         }
         self._begin_step()
         return metrics, record
@@ -124,7 +123,7 @@ class LengthFunnel:
         return {
             "under_way": self._under_way,
             "started": self._started,
-            "ended": self._ended.tolist(),
+            "ended": self._columns.tolist(),
             "tokens": dict(self._tokens),
             "first_issue": dict(self.first_issue),
         }
@@ -133,9 +132,9 @@ class LengthFunnel:
         """Restore what :meth:`state_dict` returned, in place."""
         self._begin_step()
         self._under_way, self._started = int(state["under_way"]), int(state["started"])
-        self._ended = np.asarray(state["ended"], dtype=np.int64)
+        self._columns[: len(state["ended"])] = state["ended"]  # older checkpoints have the stages alone
         self._tokens = dict(state["tokens"])
-        self.first_issue = dict(state.get("first_issue", {}))  # older checkpoints have none
+        self.first_issue = dict(state["first_issue"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +159,13 @@ class FunnelSteps:
         Raises:
             KeyError, TypeError, ValueError, IndexError: If a record is none.
         """
-        m = len(records)
-        columns_MCK = np.zeros((m, len(STAGES) + 2, _K + 1))
-        for index, record in enumerate(records):
+        columns_MCK = np.zeros((len(records), len(STAGES) + len(_SUMMED), _K + 1))
+        for columns_CK, record in zip(columns_MCK, records, strict=True):
             for k, *columns in record["rows"]:
-                columns_MCK[index, :, k] = columns
+                columns_CK[:, k] = columns
         tokens_MS = np.array([[record["tokens"][stage] for stage in STAGES] for record in records], dtype=np.float64)
-        known_MCK = columns_MCK[..., :-1]
-        return cls(columns_MCK[:, :-2], tokens_MS.reshape(m, len(STAGES)), known_MCK[:, -2], known_MCK[:, -1])
+        staleness_MK, versions_MK = columns_MCK[:, len(STAGES) :, :-1].swapaxes(0, 1)
+        return cls(columns_MCK[:, : len(STAGES)], tokens_MS.reshape(-1, len(STAGES)), staleness_MK, versions_MK)
 
     @classmethod
     def join(cls, parts: Sequence[FunnelSteps]) -> FunnelSteps:

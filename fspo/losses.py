@@ -1,7 +1,8 @@
 """One sequence-level policy-gradient surrogate; FSPO, sequence-level RLOO, GSPO and LUSPO are settings of it.
 
 For a sequence with log-ratio ``S = sum_t (log pi(y_t) - log pi_old(y_t))``, length L, advantage A, acceptance band
-``[lower, upper]`` (:mod:`fspo.clipping`) and weight ``w(S) = exp(S)`` or ``exp(S / L)``::
+``[lower, upper]`` (:func:`acceptance_band`; FSPO's is ``[-c_low * sqrt(L), c_high * sqrt(L)]``) and weight
+``w(S) = exp(S)`` or ``exp(S / L)``::
 
     loss     = max(-A * w(S), -A * w(clip(S, lower, upper))) * scale(L)
     gradient = -A * w(S) * h(L) * sum_t grad log pi(y_t), and 0 where the clip is active
@@ -15,6 +16,7 @@ instead of leaving it to autograd.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch.autograd.function import once_differentiable
 
-from fspo.clipping import acceptance_band
+from fspo.sums import FINE_LENGTH_EDGES
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
@@ -65,6 +67,56 @@ def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
         return None
     fields = [field.name for field in dataclasses.fields(named)]
     return dataclasses.replace(named, **{name: loss[name] for name in fields if loss.get(name) is not None})
+
+
+def acceptance_band(
+    length_B: torch.Tensor,
+    settings: SequenceLossSettings,
+    state: BandState | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The acceptance band on S for sequences of the given lengths.
+
+    With the centre ``mu = -L * kl`` (``drift="kl"``; otherwise 0), and eps and c the clip values:
+
+    ============ ============================================== =====================================
+    band         [lower, upper] - mu                            source
+    ============ ============================================== =====================================
+    ``constant`` [log(1 - eps_low), log(1 + eps_high)]          sequence-level RLOO
+    ``sqrt``     [-c_low * sqrt(L), c_high * sqrt(L)]           FSPO, arXiv 2509.09177
+    ``linear``   [L * log(1 - eps_low), L * log(1 + eps_high)]  GSPO, arXiv 2507.18071
+    ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
+    ``active``   -+ (a + b * sqrt(L)), (a, b) = active_line     defined here
+    ============ ============================================== =====================================
+
+    The half-widths of ``quantile`` are looked up, not interpolated: acceptance is counted in the same fine bins.
+
+    Args:
+        length_B: Lengths in tokens, at least 1, int64.
+        settings: Which band.
+        state: Measured drift and widths. Before any data (or None) there is no drift, and ``quantile`` and ``active``
+            are the ``sqrt`` band.
+        dtype: Floating type of the result.
+
+    Returns:
+        ``(lower_B, upper_B)`` in nats.
+    """
+    state = state or BandState()
+    length = length_B.to(dtype)
+    root_B = length.sqrt()
+    if settings.band in ("constant", "linear"):
+        growth_B = length if settings.band == "linear" else torch.ones_like(length)
+        low_B, high_B = -math.log1p(-settings.clip_low) * growth_B, math.log1p(settings.clip_high) * growth_B
+    elif settings.band == "quantile" and state.half_width_K:
+        edges = FINE_LENGTH_EDGES.to(length_B.device)
+        widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
+        low_B = high_B = widths_K[torch.bucketize(length_B, edges, right=True) - 1] * root_B
+    elif settings.band == "active" and state.active_line is not None:
+        low_B = high_B = state.active_line[0] + state.active_line[1] * root_B
+    else:
+        low_B, high_B = settings.clip_low * root_B, settings.clip_high * root_B
+    centre_B = length * -state.drift_per_token if settings.drift == "kl" else torch.zeros_like(length)
+    return centre_B - low_B, centre_B + high_B
 
 
 class UnusableRowsError(ValueError):
@@ -126,8 +178,8 @@ def sequence_policy_loss(
     r"""Per-sequence clipped surrogate loss, with everything that diagnostics need.
 
     Let n = 1 for ``weight="sequence"`` and n = L for ``"length_normalised"``, ``w(x) = exp(min(x / n, s_max))``,
-    h = ``grad_multiplier`` * (1 or 1/L), v the rollout correction, and ``[lower, upper]`` the band of
-    :func:`fspo.clipping.acceptance_band`. Then:
+    h = ``grad_multiplier`` * (1 or 1/L), v the rollout correction, and ``[lower, upper]`` the :func:`acceptance_band`.
+    Then:
 
     .. math::
         \text{loss} &= v\,h\,n\,\max\{-A\,w(S),\; -A\,w(\mathrm{clip}(S, lower, upper))\} \\
@@ -171,17 +223,12 @@ def sequence_policy_loss(
             rollout_weight_B, bad_weight_B = _value_of_row(rollout_is_weights_BT, mask_BT, valid_B, dtype)
             bad_B |= bad_weight_B
         if bool(bad_B.any()):
-            raise UnusableRowsError(
-                _describe_bad_rows(
-                    bad_B.nonzero().flatten().tolist(),
-                    mask_BT,
-                    {"log_prob_BT": log_prob_BT, "old_log_prob_BT": old_log_prob_BT},
-                    {"advantages_BT": advantages_BT, "rollout_is_weights_BT": rollout_is_weights_BT},
-                )
-            )
+            log_probs = {"log_prob_BT": log_prob_BT, "old_log_prob_BT": old_log_prob_BT}
+            constants = {"advantages_BT": advantages_BT, "rollout_is_weights_BT": rollout_is_weights_BT}
+            raise UnusableRowsError(_describe_bad_row(int(bad_B.nonzero()[0]), mask_BT, log_probs, constants))
 
         positive_length_B = length_B.clamp(min=1)
-        _, lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype)
+        lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype)
         above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
         clipped_high_B, clipped_low_B = above_B & (advantage_B > 0), below_B & (advantage_B < 0)
         # The maximum in the loss clamps S on one side only: from above for A > 0, from below for A < 0.
@@ -242,42 +289,32 @@ def _check_shapes(reference_BT: torch.Tensor, *others: torch.Tensor | None) -> N
             )
 
 
-def _describe_bad_rows(
-    rows: list[int],
-    mask_BT: torch.Tensor,
-    log_probs: Mapping[str, torch.Tensor],
-    constants: Mapping[str, torch.Tensor | None],
+def _describe_bad_row(
+    row: int, mask_BT: torch.Tensor, log_probs: Mapping[str, torch.Tensor], constants: Mapping[str, torch.Tensor | None]
 ) -> str:
-    """What is wrong with the first bad row: one clause per problem."""
-    row = rows[0]
+    """What is wrong with a row: one clause per problem."""
     problems = []
     for name, tensor in log_probs.items():
         values = tensor[row][mask_BT[row]]
-        wrong = (~torch.isfinite(values)).nonzero().flatten()
-        if wrong.numel():
-            first = int(wrong[0])
+        wrong = (~torch.isfinite(values)).nonzero().flatten().tolist()
+        if wrong:
             problems.append(
-                f"{name} is not finite at {wrong.numel()} of its {values.numel()} response tokens, first at response "
-                f"token {first} ({float(values[first])}); look for a diverged update, or a token masked out of the "
-                "logits"
+                f"{name} is not finite at response token {wrong[0]} ({float(values[wrong[0]])}); look for a diverged "
+                "update, or a token masked out of the logits"
             )
+    remedies = {
+        "advantages_BT": "use a group advantage such as grpo or rloo",
+        "rollout_is_weights_BT": "set algorithm.rollout_correction.rollout_is=sequence",
+    }
     for name, optional in constants.items():
-        if optional is None:
-            continue
-        values = optional[row][mask_BT[row]]
-        if values.numel() and not bool(torch.isfinite(values).all()):
+        values = mask_BT.new_empty(0) if optional is None else optional[row][mask_BT[row]]
+        if not bool(torch.isfinite(values).all()):
             problems.append(f"{name} is not finite")
-        elif values.numel() and not bool((values == values[0]).all()):
-            remedy = (
-                "use a group advantage such as grpo or rloo"
-                if name == "advantages_BT"
-                else "set algorithm.rollout_correction.rollout_is=sequence"
-            )
+        elif bool((values != values[:1]).any()):
             problems.append(
                 f"{name} varies over its tokens ({float(values.min()):.6g} to {float(values.max()):.6g}), and a "
-                f"sequence-level loss has one value per sequence; {remedy}"
+                f"sequence-level loss has one value per sequence; {remedies[name]}"
             )
     if not problems:
         problems.append("S is not finite though its terms are: the sum over the tokens overflows")
-    others = f" (and {len(rows) - 1} more rows: {rows[1:9]})" if len(rows) > 1 else ""
-    return f"row {row} of the micro-batch{others}: " + "; ".join(problems)
+    return f"row {row} of the micro-batch: " + "; ".join(problems)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.sums import Z_EDGES, SequenceSums
+from fspo.sums import Z_EDGES
 from fspo.types import SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
@@ -38,8 +38,6 @@ class Sequences:
     advantage_B: Array | None = None
 
     def __post_init__(self) -> None:
-        if not (self.log_ratio_B.shape == self.length_B.shape == self.count_B.shape) or self.log_ratio_B.ndim != 1:
-            raise ValueError("log_ratio_B, length_B and count_B must be one-dimensional and of one length")
         if self.count_B.sum() <= 0:
             raise ValueError("no sequences to calibrate on; record at least one mini-batch other than the first")
         if not np.isfinite(self.log_ratio_B).all() or (self.length_B < 1).any():
@@ -58,18 +56,11 @@ class Sequences:
         return cls(s[used], length[used], np.ones(int(used.sum())), advantage[used])
 
     @classmethod
-    def from_sums(cls, sums: SequenceSums) -> Sequences:
-        """From the histograms of z = S / sqrt(L): the sequences of a cell are spread evenly over log |z|.
-
-        L is the mean length of the fine bin. Clip values matched this way are within a few per cent of those from
-        pairs.
-        """
-        length_K = (sums.column("length") / sums.column("count").clamp(min=1)).numpy()
-        return cls.from_cells(sums.cells().numpy(), length_K)[0]
-
-    @classmethod
     def from_cells(cls, cells: npt.NDArray[np.int64], length_K: Array) -> tuple[Sequences, npt.NDArray[np.int64]]:
         """From a histogram's filled cells (fine length bin, cell of Z_EDGES, sequences) and each bin's mean length.
+
+        The sequences of a cell are spread evenly over log |z|. Clip values matched this way are within a few per cent
+        of those from pairs.
 
         Returns:
             The sequences, and the fine length bin of each entry.
@@ -106,14 +97,12 @@ def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_pe
 
     Args:
         sequences: Recorded sequences.
-        settings: Band and clip values.
+        settings: Band and clip values; a band that is not measured.
         drift_per_token: kl >= 0 (nats per token), used if the settings centre the band at -L * kl.
 
     Raises:
-        ValueError: If the band has no clip values to scale (it is measured) or one of them is 0.
+        ValueError: If a clip value is 0, which cannot be scaled.
     """
-    if settings.calibrated:
-        raise ValueError(f"band={settings.band!r} has no clip values to scale; it is matched by target_acceptance")
     if min(settings.clip_low, settings.clip_high) <= 0:
         raise ValueError(
             f"clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r} must be above 0 to be scaled; for "

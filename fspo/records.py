@@ -40,27 +40,31 @@ class PlannedRun:
     path: str
     algo: str
     seed: int
-    comparison: str
+    comparison: str = "default"
+
+
+def _object(text: str, where: str, problems: list[str]) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError as error:  # also an integer of thousands of digits
+        cut = "; the last line is cut short" if text and not text.endswith("\n") else ""
+        problems.append(f"{where}: not JSON ({getattr(error, 'msg', error)}){cut}")
+        return None
+    if not isinstance(value, dict):
+        problems.append(f"{where}: must hold a JSON object, holds {type(value).__name__}")
+        return None
+    return value
 
 
 def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]:
     """The JSON object that a file holds; empty if the file is missing, cannot be read or holds something else."""
+    problems = [] if problems is None else problems
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return _object(path.read_text(encoding="utf-8", errors="replace"), str(path), problems) or {}
     except FileNotFoundError:
-        problem = f"{path}: missing"
-    except (OSError, UnicodeDecodeError) as error:
-        problem = f"{path}: cannot be read ({error})"
-    except json.JSONDecodeError as error:
-        problem = f"{path}:{error.lineno}: not JSON ({error.msg})"
-    except ValueError as error:  # an integer of thousands of digits
-        problem = f"{path}: not JSON ({error})"
-    else:
-        if isinstance(value, dict):
-            return value
-        problem = f"{path}: must hold a JSON object, holds {type(value).__name__}"
-    if problems is not None:
-        problems.append(problem)
+        problems.append(f"{path}: missing")
+    except OSError as error:
+        problems.append(f"{path}: cannot be read ({error})")
     return {}
 
 
@@ -72,28 +76,18 @@ def numbered_lines(path: Path, problems: list[str] | None = None) -> Iterator[tu
     Raises:
         OSError: without ``problems``, if the file is there and cannot be read.
     """
-    problems = [] if (silent := problems is None) else problems
+    reported = [] if problems is None else problems
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for number, text in enumerate(file, start=1):
-                if not text.strip():
-                    continue
-                try:
-                    value = json.loads(text)
-                except ValueError as error:
-                    cut = "" if text.endswith("\n") else "; the last line is cut short"
-                    problems.append(f"{path}:{number}: not JSON ({getattr(error, 'msg', error)}){cut}")
-                    continue
-                if isinstance(value, dict):
+                if text.strip() and (value := _object(text, f"{path}:{number}", reported)) is not None:
                     yield number, value
-                else:
-                    problems.append(f"{path}:{number}: must hold a JSON object, holds {type(value).__name__}")
     except FileNotFoundError:
-        problems.append(f"{path}: missing")
+        reported.append(f"{path}: missing")
     except OSError as error:
-        if silent:
+        if problems is None:
             raise
-        problems.append(f"{path}: cannot be read ({error})")
+        reported.append(f"{path}: cannot be read ({error})")
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
@@ -122,9 +116,6 @@ def numbered_steps(path: Path, problems: list[str] | None = None) -> list[tuple[
 def step_lines(path: Path) -> list[dict[str, Any]]:
     """The records of :func:`numbered_steps`."""
     return [line for _, line in numbered_steps(path)]
-
-
-_DIGITS: Final = 9
 
 
 def to_record(sums: SequenceSums, *, step: int, minibatch: int) -> dict[str, Any]:
@@ -177,7 +168,7 @@ def from_record(record: Mapping[str, Any]) -> SequenceSums:
 
 
 def _compact(value: float) -> float | int:
-    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{_DIGITS}g}")
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.9g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Both are written from their authors' public code and the abstracts of their papers; what differs from that code is said
 at each. They share their checks and diagnostics with :func:`fspo.losses.sequence_policy_loss`. Where a sequence is
-neither accepted nor rejected, ``accepted_B`` and the ``clipped_*_B`` are shares of its weight (:mod:`fspo.kept`).
+neither accepted nor rejected, ``accepted_B`` and the ``clipped_*_B`` are shares of its weight (:mod:`fspo.acceptance`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -258,25 +258,20 @@ class SequenceSums:
         filled = self.hist_KH.nonzero()
         return torch.cat([filled, self.hist_KH[filled[:, 0], filled[:, 1]][:, None]], dim=1)
 
-    def state_dict(self) -> dict[str, torch.Tensor | int]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint; see :meth:`from_state_dict`."""
         return {"layout": LAYOUT_VERSION, "sums_KF": self.sums_KF.clone(), "hist_KH": self.hist_KH.clone()}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, torch.Tensor | int]) -> SequenceSums:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> SequenceSums:
         """Inverse of :meth:`state_dict`.
 
         Raises:
             ValueError: If the state was saved with another layout of fields and bins.
         """
-        sums_KF, hist_KH = state.get("sums_KF"), state.get("hist_KH")
-        if (
-            state.get("layout") != LAYOUT_VERSION
-            or not isinstance(sums_KF, torch.Tensor)
-            or not isinstance(hist_KH, torch.Tensor)
-        ):
+        if state.get("layout") != LAYOUT_VERSION:
             raise ValueError(
                 f"saved sums have layout {state.get('layout')!r}, this version of fspo reads {LAYOUT_VERSION}; "
                 "delete them from the checkpoint to start the window of statistics again"
             )
-        return cls(sums_KF.clone(), hist_KH.clone())
+        return cls(state["sums_KF"].clone(), state["hist_KH"].clone())

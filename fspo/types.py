@@ -50,11 +50,11 @@ class SequenceLossSettings:
 
     Attributes:
         band: How the half-width of the acceptance band on S grows with the length L; the formulas are those of
-            :func:`fspo.clipping.acceptance_band`.
+            :func:`fspo.losses.acceptance_band`.
         clip_low: Lower clip value, eps_low or c_low.
         clip_high: Upper clip value, eps_high or c_high.
         drift: Where the band is centred. ``none``: at 0 (FSPO v3 and the others). ``kl``: at ``-L * drift_per_token``
-            (FSPO v1; the estimator is defined here, see :class:`BandState`).
+            (FSPO v1; the estimator is defined here, see :class:`BandState`); not with a measured band.
         weight: ``sequence``: exp(S); ``length_normalised``: exp(S / L), the geometric mean over tokens.
         grad_scale: h(L) in the gradient ``A * w * h(L) * sum_t grad log pi(y_t)``: ``"1"`` or ``"1/L"``. It scales loss
             and gradient together, whatever the weight. GSPO is ``length_normalised`` with ``1/L``; LUSPO (arXiv
@@ -82,51 +82,35 @@ class SequenceLossSettings:
     target_acceptance: float | None = None
 
     def __post_init__(self) -> None:
-        for key, choices in (
-            ("band", Band),
-            ("drift", Drift),
-            ("weight", Weight),
-            ("grad_scale", GradScale),
-        ):
-            value, known = getattr(self, key), get_args(choices)
-            if value not in known:
-                raise ValueError(f"{key}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
+        for key, choices in (("band", Band), ("drift", Drift), ("weight", Weight), ("grad_scale", GradScale)):
+            known = get_args(choices)
+            self._require(
+                key, getattr(self, key) in known, f"is not known; choose one of {', '.join(map(repr, known))}"
+            )
         for key in ("clip_low", "clip_high"):
             value = getattr(self, key)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"{key}={value!r} must be a finite number >= 0: for band={self.band!r} it is {self.clip_unit}"
-                )
-        if self.band in ("constant", "linear") and self.clip_low >= 1:
-            raise ValueError(
-                f"clip_low={self.clip_low!r} must be below 1 for band={self.band!r}: it is {self.clip_unit}, and the "
-                "smallest ratio accepted is 1 - clip_low"
-            )
-        if not (math.isfinite(self.grad_multiplier) and self.grad_multiplier > 0):
-            raise ValueError(
-                f"grad_multiplier={self.grad_multiplier!r} must be a finite number > 0; 1 leaves the scale"
-            )
-        if not 0 < self.s_max <= _S_MAX_LIMIT:
-            raise ValueError(
-                f"s_max={self.s_max!r} must be above 0 and at most {_S_MAX_LIMIT:g}, so that exp stays finite"
-            )
+            rule = f"must be a finite number >= 0: for band={self.band!r} it is {self.clip_unit}"
+            self._require(key, math.isfinite(value) and value >= 0, rule)
+        if self.band in ("constant", "linear"):
+            rule = f"must be below 1 for band={self.band!r}: it is {self.clip_unit}, and 1 - clip_low is the smallest"
+            self._require("clip_low", self.clip_low < 1, rule)
+        multiplies = math.isfinite(self.grad_multiplier) and self.grad_multiplier > 0
+        self._require("grad_multiplier", multiplies, "must be a finite number > 0; 1 leaves the scale")
+        rule = f"must be above 0 and at most {_S_MAX_LIMIT:g}, so that exp stays finite"
+        self._require("s_max", 0 < self.s_max <= _S_MAX_LIMIT, rule)
+        target = self.target_acceptance
         if self.calibrated:
-            if self.target_acceptance is None or not 0 < self.target_acceptance < 1:
-                raise ValueError(
-                    f"target_acceptance={self.target_acceptance!r} must lie between 0 and 1 for band={self.band!r}; "
-                    "0.85 is a good start"
-                )
-        elif self.target_acceptance is not None:
-            raise ValueError(
-                f"target_acceptance={self.target_acceptance!r} has no effect with band={self.band!r}; "
-                f"choose a loss with a fixed band, such as algo=fspo, and leave it out, or set band to one of "
-                f"{', '.join(_CALIBRATED)}"
-            )
-        if self.band == "active" and self.drift != "none":
-            raise ValueError(
-                f"drift={self.drift!r} moves the centre of the band, and band='active' measures the lean about 0: set "
-                "drift to 'none', or band to 'quantile'"
-            )
+            rule = f"must lie between 0 and 1 for band={self.band!r}; 0.85 is a good start"
+            self._require("target_acceptance", target is not None and 0 < target < 1, rule)
+            rule = f"does not combine with band={self.band!r}, measured about 0: set it to 'none', or band to 'sqrt'"
+            self._require("drift", self.drift == "none", rule)
+        else:
+            rule = f"has no effect with band={self.band!r}; leave it out, or choose band={' or '.join(_CALIBRATED)}"
+            self._require("target_acceptance", target is None, rule)
+
+    def _require(self, key: str, holds: bool, rule: str) -> None:
+        if not holds:
+            raise ValueError(f"{key}={getattr(self, key)!r} {rule}")
 
     @property
     def calibrated(self) -> bool:
@@ -155,7 +139,8 @@ class BandState:
     neither on the micro-batch split nor on the ranks.
 
     Attributes:
-        drift_per_token: kl >= 0 in nats per token; the drift of S at length L is ``-L * kl``.
+        drift_per_token: kl >= 0 in nats per token, of the mini-batch in progress; the drift of S at length L is
+            ``-L * kl``.
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
@@ -173,8 +158,6 @@ class BandState:
 
         Positions that were never measured take the drift of the last one that was.
         """
-        if index < 0:
-            raise ValueError(f"index={index} must be at least 0: the position of the mini-batch in its rollout batch")
         if not self.drift_by_mini_batch:
             return self
         drift = self.drift_by_mini_batch[min(index, len(self.drift_by_mini_batch) - 1)]

@@ -47,7 +47,7 @@ HERE = Path(__file__).parent
 QUARTERS = 4
 #: Belongs to every quarter, comes first and does not depend on the time that is left: verl's own trainer is the only
 #: start that this package does not begin itself.
-ALWAYS = "e2e/test_plain_verl.py"
+ALWAYS = "e2e/test_plugins.py"
 #: What the slow tests of each file take on two quiet cores, in seconds; for a file that is not listed, a minute.
 SLOW_SECONDS: dict[str, int] = json.loads((HERE / "slow_seconds.json").read_text())
 STARTED = pytest.StashKey[float]()

@@ -15,16 +15,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fspo.losses import resolve_settings
 from fspo.types import SequenceLossSettings
-from recipe.fspo.main import JOB as TRAINING
+from recipe.fspo.job import CONF_DIR, choices
+from recipe.fspo.job import JOB as TRAINING
 from recipe.runner.checkpoints.integrity import checkpoint_damage
 from recipe.runner.export import actor_folder
 from recipe.runner.faults.preemption import watch_for_warning
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch.commands import BAD_INPUT, BadInput, as_list, check_share, launch_or_exit, split_arguments
-from recipe.runner.launch.compose import CONF_DIR, choices
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
-from recipe.runner.launch.removed import current
 from recipe.runner.launch.run_settings import moved
 
 FOLDER: Final = "alignment"
@@ -49,7 +48,7 @@ other file of the run.
   target_clip_rate=0.15     share of the measured sequences that the matched clips leave outside the band, or (active)
                             of those with A != 0 whose gradient they remove
 
-Any other KEY=VALUE changes a value of RUN/config.yaml, and fspo.run_dir=FOLDER the place for the results. Each rank
+Any other KEY=VALUE changes a value of RUN/config.yaml, and run.dir=FOLDER the place for the results. Each rank
 keeps 4 bytes * parameters / ranks * (N + folds) in its host's memory, N the lesser of the measured sequences and of
 folds * bins * (weights + 3 * algorithms), with two kinds of weight for fspo, rloo and gspo: choose them accordingly.
 """
@@ -77,15 +76,13 @@ def settings_of(algo: str) -> SequenceLossSettings:
     return settings
 
 
-def parse(arguments: Sequence[str]) -> tuple[Path, dict[str, Any], list[str]]:
-    """The checkpoint, the command's own settings, and the overrides of the run's configuration.
+def own_settings(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The command's own settings, and the overrides of the run's configuration.
 
     Raises:
         BadInput: for a wrong value, naming the key.
     """
-    if not arguments or "=" in arguments[0]:
-        raise BadInput("the first argument must be a run folder or a global_step_N folder; see --help")
-    changed, overrides = split_arguments(arguments[1:], _DEFAULTS)
+    changed, overrides = split_arguments(arguments, _DEFAULTS)
     own = _DEFAULTS | changed
     for key, least in (("rounds", 1), ("updates", 1), ("prompts", 2), ("bins", 1), ("folds", 2)):
         if type(own[key]) is not int or own[key] < least:
@@ -94,6 +91,18 @@ def parse(arguments: Sequence[str]) -> tuple[Path, dict[str, Any], list[str]]:
         raise BadInput(f"folds={own['folds']} exceeds prompts={own['prompts']}: a fold holds at least one prompt")
     check_share(own, "target_clip_rate")
     own["settings"] = {algo: dataclasses.asdict(settings_of(algo)) for algo in as_list(own, "algos", choices("algo"))}
+    return own, overrides
+
+
+def parse(arguments: Sequence[str]) -> tuple[Path, dict[str, Any], list[str]]:
+    """The checkpoint, and :func:`own_settings`.
+
+    Raises:
+        BadInput: for a wrong value, naming the key.
+    """
+    if not arguments or "=" in arguments[0]:
+        raise BadInput("the first argument must be a run folder or a global_step_N folder; see --help")
+    own, overrides = own_settings(arguments[1:])
     try:
         return actor_folder(Path(arguments[0])).parent.absolute(), own, overrides
     except (OSError, UnicodeDecodeError) as error:
@@ -109,15 +118,15 @@ def configure(checkpoint: Path, own: dict[str, Any], overrides: Sequence[str]) -
     run = checkpoint.parent.parent
     path = run / "config.yaml"
     try:
-        kept, _ = current(OmegaConf.to_container(OmegaConf.load(path)))
-        config = OmegaConf.create(moved(kept, kept["fspo"]["run_dir"], str(run)))
+        kept, _ = TRAINING.earlier_names.current(OmegaConf.to_container(OmegaConf.load(path)))
+        config = OmegaConf.create(moved(kept, kept["run"]["dir"], str(run)))
         if OmegaConf.select(config, "ray_kwargs.ray_init.address") not in (None, "local"):
             # The cluster that the run's last start had joined may be gone.
             config.ray_kwargs.ray_init.address = None
             config.ray_kwargs.ray_init.num_gpus = None  # as conf/base.yaml has it; a joined cluster takes none
         variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars", default={})
         variables.pop(RUN_ID_VARIABLE, None)
-        config.fspo.run_dir = str(run / FOLDER)
+        config.run.dir = str(run / FOLDER)
         config.merge_with_dotlist([override.lstrip("+") for override in overrides])
         actor = config.actor_rollout_ref.actor
         contents, mini = list(actor.checkpoint.load_contents), int(actor.ppo_mini_batch_size)
@@ -139,7 +148,7 @@ def configure(checkpoint: Path, own: dict[str, Any], overrides: Sequence[str]) -
         "fspo.match_scale": "native",  # the run's config.yaml holds the multiplier that "matched" stands for
         "fspo.record_sequences": False,
         "trainer.v1.trainer_mode": "alignment",
-        "trainer.default_local_dir": "${fspo.run_dir}/checkpoints",
+        "trainer.default_local_dir": "${run.dir}/checkpoints",
         "trainer.resume_mode": "resume_path",
         "trainer.resume_from_path": str(checkpoint),
         "trainer.del_local_ckpt_after_load": False,
@@ -162,14 +171,16 @@ def _problems(config: DictConfig) -> Iterator[str]:
 def _conclude(config: DictConfig) -> None:
     from benchmarks.alignment.report import read_rounds, write_report
 
-    folder = Path(config.fspo.run_dir)
+    folder = Path(config.run.dir)
     print(write_report(folder, config, read_rounds(folder, config.alignment.rounds)), flush=True)
 
 
 JOB: Final = Job(
+    command="benchmarks.alignment",
+    config=TRAINING.config,
     modules=("benchmarks.alignment.trainer", "benchmarks.alignment.worker"),
     problems=_problems,
-    complete=lambda config: None,  # it is the configuration of a run, complete already
+    facts=TRAINING.facts,
     conclude=_conclude,
     resumes=False,
 )

@@ -25,10 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness.bins import equal_mass_starts
+from fspo.fairness import Array, Interval, equal_mass_starts, plain_lre
 from fspo.fairness.bootstrap import student_quantile
-from fspo.fairness.interval import Array, Interval
-from fspo.fairness.lre import plain_lre
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 

@@ -22,11 +22,8 @@ from benchmarks.alignment.gradients import (
     noise_ceiling,
     split_half_cosine,
 )
-from benchmarks.pages import markdown
 from fspo.files import write_json
-
-#: Names of the weights in the order in which they appear.
-_WEIGHT_NAMES: Final = {"sequence": "exp(S)", "length_normalised": "exp(S/L)"}
+from fspo.markdown import markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +37,8 @@ class Round:
     bin_B: np.ndarray
     length_B: np.ndarray
     log_ratio_B: np.ndarray
-    advantage_B: np.ndarray
     accepted_OVB: np.ndarray
     held_out_sequences: int
-    repeated_prompts: int
 
     def by_cell(self, values_B: np.ndarray) -> np.ndarray:
         """Sums [J, K] by fold and bin."""
@@ -92,7 +87,6 @@ def read_rounds(folder: Path, count: int) -> list[Round]:
                 objectives=json.loads(str(data.pop("objectives"))),
                 vectors_VD=embed(data.pop("gram_VV")),
                 held_out_sequences=int(data.pop("held_out_sequences")),
-                repeated_prompts=int(data.pop("repeated_prompts")),
                 **data,
             )
         )
@@ -132,17 +126,7 @@ def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
             {
                 "sequences": len(each.length_B),
                 "held_out_sequences": each.held_out_sequences,
-                "repeated_prompts": each.repeated_prompts,
-                "zero_advantage": int((each.advantage_B == 0).sum()),
                 "std_S_over_sqrt_L": float(np.std(each.log_ratio_B / np.sqrt(each.length_B))),
-                "bins": [
-                    {
-                        "shortest": int(each.length_B[each.bin_B == k].min()),
-                        "longest": int(each.length_B[each.bin_B == k].max()),
-                        "sequences": int((each.bin_B == k).sum()),
-                    }
-                    for k in np.unique(each.bin_B).tolist()
-                ],
             }
             for each in rounds
         ],
@@ -182,22 +166,17 @@ def table(result: Mapping[str, Any]) -> str:
                 "-" if ceiling is None else f"{ceiling:.3f}",
             ]
         )
-    return markdown(_HEAD, rows)
+    return markdown_table(_HEAD, rows)
 
 
 def write_report(folder: Path, config: DictConfig, rounds: Sequence[Round]) -> str:
     """Write ``alignment.json``; returns the table and where it is."""
     settings = OmegaConf.to_container(config.alignment, resolve=True)
-    chosen = {algo: (values["weight"], values["grad_scale"]) for algo, values in settings["settings"].items()}
     result = {
         "settings": settings,
         "seed": config.seed,
         "trained_with": config.fspo.algo,
         "experiment": config.trainer.experiment_name,
-        "unclipped_objectives": [
-            f"{_WEIGHT_NAMES[weight]}{'' if scale == '1' else ' / L'}"
-            for weight, scale in dict.fromkeys(chosen.values())
-        ],
         **analyse(rounds),
     }
     write_json(folder / "alignment.json", result)

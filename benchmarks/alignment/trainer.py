@@ -50,7 +50,6 @@ class AlignmentTrainer(FSPOTrainer):
         self._request = config.alignment
         self._settings = {algo: SequenceLossSettings(**values) for algo, values in self._request.settings.items()}
         super().__init__(config)
-        self._prompts: list[str] = []  # of a batch, in the data loader's order
 
     def fit(self, agent_loop_manager: Any) -> None:
         self.agent_loop_manager = agent_loop_manager
@@ -67,11 +66,6 @@ class AlignmentTrainer(FSPOTrainer):
 
     # ---------------------------------------------------------------- rollouts
 
-    def _fetch_one_gen_batch(self) -> Any:
-        batch = super()._fetch_one_gen_batch()
-        self._prompts += map(str, batch["raw_prompt"])
-        return batch
-
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         # The parts of a batch, too, come in the data loader's order.
         prompt_B = self._prompt_of(batch)
@@ -84,11 +78,10 @@ class AlignmentTrainer(FSPOTrainer):
     def _rollouts(self) -> KVBatchMeta:
         """A batch of fresh prompts with responses, rewards, log-probabilities and advantages."""
         self._position.clear()
-        self._fetched, self._prompts = 0, []
+        self._fetched = 0
         batch = self.step({}, self.timing_raw)
         # Without gaps, where verl has replaced groups that it filters out or that failed.
         order = sorted(self._position.keys() & map(prompt_of, batch.keys), key=self._position.__getitem__)
-        self._prompts = [self._prompts[self._position[uid]] for uid in order]
         self._position.clear()
         self._position.update((uid, index) for index, uid in enumerate(order))
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
@@ -110,7 +103,7 @@ class AlignmentTrainer(FSPOTrainer):
     # ---------------------------------------------------------------- one round
 
     def _round(self, index: int) -> None:
-        rollouts, prompts = self._rollouts(), self._prompts
+        rollouts = self._rollouts()
         prompt_B = self._prompt_of(rollouts)
         first_measured = self._request.updates * self.config.actor_rollout_ref.actor.ppo_mini_batch_size
         keys = np.array(rollouts.keys, dtype=object)
@@ -122,13 +115,12 @@ class AlignmentTrainer(FSPOTrainer):
         PROGRESS.say(f"round {index + 1}/{self._request.rounds}: fresh prompts for the held-out gradient")
         self.checkpoint_manager.update_weights(self.global_steps)
         held_out = self._rollouts()
-        measured["repeated_prompts"] = len(set(self._prompts) & set(prompts[first_measured:]))
         measured["held_out_sequences"] = self._add_held_out(held_out, plan)
         tq.kv_clear(keys=held_out.keys, partition_id=held_out.partition_id)
 
         weights = block_diag(measured.pop("weights"), np.eye(plan.folds))
         measured["gram_VV"] = weights.T @ self.actor_rollout_wg.pop_gram()[0] @ weights
-        path = Path(self.config.fspo.run_dir) / f"round_{index}.npz"
+        path = Path(self.config.run.dir) / f"round_{index}.npz"
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **measured)
         PROGRESS.say(f"round {index + 1}/{self._request.rounds}: {plan.vectors} gradients measured, saved {path}")
@@ -194,7 +186,6 @@ class AlignmentTrainer(FSPOTrainer):
             "bin_B": bin_B[valid_B],
             "length_B": length_B[valid_B],
             "log_ratio_B": log_ratio_B[valid_B],
-            "advantage_B": plain.advantage_B.numpy()[valid_B],
             "accepted_OVB": np.stack(accepted_OVB)[..., valid_B].reshape(len(objectives), len(VIEWS), -1),
         }, plan
 

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import markdown, write_section
+from benchmarks.pages import write_section
+from fspo.markdown import markdown_table
 from fspo.records import complete_lines
 from recipe.runner.faults.preemption import end_on_signals
 
@@ -112,7 +113,7 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> str:
         row = latest.get(step)
         found = [row["verdict"], f"{row['seconds']:.0f}", row["found"]] if row else [NOT_RUN[device], "", ""]
         cells.append([title, *(cell.replace("|", "\\|") for cell in found)])
-    return markdown(["step", "verdict", "s", "found"], cells)
+    return markdown_table(["step", "verdict", "s", "found"], cells)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,22 +13,12 @@ import torch
 
 from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
+from benchmarks.starts import SMALL
 from fspo.records import complete_lines
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
 _REWARD = "+reward.custom_reward_function.reward_kwargs"
-#: Small enough for two CPU cores.
-ON_A_CPU = (
-    "experiment=demo",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "data.max_response_length=64",
-    "fspo.offline_task.n_train=64",
-    "fspo.offline_task.n_test=8",
-    "trainer.total_training_steps=2",
-    "trainer.test_freq=2",
-    "trainer.save_freq=2",
-)
+ON_A_CPU = (*SMALL, "trainer.test_freq=2", "trainer.save_freq=2")
 #: What of experiment=gpu_smoke a CPU can do.
 SHAPED_ON_A_CPU = (
     *ON_A_CPU,
@@ -77,7 +67,7 @@ def train(folder: Path, overrides: tuple[str, ...]) -> str:
     if missing:
         raise Skipped(f"not installed: {', '.join(missing)}")
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={folder}", *overrides]
+    command = [sys.executable, "-m", "recipe.fspo.main", f"run.dir={folder}", *overrides]
     print("+", *command[1:], flush=True)
     status = subprocess.run(command).returncode  # its output goes into this step's log
     lines = [line["metrics"] for line in complete_lines(folder / "metrics.jsonl")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import shutil
 import statistics
 import subprocess
@@ -24,12 +25,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.loss import REFERENCE, Batch, median_seconds, our_losses, peak_bytes, verl_losses
+from fspo.diagnostics import SAFE_MARGIN, NoiseFloor, noise_floor
 from fspo.fairness import equal_mass_starts
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.noise_floor import SAFE_MARGIN, NoiseFloor, noise_floor
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput
-from recipe.runner.faults.collectives import entered_here
 
 #: The wheels of CUDA 13 need a driver from here on.
 DRIVER = 580
@@ -355,8 +355,9 @@ def update(size: Size, device: str) -> str:
         if device == "cuda":
             text += f"; peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
         half_width = min(float((output.upper_B / output.log_ratio_B.abs()).min()) for output in first)
-        recorded = ", ".join(f"{max(numbers)} of {group}" for group, numbers in entered_here().items())
-        text += f"; collectives recorded: {recorded or 'none'}"
+        dumps = [getattr(torch._C._distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
+        recorded = sum(len(pickle.loads(dump())["entries"]) for dump in dumps if dump)
+        text += f"; collectives recorded: {recorded}"
         if ranks > 1 and not recorded:
             raise Failed(f"the flight recorder is empty, so a hang could not be explained; {text}")
         if half_width < SAFE_MARGIN:

@@ -15,12 +15,12 @@ from typing import Any, Final
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.pages import markdown
 from benchmarks.studies.fairness import bold
 from benchmarks.studies.runs import module
+from fspo.fairness import Interval
 from fspo.fairness.bootstrap import mean_interval
-from fspo.fairness.interval import Interval
 from fspo.files import atomic_path
+from fspo.markdown import markdown_table
 from fspo.report.runs import load_run
 from fspo.report.tables import show_interval
 
@@ -55,7 +55,7 @@ def run_missing(folder: Path) -> int:
     for seed in SEEDS:
         run = folder / f"seed{seed}"
         if not all((folder / f"seed{seed}_step{step}.json").is_file() for step in STEPS):
-            train = ("recipe.fspo.main", *TRAINING, f"seed={seed}", f"fspo.run_dir={run}")
+            train = ("recipe.fspo.main", *TRAINING, f"seed={seed}", f"run.dir={run}")
             if load_run(run).status != "finished" and (code := module(*train)):
                 return code
         for step in STEPS:
@@ -111,7 +111,7 @@ def direction_table(found: Sequence[Result], clips: str) -> str:
         for algo in each[0]
     ]
     head = ("algo", "kept", "cos(clipped, unclipped)", "norm ratio", "LRE, symmetric", "LRE, active")
-    return markdown((*head, "slack of the mean bound"), rows)
+    return markdown_table((*head, "slack of the mean bound"), rows)
 
 
 def slack(found: Sequence[Result], clips: str, algo: str) -> str:
@@ -136,7 +136,7 @@ def pair_table(found: Sequence[Result], clips: str) -> str:
             continue
         less = [_minus(*([one[algo][name] for one in each] for algo in (first, second))) for name in names]
         rows.append([f"{first} - {second}", *(cell(found, values, "{:+.3f}", mark=True) for values in less)])
-    return markdown(("", *names.values()), rows)
+    return markdown_table(("", *names.values()), rows)
 
 
 def share_table(found: Sequence[Result], clips: str) -> str:
@@ -151,7 +151,7 @@ def share_table(found: Sequence[Result], clips: str) -> str:
     for algo in each[0]:
         change = map(_minus, over(algo, "share"), over(algo, "share_unclipped"))
         rows.append([f"{algo}: change", *(cell(found, values, "{:+.2f}", mark=True) for values in change)])
-    return markdown(("", *(f"bin {k + 1}" for k in range(bins))), rows)
+    return markdown_table(("", *(f"bin {k + 1}" for k in range(bins))), rows)
 
 
 def rank_table(found: Sequence[Result], clips: str) -> str:
@@ -174,7 +174,7 @@ def rank_table(found: Sequence[Result], clips: str) -> str:
     rows = [
         [name, *(cell(found, values, "{:+.2f}", mark=True) for values in columns)] for name, columns in known.items()
     ]
-    return markdown(("", *(f"rank correlation with {words}" for words in OUTCOMES.values())), rows)
+    return markdown_table(("", *(f"rank correlation with {words}" for words in OUTCOMES.values())), rows)
 
 
 def tables(found: Sequence[Result]) -> str:

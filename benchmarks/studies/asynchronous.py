@@ -11,13 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.pages import markdown
-from benchmarks.studies.fairness import bold, difference_cell, lre_cell, own_counts
+from benchmarks.studies.fairness import difference_cell, lre_cell, own_counts
 from benchmarks.studies.runs import compare
 from fspo.acceptance import Counts
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
 from fspo.funnel import STAGES, FunnelSteps, stage_fairness
+from fspo.markdown import markdown_table
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN, show_interval
 from fspo.sums import FINE_LENGTH_EDGES
@@ -86,10 +86,10 @@ def finished(folder: Path) -> Cells:
     return cells
 
 
-def mean_cell(values: Sequence[float | None], form: str, mark: bool = False) -> str:
-    """Mean of what is known, with its interval; ``mark``: a ``*`` in front where it excludes 0."""
+def mean_cell(values: Sequence[float | None], form: str) -> str:
+    """Mean of what is known, with its interval."""
     known = [value for value in values if value is not None and np.isfinite(value)]
-    return show_interval(mean_interval(known), form, mark) if known else "-"
+    return show_interval(mean_interval(known), form) if known else "-"
 
 
 def _metric(run: Run, name: str) -> float | None:
@@ -169,14 +169,14 @@ def difference_row(runs: Sequence[Run], others: Sequence[Run], starts: np.ndarra
     ]
     gain = [(_metric(a[s], ACCURACY), _metric(b[s], ACCURACY)) for s in seeds]
     cells.append(mean_cell([x - y for x, y in gain if x is not None and y is not None], "{:+.3f}"))
-    return [str(len(seeds)), *map(bold, cells)]
+    return [str(len(seeds)), *cells]
 
 
 def tables(folder: Path) -> str:
     """All tables of the page."""
     cells = finished(folder)
     rows = [[name, *(", ".join(str(r.seed) for r in cells[name, a]) or NOT_RUN for a in ALGOS)] for name in CONDITIONS]
-    parts = ["### Seeds that are finished", markdown(["condition", *ALGOS], rows)]
+    parts = ["### Seeds that are finished", markdown_table(["condition", *ALGOS], rows)]
     filled = {key: runs for key, runs in cells.items() if runs}
     if not filled:
         return "\n\n".join(parts)
@@ -186,7 +186,9 @@ def tables(folder: Path) -> str:
     head = ["condition", "algo", "runs"]
 
     def table(title: str, columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
-        parts.extend([f"### {title}", markdown([*head, *columns], [[*k, *r] for k, r in zip(key, body, strict=True)])])
+        parts.extend(
+            [f"### {title}", markdown_table([*head, *columns], [[*k, *r] for k, r in zip(key, body, strict=True)])]
+        )
 
     columns = ["dropped", "tokens lost", "length dropped / trained", "staleness", "versions", "length", "accuracy"]
     table("Where responses end", columns, [funnel_row(runs) for runs in filled.values()])
@@ -200,7 +202,7 @@ def tables(folder: Path) -> str:
     by_length = [
         row for (name, algo), runs in filled.items() if algo == "fspo" for row in length_rows(name, runs, starts)
     ]
-    parts += ["### FSPO by length", markdown(["condition", "share", *edges], by_length)]
+    parts += ["### FSPO by length", markdown_table(["condition", "share", *edges], by_length)]
     pairs = [
         [name, algo, *row]
         for (name, algo), runs in filled.items()
@@ -208,7 +210,7 @@ def tables(folder: Path) -> str:
     ]
     if pairs:
         columns = ["condition - sync", "algo", "paired seeds", "LRE clip, symmetric", "LRE clip, active", "accuracy"]
-        parts += ["### Differences to synchronous training", markdown(columns, pairs)]
+        parts += ["### Differences to synchronous training", markdown_table(columns, pairs)]
     return "\n\n".join(parts)
 
 

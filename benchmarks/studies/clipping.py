@@ -12,13 +12,12 @@ from typing import Final
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
-from benchmarks.pages import markdown
 from benchmarks.studies import fairness
 from benchmarks.studies.asynchronous import ACCURACY
 from benchmarks.studies.runs import compare
-from fspo.fairness import debiased_lre, merge_bins
+from fspo.fairness import Interval, debiased_lre, merge_bins
 from fspo.fairness.bootstrap import mean_interval, noise_variance
-from fspo.fairness.interval import Interval
+from fspo.markdown import markdown_table
 from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, shared_starts
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import NOT_RUN, show_interval
@@ -133,7 +132,9 @@ def search_table(found: Mapping[str, Sequence[Run]]) -> str:
         failed = name != first and fails(runs, found[first])
         over |= failed
         rows.append([name, ", ".join(f"{accuracy(run):.3f}" for run in runs), reward, "fails" if failed else ""])
-    return markdown(("without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", ""), rows)
+    return markdown_table(
+        ("without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", ""), rows
+    )
 
 
 #: What the clip removes where it can; the measured bands have something to go by from the second step on.
@@ -182,7 +183,7 @@ def comparison_table(runs: Sequence[Run], reference: Sequence[Run]) -> str:
     head = ("", "held-out accuracy", "less unclipped", "less fspo", "collapsed", "active LRE among A != 0, debiased")
     clips = [group for algo, group in groups.items() if algo != "unclipped"]
     ranks = [_rank_correlation(clips, view, starts) for view in (_VIEW, "active", "symmetric")]
-    return "\n\n".join([markdown(head, rows), *filter(None, ranks)])
+    return "\n\n".join([markdown_table(head, rows), *filter(None, ranks)])
 
 
 def spread(runs: Sequence[Run]) -> str:

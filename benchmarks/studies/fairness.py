@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,17 +14,16 @@ import torch
 
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
-from fspo.clipping import acceptance_band
-from fspo.fairness import debiased_lre, equal_mass_starts, merge_bins
+from fspo.fairness import Array, debiased_lre, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
-from fspo.fairness.interval import Array
 from fspo.fairness.lre import MIN_CLUSTERS
-from fspo.losses import ALGORITHMS
+from fspo.losses import ALGORITHMS, acceptance_band
+from fspo.markdown import markdown_table
 from fspo.matching import Sequences, match_clip
 from fspo.records import LENGTH_STATS_FILE, MiniBatches, from_record, read_sequences, step_lines
-from fspo.report.groups import RunGroup, group_runs, standard_measures
+from fspo.report.groups import RunGroup, group_runs, shared_starts, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
-from fspo.report.tables import Table, final_numbers, grid_table, paired_differences
+from fspo.report.tables import Table, final_numbers, grid_table, group_heads, paired_differences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
@@ -32,7 +31,6 @@ VIEWS: Final = ("symmetric", "active", "mass")
 #: Views of the tables of the active band, and the first step that it has something to go by.
 ACTIVE_VIEWS: Final = ("active_nonzero_advantage", "active", "symmetric")
 _ACTIVE_FIRST: Final = 2
-BINS: Final = 8
 CLIP_RATE: Final = 0.15
 #: Step from which a calibrated band has at least two steps behind it.
 _FIRST: Final = 3
@@ -43,6 +41,14 @@ TITLES: Final = {
     "matched_active": "Matched active clip rate",
 }
 _BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
+#: By measured band: views, the first step that is judged, and targets with their windows and the share that the
+#: baselines keep beside them.
+_MEASURED: Final = {
+    "fspo_quantile": (VIEWS, _FIRST, ((0.85, (2, 4, 8), 0.85), (0.9, (2, 4, 8), 0.9))),
+    "fspo_active": (ACTIVE_VIEWS, _ACTIVE_FIRST, ((0.85, (2, 3, 4, 8), None), (0.8, (3,), 0.9))),
+}
+
+Runs = Mapping[int, Run]
 
 
 def _bin(length: Array) -> np.ndarray:
@@ -79,7 +85,7 @@ def band_counts(
         if step < first_step:
             continue
         state = states[step] if states else None
-        _, low_B, high_B = acceptance_band(torch.from_numpy(length).long(), settings, state, dtype=torch.float64)
+        low_B, high_B = acceptance_band(torch.from_numpy(length).long(), settings, state, dtype=torch.float64)
         inside = (low_B.numpy() <= s) & (s <= high_B.numpy())
         if view.startswith("active"):
             inside = inside | ~np.where(s > 0, advantage > 0, advantage < 0)
@@ -99,7 +105,7 @@ def own_counts(run: Run, view: str, first_step: int = 1) -> Counts:
     return acceptance_counts(run.lengths.sums_MKF[run.lengths.step_M >= first_step], view)
 
 
-def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
+def lre_cell(parts: Sequence[Counts], starts: Array) -> str:
     """Debiased LRE over all seeds with its interval, the noise floor and the overall rate."""
     squared = [part.squared for part in parts if part.squared is not None]
     error = Counts(
@@ -113,7 +119,12 @@ def lre_cell(parts: Sequence[Counts], starts: np.ndarray) -> str:
     )
 
 
-def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: np.ndarray) -> str:
+def lre_row(name: str, counts: Callable[[str], Sequence[Counts]], views: Sequence[str], starts: Array) -> list[str]:
+    """Name, and the LRE of the counts under each view."""
+    return [name, *(lre_cell(counts(view), starts) for view in views)]
+
+
+def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: Array) -> str:
     """Difference of debiased LREs with its intervals over mini-batches and over seeds; bold where both exclude 0."""
 
     def merged(parts: Sequence[Counts]) -> list[tuple[Array, Array]]:
@@ -124,7 +135,17 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: n
     text = f"{here.value:+.3f} [{here.low:+.3f}, {here.high:+.3f}]"
     if here.n > 2:
         text += f", seeds [{beyond.low:+.3f}, {beyond.high:+.3f}]"
-    return f"*{text}" if here.n > 2 and here.excludes_zero and beyond.excludes_zero else text
+    return f"**{text}**" if here.n > 2 and here.excludes_zero and beyond.excludes_zero else text
+
+
+def paired_row(
+    algos: tuple[str, str], first: Runs, second: Runs, views: Sequence[str], starts: Array, first_step: int = 1
+) -> list[str]:
+    """Own runs of two algorithms that have seeds in common: the difference of their LREs under each view."""
+    seeds = sorted(first.keys() & second.keys())
+    counts = [[[own_counts(runs[s], view, first_step) for s in seeds] for runs in (first, second)] for view in views]
+    name = f"{algos[0]} - {algos[1]} ({len(seeds)} paired seeds)"
+    return [name, *(difference_cell(*pair, starts) for pair in counts)]
 
 
 def bold(text: str) -> str:
@@ -132,84 +153,90 @@ def bold(text: str) -> str:
     return f"**{text[1:]}**" if text.startswith("*") else text
 
 
-def markdown(table: Table, corner: str) -> str:
-    """A report's table as Markdown; its ``*`` marks become bold."""
-    lines = ["| " + " | ".join([corner, *table.heads]) + " |", "|---" * (len(table.heads) + 1) + "|"]
-    for head, note, cells in table.rows:
-        lines.append("| " + " | ".join([f"{head} ({note})" if note else head, *map(bold, cells)]) + " |")
-    return "\n".join(lines)
+def report_table(table: Table, corner: str) -> str:
+    """A report's table as Markdown."""
+    rows = [[f"{head} ({note})" if note else head, *map(bold, cells)] for head, note, cells in table.rows]
+    return markdown_table([corner, *table.heads], rows)
 
 
-def _rows(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    return markdown(Table(list(heads[1:]), [(head, "", list(cells)) for head, cells in rows]), heads[0])
-
-
-def own_tables(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
+def own_tables(groups: Sequence[RunGroup], starts: Array) -> str:
     """Each algorithm's own runs: LRE in the three views, and FSPO's differences to the others."""
     rows = [
-        (
-            f"{group.algo} (n = {len(group.runs)})",
-            [lre_cell([own_counts(r, v) for r in group.runs], starts) for v in VIEWS],
-        )
-        for group in groups
+        lre_row(head, lambda view, runs=group.runs: [own_counts(r, view) for r in runs], VIEWS, starts)
+        for head, group in zip(group_heads(groups), groups, strict=True)
     ]
-    text = _rows(["LRE, debiased", *VIEWS], rows)
+    tables = [markdown_table(["LRE, debiased", *VIEWS], rows)]
     by_algo = {group.algo: group.by_seed() for group in groups}
-    first, pairs = by_algo.get("fspo", {}), []
-    for algo, runs in by_algo.items():
-        if algo != "fspo" and (seeds := sorted(first.keys() & runs.keys())):
-            cells = [
-                difference_cell(
-                    [own_counts(first[s], v) for s in seeds], [own_counts(runs[s], v) for s in seeds], starts
-                )
-                for v in VIEWS
-            ]
-            pairs.append((f"fspo - {algo} ({len(seeds)} paired seeds)", cells))
-    return text + ("\n\n" + _rows(["Difference", *VIEWS], pairs) if pairs else "")
+    first = by_algo.pop("fspo", {})
+    pairs = [
+        paired_row(("fspo", algo), first, runs, VIEWS, starts)
+        for algo, runs in by_algo.items()
+        if first.keys() & runs.keys()
+    ]
+    if pairs:
+        tables.append(markdown_table(["Difference", *VIEWS], pairs))
+    return "\n\n".join(tables)
 
 
-def common_tables(group: RunGroup, starts: np.ndarray) -> str:
+def common_tables(group: RunGroup, starts: Array) -> str:
     """All bands on the sequences of one group's runs, with default and with matched clip values."""
-    records = {seed: found for seed, run in group.by_seed().items() if (found := read_sequences(run.path)) is not None}
+    records = recorded([group])
     if not records:
         return ""
-    seeds = sorted(records)
-    pooled = Sequences.from_pairs(
-        *(np.concatenate(x) for x in zip(*(r.pooled() for r in records.values()), strict=True))
-    )
+    pooled = pool(records)
     blocks = []
     for clips in ("default", "matched"):
         bands = {name: ALGORITHMS[loss] for name, loss in _BASELINES.items()}
         if clips == "matched":
             bands = {name: match_clip(pooled, band, CLIP_RATE).settings for name, band in bands.items()}
         counts = {
-            (name, view): [band_counts(records[seed], band, view) for seed in seeds]
+            name: {view: [band_counts(sequences, band, view) for _, sequences in records] for view in VIEWS}
             for name, band in bands.items()
-            for view in VIEWS
         }
         rows = [
-            (
-                f"{name}, {clips} ({band.clip_low:.3g} / {band.clip_high:.3g})",
-                [lre_cell(counts[name, v], starts) for v in VIEWS],
-            )
+            lre_row(f"{name}, {clips} ({band.clip_low:.3g} / {band.clip_high:.3g})", counts[name].get, VIEWS, starts)
             for name, band in bands.items()
         ]
-        rows += [
-            (f"fspo - {other}", [difference_cell(counts["fspo", v], counts[other, v], starts) for v in VIEWS])
-            for other in ("rloo", "gspo")
-        ]
-        blocks.append(_rows([f"{pooled.length_B.size} sequences", *VIEWS], rows))
+        for other in ("rloo", "gspo"):
+            cells = [difference_cell(counts["fspo"][view], counts[other][view], starts) for view in VIEWS]
+            rows.append([f"fspo - {other}", *cells])
+        blocks.append(markdown_table([f"{pooled.length_B.size} sequences", *VIEWS], rows))
     return "\n\n".join(blocks)
 
 
-def spread_table(group: RunGroup, starts: np.ndarray, resamples: int = 1000) -> str:
+def recorded(groups: Sequence[RunGroup]) -> list[tuple[Path, MiniBatches]]:
+    """The runs with recorded sequences."""
+    runs = [run for group in groups for run in group.runs]
+    return [(run.path, records) for run in runs if (records := read_sequences(run.path)) is not None]
+
+
+def pool(records: Sequence[tuple[Path, MiniBatches]], first_step: int = 0, active: bool = False) -> Sequences:
+    """The sequences of all runs together, from a step on; ``active``: with their advantages."""
+    names = ("s", "length", "advantage") if active else ("s", "length")
+    return Sequences.from_pairs(
+        *(
+            np.concatenate(
+                [
+                    values
+                    for _, sequences in records
+                    for values, step in zip(getattr(sequences, name), sequences.step, strict=True)
+                    if step >= first_step
+                ]
+            )
+            for name in names
+        )
+    )
+
+
+def spread_table(group: RunGroup, starts: Array, resamples: int = 1000) -> str:
     """How S spreads by length: mean per token, std of z = S / sqrt(L), kurtosis of z, and a in std(S) ~ L**a.
 
     For the last two, z is divided by its root mean square in the mini-batch, so that all count alike; a is the slope of
     log std(S) on log L over the bins, and mini-batches are resampled for its interval.
     """
-    found = [r for run in group.runs if (r := read_sequences(run.path)) is not None]
-    batches = [pair for r in found for pair in zip(r.s, r.length, strict=True) if np.any(pair[0] != 0)]
+    batches = [
+        pair for _, each in recorded([group]) for pair in zip(each.s, each.length, strict=True) if np.any(pair[0] != 0)
+    ]
     if not batches:
         return ""
     size, powers = len(FINE_LENGTH_EDGES) - 1, []
@@ -233,113 +260,72 @@ def spread_table(group: RunGroup, starts: np.ndarray, resamples: int = 1000) -> 
     drawn = [exponent(powers_MFK[rng.integers(0, len(powers), len(powers))]) for _ in range(resamples)]
     low, high = np.quantile(drawn, [0.025, 0.975])
     rows = [
-        ("sequences", [f"{n:.0f}" for n in count_K]),
-        ("sum S / sum L, nats a token", [f"{value:+.5f}" for value in s_K / length_K]),
-        ("std of S / sqrt(L)", [f"{value:.4f}" for value in np.sqrt(z2_K / count_K - (z_K / count_K) ** 2)]),
-        ("kurtosis", [f"{value:.1f}" for value in fourth_K / (second_K - mean_K**2) ** 2]),
+        ["sequences", *(f"{n:.0f}" for n in count_K)],
+        ["sum S / sum L, nats a token", *(f"{value:+.5f}" for value in s_K / length_K)],
+        ["std of S / sqrt(L)", *(f"{value:.4f}" for value in np.sqrt(z2_K / count_K - (z_K / count_K) ** 2))],
+        ["kurtosis", *(f"{value:.1f}" for value in fourth_K / (second_K - mean_K**2) ** 2)],
     ]
     heads = [f"{group.algo}: bin from", *(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])]
     text = f"std(S) grows like L^a, a = {exponent(powers_MFK):.2f} [{low:.2f}, {high:.2f}]; sqrt(L) is a = 0.5."
-    return f"{_rows(heads, rows)}\n\n{text}"
+    return f"{markdown_table(heads, rows)}\n\n{text}"
 
 
-def quantile_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
-    """The quantile band, calibrated on the steps before, on the runs of all groups: per target and window."""
-    found = [(run.path, r) for group in groups for run in group.runs if (r := read_sequences(run.path)) is not None]
-    rows = []
-    for target in (0.85, 0.9):
-        for window in (2, 4, 8):
-            band = dataclasses.replace(ALGORITHMS["fspo_quantile"], target_acceptance=target)
-            states = [causal_states(path, band, window) for path, _ in found]
-            cells = [
-                lre_cell(
-                    [band_counts(r, band, view, s, _FIRST) for (_, r), s in zip(found, states, strict=True)], starts
-                )
-                for view in VIEWS
-            ]
-            rows.append((f"quantile, target {target:g}, last {window} steps", cells))
-        late = [
-            (s, length)
-            for _, r in found
-            for step, s, length in zip(r.step, r.s, r.length, strict=True)
-            if step >= _FIRST
-        ]
-        pooled = Sequences.from_pairs(*(np.concatenate(column) for column in zip(*late, strict=True)))
-        for name, loss in _BASELINES.items():
-            band = match_clip(pooled, ALGORITHMS[loss], 1 - target).settings
-            cells = [lre_cell([band_counts(r, band, view, None, _FIRST) for _, r in found], starts) for view in VIEWS]
-            rows.append((f"{name}, matched to {target:g}", cells))
-    return _rows([f"steps {_FIRST} and later, {len(found)} runs", *VIEWS], rows)
+def measured_table(groups: Sequence[RunGroup], starts: Array, algo: str) -> str:
+    """A measured band, calibrated on the steps before, on the runs of all groups: per target and window.
+
+    Beside it bands with fixed clip values, at which they keep the same share in hindsight.
+    """
+    records, rows = recorded(groups), []
+    views, first_step, targets = _MEASURED[algo]
+
+    def row(name: str, band: SequenceLossSettings, states: Sequence[Mapping[int, BandState] | None]) -> list[str]:
+        runs = [(sequences, state) for (_, sequences), state in zip(records, states, strict=True)]
+        return lre_row(
+            name, lambda view: [band_counts(s, band, view, state, first_step) for s, state in runs], views, starts
+        )
+
+    for target, windows, matched in targets:
+        band = dataclasses.replace(ALGORITHMS[algo], target_acceptance=target)
+        for window in windows:
+            states = [causal_states(path, band, window) for path, _ in records]
+            rows.append(row(f"{algo.removeprefix('fspo_')}, target {target:g}, last {window} steps", band, states))
+        if matched is not None:
+            pooled = pool(records, first_step, active=algo == "fspo_active")
+            for name, loss in _BASELINES.items():
+                band = match_clip(pooled, ALGORITHMS[loss], 1 - matched).settings
+                rows.append(row(f"{name}, matched to {matched:g}", band, [None] * len(records)))
+    return markdown_table([f"steps {first_step} and later, {len(records)} runs", *views], rows)
 
 
-def match_active(found: Sequence[MiniBatches], settings: SequenceLossSettings, target: float) -> SequenceLossSettings:
-    """Clip values at which a band keeps the share ``target`` of the gradients that are not 0, in hindsight."""
-    columns = (
-        np.concatenate([x for r in found for x, step in zip(column(r), r.step, strict=True) if step >= _ACTIVE_FIRST])
-        for column in (lambda r: r.s, lambda r: r.length, lambda r: r.advantage)
-    )
-    return match_clip(Sequences.from_pairs(*columns), settings, 1 - target).settings
-
-
-def active_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
-    """The active band, calibrated on the steps before, on the runs of all groups, beside bands that keep 0.9."""
-    found = [(run.path, r) for group in groups for run in group.runs if (r := read_sequences(run.path)) is not None]
-    rows = []
-
-    def row(name: str, band: SequenceLossSettings, states: Sequence[Mapping[int, BandState] | None]) -> None:
-        pairs = list(zip(found, states, strict=True))
-        cells = [
-            lre_cell([band_counts(r, band, v, s, _ACTIVE_FIRST) for (_, r), s in pairs], starts) for v in ACTIVE_VIEWS
-        ]
-        rows.append((name, cells))
-
-    for target, window in ((0.85, 2), (0.85, 3), (0.85, 4), (0.85, 8), (0.8, 3)):
-        band = dataclasses.replace(ALGORITHMS["fspo_active"], target_acceptance=target)
-        states = [causal_states(path, band, window) for path, _ in found]
-        row(f"active, target {target:g}, last {window} steps", band, states)
-    for name, loss in _BASELINES.items():
-        band = match_active([r for _, r in found], ALGORITHMS[loss], 0.9)
-        row(f"{name}, matched to 0.9", band, [None] * len(found))
-    return _rows([f"steps {_ACTIVE_FIRST} and later, {len(found)} runs", *ACTIVE_VIEWS], rows)
-
-
-def active_own_table(groups: Sequence[RunGroup], starts: np.ndarray) -> str:
+def active_own_table(groups: Sequence[RunGroup], starts: Array) -> str:
     """Own runs in the views of the active band, with mini-batches and, from eight seeds on, with seeds resampled."""
     rows = []
-    for group in groups:
-        each = {v: [own_counts(run, v, _ACTIVE_FIRST) for run in group.runs] for v in ACTIVE_VIEWS}
-        rows.append((f"{group.algo} (n = {len(group.runs)})", [lre_cell(each[v], starts) for v in ACTIVE_VIEWS]))
+    for head, group in zip(group_heads(groups), groups, strict=True):
+        counts = {view: [own_counts(run, view, _ACTIVE_FIRST) for run in group.runs] for view in ACTIVE_VIEWS}
+        rows.append(lre_row(head, counts.__getitem__, ACTIVE_VIEWS, starts))
         if len(group.runs) >= MIN_CLUSTERS:
             by_seed = {
-                v: [Counts(c.accepted.sum(0)[None], c.total.sum(0)[None]) for c in each[v]] for v in ACTIVE_VIEWS
+                view: [Counts(part.accepted.sum(0)[None], part.total.sum(0)[None]) for part in parts]
+                for view, parts in counts.items()
             }
-            rows.append((f"{group.algo}, seeds resampled", [lre_cell(by_seed[v], starts) for v in ACTIVE_VIEWS]))
-    return _rows([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
+            rows.append(lre_row(f"{group.algo}, seeds resampled", by_seed.__getitem__, ACTIVE_VIEWS, starts))
+    return markdown_table([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
 
 
 def beside_table(grid: Path, other: Path) -> str:
     """The active band's own runs less those of another grid with default clip values, paired by seed."""
 
-    def default_groups(folder: Path) -> dict[str, RunGroup]:
+    def by_algo(folder: Path) -> dict[str, Runs]:
         runs = [run for run in map(load_run, expand_paths([folder])[0]) if run.status == "finished"]
-        return {group.algo: group for group in group_runs(runs) if group.comparison == "default"}
+        return {group.algo: group.by_seed() for group in group_runs(runs) if group.comparison == "default"}
 
-    ours, rows = default_groups(grid)["fspo_active"].by_seed(), []
-    for algo, group in default_groups(other).items():
-        theirs = group.by_seed()
-        seeds = sorted(ours.keys() & theirs.keys())
-        runs = [each[s] for each in (ours, theirs) for s in seeds]
-        starts = equal_mass_starts(sum(run.lengths.sums_MKF[..., 0].sum(0) for run in runs), BINS)
-        cells = [
-            difference_cell(
-                *([own_counts(each[s], v, _ACTIVE_FIRST) for s in seeds] for each in (ours, theirs)), starts
-            )
-            for v in ACTIVE_VIEWS
-        ]
-        rows.append((f"fspo_active - {algo} ({len(seeds)} paired seeds)", cells))
-    return "### Beside the runs of the first study\n\n" + _rows(
-        [f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows
-    )
+    ours, rows = by_algo(grid)["fspo_active"], []
+    for algo, theirs in by_algo(other).items():
+        both = [runs[seed] for runs in (ours, theirs) for seed in ours.keys() & theirs.keys()]
+        starts = shared_starts(both)
+        rows.append(paired_row(("fspo_active", algo), ours, theirs, ACTIVE_VIEWS, starts, _ACTIVE_FIRST))
+    table = markdown_table([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
+    return f"### Beside the runs of the first study\n\n{table}"
 
 
 def grid_lines(grid: Table) -> str:
@@ -369,11 +355,9 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> str:
     parts = ["### Runs", grid_lines(grid_table(planned, loaded))]
     if not runs:
         return "\n\n".join(parts)
-    groups = group_runs(runs)
-    total_K = sum(run.lengths.sums_MKF[..., 0].sum(0) for run in runs)
-    starts = equal_mass_starts(total_K, BINS)
-    edges = [*FINE_LENGTH_EDGES.numpy()[starts], "..."]
-    parts.append("Length bins begin at " + ", ".join(str(edge) for edge in edges[:-1]) + " tokens.")
+    groups, starts = group_runs(runs), shared_starts(runs)
+    begin = ", ".join(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])
+    parts.append(f"Length bins begin at {begin} tokens.")
     # The LREs have tables of their own, over all seeds' sequences together.
     measures = [each for each in standard_measures(runs, starts) if not each.label.startswith("LRE")]
     for comparison, title in TITLES.items():
@@ -384,30 +368,23 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> str:
         if any(group.algo == "fspo_active" for group in chosen):
             parts += [f"### {title}: own runs, by what the clip removes", active_own_table(chosen, starts)]
         if comparison == "default" and common:
-            parts.append("### Common records")
-            parts += [
-                f"On the runs of {group.algo}:\n\n{found}"
-                for group in chosen
-                if (found := common_tables(group, starts))
-            ]
-            parts.append("### How S spreads by length")
-            parts += [text for group in chosen if (text := spread_table(group, starts))]
+            judged = [(group.algo, common_tables(group, starts)) for group in chosen]
+            parts += ["### Common records", *(f"On the runs of {algo}:\n\n{text}" for algo, text in judged if text)]
+            parts += ["### How S spreads by length", *filter(None, (spread_table(group, starts) for group in chosen))]
         if comparison == "default" and common and measured:
-            parts += ["### The quantile band on common records", quantile_table(chosen, starts)]
-            parts += ["### The active band on common records", active_table(groups, starts)]
-        parts += [f"### {title}: does it matter for learning?", markdown(final_numbers(chosen, measures), "")]
+            parts += ["### The quantile band on common records", measured_table(chosen, starts, "fspo_quantile")]
+            parts += ["### The active band on common records", measured_table(groups, starts, "fspo_active")]
+        parts += [f"### {title}: does it matter for learning?", report_table(final_numbers(chosen, measures), "")]
         if (pairs := paired_differences(chosen, measures)) is not None:
-            parts.append(markdown(pairs, "Difference"))
+            parts.append(report_table(pairs, "Difference"))
     for calibration in sorted(grid.glob("calibration*.json")):
-        found = json.loads(calibration.read_text(encoding="utf-8"))
+        clips = json.loads(calibration.read_text(encoding="utf-8"))
         rows = [
-            (algo, [" ".join(override.rpartition("policy_loss.")[2] for override in entry["overrides"])])
-            for algo, entry in found["algos"].items()
+            [algo, " ".join(override.rpartition("policy_loss.")[2] for override in entry["overrides"])]
+            for algo, entry in clips["algos"].items()
         ]
-        parts += [
-            "### Clip values at the matched clip rate",
-            _rows([f"on {found['sequences']} sequences of {found['pilot']}", ""], rows),
-        ]
+        heads = [f"on {clips['sequences']} sequences of {clips['pilot']}", ""]
+        parts += ["### Clip values at the matched clip rate", markdown_table(heads, rows)]
     return "\n\n".join([*parts, *(f"Note: {problem}" for problem in problems)])
 
 

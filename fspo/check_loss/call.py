@@ -132,7 +132,7 @@ class PolicyLoss:
     """
 
     def __init__(self, function: Callable[..., Any], config: Any, loss_agg_mode: str = "token-mean") -> None:
-        self._function, self._config, self._mode = function, config, loss_agg_mode
+        self._function, self._config, self.loss_agg_mode = function, config, loss_agg_mode
         try:
             inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
         except TypeError as error:
@@ -166,7 +166,7 @@ class PolicyLoss:
                     log_prob=batch.log_prob_BT,
                     advantages=batch.advantages_BT,
                     response_mask=batch.mask_BT,
-                    loss_agg_mode=self._mode,
+                    loss_agg_mode=self.loss_agg_mode,
                     config=self._config,
                     rollout_is_weights=None,
                 )

@@ -1,38 +1,36 @@
-"""``python -m fspo.check_loss MODULE:FUNCTION``: is this policy loss right, and what does it do by response length?
+"""``python -m fspo.check_loss MODULE:FUNCTION ...``: is a policy loss right, and what does it do by response length?
 
 The function has the signature of verl's registry (:mod:`fspo.check_loss.call`), or is an adapter of three lines to one
 that has not; verl itself is not needed. Checks that a loss must pass come first; then, reported and never failed, what
 its normalisation and its clip do to responses of different lengths. docs/check-loss.md explains each line.
 
-Exit status: 0 if every check passed, 1 if one failed, 2 if the loss could not be checked.
+Exit status: 0 if every check passed, 1 if one failed, 2 if a loss could not be checked.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import json
-import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Final
 
-from fspo.check_loss.call import Batch, Config, LossError, PolicyLoss
+from fspo.acceptance import UnclippedWeight
+from fspo.check_loss.call import Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
 from fspo.check_loss.length_bias import (
+    DISPERSIONS,
     LENGTHS,
     VIEWS,
     Clip,
-    Normalisation,
     clip_by_length,
     find_weight,
     normalisation,
-    samples_with,
+    synthetic,
 )
-from fspo.kept import UnclippedWeight
+from fspo.names import did_you_mean
 
 #: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
 _ACTOR: Final = {
@@ -45,13 +43,6 @@ _ACTOR: Final = {
     "loss_agg_mode": "token-mean",
     "loss_scale_factor": None,
 }
-_WEIGHTS: Final = {
-    "none": "no importance ratio",
-    "token": "the ratio of the token",
-    "prefix": "the ratio of the response up to the token",
-    "sequence": "the ratio of the response",
-    "length_normalised": "the geometric mean ratio of the response's tokens",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +51,17 @@ class Report:
 
     Attributes:
         checks: Each property that a loss must have.
-        normalisation: Of the gradient on policy; None if a call failed.
+        per_token: Gradient of a token on policy, by the length of its response (LENGTHS).
+        exponent: a in ``per_token ~ L**a``.
         weight: What it weighs by; None if that was not found, and 1 was taken.
-        clips: What it keeps, by the name of the log-ratios.
+        clips: What it keeps, by the dispersion of the log-ratios (DISPERSIONS).
     """
 
     checks: list[Check]
-    normalisation: Normalisation
+    per_token: list[float]
+    exponent: float
     weight: UnclippedWeight | None
-    clips: dict[str, Clip]
+    clips: dict[float, Clip]
 
     @property
     def conforms(self) -> bool:
@@ -78,22 +71,24 @@ class Report:
     def text(self) -> str:
         """For the terminal."""
         lines = [f"{'ok  ' if each.passed else 'FAIL'}  {each.name:13}  {each.says}" for each in self.checks]
-        lines += ["", "response length, reported and not judged:"]
-        found = self.normalisation
-        lines.append(_row("  tokens", [str(length) for length in LENGTHS]))
-        lines.append(_row("  gradient per token", [f"{value:.3g}" for value in found.per_token]))
-        lines.append(_row("  gradient per response", [f"{value:.3g}" for value in found.per_response]))
-        lines.append(f"  {_counts(found)}")
-        weighs = "something else than a ratio: kept is measured against the gradient on policy; see --weight"
-        lines.append(f"  near the old policy a token is weighed by {_WEIGHTS[self.weight] if self.weight else weighs}")
-        for name, clip in self.clips.items():
-            lines += ["", f"  clip, {name}: keeps {clip.kept:.1%} of the weight of a response, on average"]
-            lines.append(_row("  tokens from", [str(start) for start in clip.starts]))
-            lines.append(_row("  kept", [f"{share:.3f}" for share in clip.kept_J]))
+        lines += [
+            "",
+            "response length, reported and not judged:",
+            _row("  tokens", [str(length) for length in LENGTHS]),
+            _row("  gradient per token", [f"{value:.3g}" for value in self.per_token]),
+            f"  per token ~ L^{self.exponent:.2f} (0: every token counts alike, -1: every response does)",
+            f"  weight near the old policy: {self.weight or 'another (the clip is measured against 1)'}",
+        ]
+        for sigma, clip in self.clips.items():
+            lines += [
+                "",
+                f"  clip at {sigma:g} nats per sqrt(token): keeps {clip.kept:.1%} of a response's weight on average",
+                _row("  tokens from", [str(start) for start in clip.starts]),
+                _row("  kept", [f"{share:.3f}" for share in clip.kept_J]),
+            ]
             for view in VIEWS:
-                error = clip.errors[view]
-                low_high = f"[{error.debiased.low:.3f}, {error.debiased.high:.3f}]"
-                lines.append(f"  LRE {view:9}  {error.debiased.value:.3f} {low_high}, noise {error.noise_floor:.3f}")
+                lre, noise = clip.errors[view].debiased, clip.errors[view].noise_floor
+                lines.append(f"  LRE {view:9}  {lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {noise:.3f}")
         failed = [each.name for each in self.checks if not each.passed]
         verdict = f"does not conform: {', '.join(failed)}" if failed else f"conforms: {len(self.checks)} checks passed"
         return "\n".join([*lines, "", verdict])
@@ -103,38 +98,29 @@ def _row(head: str, cells: Sequence[str]) -> str:
     return f"{head:24}" + "".join(f"{cell:>9}" for cell in cells)
 
 
-def _counts(found: Normalisation) -> str:
-    if math.isnan(found.exponent):
-        return "on policy, descent does not make every token of a response with A > 0 likelier"
-    if abs(found.exponent) < 0.05:
-        return "per token ~ L^0: every token counts alike, so a response counts by its length"
-    if abs(found.exponent + 1) < 0.05:
-        return "per token ~ 1/L: every response counts alike, so a token counts less the longer its response"
-    return f"per token ~ L^{found.exponent:.2f}, per response ~ L^{found.exponent + 1:.2f}"
-
-
-def check(loss: PolicyLoss, samples: dict[str, list[Batch]], weight: UnclippedWeight | None = None) -> Report:
+def check(loss: PolicyLoss) -> Report:
     """Everything about one loss.
-
-    Args:
-        loss: The loss.
-        samples: Log-ratios on which to measure its clip, by name.
-        weight: What it weighs by without its clip; None: found by probing.
 
     Raises:
         LossError: If it cannot be called.
     """
-    found = checks(loss)
-    weight = weight or find_weight(loss)
-    clips = {name: clip_by_length(loss, weight or "none", batches) for name, batches in samples.items()}
-    return Report(found, normalisation(loss), weight, clips)
+    results = checks(loss)
+    per_token, exponent = normalisation(loss)
+    weight = find_weight(loss)
+    clips = {sigma: clip_by_length(loss, weight or "none", synthetic(sigma)) for sigma in DISPERSIONS}
+    return Report(results, per_token, exponent, weight, clips)
 
 
-def load(name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names.
+def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None) -> PolicyLoss:
+    """The loss that ``module:function`` names.
+
+    Args:
+        name: Of a function, or of a :class:`PolicyLoss`, which has its settings already.
+        settings: Of the actor, each ``KEY=VALUE``.
+        loss_agg_mode: verl's averaging; None: token-mean.
 
     Raises:
-        LossError: If it cannot be imported, is not there or cannot be called.
+        LossError: If it cannot be imported, is not there, cannot be called, or does not take the settings.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not module_name or not function_name:
@@ -147,15 +133,18 @@ def load(name: str) -> Callable[..., Any]:
             "or install its package"
         ) from error
     if not hasattr(module, function_name):
-        near = difflib.get_close_matches(function_name, dir(module), 1)
         raise LossError(
-            f"{module_name} has no {function_name}{f' (did you mean {near[0]}?)' if near else ''}: name the function "
-            "that is to be registered with verl"
+            f"{module_name} has no {function_name}{did_you_mean(function_name, dir(module))}: name the function that "
+            "is to be registered with verl"
         )
     function = getattr(module, function_name)
+    if isinstance(function, PolicyLoss):
+        if settings or loss_agg_mode:
+            raise LossError(f"{name} has settings of its own: leave --config and --loss-agg-mode out")
+        return function
     if not callable(function):
         raise LossError(f"{name} is {str(function)[:80]!r}, which cannot be called: name the loss function")
-    return function  # type: ignore[no-any-return]
+    return PolicyLoss(function, configured(settings), loss_agg_mode or "token-mean")
 
 
 def configured(settings: Sequence[str]) -> Config:
@@ -188,18 +177,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fspo.check_loss", description="Check a policy loss, and show what it does by response length."
     )
-    parser.add_argument("loss", metavar="MODULE:FUNCTION", help="the loss, with the signature of verl's registry")
+    parser.add_argument("losses", nargs="+", metavar="MODULE:FUNCTION", help="with the signature of verl's registry")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of the actor")
-    parser.add_argument("--loss-agg-mode", default="token-mean", help="verl's averaging (default: token-mean)")
-    parser.add_argument("--records", type=Path, metavar="RUN", help="also judge the clip on a run's sequences.jsonl")
-    parser.add_argument("--weight", choices=get_args(UnclippedWeight), help="what the loss weighs by without its clip")
+    parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean)")
     options = parser.parse_args(arguments)
-    try:
-        loss = PolicyLoss(load(options.loss), configured(options.config), options.loss_agg_mode)
-        checks(loss)  # before the records are read
-        report = check(loss, samples_with(options.records), options.weight)
-    except LossError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"{options.loss}, loss_agg_mode={options.loss_agg_mode}\n\n{report.text()}")
-    return 0 if report.conforms else 1
+    status = 0
+    for name in options.losses:
+        try:
+            loss = load(name, options.config, options.loss_agg_mode)
+            report = check(loss)
+        except LossError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            status = 2
+            continue
+        print(f"{name}, loss_agg_mode={loss.loss_agg_mode}\n\n{report.text()}\n", flush=True)
+        status = max(status, int(not report.conforms))
+    return status

@@ -9,7 +9,7 @@ block under ``torch.no_grad()`` is recorded in one, and put in its place in the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -39,34 +39,18 @@ class _Held(TorchFunctionMode):
         super().__init__()
         self.seen: list[torch.Tensor] = []
         self._recorded = recorded
-        self._in_function = 0
-
-    def __enter__(self) -> Self:
-        # Gradients are off inside the forward pass of a torch.autograd.Function too, and its result has one.
-        self._apply = torch.autograd.Function.__dict__["apply"]
-
-        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-            args = args if torch.is_grad_enabled() else self._hold(args)
-            self._in_function += 1
-            try:
-                return self._apply.__func__(cls, *args, **kwargs)
-            finally:
-                self._in_function -= 1
-
-        torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        torch.autograd.Function.apply = self._apply  # type: ignore[method-assign]
+        # Set by the loss alone: torch turns gradients off in the forward pass of a torch.autograd.Function too, in a
+        # way that does not come by here, and its result has a gradient.
+        self._off = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         reads = getattr(func, "__name__", "") == "__get__"  # an attribute, such as the shape
-        if func in _CUTS or not (torch.is_grad_enabled() or self._in_function or reads):
+        if func is torch._C._set_grad_enabled:
+            self._off = not args[0]
+        elif func in _CUTS or (self._off and not reads):
             args, kwargs = self._hold(args), self._hold(kwargs)
         return func(*args, **kwargs)
 

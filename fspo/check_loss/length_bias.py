@@ -5,25 +5,19 @@ Nothing of it is right or wrong; it is measured, on the gradient alone, so that 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-import tarfile
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 
-from fspo.acceptance import acceptance_counts, stack_sums
-from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
+from fspo.acceptance import UnclippedWeight, acceptance_counts, kept_output, stack_sums
+from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import LengthReweightingError, equal_mass_starts
-from fspo.kept import UnclippedWeight, kept_output
-from fspo.records import Array, read_sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 
 #: The views of acceptance that are computed of what a loss keeps (fspo.acceptance.VIEWS).
@@ -33,34 +27,20 @@ LENGTHS: Final = (4, 16, 64, 256)
 DISPERSIONS: Final = (0.03, 0.1)
 _MINI_BATCHES, _RESPONSES, _LONGEST = 40, 128, 512
 _PROBED, _TOKENS, _PROBE = 5, 12, 1e-4
-_NEWTON_STEPS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Normalisation:
-    """Gradient on policy by length, with A = 1, times the number of responses.
+def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
+    """Mean gradient of a token by the length of its response, on policy with A = 1, times the number of responses.
 
-    Attributes:
-        per_token: Mean over the tokens of a response of LENGTHS tokens.
-        per_response: Sum over its tokens.
-        exponent: a in ``per_token ~ L**a``: 0 if every token counts alike, -1 if every response does.
+    Returns:
+        The mean over the tokens of a response of each of LENGTHS, and the exponent a in ``mean ~ L**a``: 0 if every
+        token counts alike, -1 if every response does, NaN if some mean is not positive.
     """
-
-    per_token: tuple[float, ...]
-    per_response: tuple[float, ...]
-    exponent: float
-
-
-def normalisation(loss: PolicyLoss) -> Normalisation:
-    """How the gradient of a response grows with its length, on policy."""
     batch = synthetic_batch(LENGTHS, (0.01,) * len(LENGTHS), (1.0,) * len(LENGTHS)).on_policy()
     gradient_BT, _ = loss.gradient(batch)
-    whole = [-float(row.sum()) * len(LENGTHS) for row in gradient_BT]
-    mean = [each / length for each, length in zip(whole, LENGTHS, strict=True)]
-    exponent = math.nan
-    if min(mean) > 0:
-        exponent = float(np.polyfit(np.log(LENGTHS), np.log(mean), 1)[0])
-    return Normalisation(tuple(mean), tuple(whole), exponent)
+    mean = [-float(row.sum()) * len(LENGTHS) / length for row, length in zip(gradient_BT, LENGTHS, strict=True)]
+    exponent = float(np.polyfit(np.log(LENGTHS), np.log(mean), 1)[0]) if min(mean) > 0 else math.nan
+    return mean, exponent
 
 
 def find_weight(loss: PolicyLoss) -> UnclippedWeight | None:
@@ -78,22 +58,15 @@ def find_weight(loss: PolicyLoss) -> UnclippedWeight | None:
         loss.gradient(each)[0].abs() for each in (near, dataclasses.replace(near, log_prob_BT=moved_BT))
     )
     response_T = ((after_BT.log() - before_BT.log()) / _PROBE).median(dim=0).values
-    if not bool(torch.isfinite(response_T).all()):
-        return None
-    earlier, own, later = response_T[:_PROBED], float(response_T[_PROBED]), response_T[_PROBED + 1 :]
-
-    def all_near(values: torch.Tensor, value: float) -> bool:
-        return bool(((values - value).abs() < 0.02).all())
-
-    if all_near(response_T, 0.0):
-        return "none"
-    if all_near(response_T, 1 / _TOKENS):
-        return "length_normalised"
-    if all_near(response_T, own):
-        return "sequence"
-    if all_near(earlier, 0.0) and abs(own - 1) < 0.02:
-        return "token" if all_near(later, 0.0) else "prefix" if all_near(later, 1.0) else None
-    return None
+    token_T = torch.arange(_TOKENS)
+    shapes: dict[UnclippedWeight, torch.Tensor] = {
+        "none": torch.zeros(_TOKENS),
+        "token": (token_T == _PROBED).double(),
+        "prefix": (token_T >= _PROBED).double(),
+        "length_normalised": torch.full((_TOKENS,), 1 / _TOKENS),
+        "sequence": response_T[_PROBED].expand(_TOKENS),  # of whatever power
+    }
+    return next((name for name, shape_T in shapes.items() if bool(((response_T - shape_T).abs() < 0.02).all())), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,76 +129,3 @@ def synthetic(sigma: float) -> list[Batch]:
         batch = Batch(log_prob_BT, old_log_prob_BT, advantage_B[:, None].expand_as(log_prob_BT), mask_BT)
         found.append(batch.padding(0.0).to(torch.float32))
     return found
-
-
-def recorded(path: Path) -> list[Batch]:
-    """The recorded mini-batches of runs, without responses with A = 0; the tokens are drawn, S, L and A are recorded.
-
-    Records hold one S for each response. Its tokens are drawn from :class:`~fspo.check_loss.token_kinds.TokenKinds` of
-    the dispersion of S / sqrt(L), and the logits of a response are moved together until they give its S. What a loss of
-    sequences keeps is therefore that of the records; of a loss of tokens it depends on the drawn tokens too.
-
-    Args:
-        path: A run folder with ``sequences.jsonl`` (``fspo.record_sequences=true``), a folder of such, or an archive
-            of either.
-
-    Raises:
-        LossError: If no run there has recorded sequences.
-    """
-    with contextlib.ExitStack() as stack:
-        folder = path
-        if path.is_file():
-            try:
-                archive = stack.enter_context(tarfile.open(path))
-            except (tarfile.TarError, OSError) as error:
-                raise LossError(f"{path} is no folder and no archive ({error}): give a run folder") from None
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            archive.extractall(folder, filter="data")
-        runs = [read_sequences(each.parent) for each in sorted(folder.rglob("sequences.jsonl"))]
-    pairs = [
-        (s[a != 0], length[a != 0].astype(np.int64), a[a != 0])
-        for run in runs
-        if run is not None
-        for s, length, a in zip(run.s, run.length, run.advantage, strict=True)
-        if (a != 0).any()
-    ]
-    if not pairs:
-        raise LossError(
-            f"{path} has no sequences.jsonl with responses after the first mini-batch: record some with "
-            "fspo.record_sequences=true, and give the run folder"
-        )
-    rng = np.random.default_rng(0)
-    dispersion = float(np.std(np.concatenate([s / np.sqrt(length) for s, length, _ in pairs])))
-    kinds = TokenKinds.random(dispersion, rng)
-    return [_with_tokens(s, length, a, kinds, rng) for s, length, a in pairs]
-
-
-def samples_with(records: Path | None) -> dict[str, list[Batch]]:
-    """The mini-batches on which a command judges a clip, by name: synthetic ones, and those of ``--records``.
-
-    Raises:
-        LossError: If ``records`` is given, and has none.
-    """
-    if records is not None and not records.exists():
-        raise LossError(f"--records {records} does not exist: give a run folder")
-    found = {f"synthetic log-ratios of {sigma:g} a token": synthetic(sigma) for sigma in DISPERSIONS}
-    if records is not None:
-        found[f"the responses of {records}, tokens drawn"] = recorded(records)
-    return found
-
-
-def _with_tokens(s_B: Array, length_B: np.ndarray, a_B: Array, kinds: TokenKinds, rng: np.random.Generator) -> Batch:
-    """Drawn tokens; their logits are moved by one amount per response, the new up and the old down, to give its S."""
-    new_BT, old_BT, mask_BT = kinds.log_probs(length_B, int(length_B.max()), rng)
-    new_logit_BT, old_logit_BT = (each - torch.log(-torch.expm1(each.clamp(max=-1e-12))) for each in (new_BT, old_BT))
-    move_B1, target_B1 = torch.zeros(len(s_B), 1, dtype=torch.float64), torch.from_numpy(s_B)[:, None]
-    for _ in range(_NEWTON_STEPS):
-        new_BT = torch.nn.functional.logsigmoid(new_logit_BT + move_B1 / 2)
-        old_BT = torch.nn.functional.logsigmoid(old_logit_BT - move_B1 / 2)
-        slope_BT = (1 - (new_BT.exp() + old_BT.exp()) / 2) * mask_BT
-        miss_B1 = target_B1 - ((new_BT - old_BT) * mask_BT).sum(-1, keepdim=True)
-        move_B1 = move_B1 + miss_B1 / slope_BT.sum(-1, keepdim=True)
-    new_BT = torch.nn.functional.logsigmoid(new_logit_BT + move_B1 / 2)
-    old_BT = torch.nn.functional.logsigmoid(old_logit_BT - move_B1 / 2)
-    advantages_BT = torch.from_numpy(a_B)[:, None].expand_as(new_BT)
-    return Batch(new_BT, old_BT, advantages_BT, mask_BT).padding(0.0).to(torch.float32)

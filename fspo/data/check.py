@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedTokenizerBase
 
-#: Columns of a data file in verl's schema without which training fails.
-REQUIRED_COLUMNS: Final = ("data_source", "prompt", "reward_model")
 ROLES: Final = ("system", "user", "assistant", "tool")
 _NAMED = 5  # rows that a sentence names
 _CALLS = 3  # rows of each source with which a reward is tried
@@ -70,69 +68,55 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
     """
     import pyarrow as pa
 
-    def fields(kind: pa.DataType) -> set[str]:
-        return {each.name for each in kind} if pa.types.is_struct(kind) else set()
+    def fields(kind: pa.DataType) -> dict[str, pa.DataType]:
+        return {each.name: each.type for each in kind} if pa.types.is_struct(kind) else {}
 
     def is_text(kind: pa.DataType) -> bool:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
-    required = [prompt_key if column == "prompt" else column for column in REQUIRED_COLUMNS]
-    if missing := [column for column in required if column not in schema.names]:
-        yield f"has no column {', '.join(missing)}; `python -m fspo.data` writes verl's schema"
-    types = {column: schema.field(column).type for column in schema.names}
-    prompt = types.get(prompt_key)
-    is_list = prompt is not None and (pa.types.is_list(prompt) or pa.types.is_large_list(prompt))
-    if prompt is not None and not (is_list and fields(prompt.value_type) >= {"role", "content"}):
+    def is_messages(kind: pa.DataType) -> bool:
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        return is_list and fields(kind.value_type).keys() >= {"role", "content"}
+
+    types = {column.name: column.type for column in schema}
+    rules = (
+        (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
+        ("data_source", is_text, "text"),
+        ("reward_model", lambda kind: "ground_truth" in fields(kind), 'a record such as {"ground_truth": TEXT}'),
+        ("extra_info", lambda kind: pa.types.is_null(kind) or pa.types.is_struct(kind), "a record, or be left out"),
+    )
+    if missing := [column for column, *_ in rules if column not in types and column != "extra_info"]:
+        yield f"has no column {', '.join(missing)}; `python -m fspo.data prepare` writes verl's schema"
+    for column, is_right, right in rules:
+        if column in types and not is_right(types[column]):
+            yield f"has a column {column} of type {types[column]}: it must be {right}"
+    truth = fields(types["reward_model"]).get("ground_truth") if "reward_model" in types else None
+    if text_truth and truth is not None and not is_text(truth):
         yield (
-            f"has a column {prompt_key} of type {prompt}: it must be a list of messages, such as "
-            '[{"role": "user", "content": TEXT}]'
+            f"has reward_model.ground_truth of type {truth}, and the recipe's own reward reads text: write it as "
+            "text, or give a reward of your own"
         )
-    if "reward_model" in types and "ground_truth" not in fields(types["reward_model"]):
-        yield (
-            f"has a column reward_model of type {types['reward_model']}: it must be a record with ground_truth, such "
-            'as {"style": "rule", "ground_truth": TEXT}'
-        )
-    elif text_truth and "reward_model" in types:
-        truth = types["reward_model"].field("ground_truth").type
-        if not is_text(truth):
-            yield (
-                f"has reward_model.ground_truth of type {truth}, and the recipe's own reward reads text: write it as "
-                "text, or give a reward of your own"
-            )
-    source = types.get("data_source")
-    if source is not None and not is_text(source):
-        yield f"has a column data_source of type {source}: it must be text"
-    info = types.get("extra_info")
-    if info is not None and not (pa.types.is_struct(info) or pa.types.is_null(info)):
-        yield f'has a column extra_info of type {info}: it must be a record, such as {{"index": 0}}, or be left out'
 
 
 def join_problems(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:
-    """Columns, or fields inside them, that have different types in files of one list: verl cannot join these."""
+    """Files that verl cannot join with those before them in a list, for a type of a column or of a field in it."""
+    import datasets
     import pyarrow as pa
 
-    def leaves(name: str, kind: pa.DataType) -> Iterator[tuple[str, str]]:
-        if pa.types.is_struct(kind):
-            yield name, "record"
-            for each in kind:
-                yield from leaves(f"{name}.{each.name}", each.type)
-        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            yield name, "large_list" if pa.types.is_large_list(kind) else "list"
-            yield from leaves(f"{name}[]", kind.value_type)
-        else:
-            yield name, str(kind)
-
-    types: dict[str, dict[str, str]] = defaultdict(dict)  # of a leaf: the first file with each type
+    joined: datasets.Dataset | None = None
+    types: dict[str, pa.DataType] = {}
     for file, schema in schemas.items():
-        for column in schema:
-            for leaf, kind in leaves(column.name, column.type):
-                types[leaf].setdefault(kind, file)
-    for leaf, found in types.items():
-        # A column without any value has no type, and goes with all types but a record's.
-        if len(found) > 1 and (len(found) > 2 or "null" not in found or "record" in found):
-            seen = " and ".join(f"{kind} in {file}" for kind, file in found.items())
-            yield f"{leaf} is {seen}: files of one list are joined, so write it with one type in all of them"
+        # datasets looks at the types of files with rows only.
+        rows = datasets.Dataset(pa.Table.from_pylist([{}], schema=schema))
+        try:
+            joined = rows if joined is None else datasets.concatenate_datasets([joined, rows])
+        except (ValueError, AttributeError):
+            clashes = [column for column in schema if column.type != types.get(column.name, column.type)]
+            differ = "; ".join(f"{column.name} is {column.type}, before {types[column.name]}" for column in clashes)
+            yield f"{file} cannot be joined with the files before it: {differ}. Write one type in all of them"
+            continue
+        types = {column.name: column.type for column in schema} | types
 
 
 @dataclass
@@ -143,44 +127,33 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
 
-@dataclass
 class _Row:
-    file: str
-    number: int
-    values: dict[str, Any]
+    """A row, by its place in words."""
 
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        return [message or {} for message in self.values.get("prompt") or []]
+    def __init__(self, file: str, number: int, values: dict[str, Any]) -> None:
+        self.place = f"row {number} of {file}"
+        self.file = file
+        self.messages: list[dict[str, Any]] = [message or {} for message in values["prompt"] or []]
+        self.source = values["data_source"]
+        self.truth = (values["reward_model"] or {}).get("ground_truth")
+        self.info = dict(values.get("extra_info") or {})
 
-    @property
-    def source(self) -> str:
-        return str(self.values.get("data_source"))
-
-    @property
-    def truth(self) -> Any:
-        return (self.values.get("reward_model") or {}).get("ground_truth")
-
-    @property
-    def text(self) -> str:
-        """The messages as they are compared: contents that are not text (images) by their representation."""
-        return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in self.messages)
-
-    def __str__(self) -> str:
-        return f"row {self.number} of {self.file}"
+    def problem(self, text_truth: bool) -> str | None:
+        """Why training stops at the row, or learns nothing from it."""
+        if not self.messages or not all(message.get("content") for message in self.messages):
+            return "an empty prompt or message"
+        if not {message.get("role") for message in self.messages} <= set(ROLES):
+            return f"a role that is not one of {', '.join(ROLES)}"
+        if self.messages[-1]["role"] == "assistant":
+            return "a prompt that ends with the assistant's message, where the response begins"
+        if self.truth is None or (text_truth and not str(self.truth).strip()):
+            return "no reward_model.ground_truth"
+        return None if self.source else "no data_source"
 
 
-def _rows(file: str) -> tuple[pa.Schema, list[_Row]]:
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"{file} does not exist")
-    table = read_table(path)
-    return table.schema, [_Row(file, number, values) for number, values in enumerate(table.to_pylist())]
-
-
-def _named(rows: Sequence[object]) -> str:
+def _named(rows: Sequence[_Row]) -> str:
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
-    return ", ".join(map(str, rows[:_NAMED])) + more
+    return ", ".join(row.place for row in rows[:_NAMED]) + more
 
 
 def check(
@@ -201,64 +174,62 @@ def check(
     found = Findings()
     schemas, rows = {}, []
     for file in dict.fromkeys(files):
-        schemas[file], of_file = _rows(file)
-        found.lines.append(f"{file}: {len(of_file)} rows")
-        wrong = column_problems(schemas[file], text_truth=reward is None)
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"{file} does not exist")
+        table = read_table(Path(file))
+        schemas[file] = table.schema
+        found.lines.append(f"{file}: {table.num_rows} rows")
+        wrong = list(column_problems(table.schema, text_truth=reward is None))
         found.problems += [f"{file} {problem}" for problem in wrong]
-        if not of_file:
+        if not table.num_rows:
             found.problems.append(f"{file} has no rows")
-        rows += of_file
+        if not wrong:
+            rows += [_Row(file, number, values) for number, values in enumerate(table.to_pylist())]
     found.problems += join_problems(schemas)
-    if found.problems or not rows:
+    if found.problems:
         return found
-    good = _check_rows(rows, found, text_truth=reward is None)
-    _check_duplicates(good, found)
-    tokenizer = None if model is None else _tokenizer(model)
-    lengths = _check_lengths(good, tokenizer, max_prompt_length, found)
-    _describe_sources(good, lengths, "characters" if tokenizer is None else "tokens", found)
-    if tokenizer is not None:
-        _show_samples(good, tokenizer, found)
+    bad = _by(rows, lambda row: row.problem(text_truth=reward is None))
+    good = bad.pop(None, [])
+    found.problems += [f"{len(which)} row(s) with {what}: {_named(which)}" for what, which in bad.items()]
+    found.lines += _duplicates(good)
+    sources = _by(good, lambda row: row.source)
+    if model is None:
+        unit = "characters"
+        lengths = {row: sum(len(str(message["content"])) for message in row.messages) for row in good}
+    else:
+        tokenizer = _tokenizer(model)
+        unit, lengths = "tokens", _token_lengths(good, tokenizer, max_prompt_length, found)
+    found.lines += _table_of_sources(sources, lengths, unit)
+    if model is not None:
+        found.lines += _samples(sources, tokenizer, lengths)
     if reward is not None:
-        _check_reward(good, reward, found)
+        _check_reward(sources, reward, found)
     return found
 
 
-def _check_rows(rows: Sequence[_Row], found: Findings, text_truth: bool) -> list[_Row]:
-    bad: dict[str, list[_Row]] = defaultdict(list)
-    good = []
+def _by(rows: Iterable[_Row], key: Callable[[_Row], Any]) -> dict[Any, list[_Row]]:
+    """The rows by something of theirs."""
+    found: dict[Any, list[_Row]] = defaultdict(list)
     for row in rows:
-        contents = [message.get("content") for message in row.messages]
-        roles = [message.get("role") for message in row.messages]
-        if not row.messages or any(not content for content in contents):
-            bad["an empty prompt or message"].append(row)
-        elif not set(roles) <= set(ROLES):
-            bad[f"a role that is not one of {', '.join(ROLES)}"].append(row)
-        elif roles[-1] == "assistant":
-            bad["a prompt that ends with the assistant's message, where the response begins"].append(row)
-        elif row.truth is None or (text_truth and not str(row.truth).strip()):
-            bad["no reward_model.ground_truth"].append(row)
-        elif not row.values.get("data_source"):
-            bad["no data_source"].append(row)
-        else:
-            good.append(row)
-    found.problems += [f"{len(which)} row(s) with {what}: {_named(which)}" for what, which in bad.items()]
-    return good
+        found[key(row)].append(row)
+    return found
 
 
-def _check_duplicates(rows: Sequence[_Row], found: Findings) -> None:
-    by_text: dict[str, list[_Row]] = defaultdict(list)
-    for row in rows:
-        by_text[" ".join(row.text.split())].append(row)
-    repeated = [which for which in by_text.values() if len(which) > 1]
+def _text(row: _Row) -> str:
+    """The messages of a row as they are compared: contents that are not text (images) by their representation."""
+    return "\n".join(f"{message['role']}: {message['content']}" for message in row.messages)
+
+
+def _duplicates(rows: Sequence[_Row]) -> Iterator[str]:
+    repeated = [which for which in _by(rows, lambda row: " ".join(_text(row).split())).values() if len(which) > 1]
     across = [which for which in repeated if len({row.file for row in which}) > 1]
     conflicting = [which for which in repeated if len({str(row.truth) for row in which}) > 1]
-    for what, groups in (
-        ("more than once", repeated),
-        ("in several files (a test set is then no longer held out)", across),
-        ("with different ground truths", conflicting),
-    ):
-        if groups:
-            found.lines.append(f"note: {len(groups)} prompt(s) are there {what}, such as {_named(groups[0])}")
+    if repeated:
+        yield f"note: {len(repeated)} prompt(s) are there more than once, such as {_named(repeated[0])}"
+    if across:
+        yield f"note: {len(across)} of them in several files, so a test set is not held out: {_named(across[0])}"
+    if conflicting:
+        yield f"note: {len(conflicting)} of them with different ground truths: {_named(conflicting[0])}"
 
 
 def _tokenizer(model: str) -> PreTrainedTokenizerBase:
@@ -274,73 +245,50 @@ def _prompt(row: _Row, tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, tokenize=False))
 
 
-def _check_lengths(
-    rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase | None, most: int | None, found: Findings
-) -> list[int | None]:
-    """The length of every prompt: in tokens, None where the template fails; without a tokenizer in characters."""
-    if tokenizer is None:
-        return [sum(len(str(message["content"])) for message in row.messages) for row in rows]
-    lengths: list[int | None] = []
-    too_long, unknown, refused = [], [], defaultdict(list)
+def _token_lengths(
+    rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase, most: int | None, found: Findings
+) -> dict[_Row, int]:
+    """The length of every prompt in tokens, of those that the chat template takes."""
+    lengths: dict[_Row, int] = {}
+    problems: dict[str, list[_Row]] = defaultdict(list)
     for row in rows:
         try:
             ids = tokenizer(_prompt(row, tokenizer), add_special_tokens=False)["input_ids"]
         except Exception as error:  # a template may raise anything; verl leaves such a row out
-            refused[f"{type(error).__name__}: {error}"].append(row)
-            lengths.append(None)
+            problems[f"that the chat template refuses ({type(error).__name__}: {error})"].append(row)
             continue
-        lengths.append(len(ids))
+        lengths[row] = len(ids)
         if most is not None and len(ids) > most:
-            too_long.append(row)
+            problems[f"longer than data.max_prompt_length={most} tokens, and verl leaves them out"].append(row)
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-            unknown.append(row)
-    for why, which in refused.items():
-        found.problems.append(f"{len(which)} row(s) that the chat template refuses ({why}): {_named(which)}")
-    if too_long:
-        found.problems.append(
-            f"{len(too_long)} of {len(rows)} prompts are longer than data.max_prompt_length={most} tokens, and verl "
-            f"leaves them out: {_named(too_long)}"
-        )
-    if unknown:
-        found.problems.append(
-            f"{len(unknown)} prompt(s) have characters that the tokenizer does not know (they become "
-            f"{tokenizer.unk_token}): {_named(unknown)}"
-        )
+            problems["with characters that the tokenizer does not know"].append(row)
+    found.problems += [
+        f"{len(which)} of {len(rows)} prompts {what}: {_named(which)}" for what, which in problems.items()
+    ]
     return lengths
 
 
-def _describe_sources(rows: Sequence[_Row], lengths: Sequence[int | None], unit: str, found: Findings) -> None:
+def _table_of_sources(sources: Mapping[str, list[_Row]], lengths: Mapping[_Row, int], unit: str) -> Iterator[str]:
     import numpy as np
 
-    counts = Counter(row.source for row in rows)
-    width = max([len("data_source"), *map(len, counts)])
-    found.lines += ["", f"{'data_source':{width}}  {'rows':>7}  prompt {unit}: min, median, 90%, 99%, max"]
-    for source, count in counts.most_common():
-        known = [n for row, n in zip(rows, lengths, strict=True) if row.source == source and n is not None]
+    width = max(map(len, ["data_source", *sources]))
+    yield f"\n{'data_source':{width}}  {'rows':>7}  prompt {unit}: min, median, 90%, 99%, max"
+    for source, rows in sources.items():
+        known = [lengths[row] for row in rows if row in lengths]
         quantiles = np.quantile(known, (0, 0.5, 0.9, 0.99, 1), method="higher").tolist() if known else []
-        found.lines.append(f"{source:{width}}  {count:>7}  {', '.join(map(str, quantiles))}")
+        yield f"{source:{width}}  {len(rows):>7}  {', '.join(map(str, quantiles))}"
 
 
-def _first_of_each_source(rows: Sequence[_Row], number: int) -> Iterator[_Row]:
-    seen: Counter[str] = Counter()
-    for row in rows:
-        seen[row.source] += 1
-        if seen[row.source] <= number:
-            yield row
+def _samples(
+    sources: Mapping[str, list[_Row]], tokenizer: PreTrainedTokenizerBase, lengths: Mapping[_Row, int]
+) -> Iterator[str]:
+    for source, (row, *_) in sources.items():
+        if row in lengths:
+            text = _prompt(row, tokenizer).replace("\n", "\n  | ")
+            yield f"\n{row.place}, {source}, as the model sees it:\n  | {text}\n  ground truth: {row.truth!r}"
 
 
-def _show_samples(rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase, found: Findings) -> None:
-    for row in _first_of_each_source(rows, 1):
-        try:
-            text = _prompt(row, tokenizer)
-        except Exception:  # it is among the problems
-            continue
-        found.lines += ["", f"{row}, {row.source}, as the model sees it:"]
-        found.lines += [f"  | {line}" for line in text.split("\n")]
-        found.lines.append(f"  ground truth: {row.truth!r}")
-
-
-def _check_reward(rows: Sequence[_Row], reward: str, found: Findings) -> None:
+def _check_reward(sources: Mapping[str, list[_Row]], reward: str, found: Findings) -> None:
     path, colon, name = reward.rpartition(":")
     if not colon or name.startswith("//"):  # pkg://module
         path, name = reward, "compute_score"
@@ -352,41 +300,31 @@ def _check_reward(rows: Sequence[_Row], reward: str, found: Findings) -> None:
     if problem is not None:
         found.problems.append(f"--reward {reward}: {problem}")
         return
-    found.lines += ["", f"reward {path}:{name}    response = ground truth    no response"]
-    earned: dict[str, bool] = {}
-    keys: set[str] | None = None
-    for row in _first_of_each_source(rows, _CALLS):
+    found.lines.append(f"\nreward {path}:{name}    response = ground truth    no response")
+    keys: set[str] = set()
+    for row in [row for rows in sources.values() for row in rows[:_CALLS]]:
         scores = []
         for response in (str(row.truth), ""):
-            try:
-                result = _call(function, row, response)
-                problem = result_problem(result)
-            except (Exception, SystemExit) as error:
-                problem = f"it raised {describe(error)}"
-            else:
-                has = set(map(str, result)) if isinstance(result, Mapping) else set()
-                keys = has if keys is None else keys
-                if problem is None and has != keys:
-                    problem = (
-                        f"it returned the keys {', '.join(sorted(has)) or 'none'}, and before "
-                        f"{', '.join(sorted(keys)) or 'none'}: return the same keys for every row"
-                    )
-                elif problem is None and "acc" in has and not 0 <= result["acc"] <= 1:
-                    problem = f"it returned acc={result['acc']!r}, which must lie between 0 and 1"
+            result, problem = _call(function, row, response)
+            here = set(map(str, result)) if isinstance(result, Mapping) else {"score"}
+            if problem is None and here != (keys := keys or here):
+                problem = f"it returned the keys {sorted(here)}, and before {sorted(keys)}: return the same every time"
             if problem is not None:
-                found.problems.append(f"--reward {reward}, {row} ({row.source}), response {response!r}: {problem}")
+                place = f"{row.place} ({row.source}), response {response!r}"
+                found.problems.append(f"--reward {reward}, {place}: {problem}")
                 return
             scores.append(float(result["score"] if isinstance(result, Mapping) else result))
-        found.lines.append(f"  {row}, {row.source}: {scores[0]:g}    {scores[1]:g}")
-        earned[row.source] = earned.get(row.source, False) or scores[0] > scores[1]
-    if sources := [source for source, better in earned.items() if not better]:
-        found.lines.append(
-            f"note: {', '.join(sources)}: the ground truth scores no more than no response. That is right if it is no "
-            "answer, such as the cases of a program; try the function with an answer of your own then"
-        )
+        found.lines.append(f"  {row.place}, {row.source}: {scores[0]:g}    {scores[1]:g}")
 
 
-def _call(function: Callable[..., Any], row: _Row, response: str) -> Any:
-    info = dict(row.values.get("extra_info") or {})
-    result = function(**dict(zip(ARGUMENTS, (row.source, response, row.truth, info), strict=True)))
-    return asyncio.run(result) if inspect.iscoroutinefunction(function) else result
+def _call(function: Callable[..., Any], row: _Row, response: str) -> tuple[Any, str | None]:
+    """What a reward returns, and what is wrong with it."""
+    try:
+        result = function(**dict(zip(ARGUMENTS, (row.source, response, row.truth, dict(row.info)), strict=True)))
+        result = asyncio.run(result) if inspect.iscoroutinefunction(function) else result
+        problem = result_problem(result)
+    except (Exception, SystemExit) as error:
+        return None, f"it raised {describe(error)}"
+    if problem is None and isinstance(result, Mapping) and not 0 <= result.get("acc", 0) <= 1:
+        problem = f"it returned acc={result['acc']!r}, which must lie between 0 and 1"
+    return result, problem

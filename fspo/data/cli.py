@@ -40,8 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="test sets to keep out of training sets (default: all; without names: none)",
     )
     command.add_argument("--template", choices=tuple(TEMPLATES), default="boxed", help="prompt (default: %(default)s)")
-    command.add_argument("--tokenizer", help="tokenizer whose prompt lengths go into the manifest")
-    command.add_argument("--revision", help="another commit on the hub than the pinned one (a single NAME only)")
     command.set_defaults(run=_prepare)
     command = commands.add_parser(
         "check",
@@ -63,20 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _prepare(args: argparse.Namespace) -> int:
     names = list(SOURCES) if args.names == ["all"] else args.names
-    if args.revision is not None and len(names) > 1:
-        raise ValueError(f"--revision is for a single data set, got {len(names)}: {', '.join(names)}")
     for name in names:
         training = name in SOURCES and SOURCES[name].role == "train"
-        manifest = prepare(
-            name,
-            args.out,
-            folder=args.source,
-            against=args.against if training else (),
-            template=args.template,
-            tokenizer=args.tokenizer,
-            revision=args.revision,
-        )
-        print(describe(manifest))
+        print(describe(prepare(name, args.out, args.source, args.against if training else (), args.template)))
     return 0
 
 

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -42,28 +42,8 @@ _INTEGER = re.compile(r"[0-9]+")
 _QUOTIENTS = np.arange(1, MAX_QUOTIENT + 1)
 _CUMULATIVE = np.cumsum(1.0 / (_QUOTIENTS + 1))
 
-
-class Problem(Protocol):
-    """What is asked, what is right, and which problems must lie in the same split."""
-
-    @property
-    def question(self) -> str:
-        """The prompt, without the ``=`` that the chat template adds."""
-
-    @property
-    def answer(self) -> str:
-        """The ground truth."""
-
-    @property
-    def split_key(self) -> str:
-        """Problems with the same key are in the same split."""
-
-    @property
-    def size(self) -> int:
-        """What the length of the working depends on."""
-
-
-P = TypeVar("P", bound=Problem)
+Draw = Callable[[np.random.Generator], Any]
+"""Draws a problem: an object with the ``question``, ``answer``, ``split_key`` and ``size`` of :class:`Division`."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +106,15 @@ def score_answer(text: str, ground_truth: str) -> float:
     return float(_INTEGER.fullmatch(answer) is not None and answer.lstrip("0") == truth.lstrip("0"))
 
 
-def split_of(problem: Problem) -> Split:
-    """The split that a problem belongs to."""
-    return "test" if zlib.crc32(problem.split_key.encode("ascii")) % TEST_SHARE_INVERSE == 0 else "train"
-
-
-def sample_problems(draw: Callable[[np.random.Generator], P], rng: np.random.Generator, split: Split) -> Iterator[P]:
+def sample_problems(draw: Draw, rng: np.random.Generator, split: Split) -> Iterator[Any]:
     """Endless independent draws of problems of ``split``; they repeat."""
     while True:
         problem = draw(rng)
-        if split_of(problem) == split:
+        if split == ("test" if zlib.crc32(problem.split_key.encode("ascii")) % TEST_SHARE_INVERSE == 0 else "train"):
             yield problem
 
 
-def distinct(draw: Callable[[np.random.Generator], P], count: int, seed: int, split: Split) -> list[P]:
+def distinct(draw: Draw, count: int, seed: int, split: Split) -> list[Any]:
     """``count`` different problems of one split.
 
     Raises:
@@ -148,7 +123,7 @@ def distinct(draw: Callable[[np.random.Generator], P], count: int, seed: int, sp
     for key, value in ((f"n_{split}", count), ("seed", seed)):
         if value < 0:
             raise ValueError(f"{key} must be 0 or more, got {value}")
-    problems: dict[P, None] = {}
+    problems: dict[Any, None] = {}
     draws = sample_problems(draw, np.random.default_rng([seed, SPLITS.index(split)]), split)
     repeated = 0
     while len(problems) < count:
@@ -171,9 +146,7 @@ def generate(n_train: int, n_test: int, seed: int) -> tuple[list[Division], list
     return distinct(draw, n_train, seed, "train"), distinct(draw, n_test, seed, "test")
 
 
-def to_rows(
-    problems: Sequence[Problem], split: Split, data_source: str = DATA_SOURCE, ability: str = "math"
-) -> list[Row]:
+def to_rows(problems: Sequence[Any], split: Split, data_source: str = DATA_SOURCE, ability: str = "math") -> list[Row]:
     """The problems as rows in verl's data schema."""
     return [
         {
@@ -190,12 +163,9 @@ def to_rows(
 def write_dataset(
     out_dir: Path, n_train: int, n_test: int, seed: int, splits: Sequence[Split] = SPLITS
 ) -> dict[Split, Path]:
-    """Generates the task and writes ``train.parquet`` and ``test.parquet`` (or one of them) under ``out_dir``.
+    """Write the problems of :func:`generate` to ``train.parquet`` and ``test.parquet`` (or one) under ``out_dir``.
 
     A file that holds these problems already is left as it is.
-
-    Returns:
-        The path of each split.
 
     Raises:
         ValueError: as :func:`distinct`.

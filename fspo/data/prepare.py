@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,6 @@ def prepare(
     folder: Path | None = None,
     against: Sequence[str] = (),
     template: str = "boxed",
-    tokenizer: str | None = None,
-    revision: str | None = None,
 ) -> dict[str, Any]:
     """Write `out/NAME.parquet` and `out/NAME.manifest.json`; return the manifest.
 
@@ -44,8 +43,6 @@ def prepare(
         folder: local copies (see `sources.local_files`); None loads from the Hugging Face hub.
         against: test sets whose problems are removed from a training set.
         template: a key of TEMPLATES.
-        tokenizer: a tokenizer (local folder or hub id) whose prompt lengths go into the manifest.
-        revision: another commit of the hub data set than the pinned one.
 
     Raises:
         SourceError: the source, or one of `against`, is missing or not in its published schema.
@@ -57,10 +54,6 @@ def prepare(
         raise ValueError(f"template={template!r}: choose one of {', '.join(TEMPLATES)}")
     if against and source.role == "test":
         raise ValueError(f"against={list(against)}: {name} is a test set, only training sets are decontaminated")
-    if revision is not None:
-        if folder is not None:
-            raise ValueError(f"revision={revision!r} selects a commit on the hub, but {folder} holds local copies")
-        source = replace(source, revision=revision)
     _check_out(out, name)
     found = distinct(_problems(source, folder))
     tests = {other: distinct(_problems(_source(other), folder)).problems for other in against}
@@ -68,6 +61,7 @@ def prepare(
     rows = [verl_row(source, index, problem, TEMPLATES[template]) for index, problem in enumerate(problems)]
     if not rows:
         raise ValueError(f"{name}: no problem is left of {found.read} rows after removing duplicates and overlap")
+    lengths = [len(row["prompt"][0]["content"]) for row in rows]
     manifest = {
         "name": name,
         "role": source.role,
@@ -82,8 +76,7 @@ def prepare(
             "written": len(rows),
         },
         "prompt_template": TEMPLATES[template],
-        "prompt_characters": _summary([len(row["prompt"][0]["content"]) for row in rows]),
-        "prompt_tokens": None if tokenizer is None else _token_lengths(rows, tokenizer),
+        "prompt_characters": {"min": min(lengths), "median": statistics.median(lengths), "max": max(lengths)},
     }
     return _write(out, name, rows, manifest)
 
@@ -139,29 +132,6 @@ def verl_row(source: Source, index: int, problem: Problem, template: str) -> dic
             "source_id": problem.source_id,
         },
     }
-
-
-def _summary(lengths: Sequence[int]) -> dict[str, float]:
-    import numpy as np
-
-    quantiles = np.quantile(lengths, [0.5, 0.9, 0.99])
-    return {
-        "min": min(lengths),
-        **{name: float(value) for name, value in zip(("p50", "p90", "p99"), quantiles, strict=True)},
-        "max": max(lengths),
-    }
-
-
-def _token_lengths(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    if tokenizer.chat_template is not None:
-        texts = [tokenizer.apply_chat_template(r["prompt"], add_generation_prompt=True, tokenize=False) for r in rows]
-    else:
-        texts = [row["prompt"][0]["content"] for row in rows]
-    lengths = [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-    return {"tokenizer": name, "chat_template": tokenizer.chat_template is not None, **_summary(lengths)}
 
 
 def _check_out(out: Path, name: str) -> None:

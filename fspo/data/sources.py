@@ -40,7 +40,7 @@ class Source:
         role: whether it trains or tests.
         hub_id, split, revision: where it is on the Hugging Face hub, pinned to a commit.
         columns: the columns that are read; all must exist.
-        read: makes a problem of a row; raises `_ColumnError` for a value that is not as published.
+        read: makes a problem of a row; raises an exception for a value that is not as published.
     """
 
     name: str
@@ -52,35 +52,22 @@ class Source:
     read: Callable[[Row], Problem]
 
 
-class _ColumnError(Exception):
-    def __init__(self, column: str, problem: str) -> None:
-        super().__init__(problem)
-        self.column = column
-
-
 def _text(row: Row, column: str) -> str:
     value = row[column]
-    if not isinstance(value, str):
-        raise _ColumnError(column, f"expected text, found {type(value).__name__}")
-    if not value.strip():
-        raise _ColumnError(column, "is empty")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"column {column!r} must be text, found {value!r:.40}")
     return value.strip()
 
 
 def _answer(row: Row, column: str) -> str:
     """An answer given as text or number; whole numbers lose their decimals (amc23 has "27.0")."""
     value = row[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise _ColumnError(column, f"expected text or a number, found {type(value).__name__}")
-    text = str(value).strip()
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    text = str(value).strip() if is_number or isinstance(value, str) else ""
+    if not text:
+        raise ValueError(f"column {column!r} must be text or a finite number, found {value!r:.40}")
     whole, point, decimals = text.partition(".")
-    if point and decimals.strip("0") == "" and whole.removeprefix("-").isdecimal():
-        text = whole
-    if not text or text == "nan":
-        raise _ColumnError(column, "is empty")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _ColumnError(column, f"is {text}, which is no number: write the answer as text, such as \\infty")
-    return text
+    return whole if point and not decimals.strip("0") and whole.removeprefix("-").isdecimal() else text
 
 
 DAPO_OPENING = (
@@ -91,22 +78,12 @@ DAPO_CLOSING = '\n\nRemember to put your answer on its own line after "Answer:".
 
 
 def _read_dapo(row: Row) -> Problem:
-    messages = row["prompt"]
-    if not isinstance(messages, list) or len(messages) != 1 or not isinstance(messages[0], Mapping):
-        raise _ColumnError("prompt", "expected a list of one message")
-    content = messages[0].get("content")
-    if not isinstance(content, str) or not (content.startswith(DAPO_OPENING) and content.endswith(DAPO_CLOSING)):
-        raise _ColumnError("prompt", "expected the published instructions around the problem")
-    text = content[len(DAPO_OPENING) : len(content) - len(DAPO_CLOSING)].strip()
-    if not text:
-        raise _ColumnError("prompt", "holds no problem between the instructions")
-    reward = row["reward_model"]
-    if not isinstance(reward, Mapping) or "ground_truth" not in reward:
-        raise _ColumnError("reward_model", "expected a record with ground_truth")
-    info = row["extra_info"]
-    if not isinstance(info, Mapping) or not isinstance(info.get("index"), str):
-        raise _ColumnError("extra_info", "expected a record with index as text")
-    return Problem(text, _answer({"reward_model": reward["ground_truth"]}, "reward_model"), info["index"])
+    (message,) = row["prompt"]
+    content = message["content"]
+    text = content[len(DAPO_OPENING) : -len(DAPO_CLOSING)]
+    if content != DAPO_OPENING + text + DAPO_CLOSING or not text.strip():
+        raise ValueError("column 'prompt' must be a problem between the published instructions")
+    return Problem(text.strip(), _answer(row["reward_model"], "ground_truth"), _text(row["extra_info"], "index"))
 
 
 def _read_math(row: Row) -> Problem:
@@ -114,14 +91,12 @@ def _read_math(row: Row) -> Problem:
     start = max(solution.rfind("\\boxed{"), solution.rfind("\\fbox{"))
     if start < 0:
         # One published form has no braces: "\boxed 2" is followed by a single token.
-        start = solution.rfind("\\boxed ")
-        answer = solution[start + len("\\boxed ") :].split("$")[0].strip(" .") if start >= 0 else ""
+        answer = solution.rpartition("\\boxed ")[2].split("$")[0].strip(" .") if "\\boxed " in solution else ""
     else:
         opening = solution.index("{", start)
-        end = closing_brace(solution, opening)
-        answer = solution[opening + 1 : end].strip() if end is not None else ""
+        answer = solution[opening + 1 : closing_brace(solution, opening) or opening].strip()
     if not answer:
-        raise _ColumnError("solution", "has no closed \\boxed{...} with an answer")
+        raise ValueError("column 'solution' must have a closed \\boxed{...} with an answer")
     return Problem(_text(row, "problem"), answer, "")
 
 
@@ -198,25 +173,16 @@ def read_problems(source: Source, rows: Iterator[Row], place: str) -> Iterator[P
     """Problems of the rows of one file; `place` names it in errors. Raises SourceError for a file without rows."""
     number = 0
     for number, row in enumerate(rows, start=1):
-        missing = [column for column in source.columns if column not in row]
-        if missing:
-            raise SourceError(
-                f"{place}, row {number}: column {missing[0]!r} is missing (found: {', '.join(sorted(row)) or 'none'}); "
-                f"{source.name} needs the columns {', '.join(source.columns)} of {source.hub_id} at {source.revision}"
-            )
         try:
+            if missing := [column for column in source.columns if column not in row]:
+                raise ValueError(f"column {missing[0]!r} is missing (found: {', '.join(sorted(row)) or 'none'})")
             problem = source.read(row)
-            for column in (problem.text, problem.answer, problem.source_id):
-                column.encode()
-        except UnicodeEncodeError as error:
+            (problem.text + problem.answer + problem.source_id).encode()  # half a character fits into no file
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
             raise SourceError(
-                f"{place}, row {number}: half a character ({error.object[error.start : error.end]!r}), which no file "
-                "can hold; copy it again"
-            ) from error
-        except _ColumnError as error:
-            raise SourceError(
-                f"{place}, row {number}, column {error.column!r}: {error}; "
-                f"expected the schema of {source.hub_id} at {source.revision}"
+                f"{place}, row {number}: {why}; expected the columns {', '.join(source.columns)} as in "
+                f"{source.hub_id} at {source.revision}"
             ) from error
         yield problem
     if number == 0:
@@ -243,11 +209,8 @@ def local_files(source: Source, folder: Path) -> list[Path]:
 
 
 def read_file(source: Source, path: Path) -> Iterator[Problem]:
-    """Problems of one local file, in order. Raises SourceError naming file, row and column."""
-    if path.stat().st_size == 0:
-        raise SourceError(f"{path}: is empty; copy it again from {source.hub_id}")
-    rows = {".parquet": _parquet_rows, ".jsonl": _jsonl_rows, ".json": _json_rows}[path.suffix](source, path)
-    return read_problems(source, rows, str(path))
+    """Problems of one local file, in order. Raises SourceError naming file and row."""
+    return read_problems(source, _rows(source, path), str(path))
 
 
 def hub_rows(source: Source) -> Iterator[Row]:
@@ -265,48 +228,26 @@ def hub_rows(source: Source) -> Iterator[Row]:
     yield from rows.select_columns(present)
 
 
-def _parquet_rows(source: Source, path: Path) -> Iterator[Row]:
+def _rows(source: Source, path: Path) -> Iterator[Row]:
+    """Rows of a Parquet, JSON lines or JSON file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    place = str(path)
     try:
-        with pq.ParquetFile(path) as file:
-            # Only the columns that are read: DAPO-Math-17k has 1.8 million rows.
-            columns = [name for name in file.schema_arrow.names if name in source.columns]
-            for batch in file.iter_batches(batch_size=4096, columns=columns):
-                yield from batch.to_pylist()
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        raise SourceError(f"{path}: not a readable Parquet file ({error}); copy it again") from error
-
-
-def _jsonl_rows(_: Source, path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _json_object(line, path, number)
-
-
-def _json_rows(_: Source, path: Path) -> Iterator[Row]:
-    try:
-        values = json.loads(path.read_bytes().decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{path}: not UTF-8 at byte {error.start}; convert it or copy it again") from error
-    except json.JSONDecodeError as error:
-        raise SourceError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise SourceError(f"{path}: expected a JSON list of objects")
-    yield from values
-
-
-def _json_object(line: bytes, path: Path, number: int) -> Row:
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            f"{path}, row {number}: not UTF-8 at byte {error.start} of the line; copy it again"
-        ) from error
-    except json.JSONDecodeError as error:
-        raise SourceError(f"{path}, row {number}: not JSON ({error.msg})") from error
-    if not isinstance(value, dict):
-        raise SourceError(f"{path}, row {number}: expected a JSON object, found {type(value).__name__}")
-    return value
+        if path.suffix == ".parquet":
+            with pq.ParquetFile(path) as file:
+                # Only the columns that are read: DAPO-Math-17k has 1.8 million rows.
+                columns = [name for name in file.schema_arrow.names if name in source.columns]
+                for batch in file.iter_batches(batch_size=4096, columns=columns):
+                    yield from batch.to_pylist()
+        elif path.suffix == ".json":
+            yield from json.loads(path.read_bytes())
+        else:
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, start=1):
+                    place = f"{path}, line {number}"
+                    if line.strip():
+                        yield json.loads(line)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SourceError(f"{place}: cannot be read ({error}); copy it again from {source.hub_id}") from error

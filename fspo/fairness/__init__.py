@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fspo.fairness.bins import equal_mass_starts, merge_bins
-from fspo.fairness.interval import Interval, wilson_interval
 from fspo.fairness.lre import LengthReweightingError, debiased_lre, length_reweighting_error, plain_lre
+from fspo.fairness.stats import Array, Interval, equal_mass_starts, merge_bins, wilson_interval
 
 __all__ = [
+    "Array",
     "Interval",
     "LengthReweightingError",
     "debiased_lre",

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats  # type: ignore[import-untyped]
 
-from fspo.fairness.interval import Array, Interval
 from fspo.fairness.lre import length_reweighting_error
+from fspo.fairness.stats import Array, Interval
 
 Counts = tuple[Array, Array]
 """Of one run: accepted and all sequences by mini-batch and length bin, ``(accepted_MK, total_MK)``."""

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness.interval import Array, Interval, wilson_interval
+from fspo.fairness.stats import Array, Interval, wilson_interval
 
 MIN_CLUSTERS: Final = 8
 """With fewer mini-batches the spread between them is too uncertain, and binomial noise is used instead."""

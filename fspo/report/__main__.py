@@ -16,12 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or a folder with grid.json")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html and figures/")
     parser.add_argument("--title", default="Length fairness report", help="title of the page")
-    parser.add_argument("--bins", type=int, default=8, help="length bins of equal mass (default: 8)")
     options = parser.parse_args(arguments)
-    if options.bins < 1:
-        parser.error(f"--bins {options.bins}: at least one bin is needed")
     try:
-        report = build_report(options.runs, options.out, title=options.title, bins=options.bins)
+        report = build_report(options.runs, options.out, title=options.title)
     except OSError as error:
         print(f"error: --out {options.out}: {error}", file=sys.stderr)
         return 2

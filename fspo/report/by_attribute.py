@@ -19,55 +19,54 @@ from fspo.fairness import length_reweighting_error
 from fspo.records import sequence_lines
 from fspo.report.groups import RunGroup
 from fspo.report.runs import Array, Run
-from fspo.report.tables import Table, group_heads, show_lre
+from fspo.report.tables import NOT_RECORDED, Table, group_heads, show_lre
 
 _EDGES: Final = {"difficulty": tuple(i / 8 for i in range(1, 8)), "reward dispersion": (1e-9, 0.125, 0.25, 0.375, 0.5)}
+_LABELS: Final = {
+    name: [
+        f"below {edges[0]:g}",
+        *(f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)),
+        f"{edges[-1]:g} or more",
+    ]
+    for name, edges in _EDGES.items()
+}
 
-Labels = dict[str, list[str]]
-"""Of each attribute the label of every sequence of a mini-batch."""
 
-
-def _labels(attribute: str) -> list[str]:
-    edges = _EDGES.get(attribute, ())
-    inner = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
-    return [f"below {edges[0]:g}", *inner, f"{edges[-1]:g} or more"] if edges else []
-
-
-def _mini_batches(run: Run) -> Iterator[tuple[Labels, list[int]]]:
-    """Labels and acceptance (0 or 1) of the sequences of every mini-batch but the first of a step."""
+def _mini_batches(run: Run) -> Iterator[tuple[dict[str, list[str]], list[int]]]:
+    """By attribute the label, and acceptance (0 or 1), of the sequences of every mini-batch but the first of a step."""
     lines = [line for line in sequence_lines(run.path) if "uid" in line]
     for _, of_step in itertools.groupby(lines, key=lambda line: int(line["step"])):
         step = list(of_step)
-        reward = {uid: value for line in step for uid, value in zip(line["uid"], line["reward"], strict=True)}
-        rewards: dict[str, list[float]] = defaultdict(list)
-        for uid, value in reward.items():
-            rewards[uid.split("_")[0]].append(value)
+        rewards: dict[str, dict[str, float]] = defaultdict(dict)  # by prompt and uid; an epoch repeats a uid
+        for line in step:
+            for uid, reward in zip(line["uid"], line["reward"], strict=True):
+                rewards[uid.split("_")[0]][uid] = reward
         for line in step:
             if line["minibatch"] > 0:
-                groups = [rewards[uid.split("_")[0]] for uid in line["uid"]]
-                measured = {
+                groups = [list(rewards[uid.split("_")[0]].values()) for uid in line["uid"]]
+                numbers = {
                     "difficulty": [statistics.fmean(group) for group in groups],
                     "reward dispersion": [statistics.pstdev(group) for group in groups],
                 }
-                binned = {
-                    name: [_labels(name)[bisect_right(_EDGES[name], value)] for value in values]
-                    for name, values in measured.items()
+                labels = {
+                    name: [_LABELS[name][bisect_right(_EDGES[name], value)] for value in values]
+                    for name, values in numbers.items()
                 }
-                ends = ["truncated" if truncated else "ended" for truncated in line["truncated"]]
-                yield binned | {"truncation": ends, "data source": line["data_source"]}, line["accepted"]
+                labels["truncation"] = ["truncated" if truncated else "ended" for truncated in line["truncated"]]
+                yield labels | {"data source": line["data_source"]}, line["accepted"]
 
 
 def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
     """Debiased LRE over each attribute's bins, and acceptance in each bin, by group; None if no run recorded them."""
     recorded = [[part for run in group.runs for part in _mini_batches(run)] for group in groups]
-    rows: list[tuple[str, str, list[str]]] = []
+    rows = []
     for attribute in dict.fromkeys(name for parts in recorded for labels, _ in parts for name in labels):
         seen = {label for parts in recorded for labels, _ in parts for label in labels[attribute]}
-        order = [label for label in _labels(attribute) if label in seen] or sorted(seen)
+        order = [label for label in _LABELS.get(attribute, sorted(seen)) if label in seen]
         counts = [[_count(labels[attribute], accepted, order) for labels, accepted in parts] for parts in recorded]
         arrays = [np.array(each).reshape(-1, 2, len(order)) for each in counts]
         errors = [length_reweighting_error(each[:, 0], each[:, 1]) if each.size else None for each in arrays]
-        cells = [show_lre(e, f", noise floor {e.noise_floor:.3f}") if e else "(not recorded)" for e in errors]
+        cells = [f"{show_lre(e)}, noise floor {e.noise_floor:.3f}" if e else NOT_RECORDED for e in errors]
         rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", cells))
         for place, label in enumerate(order):
             sums = [each[:, :, place].sum(0) for each in arrays]

@@ -8,7 +8,6 @@ Histograms hold no advantages, so it is the symmetric acceptance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,57 +16,65 @@ import numpy.typing as npt
 from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.report.groups import RunGroup
-from fspo.report.runs import Array, Run
+from fspo.report.runs import Run
+from fspo.report.tables import Table, show_lre
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES
 from fspo.types import SequenceLossSettings
 
 MATCHED_CLIP_RATE: Final = 0.15
+_K: Final = len(FINE_LENGTH_EDGES) - 1
+
+Part = tuple[Sequences, npt.NDArray[np.int64]]
+"""The sequences of a mini-batch, and the fine length bin of each."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommonRecord:
-    """LRE of one band on one group's records."""
+def common_records(
+    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]
+) -> dict[tuple[str, bool, str], LengthReweightingError]:
+    """The LRE by band, whether its clip values are matched, and records: each group's band on each group's records.
 
-    band: str
-    matched: bool
-    records: str
-    error: LengthReweightingError
-
-
-def common_records(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) -> list[CommonRecord]:
-    """The band of each group on the records of each group, with its own clips and at :data:`MATCHED_CLIP_RATE`.
-
-    Clip values are matched on the records of the group. Bands that depend on measurements during training have no fixed
-    edges to evaluate and are left out. So are bands with a clip value of 0, which no factor scales.
+    A band has its own clip values, and those that clip :data:`MATCHED_CLIP_RATE` of these records. Bands that depend on
+    measurements during training have no fixed edges to evaluate and are left out. So are bands with a clip value of 0,
+    which no factor scales.
     """
     bands: dict[str, SequenceLossSettings] = {}
     for group in groups:
         settings = next((s for run in group.runs if (s := run.loss_settings) is not None), None)
-        if settings is None or settings.needs_state:
-            continue
-        if min(settings.clip_low, settings.clip_high) > 0:
+        if settings is not None and not settings.needs_state and min(settings.clip_low, settings.clip_high) > 0:
             bands[group.algo] = settings
-    found: list[CommonRecord] = []
+    errors = {}
     for group in groups:
         parts = [part for run in group.runs for part in _minibatches(run)]
         if not parts:
             continue
-        pooled = Sequences(
-            *(np.concatenate([getattr(part, f) for part, _ in parts]) for f in ("log_ratio_B", "length_B", "count_B"))
-        )
+        names = ("log_ratio_B", "length_B", "count_B")
+        pooled = Sequences(*(np.concatenate([getattr(part, name) for part, _ in parts]) for name in names))
         for band, settings in bands.items():
+            errors[band, False, group.algo] = _error(parts, settings, starts)
             try:
                 matched = match_clip(pooled, settings, MATCHED_CLIP_RATE).settings
-            except ValueError:
-                matched = None
-            for chosen in (settings, matched):
-                if chosen is not None:
-                    error = _error(parts, chosen, starts)
-                    found.append(CommonRecord(band, chosen is matched, group.algo, error))
-    return found
+            except ValueError:  # out of its reach
+                continue
+            errors[band, True, group.algo] = _error(parts, matched, starts)
+    return errors
 
 
-def _minibatches(run: Run) -> list[tuple[Sequences, npt.NDArray[np.int64]]]:
+def common_record_table(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) -> Table | None:
+    """Debiased LRE of each group's band (rows) on the records of each group (columns)."""
+    errors = common_records(groups, starts)
+    sources = list(dict.fromkeys(source for _, _, source in errors))
+    rows = []
+    for clips in ("own", "matched"):
+        for group in groups:
+            known = [errors.get((group.algo, clips == "matched", source)) for source in sources]
+            cells = [
+                f"{show_lre(e)} at acceptance {e.rate:.2f}" if e else "(no fixed band, or out of reach)" for e in known
+            ]
+            rows.append((f"{group.algo}, {clips} clips", "", cells))
+    return Table([f"on {source}'s records" for source in sources], rows) if sources else None
+
+
+def _minibatches(run: Run) -> list[Part]:
     parts = []
     for sums_KF, cells in zip(run.lengths.sums_MKF, run.lengths.cells_M, strict=True):
         if len(cells):
@@ -77,15 +84,9 @@ def _minibatches(run: Run) -> list[tuple[Sequences, npt.NDArray[np.int64]]]:
 
 
 def _error(
-    parts: Sequence[tuple[Sequences, npt.NDArray[np.int64]]],
-    settings: SequenceLossSettings,
-    starts: npt.NDArray[np.int64],
+    parts: Sequence[Part], settings: SequenceLossSettings, starts: npt.NDArray[np.int64]
 ) -> LengthReweightingError:
-    size = len(FINE_LENGTH_EDGES) - 1
-    accepted_MK: list[Array] = []
-    total_MK: list[Array] = []
-    for part, bin_B in parts:
-        inside = needed_factor(part, settings) <= 1
-        accepted_MK.append(np.bincount(bin_B, part.count_B * inside, size).astype(np.float64))
-        total_MK.append(np.bincount(bin_B, part.count_B, size).astype(np.float64))
+    inside = [needed_factor(part, settings) <= 1 for part, _ in parts]
+    accepted_MK = [np.bincount(k, part.count_B * kept, _K) for (part, k), kept in zip(parts, inside, strict=True)]
+    total_MK = [np.bincount(k, part.count_B, _K) for part, k in parts]
     return length_reweighting_error(merge_bins(accepted_MK, starts), merge_bins(total_MK, starts))

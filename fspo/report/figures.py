@@ -1,66 +1,57 @@
-"""The figures of a comparison: clip rate by length, curves over steps, distribution of S / sqrt(L), noise floor."""
+"""The figures of a comparison: clip rate by length, curves over steps, distribution of S / sqrt(L)."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
 from fspo.matching import Sequences
-from fspo.noise_floor import SAFE_MARGIN, NoiseFloor
 from fspo.report.groups import LengthProfile, RunGroup, problems_interval
 from fspo.report.runs import Array, Run
-from fspo.report.style import (
-    MUTED,
-    Look,
-    draw_clip_rate,
-    error_bars,
-    few_ticks,
-    group_looks,
-    length_axis,
-    lre_note,
-    new_figure,
-    say_nothing_to_show,
-    smoothed,
-    whole_steps,
-)
-from fspo.sums import FIELDS, SequenceSums
+from fspo.report.tables import show_lre
+from fspo.sums import SequenceSums
 
-_SIZE: Final = (6.2, 3.7)
+#: For :func:`matplotlib.style.context`, around everything that draws.
+STYLE: Final[Any] = [
+    "seaborn-v0_8-whitegrid",
+    {
+        "axes.grid.axis": "y",
+        "axes.spines.left": False,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 11,
+        "axes.titleweight": "bold",
+        "figure.constrained_layout.h_pad": 0.1,
+        "figure.constrained_layout.w_pad": 0.1,
+        "grid.color": "0.9",
+        "legend.fontsize": 9,
+        "savefig.dpi": 120,
+    },
+]
+#: The palette of Okabe and Ito, and two that go with it.
+_COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#56b4e9", "#b0508f", "#5c8a00", "#8a6d3b", "#6b5bd2")
+_MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES: Final = ("-", "--", "-.", ":")
-_SINGLE_STEP: Final = 6  # steps that an axis shows where there is one
+_SMOOTH_FROM: Final = 20
+"""Series with at least this many points are drawn as a running mean."""
 _CLIPPED: Final = {
     "symmetric": "Symmetric: share outside the band",
     "active": "Active: share whose gradient is removed",
 }
-_ABOUT_DISTRIBUTION: Final = (
-    "If the curves of short, middle and long responses coincide, a band that grows like sqrt(L) clips them alike, "
-    "Gaussian or not."
-)
-_ABOUT_NOISE_FLOOR: Final = (
-    "The floor is the root mean square of S before any weight has moved: rounding, which a band should not clip. Below "
-    "the dashed line, at 5 times the floor, it does. All steps together."
-)
 
-
-@dataclass(frozen=True, slots=True)
-class NamedFigure:
-    """A figure with the name of its file, its alternative text and, where its title is not enough, a caption."""
-
-    name: str
-    alternative: str
-    figure: Figure
-    caption: str = ""
+Look = dict[str, Any]
+"""Colour, marker and line of one algorithm; colour or marker alone tells algorithms apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +63,18 @@ class Curve:
     metrics: tuple[str, ...]
     percent: bool = False
     points: bool = False
+
+
+def algo_looks(algos: Sequence[str]) -> dict[str, Look]:
+    """A look for each algorithm, in this order."""
+    return {
+        algo: {
+            "color": _COLOURS[index % len(_COLOURS)],
+            "marker": _MARKERS[index % len(_MARKERS)],
+            "linestyle": _LINES[index % len(_LINES)],
+        }
+        for index, algo in enumerate(dict.fromkeys(algos))
+    }
 
 
 def curves(runs: Sequence[Run]) -> list[Curve]:
@@ -93,155 +96,143 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
 def comparison_figures(
     groups: Sequence[RunGroup],
     profiles: Mapping[str, Mapping[str, LengthProfile | None]],
-    floors: Mapping[str, NoiseFloor | str],
-) -> Iterator[NamedFigure]:
-    """All figures of one comparison. Call inside :func:`fspo.report.style.styled`.
+    looks: Mapping[str, Look],
+) -> Iterator[tuple[str, str, Figure]]:
+    """All figures of one comparison with the names of their files and their titles, for :data:`STYLE`.
 
     Args:
         groups: The groups of the comparison.
         profiles: Their :func:`fspo.report.groups.clip_profiles`.
-        floors: Their :func:`fspo.report.groups.group_noise_floor`.
+        looks: :func:`algo_looks` of their algorithms.
     """
-    looks = group_looks([group.algo for group in groups])
-    runs = [run for group in groups for run in group.runs]
-    for curve in curves(runs):
-        figure = new_figure(*_SIZE)
-        if draw_curve(figure.subplots(), groups, curve, looks):
-            yield NamedFigure(curve.name, f"{curve.title} over training steps, one line per algorithm", figure)
-    figure = new_figure(2 * _SIZE[0], 1.3 * _SIZE[1])
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, (view, title) in zip(panels, _CLIPPED.items(), strict=True):
+    for curve in curves([run for group in groups for run in group.runs]):
+        figure, axes = _figure()
+        if draw_curve(axes, groups, curve, looks):
+            yield curve.name, curve.title, figure
+    figure = Figure(figsize=(12.4, 4.8), layout="constrained")
+    for axes, (view, title) in zip(figure.subplots(1, 2, sharey=True), _CLIPPED.items(), strict=True):
         axes.set_title(title)
         draw_clip_by_length(axes, profiles[view], looks)
-    yield NamedFigure("clip_by_length", f"{' and '.join(_CLIPPED.values())}, by length", figure)
+    yield "clip_by_length", f"{' and '.join(_CLIPPED.values())}, by length", figure
     for group in groups:
-        figure, axes = _panel(title := f"{group.algo}: S / sqrt(L) by length, against the Gaussian")
-        _draw_distribution(axes, group, looks[group.algo])
-        yield NamedFigure(f"distribution_{group.algo}", title, figure, _ABOUT_DISTRIBUTION)
-    figure, axes = _panel(title := "Band's half-width over the noise floor, by length")
-    if _draw_noise_floor(axes, floors, looks):
-        yield NamedFigure("noise_floor", title, figure, _ABOUT_NOISE_FLOOR)
+        figure, axes = _figure()
+        axes.set_title(title := f"{group.algo}: S / sqrt(L) by length, against the Gaussian")
+        _draw_distribution(axes, group, looks[group.algo]["color"])
+        yield f"distribution_{group.algo}", title, figure
 
 
-def _panel(title: str) -> tuple[Figure, Axes]:
-    figure = new_figure(*_SIZE)
-    axes = figure.subplots()
-    axes.set_title(title)
-    return figure, axes
+def _figure() -> tuple[Figure, Axes]:
+    """A figure outside pyplot's global state: it can be made in any thread and need not be closed."""
+    figure = Figure(figsize=(6.2, 3.7), layout="constrained")
+    return figure, figure.subplots()
 
 
-def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: dict[str, Look]) -> bool:
-    """Mean over the group's runs at each step, and the range of the runs as a shade; False where none logged it."""
+def say_nothing_to_show(axes: Axes, reason: str) -> None:
+    """Write into an empty panel why it is empty."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, reason, ha="center", va="center", transform=axes.transAxes, wrap=True)
+
+
+def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapping[str, Look]) -> bool:
+    """Mean over the group's runs at each step, and the range of the runs as a shade; False where none logged it.
+
+    Of a curve with ``points`` error bars show the range, or by the choice of problems 95% where their number is known.
+    """
     axes.set_title(curve.title)
-    drawn = False
-    for index, (group, line) in enumerate(zip(groups, _LINES * len(groups), strict=False)):
-        steps, low, mean, high = _over_runs([run.first_series(*curve.metrics) for run in group.runs], curve.points)
-        if not len(steps):
+    for index, group in enumerate(groups):
+        values: dict[int, list[float]] = {}  # by step, of the runs that logged it
+        for run in group.runs:
+            steps, logged = run.series(*curve.metrics)
+            for step, value in zip(steps.tolist(), logged if curve.points else _smoothed(logged), strict=True):
+                values.setdefault(step, []).append(value)
+        if not values:
             continue
+        steps = np.array(sorted(values))
+        mean, low, high = (np.array([of(values[step]) for step in steps]) for of in (np.mean, np.min, np.max))
         look = looks[group.algo]
-        drawn = True
         if curve.points:
             known = [problems_interval(group.runs, curve.metrics[0], float(value)) for value in mean]
-            ends = [found for found in known if found is not None]
-            if len(ends) == len(mean):
-                low, high = np.array([end[1] for end in ends]), np.array([end[2] for end in ends])
-                axes.set_title(f"{curve.title}\n95% over {ends[0][0]} problems")
-            spread = error_bars(mean, low, high)
-            width = max(_SINGLE_STEP, steps[-1] - steps[0])
-            beside = 0.02 * width * (index - (len(groups) - 1) / 2)  # bars at the same step stay legible
-            axes.errorbar(
-                steps + beside, mean, yerr=spread, color=look.colour, marker=look.marker, ms=5, capsize=2, ls=line,
-                elinewidth=1, label=group.algo,
-            )  # fmt: skip
+            if all(known):
+                problems, low, high = np.array(known).T
+                axes.set_title(f"{curve.title}\n95% over {problems[0]:.0f} problems")
+            beside = 0.03 * max(1, steps[-1] - steps[0]) * (index - (len(groups) - 1) / 2)  # bars stay legible
+            axes.errorbar(steps + beside, mean, _bars(mean, low, high), capsize=2, label=group.algo, **look)
         else:
-            axes.fill_between(steps, low, high, color=look.colour, alpha=0.15, lw=0)
-            axes.plot(steps, mean, color=look.colour, ls=line, label=group.algo)
-    if drawn:
-        whole_steps(axes)
-        left, right = axes.get_xlim()
-        if right - left < 1:  # a single step
-            axes.set_xlim(left - _SINGLE_STEP / 2, right + _SINGLE_STEP / 2)
-        if curve.percent:
-            axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_formatter(PercentFormatter(1))
-        few_ticks(axes)
-        axes.legend(loc="best")
-    return drawn
-
-
-def _over_runs(
-    series: Sequence[tuple[npt.NDArray[np.int64], Array]], points: bool
-) -> tuple[npt.NDArray[np.int64], Array, Array, Array]:
-    smooth = [(steps, values if points else smoothed(values)) for steps, values in series if len(steps)]
-    steps = np.unique(np.concatenate([s for s, _ in smooth])) if smooth else np.zeros(0, dtype=np.int64)
-    table = np.full((len(smooth), len(steps)), np.nan)
-    for row, (s, values) in zip(table, smooth, strict=True):
-        row[np.searchsorted(steps, s)] = values
-    if not len(steps):
-        return steps, *(np.zeros(0),) * 3
-    return steps, np.nanmin(table, axis=0), np.nanmean(table, axis=0), np.nanmax(table, axis=0)
-
-
-def draw_clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None], looks: dict[str, Look]) -> None:
-    """Clip rate by length of each algorithm, with its LRE in the legend."""
-    for algo, profile in profiles.items():
-        if profile is not None:
-            draw_clip_rate(axes, profile, looks[algo], f"{algo}: {lre_note(profile.error)}")
-    if axes.has_data():
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
-    else:
-        say_nothing_to_show(axes, "no sequences after the first mini-batch of a step")
-
-
-def _draw_noise_floor(axes: Axes, floors: Mapping[str, NoiseFloor | str], looks: dict[str, Look]) -> bool:
-    for algo, floor in floors.items():
-        if isinstance(floor, NoiseFloor):
-            some = floor.rms_J > 0
-            look, margin_J = looks[algo], floor.half_width_J[some] / floor.rms_J[some]
-            axes.plot(floor.length_J[some], margin_J, color=look.colour, marker=look.marker, ms=5, label=algo)
+            axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, lw=0)
+            axes.plot(steps, mean, label=group.algo, color=look["color"], linestyle=look["linestyle"])
     if not axes.has_data():
         return False
-    axes.axhline(SAFE_MARGIN, color=MUTED, lw=1.2, ls=(0, (4, 3)), label=f"{SAFE_MARGIN:g} times the floor")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    length_axis(axes)
-    axes.yaxis.set_major_locator(LogLocator(10, numticks=8))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
-    axes.legend(loc="best")
+    axes.set_xlabel("step")
+    left, right = axes.get_xlim()
+    axes.set_xlim(np.floor(left), np.ceil(right))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    if curve.percent:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend()
     return True
 
 
-def _draw_distribution(axes: Axes, group: RunGroup, look: Look) -> None:
-    """Density of (S / sqrt(L)) / sigma_hat of the short, middle and long third of the sequences, and the Gaussian's."""
-    hist_KH = sum((run.lengths.hist_KH() for run in group.runs), np.zeros((1, 1), np.int64))
-    sums_KF = sum((run.lengths.sums_MKF.sum(0) for run in group.runs), np.zeros((1, len(FIELDS))))
-    if hist_KH.sum() == 0:
-        say_nothing_to_show(axes, "no length statistics")
+def _smoothed(values: Array) -> Array:
+    """A short series as it is; of a long one a centred running mean, near the ends over the part that exists."""
+    if len(values) < _SMOOTH_FROM:
+        return values
+    kernel = np.ones(max(3, len(values) // 12))
+    return np.asarray(np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same"))
+
+
+def _bars(values: Array, low: Array, high: Array) -> Array:
+    """Lengths of error bars, down and up. An end that should be the value itself may miss it by rounding."""
+    return np.abs(np.stack([values - low, high - values]))
+
+
+def draw_clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None], looks: Mapping[str, Look]) -> None:
+    """Clip rate by length of each algorithm with 95% intervals, and its LRE in the legend."""
+    for algo, profile in profiles.items():
+        if profile is not None:
+            error = profile.error
+            clip_K, low_K, high_K = 1 - error.rate_K, 1 - error.rate_high_K, 1 - error.rate_low_K
+            bars = _bars(clip_K, low_K, high_K)
+            axes.errorbar(profile.length_K, clip_K, bars, label=f"{algo}: LRE {show_lre(error)}", **looks[algo])
+    if not axes.has_data():
+        say_nothing_to_show(axes, "no sequences after the first mini-batch of a step")
         return
-    sums = SequenceSums(torch.from_numpy(sums_KF), torch.from_numpy(hist_KH))
+    axes.set_xlabel("response length (tokens)")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
+
+
+def _draw_distribution(axes: Axes, group: RunGroup, colour: str) -> None:
+    """Density of (S / sqrt(L)) / sigma_hat of the short, middle and long third of the sequences, and the Gaussian's."""
+    sums_KF = np.sum([run.lengths.sums_MKF.sum(0) for run in group.runs], axis=0)
+    sums = SequenceSums(torch.from_numpy(sums_KF), SequenceSums.zeros().hist_KH)
     sigma = dispersion(sums)
     if not sigma > 0:
-        say_nothing_to_show(axes, "S has no dispersion")
+        say_nothing_to_show(axes, "no sequences, or S has no dispersion")
         return
+    count_K, length_K = sums.column("count").numpy(), sums.column("length").numpy()
+    cells = np.concatenate([part for run in group.runs for part in run.lengths.cells_M])
     edges = np.linspace(-4, 4, 41)
-    middle = (edges[1:] + edges[:-1]) / 2
     x = np.linspace(-4, 4, 200)
-    axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color=MUTED, lw=1.2, ls=(0, (4, 3)), label="Gaussian")
-    starts = [*equal_mass_starts(sums_KF[:, FIELDS.index("count")], 3).tolist(), len(sums_KF)]
+    axes.plot(x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), color="grey", linestyle="--", label="Gaussian")
+    starts = [*equal_mass_starts(count_K, 3).tolist(), len(count_K)]
     for index, (first, end) in enumerate(itertools.pairwise(starts)):
-        part = SequenceSums.zeros()
-        part.sums_KF[first:end], part.hist_KH[first:end] = sums.sums_KF[first:end], sums.hist_KH[first:end]
-        found = Sequences.from_sums(part)
+        chosen = cells[(first <= cells[:, 0]) & (cells[:, 0] < end)]
+        found, _ = Sequences.from_cells(chosen, length_K / np.maximum(count_K, 1))
         z = found.log_ratio_B / np.sqrt(found.length_B) / sigma
         density = np.histogram(z, edges, weights=found.count_B)[0] / found.count_B.sum() / np.diff(edges)
-        mean_length = part.total("length") / part.total("count")
+        label = f"mean length {length_K[first:end].sum() / count_K[first:end].sum():.0f}"
         shade = 0.45 + 0.55 * index / max(1, len(starts) - 2)
         axes.plot(
-            middle, density, color=look.colour, alpha=shade, ls=_LINES[index], label=f"mean length {mean_length:.0f}"
+            (edges[1:] + edges[:-1]) / 2, density, color=colour, alpha=shade, linestyle=_LINES[index], label=label
         )
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"S / sqrt(L), in units of its dispersion {sigma:.2g}")
     axes.set_yticks([])
-    axes.legend(loc="upper right")
+    axes.legend()

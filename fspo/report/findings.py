@@ -25,11 +25,10 @@ from fspo.report.groups import (
     problems_interval,
 )
 from fspo.report.runs import LOSS_KEY
-from fspo.report.style import lre_note
-from fspo.report.tables import Table, group_heads, show_interval
+from fspo.report.tables import Table, group_heads, show_interval, show_lre
 
-_MOST_SETTINGS: Final = 20
 _FEWEST_SEEDS: Final = 3
+_FOLDER_KEYS: Final = ("run.dir", "fspo.run_dir")  # the second: of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,70 +47,58 @@ Differing = list[tuple[str, list[list[str]]]]
 
 def compared(groups: Sequence[RunGroup], settings: Differing) -> Table:
     """Seeds and steps of each group, and the settings in which the groups, or the runs of one, differ."""
-    rows = [
-        ("seeds", "", [", ".join("?" if r.seed is None else str(r.seed) for r in group.runs) for group in groups]),
-        ("steps", "", [_range([max(run.steps, default=0) for run in group.runs]) for group in groups]),
-    ]
-    unfinished = [", ".join(f"{r.status}: seed {r.seed}" for r in g.runs if r.status != "finished") for g in groups]
-    if any(unfinished):
-        rows.append(("not finished", "", [cell or "none" for cell in unfinished]))
-    differing = [(key, "", [" or ".join(value) for value in values]) for key, values in settings]
-    rows += differing[:_MOST_SETTINGS]
-    if len(differing) > _MOST_SETTINGS:
-        rows.append((f"and {len(differing) - _MOST_SETTINGS} more", "in config.yaml", ["(not shown)"] * len(groups)))
-    return Table(group_heads(groups), rows)
+    seeds, steps = [], []
+    for group in groups:
+        names = ["?" if run.seed is None else str(run.seed) for run in group.runs]
+        ends = ["" if run.status == "finished" else f" ({run.status})" for run in group.runs]
+        seeds.append(", ".join(name + end for name, end in zip(names, ends, strict=True)))
+        last = [max(run.steps, default=0) for run in group.runs]
+        steps.append(str(last[0]) if min(last) == max(last) else f"{min(last)} to {max(last)}")
+    rows = [("seeds", "", seeds), ("steps", "", steps)]
+    return Table(group_heads(groups), rows + [(key, "", [" or ".join(v) for v in values]) for key, values in settings])
 
 
 def mixed_settings(groups: Sequence[RunGroup], settings: Differing) -> list[str]:
     """A sentence about each group whose runs have different settings: its numbers are of all of them together."""
-    said = []
+    sentences = []
     for index, group in enumerate(groups):
         mixed = [f"{key} ({' or '.join(values[index])})" for key, values in settings if len(values[index]) > 1]
-        more = f" and {len(mixed) - _MOST_SETTINGS} more" if len(mixed) > _MOST_SETTINGS else ""
         if mixed:
-            said.append(
-                f"{group.comparison}, {group.algo}: its runs are taken together, and differ in "
-                f"{', '.join(mixed[:_MOST_SETTINGS])}{more}: report on the runs of one setting alone"
+            sentences.append(
+                f"{group.comparison}, {group.algo}: its runs are taken together, and differ in {', '.join(mixed)}: "
+                "report on the runs of one setting alone"
             )
-    return said
+    return sentences
 
 
 def differing_settings(groups: Sequence[RunGroup]) -> Differing:
     """The settings that are not the same in all runs; reads every run's config.yaml.
 
-    Settings are compared as config.yaml has them; where a run lacks that file, only those of the loss. Seeds, paths and
-    the algorithm's name are left out.
+    Settings are compared as config.yaml has them; where a run lacks that file, only those of the loss. Seeds, what
+    belongs to a start, the algorithm's name, and whatever names the run's folder are left out.
     """
-    found = [[run.settings() for run in group.runs] for group in groups]
-    whole = all(any(not key.startswith(LOSS_KEY) for key in one) for each in found for one in each)
+    by_group = [[run.settings() for run in group.runs] for group in groups]
+    every = [settings for group in by_group for settings in group]
+    whole = all(any(not key.startswith(LOSS_KEY) for key in settings) for settings in every)
+    folders = [str(settings[key]) for settings in every for key in _FOLDER_KEYS if key in settings]
     differing = []
-    for key in dict.fromkeys(key for each in found for one in each for key in one):
+    for key in dict.fromkeys(key for settings in every for key in settings):
         absent = "the loss's own, not described" if key == f"{LOSS_KEY}.band" else "not set"
-        values = [list(dict.fromkeys(_shown(one.get(key, absent)) for one in each)) for each in found]
-        differ = any(value != values[0] or len(value) > 1 for value in values)
-        if differ and (whole or key.startswith(LOSS_KEY)) and _tells(key, found):
+        values = [list(dict.fromkeys(_shown(one.get(key, absent)) for one in group)) for group in by_group]
+        if (
+            any(value != values[0] or len(value) > 1 for value in values)
+            and (whole or key.startswith(LOSS_KEY))
+            and "seed" not in key
+            and not key.startswith("ray_kwargs.")
+            and key not in ("fspo.algo", "fspo.comparison", "trainer.experiment_name")
+            and not any(folder in str(settings.get(key)) for settings in every for folder in folders)
+        ):
             differing.append((key, values))
     return differing
 
 
 def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _tells(key: str, found: Sequence[Sequence[dict[str, Any]]]) -> bool:
-    """Whether a setting is one that a reader wants to see: no seed, no path or name of a run, nothing of its start."""
-    if (
-        "seed" in key
-        or key.startswith("ray_kwargs.")
-        or key in ("fspo.algo", "fspo.comparison", "trainer.experiment_name")
-    ):
-        return False
-    folders = {str(one["fspo.run_dir"]) for each in found for one in each if "fspo.run_dir" in one}
-    return not any(folder in str(one.get(key)) for each in found for one in each for folder in folders)
-
-
-def _range(values: Sequence[int]) -> str:
-    return str(values[0]) if min(values) == max(values) else f"{min(values)} to {max(values)}"
 
 
 def findings(
@@ -131,66 +118,57 @@ def findings(
         measures: :func:`fspo.report.groups.standard_measures`, of which held-out accuracies are used.
         starts: Length bins.
     """
-    found, apart = [], {other.algo: paired_runs(groups[0], other)[1] for other in groups[1:]}
+    first, others, found = groups[0], groups[1:], []
     for subject, view in (("Acceptance by length", "symmetric"), ("What the clip removes", "active")):
         if any(profiles[view].values()):
-            numbers = [f"{algo}: {lre_note(p.error) if p else 'no sequences'}" for algo, p in profiles[view].items()]
-            pairs = [(other.algo, pooled_lre_difference(groups[0], other, view, starts)) for other in groups[1:]]
-            found.append(_finding(subject, f"{view.capitalize()} LRE", groups[0].algo, numbers, pairs, apart))
+            numbers = [f"{algo}: LRE {show_lre(p.error) if p else 'unknown'}" for algo, p in profiles[view].items()]
+            lre = [pooled_lre_difference(first, other, view, starts) for other in others]
+            found.append(_finding(subject, f"{view.capitalize()} LRE", groups, numbers, lre))
     held_out = [measure for measure in measures if measure.label.startswith("held-out ")]
     accuracies = [measure for measure in held_out if "/acc/mean@" in measure.label]
     for measure in accuracies or held_out[:1]:
         numbers = [_held_out(group, measure) for group in groups]
-        differences = [(other.algo, paired_interval(groups[0], other, measure)) for other in groups[1:]]
-        pairs = [(algo, None if each is None else (each, each)) for algo, each in differences]
-        found.append(_finding("Learning", f"H{measure.label[1:]}", groups[0].algo, numbers, pairs, apart))
+        gains = [paired_interval(first, other, measure) for other in others]
+        differences = [None if gain is None else (gain,) for gain in gains]
+        found.append(_finding("Learning", f"H{measure.label[1:]}", groups, numbers, differences))
     return found
 
 
 def _held_out(group: RunGroup, measure: Measure) -> str:
     interval = group_interval(group, measure)
     if interval is None:
-        return f"{group.algo}: {measure.lacking}"
-    name = f"val-core/{measure.label.removeprefix('held-out ')}"
-    found = problems_interval(group.runs, name, interval.value)
-    text = f"{group.algo}: {show_interval(interval, measure.form)}"
-    if found is None:
-        return f"{text}, problems not counted"
-    return f"{text}, over {found[0]} problems [{found[1]:.3f}, {found[2]:.3f}]"
+        return f"{group.algo}: not recorded"
+    problems = problems_interval(group.runs, f"val-core/{measure.label.removeprefix('held-out ')}", interval.value)
+    over = f"over {problems[0]} problems [{problems[1]:.3f}, {problems[2]:.3f}]" if problems else "problems not counted"
+    return f"{group.algo}: {show_interval(interval, measure.form)}, {over}"
 
 
 def _finding(
     subject: str,
     quantity: str,
-    first: str,
+    groups: Sequence[RunGroup],
     numbers: Sequence[str],
-    pairs: Sequence[tuple[str, tuple[Interval, Interval] | None]],
-    apart: Mapping[str, Sequence[int]],
+    found: Sequence[tuple[Interval, ...] | None],
 ) -> Finding:
-    """The sentence about the first group against the others: differences in two intervals, the second over seeds.
-
-    ``apart``: of each other group, the seeds whose runs ended at different steps and are not compared.
-    """
-    said: dict[str, list[str]] = {}
+    """The sentence about the first group against each other one: differences in intervals, the last one over seeds."""
+    first = groups[0].algo
+    verdicts: dict[str, list[str]] = {}
     differences = []
-    for other, found in pairs:
-        left_out = f"without seed {', '.join(map(str, apart[other]))}, whose runs ended at different steps"
-        if found is None and apart[other]:
-            verdict = f"no claim, since runs of one seed ended at different steps, about {first} and"
-        elif found is None:
-            verdict = f"no common seed has numbers of {first} and"
-        elif found[1].n < _FEWEST_SEEDS:
-            verdict = f"no claim from fewer than {_FEWEST_SEEDS} common seeds about {first} and"
-        else:
-            interval = found[1]
-            verdict = f"no difference can be told between {first} and"
-            if all(each.excludes_zero for each in found):
-                verdict = f"{first} is {'lower' if interval.value < 0 else 'higher'} than"
-            differences.append(
-                f"{first} - {other} {show_interval(interval, '{:+.3f}')} over {interval.n} seeds"
-                + (f", {left_out}" if apart[other] else "")
-            )
-        said.setdefault(verdict, []).append(other)
-    parts = [f"{verdict} {(' or ' if ' and' in verdict else ' and ').join(names)}" for verdict, names in said.items()]
+    for other, intervals in zip(groups[1:], found, strict=True):
+        apart = paired_runs(groups[0], other)[1]
+        if intervals is None or intervals[-1].n < _FEWEST_SEEDS:
+            why = f"fewer than {_FEWEST_SEEDS} common seeds"
+            if apart:
+                why = "runs of one seed that ended at different steps"
+            verdicts.setdefault(f"no claim from {why} about {first} and", []).append(other.algo)
+            continue
+        verdict = f"no difference can be told between {first} and"
+        if all(each.excludes_zero for each in intervals):
+            verdict = f"{first} is {'lower' if intervals[-1].value < 0 else 'higher'} than"
+        verdicts.setdefault(verdict, []).append(other.algo)
+        text = f"{first} - {other.algo} {show_interval(intervals[-1], '{:+.3f}')} over {intervals[-1].n} seeds"
+        without = f", without seed {', '.join(map(str, apart))}, whose runs ended at different steps"
+        differences.append(text + (without if apart else ""))
+    parts = [f"{text} {(' or ' if ' and' in text else ' and ').join(names)}" for text, names in verdicts.items()]
     sentence = "; ".join(parts) or f"only {first} was run, nothing to compare"
     return Finding(subject, f"{quantity}: {sentence}.", "; ".join(numbers), "; ".join(differences))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import yaml  # type: ignore[import-untyped]
 
+from fspo.acceptance import stack_sums
 from fspo.funnel import FunnelSteps
 from fspo.losses import resolve_settings
 from fspo.records import (
@@ -27,10 +29,11 @@ from fspo.records import (
     numbered_steps,
     read_object,
 )
-from fspo.sums import FIELDS, FINE_LENGTH_EDGES, Z_EDGES, SequenceSums
+from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
+T = TypeVar("T")
 
 LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
 
@@ -44,23 +47,21 @@ class LengthStats:
         sums_MKF: Sums, columns as in :data:`fspo.sums.FIELDS`.
         cells_M: For each mini-batch the filled cells of its histogram of z = S / sqrt(L), int64 [n, 3]: fine length
             bin, cell of :data:`fspo.sums.Z_EDGES`, sequences.
-        unmoved: The mini-batches left out, together: there S is rounding (:mod:`fspo.noise_floor`).
     """
 
     step_M: npt.NDArray[np.int64]
     sums_MKF: Array
     cells_M: list[npt.NDArray[np.int64]]
-    unmoved: SequenceSums = field(default_factory=SequenceSums.zeros)
 
-    def hist_KH(self) -> npt.NDArray[np.int64]:
-        """The histogram over all mini-batches, by fine length bin."""
-        hist = np.zeros((len(FINE_LENGTH_EDGES) - 1, len(Z_EDGES) - 1), np.int64)
-        for cells in self.cells_M:
-            np.add.at(hist, (cells[:, 0], cells[:, 1]), cells[:, 2])
-        return hist
+    @classmethod
+    def of(cls, parts: dict[tuple[int, int], SequenceSums]) -> LengthStats:
+        """From the sums by step and mini-batch."""
+        moved = [(step, parts[step, minibatch]) for step, minibatch in sorted(parts) if minibatch > 0]
+        sums = [each for _, each in moved]
+        return cls(np.array([s for s, _ in moved], np.int64), stack_sums(sums), [each.cells().numpy() for each in sums])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Run:
     """One run folder, as far as it could be read.
 
@@ -76,7 +77,7 @@ class Run:
     path: Path
     info: dict[str, Any] = field(default_factory=dict)
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
-    lengths: LengthStats = field(default_factory=lambda: _empty_lengths())
+    lengths: LengthStats = field(default_factory=lambda: LengthStats.of({}))
     funnel: FunnelSteps = field(default_factory=lambda: FunnelSteps.of([]))
     problems: list[str] = field(default_factory=list)
 
@@ -88,8 +89,7 @@ class Run:
     @property
     def seed(self) -> int | None:
         """The seed, None where run.json does not say."""
-        seed = self.info.get("seed")
-        return seed if isinstance(seed, int) else None
+        return self.info.get("seed")
 
     @property
     def comparison(self) -> str:
@@ -144,18 +144,11 @@ class Run:
         loss = self.loss_settings
         return dict(_leaves(config)) | dict(_leaves({LOSS_KEY: dataclasses.asdict(loss) if loss else {}}))
 
-    def series(self, name: str) -> tuple[npt.NDArray[np.int64], Array]:
-        """Steps at which a metric was logged, and its values."""
-        found = [(step, values[name]) for step, values in self.steps.items() if name in values]
-        return np.array([s for s, _ in found], dtype=np.int64), np.array([v for _, v in found], dtype=np.float64)
-
-    def first_series(self, *names: str) -> tuple[npt.NDArray[np.int64], Array]:
-        """The first of several metrics that was logged at all."""
-        for name in names:
-            steps, values = self.series(name)
-            if len(steps):
-                return steps, values
-        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    def series(self, *names: str) -> tuple[npt.NDArray[np.int64], Array]:
+        """Steps and values of the first of these metrics that was logged at all."""
+        name = next((name for name in names if any(name in values for values in self.steps.values())), "")
+        steps = [step for step, values in self.steps.items() if name in values]
+        return np.array(steps, np.int64), np.array([self.steps[step][name] for step in steps], np.float64)
 
     def validation_metrics(self) -> list[str]:
         """Names of the held-out metrics: accuracies before other rewards, and of these means over samples first."""
@@ -184,38 +177,34 @@ def load_run(path: Path) -> Run:
         run.problems.append(f"{path}: not a folder; give the folder that holds {METRICS_FILE}")
         return run
     run.info = read_object(path / INFO_FILE, run.problems)
-    starts, ratio = run.info.get("starts", []), run.info.get("effective_time_ratio")
-    if not isinstance(starts, list) or not all(isinstance(start, dict) for start in starts):
-        run.problems.append(f"{path / INFO_FILE}: 'starts' must be a list of objects, left out")
-        del run.info["starts"]
-    if ratio is not None and _finite(ratio) is None:
-        run.problems.append(f"{path / INFO_FILE}: 'effective_time_ratio' must be a number, left out")
-        del run.info["effective_time_ratio"]
-    for number, line in numbered_steps(path / METRICS_FILE, run.problems):
-        step, metrics = line["step"], line.get("metrics")
-        if not isinstance(metrics, dict):
-            run.problems.append(f"{path / METRICS_FILE}:{number}: needs an object 'metrics'")
-            continue
-        values = {name: value for name, each in metrics.items() if (value := _finite(each)) is not None}
-        bad = sorted(name for name in metrics.keys() - values.keys() if metrics[name] is not None)
-        if bad:
-            run.problems.append(f"{path / METRICS_FILE}:{number}: not a finite number, left out: {', '.join(bad[:4])}")
+    for step, metrics in _records(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):
+        values = {name: v for name, v in metrics.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        if bad := sorted(name for name in metrics if name not in values and metrics[name] is not None):
+            run.problems.append(f"{path / METRICS_FILE}: step {step}: not a finite number, left out: {', '.join(bad)}")
         # Validation and training of one step may come on two lines.
         run.steps[step] = run.steps.get(step, {}) | values
     run.steps = dict(sorted(run.steps.items()))
     if not run.steps:
         run.problems.append(f"{path / METRICS_FILE}: no step logged")
-    run.lengths = _read_lengths(path / LENGTH_STATS_FILE, run.problems)
-    if (path / FUNNEL_FILE).exists():
-        run.funnel = _read_funnel(path / FUNNEL_FILE, run.problems)
+    sums = _records(
+        path / LENGTH_STATS_FILE, run.problems, lambda line: (operator.index(line["minibatch"]), from_record(line))
+    )
+    run.lengths = LengthStats.of({(step, minibatch): part for step, (minibatch, part) in sums})
+    if (path / FUNNEL_FILE).exists():  # of a step that was done twice, the later record
+        ends = dict(_records(path / FUNNEL_FILE, run.problems, lambda line: FunnelSteps.of([line])))
+        run.funnel = FunnelSteps.join([run.funnel, *ends.values()])
     return run
 
 
-def _finite(value: Any) -> float | None:
-    try:
-        return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-    except OverflowError:  # an integer beyond all floats
-        return None
+def _records(path: Path, problems: list[str], read: Callable[[dict[str, Any]], T]) -> Iterator[tuple[int, T]]:
+    """Step and content of every line that ``read`` can read; the others are named in ``problems``."""
+    for number, line in numbered_steps(path, problems):
+        try:
+            content = read(line)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            problems.append(f"{path}:{number}: not a record of this file ({error!r})")
+        else:
+            yield line["step"], content
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -235,68 +224,14 @@ def expand_paths(paths: list[Path]) -> tuple[list[Path], dict[Path, PlannedRun],
     planned: dict[Path, PlannedRun] = {}
     problems: list[str] = []
     for path in paths:
-        grid = path / GRID_FILE
-        if not grid.is_file():
+        if not (grid := path / GRID_FILE).is_file():
             folders.append(path)
             continue
-        runs = read_object(grid, problems).get("runs")
-        if not isinstance(runs, list):
-            problems.append(f"{grid}: needs a list 'runs'")
+        try:
+            runs = {path / run["path"]: PlannedRun(**run) for run in read_object(grid, problems)["runs"]}
+        except (KeyError, TypeError) as error:
+            problems.append(f"{grid}: needs a list 'runs' of objects with 'path', 'algo' and 'seed' ({error!r})")
             continue
-        for index, run in enumerate(runs):
-            try:
-                plan = PlannedRun(
-                    run["path"], str(run["algo"]), int(run["seed"]), str(run.get("comparison", "default"))
-                )
-                folder = path / plan.path
-            except (KeyError, TypeError, ValueError) as error:
-                problems.append(f"{grid}: run {index}: needs 'path', 'algo' and 'seed' ({error!r})")
-                continue
-            planned[folder] = plan
-            if folder.is_dir():
-                folders.append(folder)
+        planned |= runs
+        folders += [folder for folder in runs if folder.is_dir()]
     return list(dict.fromkeys(folders)), planned, problems
-
-
-def _read_lengths(path: Path, problems: list[str]) -> LengthStats:
-    parts: dict[tuple[int, int], tuple[Array, npt.NDArray[np.int64]]] = {}
-    unmoved: dict[int, SequenceSums] = {}
-    last = (0, 0)
-    for number, line in numbered_steps(path, problems):
-        step, minibatch = line["step"], line.get("minibatch")
-        if not isinstance(minibatch, int):
-            problems.append(f"{path}:{number}: needs an integer 'minibatch'")
-            continue
-        try:
-            sums = from_record(line)
-        except ValueError as error:
-            problems.append(f"{path}:{number}: {error}")
-            continue
-        again, last = (step, minibatch) < last, (step, minibatch)
-        if minibatch == 0:
-            unmoved[step] = sums if again else unmoved.get(step, SequenceSums.zeros()) + sums
-            continue
-        parts[step, minibatch] = sums.sums_KF.numpy(), sums.cells().numpy()
-    found = _empty_lengths()
-    found.unmoved = sum(unmoved.values(), SequenceSums.zeros())
-    if parts:
-        order = sorted(parts)
-        found.step_M = np.array([step for step, _ in order])
-        found.sums_MKF, found.cells_M = np.stack([parts[k][0] for k in order]), [parts[k][1] for k in order]
-    return found
-
-
-def _read_funnel(path: Path, problems: list[str]) -> FunnelSteps:
-    """Of a step that was done twice, the later record."""
-    records: dict[int, dict[str, Any]] = {}
-    for number, line in numbered_steps(path, problems):
-        try:
-            FunnelSteps.of([line])
-            records[line["step"]] = line
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            problems.append(f"{path}:{number}: not a record of the length funnel ({error!r})")
-    return FunnelSteps.of(list(records.values()))
-
-
-def _empty_lengths() -> LengthStats:
-    return LengthStats(np.zeros(0, np.int64), np.zeros((0, len(FINE_LENGTH_EDGES) - 1, len(FIELDS))), [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,18 +18,13 @@ _OF_EACH: Final = 3  # right responses of a step, and wrong ones
 _CHARACTERS: Final = 1500  # at either end of a text
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One response as the page shows it: what it can be filtered by, and its texts."""
+def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[dict[str, Any]]:
+    """A bounded number of the responses of every run that dumped any, spread over steps and verdicts.
 
-    tags: dict[str, str]
-    prompt: str
-    response: str
-
-
-def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[Sample]:
-    """A bounded number of the responses of every run that dumped any, spread over steps and verdicts."""
-    samples: list[Sample] = []
+    Returns:
+        Of each response its ``prompt``, its ``response`` and ``tags``, by which a reader can filter.
+    """
+    samples = []
     for run in runs:
         settings = run.settings()
         for kind, key in _FOLDERS.items():
@@ -42,22 +36,24 @@ def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[Sample]:
             chosen = np.linspace(0, len(dumps) - 1, min(_STEPS, len(dumps))).astype(int)
             for step in np.array(sorted(dumps), dtype=int)[chosen].tolist():
                 tags = {"run": run.name, "from": kind, "step": str(step)}
-                samples += _of_step([line for _, line in numbered_lines(dumps[step], problems)], tags)
+                lines = [line for _, line in numbered_lines(dumps[step], problems)]
+                for verdict, line in _some(lines):
+                    texts = {"prompt": _cut(line.get("input")), "response": _cut(line.get("output"))}
+                    samples.append({"tags": tags | {"verdict": verdict}} | texts)
     return samples
 
 
-def _of_step(lines: list[dict[str, Any]], tags: dict[str, str]) -> Iterator[Sample]:
+def _some(lines: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     left = {"right": _OF_EACH, "wrong": _OF_EACH}
     for place in np.random.default_rng(0).permutation(len(lines)):
-        line = lines[place]
-        score = line.get("acc", line.get("score"))
+        score = lines[place].get("acc", lines[place].get("score"))
         verdict = "right" if isinstance(score, (int, float)) and score > 0 else "wrong"
         left[verdict] -= 1
         if left[verdict] >= 0:
-            prompt, response = (_cut(str(line.get(name, ""))) for name in ("input", "output"))
-            yield Sample(tags | {"verdict": verdict}, prompt, response)
+            yield verdict, lines[place]
 
 
-def _cut(text: str) -> str:
+def _cut(value: object) -> str:
+    text = str(value)
     left = len(text) - 2 * _CHARACTERS
     return text if left <= 0 else f"{text[:_CHARACTERS]}\n[... {left} characters left out ...]\n{text[-_CHARACTERS:]}"

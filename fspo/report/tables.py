@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from fspo.fairness import Interval, LengthReweightingError
 from fspo.records import PlannedRun
-from fspo.report.common_records import CommonRecord
 from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_runs
 from fspo.report.runs import Run
 
 NOT_RUN: Final = "not run"
+NOT_RECORDED: Final = "(not recorded)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,55 +34,29 @@ def final_numbers(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Ta
     for measure in measures:
         cells = [show_interval(group_interval(group, measure), measure.form) for group in groups]
         if any(cells):
-            rows.append((measure.label, measure.meaning, _why(cells, measure.lacking)))
+            rows.append((measure.label, measure.meaning, [cell or NOT_RECORDED for cell in cells]))
     return Table(group_heads(groups), rows)
 
 
 def paired_differences(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Table | None:
     """First group minus each other one over their paired runs; None where no two groups share a seed."""
-    if len(groups) < 2:
-        return None
-    first, others = groups[0], list(groups[1:])
+    first, others = groups[0], groups[1:]
     paired = [paired_runs(first, other) for other in others]
     if not any(pairs or apart for pairs, apart in paired):
         return None
-    missing = ["ended at different steps" if apart else "no seed in common" for _, apart in paired]
-    shared = [len(pairs) for pairs, _ in paired]
-
+    missing = [
+        NOT_RECORDED if pairs else "(ended at different steps)" if apart else "(no seed in common)"
+        for pairs, apart in paired
+    ]
     rows = []
     for measure in measures:
-        form = measure.form if measure.form.startswith("{:+") else measure.form.replace("{:", "{:+", 1)
+        form = measure.form.replace("{:+", "{:").replace("{:", "{:+")
         cells = [show_interval(paired_interval(first, other, measure), form, bold=True) for other in others]
         if any(cells):
-            rows.append(
-                (
-                    measure.label,
-                    measure.meaning,
-                    _why(cells, [measure.lacking if n else why for n, why in zip(shared, missing, strict=True)]),
-                )
-            )
-    heads = [f"{first.algo} - {other.algo} ({n} paired)" for other, n in zip(others, shared, strict=True)]
-    return Table(heads, rows)
-
-
-def _why(cells: Sequence[str], reasons: str | Sequence[str]) -> list[str]:
-    """The cells, with a reason in brackets in place of each empty one."""
-    each = [reasons] * len(cells) if isinstance(reasons, str) else reasons
-    return [cell or f"({reason})" for cell, reason in zip(cells, each, strict=True)]
-
-
-def common_record_table(records: Sequence[CommonRecord], groups: Sequence[RunGroup]) -> Table | None:
-    """Debiased LRE of each group's band (rows) on the records of each group (columns)."""
-    sources = list(dict.fromkeys(record.records for record in records))
-    found = {(r.band, r.matched, r.records): r for r in records}
-    bands = {record.band for record in records}
-    rows = []
-    for matched in (False, True):
-        for algo in dict.fromkeys(group.algo for group in groups):
-            cells = [_record_cell(found[key]) if (key := (algo, matched, s)) in found else "" for s in sources]
-            why = "this clip rate is out of its reach" if algo in bands else "no fixed band, or not on S"
-            rows.append((f"{algo}, {'matched' if matched else 'own'} clips", "", _why(cells, why)))
-    return Table([f"on {source}'s records" for source in sources], rows) if rows else None
+            shown = [cell or why for cell, why in zip(cells, missing, strict=True)]
+            rows.append((measure.label, measure.meaning, shown))
+    counts = [len(pairs) for pairs, _ in paired]
+    return Table([f"{first.algo} - {o.algo} ({n} paired)" for o, n in zip(others, counts, strict=True)], rows)
 
 
 def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table:
@@ -110,12 +82,11 @@ def provenance_table(runs: Sequence[Run]) -> Table:
     """Where each run came from: the commit, the command and the versions."""
     rows = []
     for run in runs:
-        versions = run.info.get("versions")
-        shown = ", ".join(f"{k} {v}" for k, v in versions.items()) if isinstance(versions, dict) else ""
-        command = run.info.get("command", "")
-        command = " ".join(map(str, command)) if isinstance(command, list) else str(command)
         commit = f"{run.info.get('commit') or ''}{' + changes' if run.info.get('dirty') else ''}"
-        rows.append((f"{run.algo}, seed {run.seed}", run.comparison, _why([commit, command, shown], "not recorded")))
+        command = " ".join(run.info.get("command", ()))
+        versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
+        cells = [cell or NOT_RECORDED for cell in (commit, command, versions)]
+        rows.append((f"{run.algo}, seed {run.seed}", run.comparison, cells))
     return Table(["commit", "command", "versions"], rows)
 
 
@@ -133,17 +104,11 @@ def show_interval(interval: Interval | None, form: str, bold: bool = False) -> s
     return f"*{text}" if bold and interval.excludes_zero else text
 
 
+def show_lre(error: LengthReweightingError) -> str:
+    """Debiased LRE with its interval."""
+    return show_interval(error.debiased, "{:.3f}") if math.isfinite(error.lre) else "undefined: nothing accepted"
+
+
 def group_heads(groups: Sequence[RunGroup]) -> list[str]:
     """Column heads: each group's algorithm and number of runs."""
     return [f"{group.algo} (n = {len(group.runs)})" for group in groups]
-
-
-def show_lre(error: LengthReweightingError, beside: str) -> str:
-    """Debiased LRE with its interval, and ``beside`` after it."""
-    if np.isnan(error.lre):
-        return "undefined: nothing accepted"
-    return f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}]{beside}"
-
-
-def _record_cell(record: CommonRecord) -> str:
-    return show_lre(record.error, f" at acceptance {record.error.rate:.2f}")

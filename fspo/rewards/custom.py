@@ -1,7 +1,7 @@
 """A reward function of the user's own: load it as verl does, and say what is wrong with it, its call or its result.
 
-``python -m fspo.rewards.custom PATH NAME [KEYWORD ...]`` prints what is wrong with a function, or nothing. Run like
-that, a module that imports anything at all leaves nothing behind in the process that wants to know.
+``python -m fspo.rewards.custom PATH NAME SETTINGS [KEYWORD ...]`` prints what :func:`problem_of` says of it, or
+nothing; SETTINGS is a JSON object. What the module starts while it is imported ends with that process.
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import json
 import math
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 from fspo.rewards.verdict import Status
 
 #: How verl passes the row and the response; every one of them, by keyword.
 ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
+#: A module with a function of this name is asked what is wrong with the keywords of its reward function.
+SETTINGS_PROBLEM: Final = "settings_problem"
 _PACKAGE, _FILE = "pkg://", "file://"
-#: Parts of the file names of the frames between a reward worker and the user's function.
-_CALLERS: Final = (
-    "importlib",
-    "/concurrent/futures/",
-    "/asyncio/",
-    "/fspo/rewards/custom.py",
-    "/recipe/runner/rehearse/reward.py",
-    "/recipe/fspo/reward_manager.py",
-    "/site-packages/verl/",
-)
+#: Packages whose frames stand between a reward worker and the user's function.
+_CALLERS: Final = ("importlib", "concurrent", "asyncio", "threading", "fspo", "recipe", "verl")
 
 
 class BadReward(ValueError):
@@ -45,22 +41,29 @@ def load(path: str, name: str) -> Callable[..., Any]:
         BadReward: there is no such file, module or function, or the module itself fails; the message then ends in the
             traceback of the user's lines.
     """
+    return _function(_module(path), name)
+
+
+def _module(path: str) -> ModuleType:
     try:
         if path.startswith(_PACKAGE):
-            module = importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))
-        else:
-            file = Path(path.removeprefix(_FILE))
-            if not file.is_file():
-                raise BadReward(f"there is no file {file}: correct the path, or give pkg://package.module")
-            spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
-            if spec is None or spec.loader is None:
-                raise BadReward(f"{file} is not a Python file (.py)")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
+            return importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))
+        file = Path(path.removeprefix(_FILE))
+        if not file.is_file():
+            raise BadReward(f"there is no file {file}: correct the path, or give pkg://package.module")
+        spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
+        if spec is None or spec.loader is None:
+            raise BadReward(f"{file} is not a Python file (.py)")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     except BadReward:
         raise
     except (Exception, SystemExit) as error:
         raise BadReward(f"importing it raised {describe(error)}") from error
+    return module
+
+
+def _function(module: ModuleType, name: str) -> Callable[..., Any]:
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         have = sorted(key for key, value in vars(module).items() if inspect.isfunction(value) and key[0] != "_")
@@ -70,9 +73,13 @@ def load(path: str, name: str) -> Callable[..., Any]:
 
 def describe(error: BaseException) -> str:
     """Name, text and traceback of an exception, from the first frame on that is not part of how it was called."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = itertools.dropwhile(lambda frame: any(part in frame.filename for part in _CALLERS), frames)
-    return "\n".join([f"{type(error).__name__}: {error}", "".join(traceback.format_list(list(own))).rstrip()]).rstrip()
+
+    def calls(step: tuple[FrameType, int]) -> bool:
+        return str(step[0].f_globals.get("__name__")).partition(".")[0] in _CALLERS
+
+    own = itertools.dropwhile(calls, traceback.walk_tb(error.__traceback__))
+    lines = "".join(traceback.StackSummary.extract(own).format())
+    return f"{type(error).__name__}: {error}\n{lines}".rstrip()
 
 
 def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> str | None:
@@ -126,15 +133,25 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def problem_of(path: str, name: str, keywords: Iterable[str] = ()) -> str | None:
-    """What is wrong with a reward function before it has been called; None if nothing is."""
+def problem_of(path: str, name: str, settings: Mapping[str, Any], keywords: Iterable[str] = ()) -> str | None:
+    """What is wrong with a reward function before it has been called; None if nothing is.
+
+    Args:
+        path: As for :func:`load`.
+        name: Of the function.
+        settings: verl's ``reward_kwargs``. If the module has a function ``settings_problem``, that one is asked, too.
+        keywords: Further keywords with which verl will call it.
+    """
     try:
-        return call_problem(load(path, name), keywords)
+        module = _module(path)
+        problem = call_problem(_function(module, name), [*settings, *keywords])
     except BadReward as error:
         return str(error)
+    ask = getattr(module, SETTINGS_PROBLEM, None)
+    return problem if problem or ask is None else ask(settings)
 
 
 if __name__ == "__main__":
     # What the user's module prints while it is imported must not be taken for the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
-    print(problem_of(sys.argv[1], sys.argv[2], sys.argv[3:]) or "", end="", file=answer)
+    print(problem_of(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4:]) or "", end="", file=answer)

@@ -19,27 +19,9 @@ Key = tuple[str, str, bool]
 """Decisive part, ground truth, exact: what a cached verdict depends on."""
 
 
-def _task(response: object, ground_truth: object) -> Task:
-    if not isinstance(response, str) or not isinstance(ground_truth, str):
-        raise TypeError(f"expected a response and a ground truth, got {type(response)} and {type(ground_truth)}")
-    text = bounded(response)
-    return decisive_part(text), text, ground_truth.strip(), False
-
-
-def _final(normalised_status: Status, plain: Status) -> Status:
-    """The rewritten pair decides where it could be compared."""
-    return normalised_status if normalised_status in (Status.CORRECT, Status.WRONG) else plain
-
-
 def _key(task: Task) -> Key | None:
     part, _, truth, exact = task
     return None if part is None else (part, truth, exact)
-
-
-def _normalised_task(task: Task) -> Task | None:
-    """The same answer and truth rewritten by :mod:`fspo.rewards.normalise`; None if no rule applies."""
-    rewritten = normalised(*task[:3])
-    return None if rewritten is None else (rewritten[0], rewritten[0], rewritten[1], True)
 
 
 class MathScorer:
@@ -94,10 +76,17 @@ class MathScorer:
             TypeError: the response or the ground truth is not a string.
             WorkerStartError: math-verify cannot be run at all on this machine.
         """
-        task = _task(response, ground_truth)
-        plain = self._status(task)
-        rewritten = _normalised_task(task) if self._normalise else None
-        verdict = Verdict.of(plain if rewritten is None else _final(self._status(rewritten), plain), plain)
+        if not isinstance(response, str) or not isinstance(ground_truth, str):
+            raise TypeError(f"expected a response and a ground truth, got {type(response)} and {type(ground_truth)}")
+        text, truth = bounded(response), ground_truth.strip()
+        part = decisive_part(text)
+        status = plain = self._status((part, text, truth, False))
+        if self._normalise and (rewritten := normalised(part, text, truth)) is not None:
+            answer, target = rewritten
+            compared = self._status((answer, answer, target, True))
+            # The rewritten pair decides where it could be compared.
+            status = compared if compared in (Status.CORRECT, Status.WRONG) else plain
+        verdict = Verdict.of(status, plain)
         with self._lock:
             self._counts.update([verdict.status.value])
             self._counts["normalised"] += verdict.status is not verdict.plain

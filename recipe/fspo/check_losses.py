@@ -1,15 +1,11 @@
-"""``python -m recipe.fspo.check_losses [NAME ...]``: fspo.check_loss on the losses of verl's registry, ours included.
+"""The losses of verl's registry, ours included, for ``python -m fspo.check_loss recipe.fspo.check_losses:NAME ...``.
 
-A loss is called with verl's own configuration of the actor and the settings of ``conf/algo``. A NAME is a value of
-``algo``, or a loss of the registry that no file of ``conf/algo`` names; none: all. Exit status as of fspo.check_loss.
+A loss is called with verl's own configuration of the actor and the settings of ``conf/algo``. NAME, an attribute of
+this module, is a value of ``algo``, or a loss of the registry that no file of ``conf/algo`` names.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from hydra.utils import instantiate
@@ -18,12 +14,10 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
-from fspo.check_loss import check
-from fspo.check_loss.call import LossError, PolicyLoss
-from fspo.check_loss.length_bias import samples_with
+from fspo.check_loss.call import PolicyLoss
 from fspo.losses import ALGORITHMS
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.runner.launch.compose import CONF_DIR, choices
+from recipe.fspo.job import CONF_DIR, choices
 
 #: What a loss needs that verl has no default for.
 _NEEDED: Final[dict[str, dict[str, Any]]] = {"dro": {"dro_beta": 0.1}, "bypass_mode": {"rollout_correction": {}}}
@@ -59,32 +53,12 @@ def policy_loss(actor: dict[str, Any]) -> PolicyLoss:
     return PolicyLoss(POLICY_LOSS_REGISTRY[loss["loss_mode"]], verls, settings["loss_agg_mode"])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m recipe.fspo.check_losses", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="values of algo, or losses of verl's registry")
-    parser.add_argument("--records", type=Path, metavar="RUN", help="also judge the clips on a run's sequences.jsonl")
-    options = parser.parse_args(arguments)
+def __dir__() -> list[str]:
+    return list(actors())
+
+
+def __getattr__(name: str) -> PolicyLoss:
     known = actors()
-    if unknown := [name for name in options.names if name not in known]:
-        parser.error(f"{unknown[0]} is no loss here: choose from {', '.join(known)}")
-    try:
-        samples = samples_with(options.records)
-    except LossError as error:
-        print(error, file=sys.stderr)
-        return 2
-    status = 0
-    for name in options.names or known:
-        try:
-            report = check(policy_loss(known[name]), samples)
-        except LossError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            status = 2
-            continue
-        status = max(status, int(not report.conforms))
-        print(f"{name}, loss_agg_mode={known[name]['loss_agg_mode']}\n\n{report.text()}\n", flush=True)
-    return status
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    if name not in known:
+        raise AttributeError(f"{name} is neither a value of algo nor a loss of verl's registry")
+    return policy_loss(known[name])

@@ -1,8 +1,8 @@
-"""Typed settings of the sequence-level losses, as verl instantiates them, and what settings mean together.
+"""Typed settings of the method, ``fspo.*`` and those of the sequence-level losses, and the rules that are the method's.
 
-:func:`problems` is said before Ray starts: nothing that contradicts itself or would be ignored goes on in silence. Each
-problem names the key, the value and what to set instead. Where a rule has a public reference, the comment gives it
-(verl#N: issue or pull request N of verl).
+A rule stands here if the mistake would give wrong numbers in silence; :data:`RULES` is the table, as in
+:mod:`recipe.runner.launch.checks`. Where a rule has a public reference, the comment gives it (verl#N: issue or pull
+request N of verl).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Literal
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -20,30 +20,42 @@ from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.relatives import RELATIVES
 from fspo.types import SequenceLossSettings
 from recipe.fspo import own_loss
-from recipe.runner.launch.served import unserved
+from recipe.runner.launch.checks import Rule
+from recipe.runner.launch.values import Count, Positive, type_problems, types_of
 
-_ACTOR = "actor_rollout_ref.actor"
-_POLICY_LOSS = f"{_ACTOR}.policy_loss"
+_ACTOR: Final = "actor_rollout_ref.actor"
+_POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
 
-#: Keys of the actor that token-level losses read and the sequence-level ones do not.
-_TOKEN_LEVEL_KEYS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
-#: Which of them each of the other losses reads.
-_CLIP_RATIOS = ("clip_ratio_low", "clip_ratio_high")
-_READ_BY: Final[dict[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("vanilla", "dppo_tv", "dppo_kl", "gspo"), (*_CLIP_RATIOS, "clip_ratio_c")),  # gspo: below
-    **dict.fromkeys(("cispo", "geo_mean"), _CLIP_RATIOS),
-    "sapo": ("tau_pos", "tau_neg"),
-    **dict.fromkeys(RELATIVES, ()),
-}
+#: Values of ``trainer.v1.trainer_mode`` whose trainer keeps the run folder.
+_TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
-_GROUP_ESTIMATORS = frozenset({"grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk"})
-#: A clip value per token (linear band) above this, or per sqrt(token) below it, belongs to the other algorithm:
-#: GSPO's authors recommend 3e-4 / 4e-4 (verl#2775), FSPO's is about 0.03; frameworks have shipped 0.2 by mistake.
-_LINEAR_MAX, _SQRT_MIN = 0.01, 0.003
-#: A clip value per sqrt(token) from here on is an eps (0.2 is PPO's): 0.15 sqrt(2000) are 6.7 nats.
-_SQRT_MAX = 0.15
+_GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
+#: Advantage estimators with a value per token.
+_TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
+#: Clip values that are of a band's unit, and who uses which. GSPO's authors recommend 3e-4 and 4e-4 (verl#2775), FSPO's
+#: is about 0.03, and frameworks have shipped PPO's 0.2 by mistake: 0.2 sqrt(2000) are 9 nats.
+_CLIP_VALUES: Final = {
+    "linear": (0, 0.01, "per token: GSPO's authors recommend 3e-4 and 4e-4"),
+    "sqrt": (0.003, 0.15, "per square root of a token: FSPO uses about 0.03"),
+}
 #: From here on a band of c sqrt(L) is meant to be none: algo=unclipped.
-_NO_CLIP = 1e9
+_NO_CLIP: Final = 1e9
+
+
+@dataclass(frozen=True)
+class FspoSettings:
+    """The settings ``fspo.*``; ``conf/base.yaml`` has their values and says what each does."""
+
+    window_steps: Count
+    lre_bins: Count
+    kl_to_start: bool
+    pi_old: Literal["actor", "rollout"]
+    drop: Literal["stale", "evenly"]
+    calibration_rounds: Count
+    reference_length: Positive | None
+    record_sequences: bool
+    comparison: str
 
 
 @dataclass
@@ -96,10 +108,10 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
     if values["loss_mode"] not in ALGORITHMS:
         return None
     values.pop("_target_", None)
-    known = {field.name for field in dataclasses.fields(SequencePolicyLossConfig)} - {"_target_"}
-    if unknown := sorted(set(values) - known):
-        raise ValueError(f"{_POLICY_LOSS} has no key {', '.join(unknown)}; the keys are {', '.join(sorted(known))}")
-    return SequencePolicyLossConfig(**values).settings()
+    try:
+        return SequencePolicyLossConfig(**values).settings()
+    except TypeError as error:
+        raise ValueError(f"{_POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
 
 
 def complete_loss(config: DictConfig) -> None:
@@ -133,221 +145,64 @@ def complete_mode(config: DictConfig) -> None:
 
 
 def problems(config: DictConfig) -> Iterator[str]:
-    """Everything that contradicts itself or would be ignored: mode, loss and statistics that ``config`` names."""
-    yield from _mode_problems(config)
-    yield from _pi_old_problems(config)
-    yield from _unused_correction_problems(config)
-    yield from _drop_problems(config)
-    yield from loss_problems(config)  # imports the module of an own loss, which may register more than a loss
-    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
-    yield from unserved(config, by_response=loss_mode in ALGORITHMS or loss_mode in RELATIVES)
+    """What is wrong with the settings of the method, and what they mean together with others."""
+    types = types_of("fspo", FspoSettings)
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    if policy_loss.loss_mode in ALGORITHMS:
+        types |= types_of(_POLICY_LOSS, SequencePolicyLossConfig)
+    wrong = list(type_problems(config, types))
+    if not wrong and policy_loss.loss_mode in ALGORITHMS:
+        try:
+            policy_loss_settings(policy_loss)
+        except ValueError as error:
+            wrong.append(str(error))
+    yield from wrong or (problem for rule in RULES for problem in rule(config))
 
 
-def _pi_old_problems(config: DictConfig) -> Iterator[str]:
-    if config.fspo.pi_old not in ("actor", "rollout"):
-        yield f"fspo.pi_old={config.fspo.pi_old} must be actor or rollout (docs/async.md)"
-    elif config.fspo.pi_old == "rollout" and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        yield "fspo.pi_old=rollout needs actor_rollout_ref.rollout.calculate_log_probs=true: vLLM's log-probabilities"
-
-
-def _drop_problems(config: DictConfig) -> Iterator[str]:
-    sampler = config.trainer.v1.sampler
-    if config.fspo.drop not in ("stale", "evenly"):
-        yield f"fspo.drop={config.fspo.drop} must be stale or evenly (docs/async.md)"
-    elif config.fspo.drop == "evenly":
-        for wrong, what in (
-            (config.trainer.v1.trainer_mode == "fspo", "mode=sync, where nothing is dropped"),
-            (sampler.max_off_policy_strategy != "drop", "max_off_policy_strategy=wait, which drops nothing"),
-            (sampler.max_off_policy_threshold is None, "max_off_policy_threshold=null, where nothing is stale"),
-            (bool(sampler.custom_sampler.path), "a custom_sampler, which drops by its own rule"),
-        ):
-            if wrong:
-                yield f"fspo.drop=evenly has no effect with {what}: set one of the two to its default"
+def _is_by_sequence(config: DictConfig) -> bool:
+    """Whether the loss is one of this repository's, with one advantage and one ratio for each response."""
+    return config.actor_rollout_ref.actor.policy_loss.loss_mode in (*ALGORITHMS, *RELATIVES)
 
 
 def _mode_problems(config: DictConfig) -> Iterator[str]:
-    if config.trainer.v1.trainer_mode != "fspo_separate_async":
-        return
-    rollout = config.actor_rollout_ref.rollout
-    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    steps = config.trainer.v1.separate_async.parameter_sync_step
-    if steps is not None and steps * mini != batch:
+    """A trainer that writes no run folder."""
+    mode = config.trainer.v1.trainer_mode
+    if mode not in _TRAINER_MODES:
         yield (
-            f"trainer.v1.separate_async.parameter_sync_step={steps} times actor.ppo_mini_batch_size={mini} is not "
-            f"data.train_batch_size={batch}: leave it out, so that it follows from the two"
-        )
-    if rollout.nnodes < 1 or rollout.n_gpus_per_node < 1:
-        yield (
-            f"actor_rollout_ref.rollout.nnodes={rollout.nnodes} and n_gpus_per_node={rollout.n_gpus_per_node}: with "
-            "mode=separate_async some devices only generate; give 1 or more of each"
-        )
-    if rollout.checkpoint_engine.backend == "naive":
-        yield (
-            "actor_rollout_ref.rollout.checkpoint_engine.backend=naive cannot carry weights between devices: give "
-            "nccl, or shared_memory with custom_backend_module=recipe.runner.cpu.checkpoint_engine on CPUs"
+            f"trainer.v1.trainer_mode={mode} is a trainer of verl's that would leave the run folder empty, without "
+            "metrics, checks or resume: remove it and give mode=sync, colocate_async or separate_async, or train with "
+            "plain verl, which knows the losses too (python -m verl.trainer.main_ppo)"
         )
 
 
-def _default(key: str) -> Any:
-    return FSDPActorConfig.__dataclass_fields__[key].default
-
-
-def loss_problems(config: DictConfig) -> Iterator[str]:
-    """Everything that contradicts itself or would be ignored, for the loss that ``config`` names."""
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
-    yield from _sampling_problems(config)
-    yield from _group_problems(config)
-    if policy_loss.loss_mode == "gspo":
-        yield from _stock_gspo_problems(config)
-    try:
-        settings = policy_loss_settings(policy_loss)
-    except (TypeError, ValueError) as error:
-        yield str(error)
-        return
-    length = config.fspo.reference_length
-    needed = settings is not None or own_loss.is_own(policy_loss)
-    if needed and config.fspo.match_scale == "matched" and (not isinstance(length, int | float) or length <= 0):
-        yield f"fspo.reference_length={length!r}: match_scale=matched needs a typical length of responses, above 0"
-    if settings is None:
-        yield from own_loss.problems(config)
-        yield from _unread_problems(config, policy_loss.loss_mode)
-        if policy_loss.loss_mode in RELATIVES:
-            yield from _micro_batch_problems(config)
-            yield from _rollout_correction_problems(config)
-        return
-    yield from _ignored_problems(config, policy_loss.loss_mode)
-    if config.fspo.comparison == "default":  # matched clip values are measured, and may be as wide as a run needs
-        yield from _clip_problems(settings)
-    yield from _micro_batch_problems(config)
-    yield from _rollout_correction_problems(config)
-
-
-def _sampling_problems(config: DictConfig) -> Iterator[str]:
-    # Truncated sampling makes the sampled distribution another than the policy whose log-probs are taken (trl#6789).
-    rollout = config.actor_rollout_ref.rollout
-    for key, neutral in (("top_p", 1), ("top_k", -1)):
-        if rollout[key] != neutral:
-            yield (
-                f"actor_rollout_ref.rollout.{key}={rollout[key]} cuts the sampling distribution, so importance ratios "
-                f"are biased: set it to {neutral} (validation has its own val_kwargs.{key})"
-            )
-
-
-def _group_problems(config: DictConfig) -> Iterator[str]:
-    estimator, n = str(config.algorithm.adv_estimator), config.actor_rollout_ref.rollout.n
-    if estimator in _GROUP_ESTIMATORS and n < 2:
-        yield (
-            f"algorithm.adv_estimator={estimator} compares the responses to one prompt, but "
-            f"actor_rollout_ref.rollout.n={n}: set it to 2 or more"
-        )
-
-
-def _stock_gspo_problems(config: DictConfig) -> Iterator[str]:
-    actor = config.actor_rollout_ref.actor
-    if actor.clip_ratio_c != _default("clip_ratio_c"):
-        yield f"{_ACTOR}.clip_ratio_c={actor.clip_ratio_c} is ignored by verl's gspo: leave it at its default"
-    for key in ("clip_ratio_low", "clip_ratio_high"):
-        if actor[key] is not None and actor[key] > _LINEAR_MAX:
-            yield (
-                f"{_ACTOR}.{key}={actor[key]} leaves verl's gspo unclipped: it bounds the geometric mean ratio per "
-                "token; the authors recommend 3e-4 (low) and 4e-4 (high)"
-            )
-
-
-def _ignored_problems(config: DictConfig, loss_mode: str) -> Iterator[str]:
-    actor = config.actor_rollout_ref.actor
-    for key in _TOKEN_LEVEL_KEYS:
-        if key in actor and actor[key] is not None and actor[key] != _default(key):
-            yield (
-                f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}: remove it, and set "
-                f"{_POLICY_LOSS}.clip_low or clip_high instead"
-            )
-
-
-def _unread_problems(config: DictConfig, loss_mode: str) -> Iterator[str]:
-    actor = config.actor_rollout_ref.actor
-    if loss_mode not in _READ_BY:
-        return
-    for key in _TOKEN_LEVEL_KEYS:
-        # verl's losses read clip_ratio where one of the other two is null.
-        read = key in _READ_BY[loss_mode] or (key == "clip_ratio" and None in (actor[each] for each in _CLIP_RATIOS))
-        if not read and actor[key] is not None and actor[key] != _default(key):
-            used = ", ".join(_READ_BY[loss_mode])
-            yield (
-                f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}"
-                f"{f', which reads {used}' if used else ''}: leave it at its default"
-            )
-
-
-def _clip_problems(settings: SequenceLossSettings) -> Iterator[str]:
-    for key in ("clip_low", "clip_high"):
-        value = getattr(settings, key)
-        if settings.band == "linear" and value > _LINEAR_MAX:
-            yield (
-                f"{_POLICY_LOSS}.{key}={value} is per token for band=linear and would never clip: GSPO's authors "
-                "recommend 3e-4 and 4e-4 (a value near 0.03 belongs to band=sqrt, FSPO)"
-            )
-        elif settings.band == "sqrt" and _SQRT_MAX <= value < _NO_CLIP:
-            yield (
-                f"{_POLICY_LOSS}.{key}={value} is per sqrt(token) for band=sqrt and would never clip: FSPO uses about "
-                "0.03 (a value near 0.2 belongs to band=constant, RLOO)"
-            )
-        elif settings.band == "sqrt" and 0 < value < _SQRT_MIN:
-            yield (
-                f"{_POLICY_LOSS}.{key}={value} is per sqrt(token) for band=sqrt and would clip nearly every sequence: "
-                "FSPO uses about 0.03 (a value near 3e-4 belongs to band=linear, GSPO)"
-            )
-
-
-def _micro_batch_problems(config: DictConfig) -> Iterator[str]:
-    # A different padding changes rounding, and 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    if actor.use_dynamic_bsz:
-        new, old = "ppo_max_token_len_per_gpu", "log_prob_max_token_len_per_gpu"
-    else:
-        new, old = "ppo_micro_batch_size_per_gpu", "log_prob_micro_batch_size_per_gpu"
-    if actor[new] != rollout[old]:
-        yield (
-            f"{_ACTOR}.{new}={actor[new]} differs from actor_rollout_ref.rollout.{old}={rollout[old]}: old and new "
-            "log-probabilities would be rounded differently; set them equal"
-        )
-
-
-def _rollout_correction_problems(config: DictConfig) -> Iterator[str]:
+def _pi_old_problems(config: DictConfig) -> Iterator[str]:
+    """vLLM's log-probabilities where they are needed, and a correction that would compare them with themselves."""
     correction = config.algorithm.get("rollout_correction") or {}
-    if correction.get("bypass_mode"):
-        yield (
-            "algorithm.rollout_correction.bypass_mode=true replaces the policy loss by verl's own: set it to false to "
-            "train with a sequence-level loss (fspo.pi_old=rollout spares the same forward pass)"
-        )
-    if correction.get("rollout_is") not in (None, "sequence"):
-        yield (
-            f"algorithm.rollout_correction.rollout_is={correction.get('rollout_is')!r} gives one weight per token, and "
-            "a sequence-level loss has one per sequence: set it to 'sequence' or null"
-        )
-    if "token_" in str(correction.get("rollout_rs")):
-        yield (
-            f"algorithm.rollout_correction.rollout_rs={correction.rollout_rs} removes single tokens, and S and L would "
-            "be those of the rest: take a rule for whole responses (seq_...), or null"
-        )
-
-
-def _unused_correction_problems(config: DictConfig) -> Iterator[str]:
-    correction = config.algorithm.get("rollout_correction") or {}
-    weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
-    if weights is None and rules is None:
-        return
-    if config.fspo.pi_old == "rollout":
+    corrects = correction.get("rollout_is") is not None or correction.get("rollout_rs") is not None
+    by_rollout = config.fspo.pi_old == "rollout"
+    if (corrects or by_rollout) and not config.actor_rollout_ref.rollout.calculate_log_probs:
+        needs = "fspo.pi_old=rollout" if by_rollout else "algorithm.rollout_correction"
+        yield f"{_ROLLOUT}.calculate_log_probs=false: {needs} needs vLLM's log-probabilities; set it to true"
+    if corrects and by_rollout:
         yield (
             "algorithm.rollout_correction has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities "
             "with themselves; set fspo.pi_old to actor, or rollout_is and rollout_rs to null"
         )
-    elif not config.actor_rollout_ref.rollout.calculate_log_probs:
-        yield (
-            "algorithm.rollout_correction has no effect with actor_rollout_ref.rollout.calculate_log_probs=false: set "
-            "it to true"
-        )
-    # Here and not above: the module imports verl's engines. It reads the thresholds, so that a wrong one says so now.
+
+
+def _correction_problems(config: DictConfig) -> Iterator[str]:
+    """A rollout correction that replaces the loss, acts on tokens of which the loss has none, or cannot be computed."""
+    correction = config.algorithm.get("rollout_correction") or {}
+    weights, rules = correction.get("rollout_is"), correction.get("rollout_rs")
+    by_token = "token_" in str(rules)
+    for key, wrong, why in (
+        ("bypass_mode", correction.get("bypass_mode"), "replaces the loss by verl's own: set it to false"),
+        ("rollout_is", weights not in (None, "sequence"), "is one weight per token: set it to sequence or null"),
+        ("rollout_rs", by_token, "removes tokens, and S and L would be those of the rest: take a rule seq_..."),
+    ):
+        if wrong and _is_by_sequence(config):
+            yield f"algorithm.rollout_correction.{key}={correction[key]} {why} (docs/async.md)"
+    # Here and not above: the module imports verl's engines. It reads the thresholds, in the first step otherwise.
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
 
     mask_BT = torch.ones(1, 1)
@@ -358,3 +213,89 @@ def _unused_correction_problems(config: DictConfig) -> Iterator[str]:
             compute_rollout_correction_weights(0 * mask_BT, mask_BT, weights, correction.get("rollout_is_threshold"))
     except (TypeError, ValueError) as error:
         yield f"algorithm.rollout_correction: {error}"
+
+
+def _sampling_problems(config: DictConfig) -> Iterator[str]:
+    """Truncated sampling: the log-probabilities are those of another distribution (trl#6789)."""
+    rollout = config.actor_rollout_ref.rollout
+    for key, neutral in (("top_p", 1), ("top_k", -1)):
+        if rollout[key] != neutral:
+            yield (
+                f"{_ROLLOUT}.{key}={rollout[key]} cuts the sampling distribution, so importance ratios are biased: set "
+                f"it to {neutral} (validation has its own val_kwargs.{key})"
+            )
+
+
+def _advantage_problems(config: DictConfig) -> Iterator[str]:
+    """Groups of one response, and advantages per token where the loss has one per response."""
+    algorithm, n = config.algorithm, config.actor_rollout_ref.rollout.n
+    estimator = str(algorithm.adv_estimator)
+    if estimator in _GROUP_ESTIMATORS and n < 2:
+        yield (
+            f"algorithm.adv_estimator={estimator} compares the responses to one prompt, but {_ROLLOUT}.n={n}: set it "
+            "to 2 or more"
+        )
+    discounts = algorithm.gamma != 1 or algorithm.use_kl_in_reward
+    by_token = estimator in _TOKEN_ESTIMATORS or (estimator == "reinforce_plus_plus" and discounts)
+    if by_token and _is_by_sequence(config):
+        yield (
+            f"algorithm.adv_estimator={estimator} with algorithm.gamma={algorithm.gamma} and "
+            f"use_kl_in_reward={algorithm.use_kl_in_reward} gives an advantage per token, and a sequence-level loss "
+            "needs one per response: set it to grpo or rloo, or use a token-level loss (algo=grpo)"
+        )
+
+
+def _clip_problems(config: DictConfig) -> Iterator[str]:
+    """Clip values of another unit, and verl's, which a sequence-level loss does not read."""
+    actor = config.actor_rollout_ref.actor
+    loss_mode, settings = actor.policy_loss.loss_mode, policy_loss_settings(actor.policy_loss)
+    values: dict[str, tuple[str, float | None]] = {}
+    if loss_mode == "gspo":
+        values = {f"{_ACTOR}.{key}": ("linear", actor[key]) for key in ("clip_ratio_low", "clip_ratio_high")}
+    elif settings is not None and config.fspo.comparison == "default":  # matched ones may be as wide as a run needs
+        values = {f"{_POLICY_LOSS}.{key}": (settings.band, getattr(settings, key)) for key in ("clip_low", "clip_high")}
+    for key, (band, value) in values.items():
+        low, high, unit = _CLIP_VALUES.get(band, (0, _NO_CLIP, ""))
+        if value and not (low <= value <= high or value >= _NO_CLIP):
+            effect = "clip nearly every sequence" if value < low else "never clip"
+            yield f"{key}={value} would {effect}, because for band={band} it is {unit} (docs/algorithms.md)"
+    for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high") if _is_by_sequence(config) else ():
+        if actor[key] is not None and actor[key] != FSDPActorConfig.__dataclass_fields__[key].default:
+            yield f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}: set {_POLICY_LOSS}.* instead"
+
+
+def _micro_batch_problems(config: DictConfig) -> Iterator[str]:
+    """Old and new log-probabilities of micro-batches of different sizes, which are rounded differently.
+
+    1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
+    """
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
+    new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
+    if _is_by_sequence(config) and actor[new] != rollout[old]:
+        yield (
+            f"{_ACTOR}.{new}={actor[new]} differs from {_ROLLOUT}.{old}={rollout[old]}: old and new log-probabilities "
+            "would be rounded differently; set them equal"
+        )
+
+
+def _scale_problems(config: DictConfig) -> Iterator[str]:
+    """A matched gradient scale without the length to which it is matched."""
+    loss = config.actor_rollout_ref.actor.policy_loss
+    scaled = loss.loss_mode in ALGORITHMS or own_loss.is_own(loss)
+    if scaled and config.fspo.match_scale == "matched" and config.fspo.reference_length is None:
+        yield "fspo.reference_length=null: match_scale=matched needs a typical length of responses, above 0"
+
+
+#: The table.
+RULES: Final[tuple[Rule, ...]] = (
+    own_loss.problems,  # first, because it imports the module of an own loss, which may register more than a loss
+    _mode_problems,
+    _pi_old_problems,
+    _correction_problems,
+    _sampling_problems,
+    _advantage_problems,
+    _clip_problems,
+    _micro_batch_problems,
+    _scale_problems,
+)

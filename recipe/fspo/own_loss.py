@@ -9,18 +9,18 @@ the loss: ``grad_scale`` and ``grad_multiplier``, how its gradient grows with L 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 
 from fspo.losses import ALGORITHMS
+from fspo.names import did_you_mean
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
 _LIBRARY: Final = "actor_rollout_ref.model.external_lib"
@@ -38,83 +38,46 @@ def is_own(policy_loss: DictConfig) -> bool:
     return policy_loss.loss_mode not in ALGORITHMS and not is_verls(policy_loss.loss_mode)
 
 
-def _class(policy_loss: DictConfig) -> type[PolicyLossConfig] | None:
-    """The dataclass that ``_target_`` names; None for verl's own, which has no settings of such a loss."""
-    name = policy_loss.get("_target_")
-    found = None if name is None else get_class(name)
-    return None if found is PolicyLossConfig else found
-
-
 def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
-    """Every setting that the class of an own loss adds to verl's, with its value."""
-    cls = _class(policy_loss)
-    if cls is None:
+    """Every setting that the class of an own loss (``_target_``) adds to verl's, with its value.
+
+    Raises:
+        InstantiationException: if the class cannot be imported, or refuses a setting.
+    """
+    settings = instantiate(policy_loss, _convert_="partial")
+    if not isinstance(settings, PolicyLossConfig):  # without _target_ there is no class
         return {}
-    given = instantiate(policy_loss, _convert_="partial")
     verls = {field.name for field in dataclasses.fields(PolicyLossConfig)} - {"loss_mode"}
-    return {field.name: getattr(given, field.name) for field in dataclasses.fields(cls) if field.name not in verls}
+    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {name: value for name, value in values.items() if name not in verls}
 
 
 def problems(config: DictConfig) -> Iterator[str]:
-    """What is wrong with an own loss: where it comes from, its class of settings, its settings, a matched gradient."""
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
-    for module in _modules(config):
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            yield f"{_LIBRARY}={module} cannot be imported ({type(error).__name__}: {error}): {_INSTALL}"
-            return
+    """What is wrong with an own loss: where it comes from, its settings, a matched gradient."""
+    policy_loss, library = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.model.external_lib
     try:
-        cls = _class(policy_loss)
+        for module in library if OmegaConf.is_list(library) else [library] if library else []:
+            importlib.import_module(str(module))
     except Exception as error:
-        yield f"{_POLICY_LOSS}._target_={policy_loss._target_} cannot be imported ({error}): {_INSTALL}"
+        yield f"{_LIBRARY}={library} cannot be imported ({type(error).__name__}: {error}): {_INSTALL}"
+        return
+    if policy_loss.loss_mode in ALGORITHMS:
+        return
+    try:
+        settings = settings_of(policy_loss)  # imports the class's module, which registers the loss
+    except InstantiationException as error:
+        cause = " ".join(str(error.__cause__ or error).split())
+        yield f"{_POLICY_LOSS}._target_={policy_loss._target_}: {cause} (if the module is missing, {_INSTALL})"
         return
     if policy_loss.loss_mode not in POLICY_LOSS_REGISTRY:
         yield (
             f"{_POLICY_LOSS}.loss_mode={policy_loss.loss_mode} is registered by nobody"
-            f"{_did_you_mean(policy_loss.loss_mode, POLICY_LOSS_REGISTRY)}: name the module that registers it in "
+            f"{did_you_mean(policy_loss.loss_mode, POLICY_LOSS_REGISTRY)}: name the module that registers it in "
             f"{_LIBRARY} or _target_, or choose one of {', '.join(sorted(POLICY_LOSS_REGISTRY))}"
         )
         return
-    if not is_own(policy_loss):
-        return
-    problem = _problem_of_settings(policy_loss, cls)
-    yield from [problem] if problem else _scale_problems(config)
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    like = difflib.get_close_matches(name, list(known), 1)
-    return f" (did you mean {like[0]}?)" if like else ""
-
-
-def _modules(config: DictConfig) -> list[str]:
-    given = config.actor_rollout_ref.model.external_lib
-    return [str(each) for each in given] if OmegaConf.is_list(given) else [given] if given else []
-
-
-def _problem_of_settings(policy_loss: DictConfig, cls: type | None) -> str | None:
-    if cls is None:
-        return None
-    name = f"{_POLICY_LOSS}._target_={policy_loss._target_}"
-    if not (isinstance(cls, type) and issubclass(cls, PolicyLossConfig) and dataclasses.is_dataclass(cls)):
-        return f"{name} must be a dataclass that extends verl.workers.config.PolicyLossConfig"
-    fields = [field.name for field in dataclasses.fields(cls)]
-    for key in policy_loss:
-        if key not in fields:
-            return f"{name} has no field {key}{_did_you_mean(key, fields)}; it has {', '.join(fields)}"
-    try:
-        instantiate(policy_loss, _convert_="partial")
-    except InstantiationException as error:
-        return f"{name}: {error.__cause__ or error}"
-    return None
-
-
-def _scale_problems(config: DictConfig) -> Iterator[str]:
-    if config.fspo.match_scale != "matched":
-        return
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
-    settings = settings_of(policy_loss)
-    if not {"grad_scale", "grad_multiplier"} <= set(settings) or settings["grad_scale"] not in ("1", "1/L"):
+    scales = "grad_multiplier" in settings and settings.get("grad_scale") in ("1", "1/L")
+    if config.fspo.match_scale == "matched" and is_own(policy_loss) and not scales:
         yield (
             f"match_scale=matched does not know how the gradient of loss_mode={policy_loss.loss_mode} grows with the "
             "response's length, so a comparison would be one of learning rates: give match_scale=native, or let the "

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
-from fspo.kept import UnclippedWeight, kept_output
+from fspo.acceptance import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import SequenceLossOutput
 from recipe.fspo.config import SequencePolicyLossConfig

@@ -7,15 +7,13 @@ processes, and those only start when a mathematical answer has to be judged.
 
 from __future__ import annotations
 
-import difflib
 import functools
-import inspect
-import math
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from fspo.data import offline_task
+from fspo.names import did_you_mean
 from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty
 
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
@@ -31,7 +29,7 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     *,
     format_weight: float = 0.0,
-    overlong_buffer: int = 0,
+    overlong_buffer: int | None = 0,
     overlong_weight: float = 1.0,
     max_response_length: int | None = None,
     flags: bool = True,
@@ -51,7 +49,7 @@ def compute_score(
         data_source, solution_str, ground_truth, extra_info: passed by verl. The offline task has its own
             verifier, everything else goes to math-verify.
         format_weight: weight of `fspo.rewards.format_reward`.
-        overlong_buffer: tokens of DAPO's soft overlong penalty; 0 turns it off. Needs `max_response_length` and
+        overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
             the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
         flags: whether to report the flags below; without them, count the statuses with `fspo.rewards.status_rates`.
         n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
@@ -113,29 +111,21 @@ def problem_id(data_source: str, info: Mapping[str, Any], otherwise: object = ""
 
 def settings_problem(settings: Mapping[str, Any]) -> str | None:
     """What is wrong with `reward_kwargs` for :func:`compute_score`, before Ray starts; None if nothing is."""
-    parameters = inspect.signature(compute_score).parameters.values()
-    known = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            return f"it knows no {name}{f' (did you mean {near[0]}?)' if near else ''}; it has {', '.join(known)}"
-    given = known | dict(settings)
-    for name in ("flags", "normalise"):
-        if not isinstance(given[name], bool):
-            return f"{name}={given[name]!r} must be true or false"
-    for name in ("format_weight", "overlong_weight", "time_limit_s"):
-        if type(given[name]) not in (int, float) or not math.isfinite(given[name]):
-            return f"{name}={given[name]!r} must be a number"
-    may_be_null = ("overlong_buffer", "max_response_length", "n_workers")
-    for name in (*may_be_null, "memory_limit_mb"):
-        if type(given[name]) is not int and not (given[name] is None and name in may_be_null):
-            return f"{name}={given[name]!r} must be a whole number"
-    if given["overlong_buffer"] and given["max_response_length"] is None:
-        return f"overlong_buffer={given['overlong_buffer']} needs max_response_length, in tokens: give it too"
+    from omegaconf import OmegaConf
+
+    from recipe.runner.launch.values import type_problems  # not in every reward worker
+
+    known = compute_score.__kwdefaults__
+    if unknown := [name for name in settings if name not in known]:
+        return f"it knows no {unknown[0]}{did_you_mean(unknown[0], known)}; it has {', '.join(known)}"
+    types = get_type_hints(compute_score)
+    if wrong := list(type_problems(OmegaConf.create(dict(settings)), {name: types[name] for name in known})):
+        return "; ".join(wrong)
+    values = known | dict(settings)
     try:
-        if given["overlong_buffer"]:
-            soft_overlong_penalty(0, given["max_response_length"], given["overlong_buffer"])
-        MathScorer(given["n_workers"], given["time_limit_s"], given["memory_limit_mb"])  # starts no process yet
+        if values["overlong_buffer"]:
+            soft_overlong_penalty(0, values["max_response_length"] or 0, values["overlong_buffer"])
+        MathScorer(values["n_workers"], values["time_limit_s"], values["memory_limit_mb"])  # starts no process yet
     except ValueError as error:
         return str(error)
     return None

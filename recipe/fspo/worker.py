@@ -20,7 +20,6 @@ from fspo.losses import UnusableRowsError
 from fspo.types import BandState
 from recipe.fspo.policy_loss import observe_verl_losses
 from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
-from recipe.runner.faults import collectives
 from recipe.runner.faults.nonfinite import guarded_update
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
@@ -89,14 +88,14 @@ class FSPOWorker(ActorRolloutRefWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         observe_verl_losses()
         super().__init__(*args, **kwargs)
-        collectives.answer(self.rank)
         RECORDER.enable(max_response_length=self.config.rollout.response_length)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def record(self, sequences: bool, run_dir: str) -> None:
         """Record from now on, as at the start of a run; with ``sequences`` not only sums."""
         RECORDER.enable(self.config.rollout.response_length, sequences, Path(run_dir))
-        collectives.dump_to(Path(run_dir), self.rank)
+        # NCCL ends a rank that waits in a collective for half an hour, and writes what each rank has entered before.
+        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(run_dir) / "collectives_rank")  # and the number of the rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_update(self, band_state: BandState | None, done: int = 0) -> None:

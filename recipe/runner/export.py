@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,27 +48,15 @@ def export(actor: Path, out: Path) -> None:
         FileExistsError: if ``out`` exists.
         IncompleteAdapterError: if a LoRA adapter cannot be merged.
         OSError: if a shard is damaged.
+        subprocess.CalledProcessError: if verl's merger fails, which says why on stderr.
     """
     for shard in sorted(actor.glob("model_world_size_*.pt")):
         if (damage := archive_damage(shard)) is not None:
             raise OSError(f"{shard} {damage}: give another global_step_N folder, or copy this one again")
-    os.environ.setdefault("VERL_PLATFORM", "cpu")  # merging needs no accelerator, and must not look for one
-    from verl.model_merger.base_model_merger import ModelMergerConfig
-    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
-
+    merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--use_cpu_initialization"]
+    environment = {"VERL_PLATFORM": "cpu"} | os.environ  # merging needs no accelerator, and must not look for one
     with atomic_folder(out) as folder:
-        merger = FSDPModelMerger(
-            ModelMergerConfig(
-                operation="merge",
-                backend="fsdp",
-                local_dir=str(actor),
-                target_dir=str(folder),
-                hf_model_config_path=str(actor / "huggingface"),
-                use_cpu_initialization=True,
-            )
-        )
-        merger.merge_and_save()
-        merger.cleanup()
+        subprocess.run([*merge, "--local_dir", actor, "--target_dir", folder], env=environment, check=True)
         if (folder / _ADAPTER).is_dir():
             merge_adapter(folder)
 
@@ -104,7 +93,7 @@ def main() -> None:
     end_on_signals()  # what is half-written goes
     try:
         export(actor_folder(arguments.run), arguments.out)
-    except (OSError, IncompleteAdapterError) as error:
+    except (OSError, IncompleteAdapterError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe.runner.launch.compose import compose
+from recipe.fspo.job import compose
 from recipe.runner.launch.machine import export_platform
 
 RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
@@ -23,18 +23,18 @@ CONFIG = compose(
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         "actor_rollout_ref.actor.use_kl_loss=true",
-        "fspo.offline_task.n_train=64",
-        "fspo.offline_task.n_test=8",
+        "data.offline_task.n_train=64",
+        "data.offline_task.n_test=8",
         f"trainer.nnodes={NODES}",
         f"trainer.n_gpus_per_node={RANKS // NODES}",
-        f"fspo.run_dir={FOLDER}",
+        f"run.dir={FOLDER}",
     ]
 )
 export_platform(CONFIG)  # before verl is imported
 
 import ray  # noqa: E402
 import torch  # noqa: E402
-from omegaconf import OmegaConf  # noqa: E402
+from omegaconf import DictConfig, OmegaConf  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 from verl.single_controller.base.decorator import Dispatch, register  # noqa: E402
@@ -87,24 +87,24 @@ class ProbeWorker(FSPOWorker):
         return self.actor.gradients, weights.numpy()
 
 
-def start_ray() -> None:
+def start_ray(config: DictConfig) -> None:
     """One raylet per node, all on this machine."""
     options = {"num_cpus": 16, "num_gpus": RANKS // NODES, "object_store_memory": 200_000_000}
     cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
     for _ in range(NODES - 1):
         cluster.add_node(**options)
     cluster.wait_for_nodes()
-    environment = OmegaConf.to_container(CONFIG.ray_kwargs.ray_init.runtime_env.env_vars)
+    environment = OmegaConf.to_container(config.ray_kwargs.ray_init.runtime_env.env_vars)
     ray.init(address=cluster.address, runtime_env={"env_vars": environment}, log_to_driver=False)
 
 
-def start_workers() -> Any:
+def start_workers(config: DictConfig) -> Any:
     """As verl's trainer does, for the actor's role alone."""
     manager = ResourcePoolManager({"global_pool": [RANKS // NODES] * NODES}, {"actor": "global_pool"})
     manager.create_resource_pool()
-    init = RayClassWithInitArgs(ray.remote(ProbeWorker), config=CONFIG.actor_rollout_ref, role="actor")
+    init = RayClassWithInitArgs(ray.remote(ProbeWorker), config=config.actor_rollout_ref, role="actor")
     colocated = create_colocated_worker_cls(class_dict={"actor": init})
-    group = RayWorkerGroup(manager.get_resource_pool("actor"), colocated, device_name=CONFIG.trainer.device)
+    group = RayWorkerGroup(manager.get_resource_pool("actor"), colocated, device_name=config.trainer.device)
     workers = group.spawn(prefix_set=["actor"])["actor"]
     workers.init_model()
     return workers
@@ -163,9 +163,9 @@ def in_order_of_ranks(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
 
 
 def main() -> None:
-    prepare(CONFIG)
-    start_ray()
-    workers = start_workers()
+    config = prepare(CONFIG)
+    start_ray(config)
+    workers = start_workers(config)
     workers.record(sequences=False, run_dir=str(FOLDER))
     rows = torch.load(BATCH) if BATCH.exists() else record(workers)
     _, before = workers.kept()[0]

@@ -1,11 +1,9 @@
-"""Starts the real stack as a user would, and finds every process that a start has left behind."""
+"""Starts the real stack as a user would (:mod:`benchmarks.starts`), and waits for what it prints."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,67 +14,42 @@ from pathlib import Path
 import psutil
 import pytest
 
-#: Environment variable whose value every process of one start inherits.
-MARK = "FSPO_TEST_RUN"
-#: Small and quick, but everything real: two steps of 8 prompts x 8 responses, two mini-batches each. With fewer
-#: responses a mini-batch whose groups all have equal rewards, and so no gradient, would not be rare enough.
-SMALL = (
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    "actor_rollout_ref.rollout.n=8",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16",
-    "data.max_response_length=64",
-    "fspo.offline_task.n_train=64",
-    "fspo.offline_task.n_test=8",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
-    "trainer.total_training_steps=2",
-)
+from benchmarks import starts
+from benchmarks.starts import MARK, SMALL, user_environment
+from recipe.runner.faults.processes import kill, processes_of
 
-
-def user_environment() -> dict[str, str]:
-    """This process's environment without what the tests set: a start decides about platform and threads itself."""
-    return {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "OMP_NUM_THREADS")}
+__all__ = ["MARK", "SMALL", "Start", "Starter", "marked_processes", "run_marked", "user_environment"]
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    """Every living process that carries this mark (zombies do not count: nothing runs in them)."""
+    """Every living process that carries this mark."""
     found = []
-    for process in psutil.process_iter():
+    for pid in processes_of(mark, variable=MARK):
         with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
-                found.append(process)
+            found.append(psutil.Process(pid))
     return found
 
 
-@dataclass
-class Start:
-    """One start of ``python -m recipe.fspo.main`` in a process group of its own."""
+def run_marked(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    """A program of Python's to its end; whatever it leaves behind is ended, too."""
+    mark = uuid.uuid4().hex
+    environment = {**user_environment(), MARK: mark}
+    try:
+        return subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, timeout=timeout, env=environment
+        )
+    finally:
+        left = marked_processes(mark)
+        kill([process.pid for process in left])
+        psutil.wait_procs(left, 10)
 
-    run_dir: Path
-    overrides: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def __post_init__(self) -> None:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        self.log = self.run_dir / "stdout.log"
-        command = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={self.run_dir}", *self.overrides]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.run_dir,
-                env={**user_environment(), **self.environment, MARK: self.mark},
-                start_new_session=True,
-                # A shell that runs the tests in the background lets them ignore Ctrl-C, and their children inherit it.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )
+class Start(starts.Start):
+    """One start of ``python -m recipe.fspo.main``."""
 
-    def output(self) -> str:
-        return self.log.read_text(errors="replace")
+    def __init__(self, run_dir: Path, *overrides: str, **environment: str) -> None:
+        super().__init__(run_dir, "recipe.fspo.main", f"run.dir={run_dir}", *overrides, **environment)
+        self.run_dir = run_dir
 
     def wait(self, timeout: float) -> int:
         """Exit status; what the start printed is in the failure if the time is over."""
@@ -97,29 +70,18 @@ class Start:
         """Every living process of this start."""
         return marked_processes(self.mark)
 
-    def left_behind(self, within: float = 20.0) -> list[str]:
-        """Names of the processes that are still there after ``within`` seconds."""
-        limit = time.monotonic() + within
-        while (alive := self.processes()) and time.monotonic() < limit:
-            time.sleep(0.5)
+    def left_behind(self) -> list[str]:
+        """Names of the processes that are still there after 20 seconds."""
         names = []
-        for process in alive:
+        for pid in self.left():
             with contextlib.suppress(psutil.Error):
-                names.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+                names.append(f"{pid} {' '.join(psutil.Process(pid).cmdline())[:80]}")
         return names
 
     def steps(self) -> dict[int, dict[str, float]]:
         """Metrics by step."""
         lines = (self.run_dir / "metrics.jsonl").read_text().splitlines()
         return {entry["step"]: entry["metrics"] for entry in map(json.loads, lines)}
-
-    def stop(self) -> None:
-        """Kill whatever is left, by process id."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
 
 
 @dataclass
@@ -129,5 +91,5 @@ class Starter:
     starts: list[Start] = field(default_factory=list)
 
     def __call__(self, run_dir: Path, *overrides: str, **environment: str) -> Start:
-        self.starts.append(Start(run_dir, overrides, environment))
+        self.starts.append(Start(run_dir, *overrides, **environment))
         return self.starts[-1]

@@ -186,7 +186,7 @@ def test_dropping_evenly_with_pi_old_of_vllm(start: Starter, tmp_path: Path) -> 
     [("colocate_async", signal.SIGKILL), ("separate_async", signal.SIGKILL), ("separate_async", signal.SIGSTOP)],
 )
 def test_a_killed_or_stopped_engine_ends_a_mode(start: Starter, tmp_path: Path, mode: str, how: signal.Signals) -> None:
-    run = start(tmp_path, *SMALL, f"mode={mode}", "trainer.total_training_steps=50", "fspo.hang_after_s=30")
+    run = start(tmp_path, *SMALL, f"mode={mode}", "trainer.total_training_steps=50", "run.hang_after_s=30")
     run.wait_for("step 3/50", 500)
     (engine,) = [process.pid for process in run.processes() if role_of(process.pid) == "vLLM engine"]
     os.kill(engine, how)

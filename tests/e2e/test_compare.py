@@ -53,7 +53,7 @@ def test_a_grid_trains_every_run_under_the_same_conditions(tmp_path: Path) -> No
         "seeds=[5]",
         *SMALL,
         "trainer.save_freq=-1",
-        "trainer.rollout_data_dir=${fspo.run_dir}/rollouts",
+        "trainer.rollout_data_dir=${run.dir}/rollouts",
     )
     output = compare(tmp_path, *arguments)
     assert output.count("starting Ray") == 2

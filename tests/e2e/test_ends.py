@@ -42,24 +42,13 @@ CHECKPOINT_KIB = 7600
     ],
 )
 def test_bad_input_ends_before_ray_starts(tmp_path: Path, overrides: list[str], says: list[str]) -> None:
-    command = [sys.executable, "-m", "recipe.fspo.main", f"fspo.run_dir={tmp_path}/run", *overrides]
+    command = [sys.executable, "-m", "recipe.fspo.main", f"run.dir={tmp_path}/run", *overrides]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=user_environment())
     assert run.returncode == 2, run.stderr[-2000:]
     assert all(each in run.stderr for each in says), run.stderr
     assert "Traceback" not in run.stderr
     assert "ray" not in run.stdout.lower()
     assert not (tmp_path / "run" / "run.json").exists()
-
-
-@pytest.mark.slow
-def test_the_runs_of_a_multirun_come_one_after_the_other(start: Starter, tmp_path: Path) -> None:
-    folder = f"fspo.run_dir={tmp_path}/${{seed}}"
-    run = start(tmp_path, *SMALL, "trainer.total_training_steps=1", "seed=1,2", folder, "--multirun")
-    assert run.wait(500) == 0, run.output()[-4000:]
-    for seed in (1, 2):
-        info = json.loads((tmp_path / str(seed) / "run.json").read_text())
-        assert (info["seed"], info["status"]) == (seed, "finished")
-    assert run.left_behind() == []
 
 
 @pytest.mark.slow
@@ -125,10 +114,9 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_kept(
     run.wait_for("starting the FSDP workers", 200)
     (root / "other").write_bytes(bytes((2 - fits) * CHECKPOINT_KIB * 1024))
     assert run.wait(400) == 1
-    need = r"\d+\.\d MiB are needed \(the size of the last one\) and " if fits else ""
-    kept = f"the last good checkpoint is {root}/global_step_1" if fits else "there is no checkpoint before it"
-    said = rf"^error: the disk has no room for the checkpoint of step {1 + fits}: {need}\d+\.\d MiB are free in "
-    assert re.search(f"{said}{root}; {kept}", run.output(), re.M), run.output()[-3000:]
+    error = next(line for line in run.output().splitlines() if line.startswith("error: "))
+    assert f"the checkpoint of step {1 + fits}" in error and f" MiB are free in {root}; " in error
+    assert (f"{root}/global_step_1" in error) is bool(fits)
     assert [path.name for path in root.glob("global_step_*")] == ["global_step_1"] * fits
     assert list(resume_problems(OmegaConf.load(tmp_path / "config.yaml"))) == []
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
@@ -141,7 +129,7 @@ def test_a_run_folder_that_fills_is_said(
 ) -> None:
     folder = tmp_path / "run"
     small_disk(folder, 8 * CHECKPOINT_KIB)
-    run = start(tmp_path / "log", *SMALL, "trainer.total_training_steps=50", f"fspo.run_dir={folder}")
+    run = start(tmp_path / "log", *SMALL, "trainer.total_training_steps=50", f"run.dir={folder}")
     run.wait_for("step 2/50", 400)
     with contextlib.suppress(OSError), (folder / "other").open("wb", buffering=0) as other:
         while other.write(bytes(4096)):
@@ -181,7 +169,7 @@ def test_an_update_that_is_not_finite_stops_the_run_and_keeps_its_batch(start: S
 
 @pytest.mark.slow
 def test_a_killed_run_heals_itself(start: Starter, tmp_path: Path) -> None:
-    run = start(tmp_path, *SMALL, "fspo.restarts=3", "trainer.save_freq=1", "trainer.total_training_steps=8")
+    run = start(tmp_path, *SMALL, "run.restarts=3", "trainer.save_freq=1", "trainer.total_training_steps=8")
     for restart, (step, role) in enumerate([(2, "vLLM engine"), (5, "launching process")], start=1):
         run.wait_for(f"step {step}/8", 200)
         if role == "launching process":
@@ -247,22 +235,23 @@ actor_rollout_ref: {actor: {policy_loss: {_target_: skipping.SkippingLossConfig,
 
 
 @pytest.mark.slow
-def test_ranks_that_wait_in_different_collectives_are_named(start: Starter, tmp_path: Path) -> None:
+def test_ranks_that_wait_in_different_places_are_named(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "conf/algo").mkdir(parents=True)
     (tmp_path / "conf/algo/skipping.yaml").write_text(SKIPPING_ALGO)
     (tmp_path / "skipping.py").write_text(SKIPPING_LOSS)
     trigger = tmp_path / "trigger"
     run = start(
-        tmp_path, *SMALL, f"hydra.searchpath=[{tmp_path}/conf]", "algo=skipping", "fspo.hang_after_s=30",
+        tmp_path, *SMALL, f"hydra.searchpath=[{tmp_path}/conf]", "algo=skipping", "run.hang_after_s=30",
         f"actor_rollout_ref.actor.policy_loss.trigger={trigger}", "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=50",
     )  # fmt: skip
     run.wait_for("step 2/50", 400)
     trigger.touch()
     assert run.wait(300) == 1
-    assert re.search(r"^error: no progress for .* during the update of step \d+: rank \d, the FSDP", run.output(), re.M)
-    told = r"rank \d, the FSDP worker \(process \d+\) .*, others in .*, as collective \d+ of gloo's group"
-    assert re.search(told, run.output()), run.output()[-3000:]
+    error = next(line for line in run.output().splitlines() if line.startswith("error: no progress for "))
+    assert " during the update of step " in error
+    assert len(set(re.findall(r"the FSDP worker \(process (\d+)\) is ", error))) == 2, error
+    assert " is in barrier (torch/distributed/" in error
     assert "barrier" in (run.run_dir / "hang.txt").read_text()
     assert run.left_behind() == []
 
@@ -320,7 +309,7 @@ def test_two_runs_on_one_machine_do_not_get_each_others_weights(start: Starter, 
     """Each has a Ray of its own, and in both its first job; verl's sockets in /tmp are named by the job."""
     runs = [
         start(
-            tmp_path / str(seed), *SMALL, f"seed={seed}", "trainer.total_training_steps=8", "fspo.hang_after_s=60",
+            tmp_path / str(seed), *SMALL, f"seed={seed}", "trainer.total_training_steps=8", "run.hang_after_s=60",
             "actor_rollout_ref.actor.optim.lr=1e-3",
         )
         for seed in (1, 2)

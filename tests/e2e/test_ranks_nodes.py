@@ -6,15 +6,11 @@ mini-batches. So the real workers are given the same batch here, without a rollo
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from real_stack import MARK, marked_processes, user_environment
+from real_stack import run_marked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -29,17 +25,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], R
     folder = tmp_path_factory.mktemp("updates")
     found = {}
     for ranks, nodes in PLACES:
-        out, mark = folder / f"{ranks}_{nodes}.npz", uuid.uuid4().hex
+        out = folder / f"{ranks}_{nodes}.npz"
         places = [str(folder / "batch.pt"), str(out), str(folder / f"run_{ranks}_{nodes}")]
-        command = [sys.executable, str(PROGRAM), str(ranks), str(nodes), *places]
-        environment = {**user_environment(), MARK: mark}
-        try:
-            run = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
-        finally:
-            left = marked_processes(mark)
-            for process in left:
-                process.kill()
-            psutil.wait_procs(left, 10)
+        run = run_marked(str(PROGRAM), str(ranks), str(nodes), *places, timeout=280)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
         found[ranks, nodes] = dict(np.load(out))
     return found

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 )
 def test_the_job_is_rehearsed(job: str, gpus: int, tmp_path: Path) -> None:
     arguments = [*job.split(), "substitute=data,model", f"out={tmp_path}/out"]
-    command = [sys.executable, "-m", "recipe.runner.rehearse", *arguments]
+    command = [sys.executable, "-m", "recipe.fspo.rehearse", *arguments]
     environment = user_environment() | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -174,7 +174,7 @@ def resumed(start: Starter, trained: Start, tmp_path_factory: pytest.TempPathFac
     shutil.copytree(trained.run_dir, folder, dirs_exist_ok=True)
     (folder / "stdout.log").unlink()
     overrides = [*SMALL, "trainer.save_freq=1", "trainer.total_training_steps=50", *PROBE]
-    overrides += [f"{RATE}=5e-5", f"fspo.allow_changed=[{RATE}]"]
+    overrides += [f"{RATE}=5e-5", f"run.allow_changed=[{RATE}]"]
     run = start(folder, *overrides, **probe_environment(folder))
     run.wait_for("step 4/50", 400)
     worker = next(p for p in run.processes() if "WorkerDict" in " ".join(p.cmdline()))

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import uuid
 from pathlib import Path
 
-import psutil
 import pytest
-from real_stack import MARK, marked_processes, user_environment
+from real_stack import run_marked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -23,15 +19,5 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
     ],
 )
 def test_a_death_elsewhere_is_told(victim: str, says: str) -> None:
-    mark = uuid.uuid4().hex
-    command = [sys.executable, str(Path(__file__).with_name("watchdog_probe.py")), victim]
-    try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=200, env={**user_environment(), MARK: mark}
-        )
-    finally:
-        left = marked_processes(mark)
-        for process in left:
-            process.kill()
-        psutil.wait_procs(left, 10)
+    run = run_marked(str(Path(__file__).with_name("watchdog_probe.py")), victim, timeout=200)
     assert re.search(rf"^killed (\d+): {says}$", run.stdout, re.M), run.stdout + run.stderr[-3000:]

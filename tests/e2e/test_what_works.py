@@ -109,7 +109,7 @@ WORKS = (
         f"{A}.fsdp_config.mixed_precision.param_dtype=fp16 {ROLLOUT}.dtype=float16",
         "fp16",
     ),
-    Works("torch.compile", f"{A}.use_torch_compile=true {A}.fsdp_config.use_torch_compile=true", "compile"),
+    Works("torch.compile", f"{A}.use_torch_compile=true {A}.fsdp_config.use_torch_compile=true", "llama"),
 )
 
 REFUSED = (
@@ -117,10 +117,8 @@ REFUSED = (
         "verl's own asynchronous trainers", "trainer.v1.trainer_mode=colocate_async", "trainer_mode=colocate_async"
     ),
     Refused("verl's own synchronous trainer", "trainer.v1.trainer_mode=sync", "trainer_mode=sync"),
-    Refused("verl's older trainer", "trainer.use_v1=false", "use_v1=false"),
     Refused("Megatron", "model_engine=megatron", "model_engine=megatron"),
     Refused("VeOmni, TorchTitan", f"{A}.strategy=veomni", "strategy=veomni"),
-    Refused("FSDP1 on CPUs", f"{A}.strategy=fsdp", "strategy=fsdp,"),
     Refused("SGLang, TensorRT-LLM", f"{ROLLOUT}.name=sglang", "rollout.name=sglang"),
     Refused(
         "Ulysses without flash-attn",
@@ -128,19 +126,16 @@ REFUSED = (
         "ulysses_sequence_parallel_size=2",
     ),
     Refused("mixture of experts (Mixtral)", f"{MODEL}.path=MIXTRAL", "is a mixtral"),
-    Refused("LoRA by Megatron's key", f"{MODEL}.lora.rank=8", "lora.rank=8"),
     Refused(
         "LoRA's checkpoints without the base", f"{MODEL}.lora_rank=8 +{A}.checkpoint.save_lora_only=true", "save_lora"
     ),
     Refused("critic and GAE with a sequence-level loss", "algorithm.adv_estimator=gae", "adv_estimator=gae"),
-    Refused("a critic on CPUs", "algo=grpo algorithm.adv_estimator=gae", "needs a critic"),
-    Refused("ReMax", "algorithm.adv_estimator=remax", "adv_estimator=remax"),
     Refused(
         "REINFORCE++ with a KL penalty in the reward",
         "algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_in_reward=true",
         "reinforce_plus_plus",
     ),
-    Refused("importance weights by token", "algorithm.rollout_correction.rollout_is=token", "rollout_is='token'"),
+    Refused("importance weights by token", "algorithm.rollout_correction.rollout_is=token", "rollout_is=token"),
     Refused(
         "rejection by token",
         "algorithm.rollout_correction.rollout_rs=token_k1 algorithm.rollout_correction.rollout_rs_threshold=2",
@@ -162,18 +157,20 @@ def test_the_table_is_this_list() -> None:
 def test_what_is_not_served_is_refused(row: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
     from recipe.fspo.config import problems
+    from recipe.runner.launch import checks
     from recipe.runner.launch.start import prepare
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
     overrides = row.overrides.replace("=MIXTRAL", f"={tmp_path}").split()
     if overrides[0].startswith("model_engine="):  # a group of verl's, which composed() does not know
-        from recipe.runner.launch.compose import compose
+        from recipe.fspo.job import compose
 
-        config = compose([f"fspo.run_dir={tmp_path}", *overrides])
+        config = compose([f"run.dir={tmp_path}", *overrides])
     else:
-        config = composed(f"fspo.run_dir={tmp_path}", *overrides)
-    prepare(config)
-    assert any(row.says in problem for problem in problems(config))
+        config = composed(f"run.dir={tmp_path}", *overrides)
+    config = prepare(config)
+    rules = (checks.engine_problems, checks.attention_problems, checks.weight_problems, checks.checkpoint_problems)
+    assert any(row.says in problem for rule in (*rules, problems) for problem in rule(config))
 
 
 # ---------------------------------------------------------------- what runs

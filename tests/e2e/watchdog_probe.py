@@ -15,9 +15,10 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from recipe.runner.faults.errors import Death
 from recipe.runner.faults.phase import Phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-from recipe.runner.faults.watchdog import Death, OtherNodes
+from recipe.runner.faults.watchdog import OtherNodes
 
 MARK = "node-watch-probe"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,3 +51,35 @@ def run_id() -> Iterator[str]:
     run_id = uuid.uuid4().hex
     yield run_id
     kill(processes_of(run_id))
+
+
+@pytest.fixture
+def begin(run_id: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a process of the run with a title like one of Ray's or vLLM's, which runs a Python program.
+
+    Returns when the program has printed a line. Its errors go to ``log.err`` in the test's folder.
+    """
+    from recipe.runner.faults.processes import RUN_ID_VARIABLE
+
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def begin(title: str, code: str = "import time; print(flush=True); time.sleep(60)") -> subprocess.Popen[bytes]:
+        program = tmp_path / f"{title.rpartition(':')[2]}.py"
+        program.write_text(code, encoding="utf-8")
+        with (tmp_path / "log.err").open("wb") as log:
+            process = subprocess.Popen(
+                [title, "-I", str(program)],
+                executable=sys.executable,
+                env={**os.environ, RUN_ID_VARIABLE: run_id},
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        begun.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.communicate()

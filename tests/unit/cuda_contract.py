@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from engine_trace import json_command
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.plan.model import read_architecture
-from recipe.runner.plan.setup import json_command
 
 #: Bytes that the pretended GPU has.
 _MEMORY: Final = 80 * 2**30

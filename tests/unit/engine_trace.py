@@ -2,7 +2,7 @@
 
 usage: python tests/unit/engine_trace.py experiment=qwen3_8b nodes=2 gpus=8 [model_config=PATH] [any Hydra override]
 
-Prints one JSON object: ``phases`` (GiB that the trace found), ``planner`` (what ``python -m recipe.runner.plan``
+Prints one JSON object: ``phases`` (GiB that the trace found), ``planner`` (what ``python -m recipe.fspo.plan``
 predicts for the same things), ``seconds``, ``not_covered``. Exit status: 0, or 2 for bad input, with the reason on
 stderr.
 
@@ -23,17 +23,20 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from recipe.runner.launch.commands import BadInput
+from recipe.fspo.job import compose
+from recipe.runner.launch.commands import BAD_INPUT, FAILED, BadInput
 from recipe.runner.plan.memory import GIB, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
-from recipe.runner.plan.setup import Hardware, Setup, json_command, read_setup
+from recipe.runner.plan.setup import Hardware, Setup, job_arguments
 
 #: The planner's items that the trace has no part in.
 _PLANNER_ONLY: Final = ("Adam moments (shard)", "vLLM asleep", "CUDA, NCCL, fragmentation")
@@ -52,8 +55,8 @@ def trace(config: DictConfig, model_config: str | None = None) -> dict[str, Any]
         BadInput: for a model or a setting that the planner or the trace does not know.
     """
     began = time.monotonic()
-    setup = read_setup(config)
-    _refuse(config, setup)
+    setup = Setup(config)
+    _refuse(setup)
     fields, name = read_architecture(config.actor_rollout_ref.model.path, model_config)
     predicted = predict(ModelShape.from_config(fields, name), setup, Hardware()).items
     phases = _trace(config, setup, fields)
@@ -68,20 +71,20 @@ def trace(config: DictConfig, model_config: str | None = None) -> dict[str, Any]
     }
 
 
-def _refuse(config: DictConfig, setup: Setup) -> None:
-    everything = config.actor_rollout_ref
+def _refuse(setup: Setup) -> None:
+    fsdp = setup.fsdp
     for key, value, traced in (
-        ("actor.strategy", everything.actor.strategy, "fsdp2"),
-        ("model.use_remove_padding", setup.packed, True),
+        ("actor.strategy", setup.actor.strategy, "fsdp2"),
+        ("model.use_remove_padding", setup.model.use_remove_padding, True),
         ("model.override_config.attn_implementation", setup.attention, "flash_attention_2"),
-        ("model.use_fused_kernels", setup.fused_logits, False),
+        ("model.use_fused_kernels", setup.model.use_fused_kernels, False),
         ("actor.fsdp_config.offload_policy", setup.offload_policy, False),
-        ("actor.fsdp_config.use_no_sync_for_gradient_accumulation", setup.defer_gradient_sync, False),
+        ("actor.fsdp_config.use_no_sync_for_gradient_accumulation", fsdp.use_no_sync_for_gradient_accumulation, False),
     ):
         if value != traced:
             raise BadInput(
                 f"actor_rollout_ref.{key}={value}: the memory trace covers {key.rpartition('.')[2]}={traced} only; "
-                "python -m recipe.runner.plan has formulas for the rest"
+                "python -m recipe.fspo.plan has formulas for the rest"
             )
 
 
@@ -116,7 +119,7 @@ def _trace(config: DictConfig, setup: Setup, fields: Mapping[str, Any]) -> dict[
                 parameter.grad = torch.zeros_like(parameter)
             tracker = FSDPMemTracker(engine.module)
             with tracker:
-                _micro_batch(engine, setup.tokens_per_gpu * setup.ulysses, entropy=setup.entropy_in_update).backward()
+                _micro_batch(engine, setup.update_tokens * setup.ulysses, entropy=setup.entropy_in_update).backward()
             return peaks | {"update": _peak(tracker)}
     finally:
         torch.distributed.destroy_process_group()
@@ -242,6 +245,32 @@ def _pretend_flash_attention() -> None:
 
     # Below verl's own function, which exchanges heads for tokens where Ulysses is on.
     monkey_patch._flash_attention_forward = lambda query, key, value, *_, **__: Attention.apply(query, key, value)
+
+
+def json_command(
+    text: str | None,
+    own: Collection[str],
+    answer: Callable[[DictConfig, Mapping[str, Any]], dict[str, Any]],
+    arguments: Sequence[str] | None,
+) -> int:
+    """A command that prints one JSON object about a job: what ``answer`` makes of its configuration and of ``own``.
+
+    Returns:
+        The exit status, FAILED if the object's ``status`` is "failed".
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"-h", "--help"} & set(arguments):
+        print(text)
+        return 0
+    try:
+        settings, overrides = job_arguments(arguments, own)
+        with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM print
+            found = answer(compose(overrides, own), settings)
+    except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    print(json.dumps(found))
+    return FAILED if found.get("status") == "failed" else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +14,12 @@ from omegaconf import OmegaConf
 from benchmarks import faults, versus_verl
 from benchmarks.faults import KILLS, MOMENTS, PAGE, PROCESSES, ROWS, TABLES, verdict
 from benchmarks.pages import replace_section
-from benchmarks.studies import alignment, clipping, fairness
-from benchmarks.studies.asynchronous import mean_cell
+from benchmarks.studies import __main__ as studies
+from benchmarks.studies import clipping, fairness
 from fspo.calibration import active_line, leans
 from fspo.losses import ALGORITHMS
+from fspo.matching import match_clip
 from fspo.records import complete_lines
-from fspo.report.groups import RunGroup
 from fspo.report.runs import Run
 from fspo.types import BandState
 from recipe.runner.faults.phase import PHASES
@@ -169,7 +168,8 @@ def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None
     S = [0.05 * a + 0.02 * np.sqrt(n) * draw.normal(size=500) for a, n in zip(A, L, strict=True)]
     records = fairness.MiniBatches([1, 2, 2, 3], S, L, A)
     line = active_line(np.concatenate([leans(*x) for x in list(zip(S, L, A, strict=True))[1:]]), 0.9)
-    bands = {name: fairness.match_active([records], ALGORITHMS[name], 0.9) for name in ("fspo", "seq_rloo")}
+    moved = fairness.pool([(Path(), records)], first_step=2, active=True)
+    bands = {name: match_clip(moved, ALGORITHMS[name], 0.1).settings for name in ("fspo", "seq_rloo")}
     bands["fspo_active"] = ALGORITHMS["fspo_active"]
     states = dict.fromkeys((1, 2, 3), BandState(active_line=line))
     for name, band in bands.items():
@@ -178,63 +178,28 @@ def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None
         assert counts.total.sum() == sum((a != 0).sum() for a in A[1:])
 
 
-# ---------------------------------------------------------------- the direction of the gradient
+# ---------------------------------------------------------------- the studies
+
+RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
 
 
-def test_what_clipping_does_to_the_direction_is_averaged_over_checkpoints(tmp_path: Path) -> None:
-    cosines = {"fspo": (0.9, 0.94, 0.92, 0.92), "rloo": (0.8, 0.82, 0.84, 0.82), "gspo": (0.5, None, 0.7, 0.6)}
-
-    def figure(index: int, algo: str) -> dict[str, dict[str, float | None]]:
-        values = {
-            "cosine": cosines[algo][index],
-            "active/mean_bound": 0.3,
-            "active/lre": {"fspo": 0.1, "rloo": 0.2, "gspo": 0.3}[algo],  # the other way round: -1 in each checkpoint
-            **{name: 0.1 for name in ("active/acceptance", "norm_ratio", "symmetric/lre", "active/lre_max")},
-            "active/eta": 0.1 * index,
-            **{"share_unclipped/0": 0.4, "share_unclipped/1": 0.6, "share/0": 0.5, "share/1": 0.5},
-        }
-        return {name: {"value": value, "rounds": [value, -1.0]} for name, value in values.items()}
-
-    for index in range(4):
-        objectives = [
-            {"algo": algo, "clips": clips, "figures": figure(index, algo)}
-            for algo in cosines
-            for clips in ("default", "matched", "matched_active")
-        ]
-        for step in (3, 6):  # two checkpoints of one seed are one value
-            path = tmp_path / f"seed{index}_step{step}.json"
-            path.write_text(json.dumps({"seed": index, "objectives": objectives, "rounds": [{}, {}]}))
-    found = alignment.finished(tmp_path)
-    rows = {row[0]: row for row in map(cells_of, alignment.direction_table(found, "default").splitlines()[2:])}
-    assert rows["fspo"][2] == mean_cell(cosines["fspo"], "{:.3f}")  # over four seeds, not eight checkpoints
-    assert rows["fspo"][2].startswith("0.920 [") and rows["gspo"][2].startswith("0.600 [")
-    assert rows["fspo"][6].startswith("0.620 [") and rows["fspo"][6].endswith("] in 8 of 16")  # -1: it says nothing
-    pairs = {row[0]: row for row in map(cells_of, alignment.pair_table(found, "default").splitlines()[2:])}
-    assert pairs["fspo - rloo"][1].startswith("**+0.100 [") and len(pairs) == 3  # LUSPO was not measured
-    shares = [cells_of(line) for line in alignment.share_table(found, "default").splitlines()[2:]]
-    assert shares[0][1].startswith("0.40") and "+0.10" in shares[1][1] and "-0.10" in shares[1][2]
-    ranks = alignment.rank_table(found, "default").splitlines()
-    assert "| active/lre | -1.00 [-1.00, -1.00] | - |" in ranks  # the held-out change was not measured
-    assert "| active less symmetric LRE | - | - |" in ranks  # the symmetric one is the same for all
-    assert "| active/eta | - | - |" in ranks  # the same for all: it orders nothing
-    assert alignment.tables([]) == "Not run yet."
-
-
-def cells_of(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_a_run_that_failed_counts_in_the_differences_of_the_clipping_study() -> None:
-    def group(algo: str, *accuracies: float | None) -> RunGroup:
-        runs = []
-        for seed, value in enumerate(accuracies):
-            info = {"algo": algo, "seed": seed, "status": "failed" if value is None else "finished"}
-            steps = {step: {"critic/rewards/mean": 0.5} for step in range(1, 4 if value is None else 15)}
-            runs.append(Run(Path(), info, steps | ({} if value is None else {15: {clipping.ACCURACY: value}})))
-        return RunGroup(algo, "matched_active", runs)
-
-    found = clipping.difference(group("fspo", 0.8, 0.8, 0.8, 0.8), group("unclipped", 0.7, None, 0.7, None))
-    assert found is not None and (found.value, found.n) == (pytest.approx(0.45), 4)
+@pytest.mark.parametrize(
+    ("study", "records", "beside"),
+    [
+        ("alignment", "alignment", None),
+        ("async", "async", None),
+        pytest.param("words", "words", None, marks=pytest.mark.slow),
+        pytest.param("pretrained", "pretrained", None, marks=pytest.mark.slow),
+        pytest.param("active", "active", "records", marks=pytest.mark.slow),
+        pytest.param("tables", "records", None, marks=pytest.mark.slow),
+        pytest.param("clipping", "clipping", None, marks=pytest.mark.slow),
+    ],
+)
+def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str, beside: str | None) -> None:
+    archives = [RECORDS / f"{name}.tar.xz" for name in (records, beside) if name is not None]
+    page = studies.PAGES[study].read_text(encoding="utf-8")
+    for section, text in studies.sections(study, *archives).items():
+        assert replace_section(page, section, text) == page, section
 
 
 def test_the_first_setting_at_which_training_without_a_clip_fails_is_chosen() -> None:

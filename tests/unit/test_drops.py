@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from fspo.drops import HARD_LIMIT, EvenDrops
 from fspo.funnel import LengthFunnel
-from recipe.fspo.accounting.replay_buffer import counting, tell_progress
+from recipe.fspo.accounting.replay_buffer import counting
+from recipe.runner.hooks import RunnerHooks
 
 THRESHOLD = 2
 group = st.tuples(st.sampled_from([10.0, 100.0, 1000.0]), st.integers(1, HARD_LIMIT * THRESHOLD + 1))
@@ -87,7 +89,7 @@ def test_a_buffer_of_ones_own_only_tells_its_progress() -> None:
 
     mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
     assert counting(mine, LengthFunnel(), 2, {}) is mine
-    tell_progress(mine, told.append)
+    RunnerHooks._watch(SimpleNamespace(_moved=told.append), mine)
     mine.poll_interval = 0.0
     assert mine._select_prompt_uids("train", set(), 2) == "mine"
     mine._wait_for_next_poll("train", 0.0)

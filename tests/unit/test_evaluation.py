@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from dataclasses import asdict
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.evaluation import Record, conclude_evaluation, evaluate, format_table, pass_at_k, read_records
+from fspo.evaluation import Record, conclude_evaluation, evaluate, pass_at_k, read_records
 from fspo.fairness.bootstrap import ratio_interval
 
 
@@ -24,13 +23,6 @@ def test_pass_at_k_is_the_closed_form(case: tuple[int, int, int]) -> None:
     n, correct, k = case
     closed = 1 - Fraction(math.comb(n - correct, k), math.comb(n, k))
     assert pass_at_k(n, correct, k) == pytest.approx(float(closed), abs=1e-12)
-
-
-def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
-    scores = [1, 0, 0, 1, 0, 0]
-    for k in range(1, 7):
-        subsets = list(itertools.combinations(scores, k))
-        assert pass_at_k(6, 2, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
 def test_pass_at_k_stays_accurate_for_many_responses() -> None:
@@ -86,70 +78,40 @@ def records() -> list[Record]:
 
 
 def test_evaluate_by_hand() -> None:
-    result = evaluate(records(), length_edges=(0, 1000, 5000))
+    result = evaluate(records())
     found = result["aime24"]
     assert (found["problems"], found["responses"]) == (4, 16)
     assert found["avg"]["value"] == pytest.approx((0.5 + 0 + 1 + 0.25) / 4)
     assert found["pass"]["1"]["value"] == pytest.approx(found["avg"]["value"])
     assert found["pass"]["4"]["value"] == pytest.approx(3 / 4)
     assert found["pass"]["2"]["value"] == pytest.approx((pass_at_k(4, 2, 2) + 0 + 1 + pass_at_k(4, 1, 2)) / 4)
-    short, long = found["by_length"]
-    assert (short["low"], short["high"], short["responses"]) == (0, 1000, 8)
-    assert short["accuracy"]["value"] == pytest.approx(5 / 8)
-    assert long["accuracy"]["value"] == pytest.approx(2 / 8)
+    bins = {(each["low"], each["high"]): each for each in found["by_length"]}
+    assert bins.keys() == {(64, 128), (512, 1024), (1024, 2048)}
+    assert [bins[64, 128]["responses"], bins[1024, 2048]["responses"]] == [4, 8]
+    assert bins[512, 1024]["accuracy"]["value"] == pytest.approx(3 / 4)
+    assert bins[1024, 2048]["accuracy"]["value"] == pytest.approx(2 / 8)
     assert result["amc23"]["avg"] == {"value": 1.0, "low": None, "high": None}
     assert json.loads(json.dumps(result, allow_nan=False)) == result
-
-
-def test_values_do_not_depend_on_the_order_of_the_records() -> None:
-    def values(result: dict[str, dict[str, dict[str, float]]]) -> dict[str, float]:
-        return {name: found["avg"]["value"] for name, found in result.items()}
-
-    assert values(evaluate(records()[::-1])) == pytest.approx(values(evaluate(records())))
-
-
-def test_table_has_a_row_per_set_and_per_length_bin() -> None:
-    table = format_table(evaluate(records(), length_edges=(0, 1000)))
-    assert "| aime24 | 4 | 4 | 43.8% [" in table
-    assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
-    assert "| aime24 | 1000 or more | 8 | 25.0% [" in table
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"records": []}, "no records"),
-        ({"records": records(), "ks": (2,)}, "amc23 has only 1 responses"),
-        ({"records": records(), "length_edges": (1, 2)}, "start at 0"),
-        ({"records": records(), "length_edges": (0, 2, 2)}, "increase"),
-    ],
-)
-def test_evaluate_names_what_is_wrong(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        evaluate(**arguments)  # type: ignore[arg-type]
+    assert evaluate(records()[::-1])["aime24"]["avg"]["value"] == pytest.approx(found["avg"]["value"])
 
 
 def test_records_are_read_and_checked(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     good = {"data_source": "s", "problem_id": 3, "response_length": 7, "score": 1, "more": "ignored"}
-    path.write_text(json.dumps(good) + "\n\n", encoding="utf-8")
-    assert read_records(path) == [Record("s", "3", 7, 1.0)]
-    for change, message in (
-        ({"score": 2}, r"line 2: score=2"),
-        ({"score": None}, "line 2"),
-        ({"response_length": -1}, "negative"),
-        ({"response_length": None}, "response_length is null"),
-        ({"problem_id": None}, "line 2: problem_id is null"),
+    path.write_text(json.dumps(good) + "\n\n" + json.dumps(good | {"score": 1.1, "acc": 0.5}) + "\n")
+    assert read_records(path) == [Record("s", "3", 7, 1.0), Record("s", "3", 7, 0.5)]
+    for line, message in (
+        (json.dumps(good | {"score": 2}), "line 2.*score=2"),
+        (json.dumps(good | {"score": None}), "line 2.*'score'"),
+        (json.dumps(good | {"response_length": -1}), "response_length=-1"),
+        (json.dumps(good | {"problem_id": None}), "line 2.*'problem_id'"),
+        ('{"score": 1}', "line 2.*'data_source'"),
+        ("{", ":2: not JSON"),
     ):
-        path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n", encoding="utf-8")
+        path.write_text(f"{json.dumps(good)}\n{line}\n")
         with pytest.raises(ValueError, match=message):
             read_records(path)
-    path.write_text(json.dumps(good | {"score": 1.1, "acc": 1.0}) + "\n", encoding="utf-8")
-    assert read_records(path)[0].score == 1.0
-    path.write_text('{"score": 1}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="line 1: the key 'data_source' is missing"):
-        read_records(path)
-    path.write_text("\n", encoding="utf-8")
+    path.write_text("\n")
     with pytest.raises(ValueError, match="no records"):
         read_records(path)
 
@@ -158,7 +120,9 @@ def test_the_newest_generations_are_evaluated(tmp_path: Path) -> None:
     (tmp_path / "validation").mkdir()
     lines = "".join(json.dumps(asdict(record)) + "\n" for record in records())
     (tmp_path / "validation/3.jsonl").write_text(lines, encoding="utf-8")
-    assert "| aime24 | 4 | 4 | 43.8% [" in conclude_evaluation(tmp_path, 0)
+    table = conclude_evaluation(tmp_path, 0)
+    assert "| aime24 | 4 | 4 | 43.8% [" in table and "| aime24 | 1024 to 2047 | 8 | 25.0% [" in table
+    assert "| amc23 | 1 | 1 | 100.0% | 100.0% |  |  |" in table
     assert json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8")) == evaluate(records())
 
 
@@ -169,5 +133,5 @@ def test_a_reward_that_is_no_accuracy_has_no_table_and_says_what_it_takes(tmp_pa
     assert "score=-0.3" in (said := conclude_evaluation(tmp_path, 0)) and "return a dict with acc in [0, 1]" in said
     assert not (tmp_path / "evaluation.json").exists()
     (tmp_path / "validation/3.jsonl").write_text(json.dumps(line | {"problem_id": None}) + "\n")
-    with pytest.raises(ValueError, match="problem_id is null"):
+    with pytest.raises(ValueError, match="'problem_id'"):
         conclude_evaluation(tmp_path, 0)

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from composing import composed
+from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.gpu_check import __main__ as command
 from benchmarks.gpu_check import stack, steps
-from fspo.noise_floor import NoiseFloor
+from fspo.diagnostics import NoiseFloor
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = steps.SIZES["cpu"]
@@ -108,18 +109,12 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
         "ref.fsdp_config.param_offload",
         "rollout.dtype",
     ):
-        ours, its = (_value(config.actor_rollout_ref, path) for config in (smoke, job))
-        assert ours == its, path
+        ours, its = (OmegaConf.select(config.actor_rollout_ref, path, throw_on_missing=True) for config in (smoke, job))
+        assert ours == its is not None, path
     assert smoke.actor_rollout_ref.rollout.tensor_model_parallel_size == gpus
     actor = smoke.actor_rollout_ref.actor
     assert actor.ulysses_sequence_parallel_size == gpus
     assert actor.fsdp_config.pad_to_length_bucket == actor.ppo_max_token_len_per_gpu * gpus  # one shape for all packs
-
-
-def _value(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = config[name]
-    return config
 
 
 def test_what_a_cpu_starts_composes() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ def log_two_steps(config: Any, trainer_logger: list[str]) -> None:
     """As FSPOTrainer and verl's do it."""
     from verl.utils.tracking import Tracking
 
-    loggers.point_into(config.fspo.run_dir)
+    loggers.point_into(config.run.dir)
     tracking = Tracking("fspo", run_name(config), trainer_logger, config={"trainer": {}})
     tracking.logger = {name: loggers.Chosen(each, chosen(config)) for name, each in tracking.logger.items()}
     for step in (1, 2):
@@ -52,7 +49,7 @@ def test_tensorboard_of_a_run_is_in_its_folder_and_holds_what_is_chosen(
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log_two_steps(composed(f"fspo.run_dir={tmp_path}/run", f"fspo.log={log}"), ["tensorboard"])
+    log_two_steps(composed(f"run.dir={tmp_path}/run", f"run.log={log}"), ["tensorboard"])
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing elsewhere"
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
@@ -68,27 +65,6 @@ def test_a_place_that_the_user_has_chosen_is_kept(tmp_path: Path, monkeypatch: p
     assert os.environ["WANDB_DIR"] == "/runs/x"
 
 
-@pytest.mark.slow
-def test_wandb_offline_writes_into_the_run_folder(tmp_path: Path) -> None:
-    script = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_loggers import composed, log_two_steps
-log_two_steps(composed("fspo.run_dir={tmp_path}/run"), ["wandb"])
-"""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=environment | {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path / "home")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
-    assert list(folder.glob("*.wandb"))
-    assert not (tmp_path / "wandb").exists()
-
-
 @pytest.mark.parametrize(
     ("folder", "name"),
     [
@@ -99,20 +75,19 @@ log_two_steps(composed("fspo.run_dir={tmp_path}/run"), ["wandb"])
     ],
 )
 def test_each_run_has_a_name_of_its_own(folder: str, name: str) -> None:
-    assert run_name(composed(f"fspo.run_dir={folder}")) == name
+    assert run_name(composed(f"run.dir={folder}")) == name
 
 
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("trainer.logger=[console,wnadb]", "wnadb is none of verl's loggers; choose from .*wandb"),
-        ("trainer.logger=[clearml]", "clearml needs the package clearml, which is not installed"),
-        ("fspo.log=few", r"fspo\.log=few: give headline, all, or a list"),
+        ("trainer.logger=[console,wnadb]", ("wnadb", "wandb")),
+        ("trainer.logger=[clearml]", ("clearml", "not installed")),
     ],
 )
-def test_what_cannot_be_logged_is_said_before_anything_starts(override: str, says: str) -> None:
+def test_what_cannot_be_logged_is_refused(override: str, says: tuple[str, ...]) -> None:
     (problem,) = problems(composed(override))
-    assert re.search(says, problem), problem
+    assert all(each in problem for each in says), problem
 
 
 def test_the_shipped_choice_is_fine_and_verls_loggers_are_those_listed() -> None:
@@ -122,13 +97,12 @@ def test_the_shipped_choice_is_fine_and_verls_loggers_are_those_listed() -> None
     assert set(loggers._PACKAGES) == set(Tracking.supported_backend)
 
 
-def test_a_logger_whose_name_holds_wandb_needs_no_login_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.parametrize(("name", "needs"), [("vemlp_wandb", False), ("wandb", True), ("[console,wandb]", True)])
+def test_wandb_and_no_logger_that_holds_its_name_needs_a_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, needs: bool
+) -> None:
+    for variable in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-
-    def said(name: str) -> str:
-        return "\n".join(problems(composed(f"fspo.run_dir={tmp_path}", f"trainer.logger={name}")))
-
-    assert "there is no login" not in said("vemlp_wandb")
-    assert "there is no login for api.wandb.ai" in said("wandb") and "there is no login" in said("[console,wandb]")
+    sentences = "\n".join(problems(composed(f"run.dir={tmp_path}", f"trainer.logger={name}")))
+    assert ("login" in sentences and "api.wandb.ai" in sentences) is needs

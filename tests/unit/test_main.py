@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 from composing import composed
-from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
+from recipe.fspo.job import choices, compose
 from recipe.fspo.main import main, usage
-from recipe.runner.launch.compose import choices, compose, did_you_mean, for_hydra
 
 
 def test_every_choice_is_named_and_every_named_key_exists() -> None:
@@ -21,21 +21,45 @@ def test_every_choice_is_named_and_every_named_key_exists() -> None:
     for group in ("algo", "experiment"):
         for choice in choices(group):
             assert re.search(rf"\b{choice}\b", text), choice
-    keys = set(re.findall(r"((?:actor_rollout_ref|data|trainer|fspo)(?:\.\w+)+)=", text))
+    keys = set(re.findall(r"((?:actor_rollout_ref|data|trainer|fspo|run)(?:\.\w+)+)=", text))
     assert keys
     config = composed()
     for key in keys:
         assert OmegaConf.select(config, key, default=re) is not re, f"{key} is no key of the configuration"
 
 
-def test_resume_needs_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["main", f"resume={tmp_path}"])
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["main", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert re.fullmatch(rf"error: resume={tmp_path}: .*\n", capsys.readouterr().err)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "names"),
+    [
+        ("resume={}", ["resume={}", "run.json"]),
+        ("--multirun", ["--multirun", "recipe.fspo.compare"]),
+        ("algo=fspo,gspo", ["algo=fspo,gspo", "recipe.fspo.compare"]),
+        ("--config-dir=mine", ["--config-dir=mine", "hydra.searchpath=[FOLDER]"]),
+        ("--cfg=hydra", ["--cfg", "hydra", "job"]),
+        ("dry_run=yes", ["dry_run=yes", "dry_run=true"]),
+        ("--resolve", ["--resolve", "--cfg job"]),
+        ("run=3", ["run=3", "run.dir=FOLDER"]),
+        ("run.dir=${{nothing}}", ["nothing"]),
+        ("expriment=demo", ["expriment", "did you mean experiment?"]),
+    ],
+)
+def test_what_is_refused_is_named_with_the_remedy(
+    argument: str,
+    names: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = refused(monkeypatch, capsys, argument.format(tmp_path))
+    assert [name for name in names if name.format(tmp_path) not in said] == [], said
 
 
 def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
@@ -43,40 +67,41 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["main", "experiment=qwen3_8b", "--cfg", "job", "--package", "trainer"])
-    before = Singleton.get_state()
-    try:
-        main()
-    finally:
-        Singleton.set_state(before)  # Hydra's, which other code of this process reads
+    main()
     assert "n_gpus_per_node: 8" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("key", "meant"),
+    ("override", "key", "value"),
     [
-        ("actor_rollout_ref.actor.optim.lrr", "actor_rollout_ref.actor.optim.lr?"),
-        ("actor_rollout_ref.actor.optm.lr", "actor_rollout_ref.actor.optim.lr?"),
-        ("lr", "actor_rollout_ref.actor.optim.lr or critic.optim.lr?"),
-        ("fspo.clip_low", "actor_rollout_ref.actor.policy_loss.clip_low?"),
-        ("trainer.n_gpus", "trainer.n_gpus_per_node?"),
-        ("resum", "resume?"),
-        ("qqqqqq", ""),
+        ("+data.mine=3", "data.mine", 3),
+        ("++data.seed=4", "data.seed", 4),
+        ("~data.truncation", "data.truncation", None),
+        ("algo=gspo", "fspo.algo", "gspo"),
+        ("advantage=shared", "fspo.advantage", "shared"),
+        ("data.train_files=[a,b]", "data.train_files", ["a", "b"]),
+        ("trainer.experiment_name='2026_11_23'", "trainer.experiment_name", "2026_11_23"),
     ],
 )
-def test_a_mistyped_key_gets_a_suggestion(key: str, meant: str) -> None:
-    said = did_you_mean(key, composed(), own=("resume",))
-    assert said == (f"\nDid you mean {meant}" if meant else "")
+def test_every_form_of_hydras_overrides_works(override: str, key: str, value: object) -> None:
+    assert OmegaConf.select(compose([override]), key) == value
 
 
-def test_a_mistyped_key_is_refused_with_the_suggestion(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["main", "algo=gspo", "expriment=demo"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "'expriment'.\nDid you mean experiment?\nTo append" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("actor_rollout_ref.actor.optim.lrr=1", "actor_rollout_ref.actor.optim.lr?"),
+        ("actor_rollout_ref.actor.optm.lr=1", "actor_rollout_ref.actor.optim.lr?"),
+        ("lr=1", "actor_rollout_ref.actor.optim.lr?"),
+        ("fspo.clip_low=1", "actor_rollout_ref.actor.policy_loss.clip_low?"),
+        ("trainer.n_gpus=1", "trainer.n_gpus_per_node?"),
+        ("resum=1", "resume?"),
+    ],
+)
+def test_a_mistyped_key_gets_a_suggestion(override: str, meant: str) -> None:
+    with pytest.raises(HydraException, match=re.escape(f"(did you mean {meant})")):
+        compose([override], own=("resume",))
 
 
 def test_a_word_for_true_or_false_is_refused() -> None:
@@ -93,8 +118,37 @@ def test_a_folder_of_the_users_adds_to_verls(tmp_path: Path, monkeypatch: pytest
     given = ["hydra.searchpath=[mine]", "algo=other"]
     assert compose(given).fspo.algo == "other"
     assert "other" in choices("algo", given)
-    assert for_hydra(given)[-1] == f"hydra.searchpath=['pkg://verl.trainer.config','file://{tmp_path}/mine']"
-    with pytest.raises(HydraException, match=r"--config-dir: give 'hydra.searchpath=\[FOLDER\]'"):
-        for_hydra(["--config-dir=mine", "algo=other"])
     with pytest.raises(HydraException, match="nowhere is not a folder"):
         compose(["hydra.searchpath=[nowhere]"])
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
+    new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
+    begun = {"status": "failed", "versions": {}, "overrides": ["experiment=qwen3_8b", "algo=gspo"]}
+    if not new:
+        (tmp_path / "run.json").write_text(json.dumps(begun))
+    before = sorted(tmp_path.iterdir())
+    command = ["experiment=qwen3_8b", "algo=gspo", f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["main", *command, "dry_run=true"])
+    main()
+    said = capsys.readouterr().out
+    for part in (
+        "loss_mode: seq_gspo",
+        f"dir: {tmp_path}",
+        "GiB per GPU",
+        "not checked on this machine: data.train_files",
+    ):
+        assert part in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    said = refused(monkeypatch, capsys, "experiment=qwen3_8b", "data.train_batch_size=500", "dry_run=true")
+    assert "data.train_batch_size=500" in said

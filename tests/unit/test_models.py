@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.models import __main__ as command
 from benchmarks.models import words
-from benchmarks.models.__main__ import main
 from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.models.demo_model import (
     CHECKSUMS,
@@ -26,7 +26,6 @@ from benchmarks.models.demo_model import (
     Recipe,
     accuracy,
     checksums,
-    save,
     shipped_model,
     train,
 )
@@ -69,18 +68,14 @@ def test_shipped_model_solves_part_of_the_task(task: str) -> None:
     assert low < accuracy(model, tokenizer, problems, temperature=1.0, task=task) < high
 
 
-def test_a_tiny_recipe_is_reproducible_and_saves_whole_folders(tmp_path: Path) -> None:
-    recipe = Recipe(skill_steps=2, habit_steps=2, batch_size=4, pool=8, hidden_size=32, heads=1, kv_heads=1, layers=1)
-    model, tokenizer, losses = train(recipe)
-    again, _, same = train(recipe)
+TINY = Recipe(skill_steps=2, habit_steps=2, batch_size=4, pool=8, hidden_size=32, heads=1, kv_heads=1, layers=1)
+
+
+def test_a_recipe_is_reproducible() -> None:
+    (model, _, losses), (again, _, same) = train(TINY), train(TINY)
     assert losses == same
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
-    save(model, tokenizer, tmp_path / "model")
-    assert CHECKSUMS in {path.name for path in (tmp_path / "model").iterdir()}
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    with pytest.raises(FileExistsError, match="give a new folder"):
-        save(model, tokenizer, tmp_path / "model")
 
 
 @pytest.mark.slow
@@ -114,9 +109,7 @@ def test_a_forgotten_borrow_gives_a_wrong_answer_of_like_length(divisor: int, qu
         ("ego ro tam tam", 0.0),
         ("ego ro", 0.0),
         ("ro ego tam", 0.0),
-        ("ego ro tam=", 0.0),
         ("egorotam", 0.0),
-        ("", 0.0),
     ],
 )
 def test_scores_of_word_lists(text: str, score: float) -> None:
@@ -147,36 +140,35 @@ def test_problems_fit_their_task(name: str) -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_demo_data_writes_both_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo-data", "--out", str(tmp_path), "--n-train", "12", "--n-test", "5", "--seed", "3"]) == 0
-    assert pq.read_table(tmp_path / "train.parquet").num_rows == 12
-    assert pq.read_table(tmp_path / "test.parquet").num_rows == 5
-    assert str(tmp_path / "train.parquet") in capsys.readouterr().out
-    assert main(["demo-data", "--out", str(tmp_path / "w"), "--task", "words", "--n-train", "3", "--n-test", "1"]) == 0
-    (row,) = pq.read_table(tmp_path / "w" / "test.parquet").to_pylist()
-    assert row["data_source"] == "fspo/words" and row["prompt"][0]["content"].startswith(" ")
+def test_demo_data_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "SIZES", {"train": 12, "test": 5})
+    for task, source in (("remainder", "fspo/remainder"), ("words", "fspo/words")):
+        assert command.main(["demo-data", "--task", task, "--out", str(tmp_path / task)]) == 0
+        train, test = (pq.read_table(tmp_path / task / f"{split}.parquet").to_pylist() for split in ("train", "test"))
+        assert (len(train), len(test)) == (12, 5)
+        assert {row["data_source"] for row in train + test} == {source}
 
 
-@pytest.mark.slow
-def test_demo_model_is_trained_saved_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_model_is_trained_saved_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "remainder", TINY)
+    monkeypatch.setattr(command, "distinct", lambda draw, count, *where: distinct(draw, 4, *where))
     out = tmp_path / "model"
-    assert main(["demo-model", "--out", str(out), "--skill-steps", "1", "--habit-steps", "1"]) == 0
+    assert command.main(["demo-model", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "loss_" in printed
-    assert "accuracy_T0 " in printed
+    assert "loss_skill " in printed and "accuracy_T0 " in printed
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert model.config.vocab_size == 16
     assert tokenizer.decode(tokenizer("12%5=")["input_ids"]) == "12%5="
-
-
-def test_an_existing_model_folder_is_never_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo-model", "--out", str(tmp_path)]) == 2
-    assert f"{tmp_path} exists: give a new folder" in capsys.readouterr().err
+    assert CHECKSUMS in {path.name for path in out.iterdir()} and list(tmp_path.iterdir()) == [out]
+    assert command.main(["demo-model", "--out", str(out)]) == 2
+    assert f"{out} exists: give a new folder" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="the extra packages are installed")
 def test_smollm2_without_its_packages_says_how_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["smollm2", "--out", str(tmp_path / "x")]) == 2
+    assert command.main(["smollm2", "--out", str(tmp_path / "x")]) == 2
     assert "make smollm2" in capsys.readouterr().err
     assert not (tmp_path / "x" / "model").exists()
 

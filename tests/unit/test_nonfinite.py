@@ -54,3 +54,10 @@ def test_other_errors_pass_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="of another kind"), update:
         raise ValueError("of another kind")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gradient_scaler_may_skip_steps(tmp_path: Path) -> None:
+    with guarded_update({}, tmp_path, 0, ValueError, may_skip=True) as metrics:
+        metrics["grad_norm"] = float("inf")
+    with pytest.raises(UpdateRefused), guarded_update({}, tmp_path, 0, ValueError) as metrics:
+        metrics["grad_norm"] = float("inf")

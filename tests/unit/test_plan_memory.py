@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 from composing import composed
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
-from recipe.runner.plan import fit
 from recipe.runner.plan.memory import GIB, layer_activations, logits_bytes, predict
-from recipe.runner.plan.model import BUILT_IN, ModelShape, UnknownModelError, find_model
-from recipe.runner.plan.setup import Hardware, Setup, read_setup
+from recipe.runner.plan.model import BUILT_IN, ModelShape, UnknownModelError, read_architecture
+from recipe.runner.plan.setup import Hardware, Setup
 
 DEMO = str(files("fspo.data").joinpath("assets/demo_model"))
 QWEN_8B = ModelShape.from_config(BUILT_IN["Qwen3-8B"], "Qwen3-8B")
 
 
 def setup_of(*settings: str) -> Setup:
-    return read_setup(composed("experiment=qwen3_8b", *settings))
+    return Setup(composed("experiment=qwen3_8b", *settings))
 
 
 def predicted(*settings: str) -> dict[str, dict[str, float]]:
@@ -32,35 +32,17 @@ def predicted(*settings: str) -> dict[str, dict[str, float]]:
 # ------------------------------------------------------------------ the model
 
 
-@pytest.mark.parametrize("name", [*BUILT_IN, "demo", "llama with biases", "qwen2"])
-def test_parameters_are_those_of_the_real_module(name: str) -> None:
-    small = {
-        "hidden_size": 96,
-        "intermediate_size": 160,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "vocab_size": 51,
-        "tie_word_embeddings": False,
-    }
-    if name in BUILT_IN:
-        fields = BUILT_IN[name]
-    elif name == "demo":
-        fields = json.loads(Path(DEMO, "config.json").read_text(encoding="utf-8"))
-    else:
-        fields = small | (
-            {"model_type": "qwen2"} if name == "qwen2" else {"model_type": "llama", "attention_bias": True}
-        )
-    config = AutoConfig.for_model(**fields)
-    with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config)
-    assert ModelShape.from_config(fields, name).parameters == sum(p.numel() for p in module.parameters())
+def test_the_demo_s_parameters_are_those_of_its_file() -> None:
+    model = ModelShape.from_config(*read_architecture(DEMO))
+    weights = load_file(Path(DEMO, "model.safetensors"))
+    assert model.parameters == sum(weight.numel() for weight in weights.values())
+    assert model.layer_parameters == sum(w.numel() for name, w in weights.items() if name.startswith("model.layers.0."))
 
 
 def test_numbers_of_the_two_models_by_hand() -> None:
     # Layer of 8B: 4096 x (4096 + 1024 + 1024 + 4096) + 3 x 4096 x 12288 + 2 x 4096 + 2 x 128.
     layer = 41_943_040 + 150_994_944 + 8_192 + 256
-    assert QWEN_8B.layer_parameters == layer
+    assert (QWEN_8B.layer_parameters, QWEN_8B.matrices) == (layer, layer - 8_192 - 256)
     assert QWEN_8B.parameters == 36 * layer + 2 * 151_936 * 4096 + 4096 == 8_190_735_360
     assert QWEN_8B.kv_bytes_per_token() == 2 * 36 * 8 * 128 * 2 == 144 * 1024
     small = ModelShape.from_config(BUILT_IN["Qwen3-1.7B"], "Qwen3-1.7B")
@@ -122,20 +104,27 @@ def test_activations_are_what_autograd_keeps(attention: str, dtype: str, shape: 
 
 
 def test_a_model_that_is_not_here(tmp_path: Path) -> None:
-    with pytest.raises(UnknownModelError, match=r"no .*Qwen3-4B/config\.json .*model_config=PATH"):
-        find_model("Qwen/Qwen3-4B")
+    with pytest.raises(UnknownModelError, match=r"path=Qwen/Qwen3-4B: .*model_config=PATH"):
+        read_architecture("Qwen/Qwen3-4B")
     with pytest.raises(UnknownModelError, match=r"model_config=.* does not exist"):
-        find_model("Qwen/Qwen3-8B-Base", str(tmp_path / "config.json"))
+        read_architecture("Qwen/Qwen3-8B-Base", str(tmp_path / "config.json"))
     (tmp_path / "config.json").write_text(json.dumps(BUILT_IN["Qwen3-8B"] | {"num_hidden_layers": 2}), encoding="utf-8")
-    for given in (tmp_path, tmp_path / "config.json"):
-        assert find_model("Qwen/Qwen3-8B-Base", str(given)).layers == 2
-    assert find_model(str(tmp_path)).layers == 2
-    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}', encoding="utf-8")
-    with pytest.raises(UnknownModelError, match="model_type='mixtral' is not a decoder that the planner can count"):
-        find_model(str(tmp_path))
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    with pytest.raises(UnknownModelError, match=r"config\.json has no num_attention_heads"):
-        find_model(str(tmp_path))
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert read_architecture("Qwen/Qwen3-8B-Base", str(path))[0]["num_hidden_layers"] == 2
+    assert read_architecture(str(tmp_path))[0]["num_hidden_layers"] == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "mixtral"},
+        {"model_type": "qwen3", "hidden_size": None},
+        {"model_type": "qwen3", "num_attention_heads": 0},
+    ],
+)
+def test_a_model_that_cannot_be_counted(fields: dict[str, Any]) -> None:
+    with pytest.raises(UnknownModelError, match=r"^model/config\.json: .*(model_type='mixtral'|hidden_size|zero)"):
+        ModelShape.from_config(fields, "model/config.json")
 
 
 # ------------------------------------------------------------------ memory
@@ -221,9 +210,3 @@ def test_the_cache_is_what_vllms_share_leaves() -> None:
     assert vllm["vLLM weights"] == 8_190_735_360 * 2 / 2
     # Two GPUs split the heads, so each holds 72 KiB of a token.
     assert memory.kv_tokens == int(vllm["vLLM keys and values"] / (72 * 1024))
-
-
-def test_a_model_too_large_for_any_cluster() -> None:
-    huge = ModelShape.from_config(BUILT_IN["Qwen3-8B"] | {"num_hidden_layers": 30_000}, "huge")
-    problems = fit.memory_problems(huge, setup_of(), Hardware())
-    assert any("no single setting makes it fit on up to 64 nodes" in problem for problem in problems)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from fspo.calibration import BandController, active_line, leans
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.recorder import Recorder, end_of_response, join_ranks, sequence_record
+from recipe.fspo.recorder import MiniBatch, Recorder, count_unmoved, end_of_response, join_ranks, sequence_record
 
 
 def micro_batch(seed: int) -> tuple[SequenceLossOutput, torch.Tensor]:
@@ -131,3 +133,26 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
     assert line["S"] == pytest.approx(torch.cat([output.log_ratio_B[:3] for output in outputs]).tolist())
     assert line["accepted"] == torch.cat([output.accepted_B[:3] for output in outputs]).int().tolist()
     assert 0 < sum(line["accepted"]) < 6
+
+
+def mini_batch(learning_rate: float | None, grad_norm: float | None = 1.0) -> MiniBatch:
+    recorder = Recorder()
+    recorder.enable(max_response_length=8)
+    recorder.begin_mini_batch()
+    recorder.end_mini_batch(grad_norm, learning_rate)
+    return recorder.pop()[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "unmoved"),
+    [
+        ([(1e-6, 1.0), (1e-6, 1.0), (1e-6, 1.0)], 1),
+        ([(0.0, 1.0), (0.0, 1.0), (0.0, 1.0)], 3),  # a warm-up begins with a learning rate of 0
+        ([(1e-6, math.inf), (1e-6, 1.0), (1e-6, 1.0)], 2),  # a step that the gradient scaler skipped
+        ([(None, None)], 1),
+    ],
+)
+def test_mini_batches_before_the_first_step_that_moves_are_unmoved(
+    steps: list[tuple[float | None, float | None]], unmoved: int
+) -> None:
+    assert count_unmoved([mini_batch(*step) for step in steps]) == unmoved

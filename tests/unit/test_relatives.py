@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fspo.kept import kept_output
+from fspo.acceptance import kept_output
 from fspo.losses import UnusableRowsError
 from fspo.relatives import RELATIVES, CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.sums import SequenceSums

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,37 +12,46 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from test_run_folder import begun, ready
 
+from recipe.fspo import job
+from recipe.fspo.compare import __main__ as compare
 from recipe.fspo.compare.__main__ import parse
-from recipe.runner.launch import removed
+from recipe.fspo.job import JOB, choices, compose
+from recipe.fspo.removed import EARLIER_NAMES
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.launch.compose import choices, compose
-from recipe.runner.launch.removed import REMOVED, RENAMED, current, remedy
+from recipe.runner.launch.removed import EarlierNames
 from recipe.runner.launch.run_settings import changed_settings, with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
 DUAL = "actor_rollout_ref.actor.policy_loss.dual"
 
 
+#: As a later version may have it.
+LATER = dataclasses.replace(
+    JOB,
+    earlier_names=EarlierNames(
+        removed={"fspo.diary": "use log", "algo=old": "use algo=fspo", "gone": "nothing", DUAL: "no more"},
+        renamed={"scale": "mode", "fspo.clip": "seed"},
+        modules=EARLIER_NAMES.modules,
+    ),
+)
+
+
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        removed, "REMOVED", {"fspo.diary": "use log", "algo=old": "use algo=fspo", "gone": "nothing", DUAL: "no more"}
-    )
-    # The tables are the same objects everywhere.
-    monkeypatch.setitem(RENAMED, "scale", "mode")
-    monkeypatch.setitem(RENAMED, "fspo.clip", "seed")
+    for module in (job, compare):
+        monkeypatch.setattr(module, "JOB", LATER)
 
 
 def test_no_row_names_what_there_is_and_each_says_what_to_use() -> None:
     config, groups = composed(), {"algo", "advantage", "experiment", "mode"}
-    for row, sentence in REMOVED.items():
+    for row, sentence in EARLIER_NAMES.removed.items():
         key, equals, option = row.partition("=")
         if equals:
             assert option not in choices(key), row
         else:
             assert OmegaConf.select(config, key) is None and key not in groups, row
         assert len(sentence) > 10 and not sentence.endswith("."), row
-    for old, new in RENAMED.items():
+    for old, new in EARLIER_NAMES.renamed.items():
         assert OmegaConf.select(config, old) is None, old
         assert choices(new) or OmegaConf.select(config, new) is not None, new
 
@@ -66,38 +77,47 @@ def test_a_command_is_told_what_to_use(override: str, says: str) -> None:
 
 
 def test_other_names_have_no_remedy() -> None:
-    assert remedy("algo", "fspo") is remedy("fspo.run_dir", "x") is remedy("no.such.key") is None
+    assert EARLIER_NAMES.remedy("algo", "fspo") is EARLIER_NAMES.remedy("run.dir", "x") is None
+    said = EARLIER_NAMES.remedy("fspo.offline_task.n_train", 64)
+    assert said is not None and "data.offline_task.n_train=64" in said
 
 
-@pytest.mark.usefixtures("table")
 def test_a_configuration_is_read_as_if_written_today() -> None:
-    old = {"fspo": {"diary": {"pages": 3}, "clip": 7, "log": "all"}, "gone": None, "scale": "sync"}
+    old = {"fspo": {"diary": {"pages": 3}, "clip": 7, "lre_bins": 8}, "gone": None, "scale": "sync"}
     old["engine"] = {"module": "recipe.fspo.cpu.checkpoint_engine", "reward": "recipe.fspo.reward"}
-    values, left_out = current(old)
+    values, left_out = LATER.earlier_names.current(old)
     assert values.pop("engine") == {"module": "recipe.runner.cpu.checkpoint_engine", "reward": "recipe.fspo.reward"}
-    assert values == {"fspo": {"log": "all"}, "seed": 7, "mode": "sync"}
+    assert values == {"fspo": {"lre_bins": 8}, "seed": 7, "mode": "sync"}
     assert left_out == ["fspo.diary={'pages': 3}", "gone=None"]
-    for target, kept in (("recipe.fspo.config.SequencePolicyLossConfig", {}), ("mine.Settings", {"dual": 3})):
-        loss = {"_target_": target, "dual": 3}
-        values, _ = current({"actor_rollout_ref": {"actor": {"policy_loss": loss}}})
-        assert values["actor_rollout_ref"]["actor"]["policy_loss"] == {"_target_": target, **kept}
 
 
-@pytest.mark.usefixtures("table")
 def test_an_old_run_goes_on_without_what_was_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun(tmp_path, "+fspo.diary=3", "+scale=sync", "seed=7")
-    arguments = with_settings_of_run([f"resume={tmp_path}"])
+    arguments = with_settings_of_run([f"resume={tmp_path}"], LATER)
     assert "+mode=sync" in arguments and not any("diary" in each for each in arguments)
     assert capsys.readouterr().err.count("fspo.diary=3") == 1
-    changed = changed_settings(ready(tmp_path, "seed=7"))
+    changed = changed_settings(ready(tmp_path, "seed=7"), LATER)
     assert [key for key, _, _ in changed] == ["mode"] and "fspo.diary=3" in capsys.readouterr().err
 
 
-def test_a_run_of_a_removed_algorithm_does_not_go_on_as_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_may_name_a_key_by_its_old_name(tmp_path: Path) -> None:
+    info = json.loads((begun(tmp_path) / "run.json").read_text())
+    info["overrides"] += ["trainer.rollout_data_dir=${fspo.run_dir}/dumps", "+data.scale=${fspo.run_dirs}"]
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    arguments = with_settings_of_run([f"resume={tmp_path}"], JOB)
+    assert {"trainer.rollout_data_dir=${run.dir}/dumps", "+data.scale=${fspo.run_dirs}"} <= set(arguments)
+
+
+def test_a_loss_of_the_users_keeps_a_field_of_a_removed_name() -> None:
+    for target, kept in (("recipe.fspo.config.SequencePolicyLossConfig", {}), ("mine.Settings", {"dual_clip": 3})):
+        loss = {"_target_": target, "dual_clip": 3}
+        values, _ = EARLIER_NAMES.current({"actor_rollout_ref": {"actor": {"policy_loss": loss}}})
+        assert values["actor_rollout_ref"]["actor"]["policy_loss"] == {"_target_": target, **kept}
+
+
+def test_a_run_of_a_removed_algorithm_does_not_go_on_as_another(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo")
-    monkeypatch.setitem(REMOVED, "algo=gspo", "use algo=luspo")
+    later = dataclasses.replace(JOB, earlier_names=EarlierNames(removed={"algo=gspo": "use algo=luspo"}))
     with pytest.raises(PreflightError, match=r"algo=gspo was removed: use algo=luspo"):
-        with_settings_of_run([f"resume={tmp_path}"])
-    assert with_settings_of_run([f"resume={tmp_path}", "algo=fspo"])[-1] == "algo=fspo"
+        with_settings_of_run([f"resume={tmp_path}"], later)
+    assert with_settings_of_run([f"resume={tmp_path}", "algo=fspo"], later)[-1] == "algo=fspo"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -14,7 +13,8 @@ from typing import Any
 import pytest
 from composing import composed
 
-from recipe.fspo import main
+from recipe.fspo.job import JOB
+from recipe.runner import main
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import restarts
 from recipe.runner.launch.restarts import supervise
@@ -53,9 +53,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(folder: Path, *plan: str, limit: int = 3) -> tuple[int, list[dict[str, Any]]]:
     """The exit status, and what the starts were told."""
     (folder / "plan").write_text("\n".join(plan) + "\n", encoding="utf-8")
-    code = supervise(["algo=fspo"], folder, limit)
+    code = supervise("recipe.fspo.main", ["algo=fspo"], folder, limit)
     given = (folder / "given").read_text(encoding="utf-8").splitlines()
-    assert all(line.endswith(f"-m recipe.fspo.main algo=fspo fspo.run_dir='{folder}'") for line in given)
+    assert all(line.endswith(f"-m recipe.fspo.main algo=fspo run.dir='{folder}'") for line in given)
     return code, [json.loads(line[: line.index("} ") + 1]) for line in given]
 
 
@@ -111,7 +111,7 @@ def test_the_warning_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch)
     (folder / "code").write_text(code)
     (folder / "start").write_text(f"#!/bin/sh\ncd {folder}; PYTHONPATH={root} exec {PYTHON} code\n")
     before = signal.getsignal(signal.SIGUSR1)
-    assert supervise([], folder, 3) == 75
+    assert supervise("recipe.fspo.main", [], folder, 3) == 75
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
@@ -124,7 +124,7 @@ def test_a_signal_between_two_starts_ends_the_run(folder: Path, monkeypatch: pyt
 def test_a_failure_after_somebody_asked_for_the_end_is_not_mended(folder: Path) -> None:
     given = folder / "given"
     (folder / "start").write_text(f"#!/bin/sh\ntrap '' TERM\necho >> {given}\nkill -TERM $PPID\nsleep 0.3\nexit 1\n")
-    assert supervise([], folder, 3) == 143
+    assert supervise("recipe.fspo.main", [], folder, 3) == 143
     assert len(given.read_text().splitlines()) == 1
 
 
@@ -133,14 +133,14 @@ def test_a_warning_before_the_first_start_is_passed_on(folder: Path, monkeypatch
     warned = threading.Event()
     warned.set()
     monkeypatch.setattr(restarts, "WARNED", warned)
-    assert supervise([], folder, 1) == 75
+    assert supervise("recipe.fspo.main", [], folder, 1) == 75
 
 
 def test_a_closed_terminal_ends_no_run_under_nohup(folder: Path) -> None:
     (folder / "start").write_text("#!/bin/sh\nkill -HUP $PPID\nkill -HUP $$\nexit 0\n")
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert supervise([], folder, 1) == 0
+        assert supervise("recipe.fspo.main", [], folder, 1) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -149,17 +149,15 @@ def test_an_evaluation_is_not_started_again(folder: Path, monkeypatch: pytest.Mo
     """Its folder's log has the step of an earlier evaluation, so that a restart would train."""
     done: list[str] = []
     monkeypatch.setattr(main, "supervise", lambda *_: done.append("supervised"))
-    monkeypatch.setattr(main, "_train", lambda: done.append("evaluated"))
-    for name in ("watch_for_warning", "end_on_signals", "export_platform"):
+    monkeypatch.setattr(main, "launch_or_exit", lambda *_: done.append("evaluated"))
+    for name in ("watch_for_warning", "end_on_signals"):
         monkeypatch.setattr(main, name, lambda *_: None)
-    monkeypatch.setattr(main, "forked_workers", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(main, "export_platform", lambda *_, **__: None)
     monkeypatch.setenv(RUN_ID_VARIABLE, "")
-    arguments = ["experiment=demo", f"fspo.run_dir={folder}", "fspo.restarts=2"]
-    monkeypatch.setattr(sys, "argv", ["main", *arguments, "evaluate=true"])
-    main.main()
-    monkeypatch.setattr(sys, "argv", ["main", *arguments])
+    arguments = ["experiment=demo", f"run.dir={folder}", "run.restarts=2"]
+    main.main(JOB, "", "", [*arguments, "evaluate=true"])
     with pytest.raises(SystemExit):
-        main.main()
+        main.main(JOB, "", "", arguments)
     assert done == ["evaluated", "supervised"]
 
 
@@ -178,7 +176,7 @@ def test_a_line_that_a_kill_cut_short_is_no_step(tmp_path: Path) -> None:
 def test_a_restart_after_a_logged_step_validates_when_it_is_due(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = composed("experiment=demo", f"fspo.run_dir={tmp_path}")
+    config = composed("experiment=demo", f"run.dir={tmp_path}")
     (tmp_path / "checkpoints/global_step_4").mkdir(parents=True)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("4")
     log = tmp_path / "metrics.jsonl"

@@ -60,14 +60,6 @@ def test_worker_killed_from_outside_costs_no_verdict(scorer: MathScorer) -> None
     assert increase(scorer, before, "workers_replaced", "crashed") == [1, 0]
 
 
-def test_files_in_the_current_folder_do_not_shadow_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fspo", "math_verify"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    with MathScorer(n_workers=1) as scorer:
-        assert scorer.score(r"\boxed{x+1}", "1+x").status is Status.CORRECT
-
-
 @pytest.mark.slow
 def test_launcher_killed_from_outside_is_replaced(scorer: MathScorer) -> None:
     assert scorer.score(r"\boxed{u+1}", "1+u").status is Status.CORRECT
@@ -158,42 +150,6 @@ def test_no_process_outlives_its_parent(ending: str) -> None:
     finally:
         parent.kill()
         parent.stdout.close()
-
-
-@pytest.mark.slow
-def test_forked_child_starts_its_own_workers(scorer: MathScorer) -> None:
-    scorer.score("about 1", "2")
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            code = 0 if scorer.score(r"\boxed{s+1}", "1+s").score == 1.0 else 1
-            scorer.close()
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert scorer.score(r"\boxed{s+2}", "2+s").status is Status.CORRECT
-
-
-@pytest.mark.slow
-def test_scorer_works_in_a_threaded_ray_actor() -> None:
-    import ray
-
-    @ray.remote(max_concurrency=4, num_cpus=0)
-    class Actor:
-        def __init__(self) -> None:
-            self.scorer = MathScorer(n_workers=2)
-
-        def score(self, i: int) -> str:
-            return self.scorer.score(f"\\boxed{{x+{i}}}", f"{i}+x").status.value
-
-    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
-    try:
-        actor = Actor.remote()  # type: ignore[attr-defined]
-        assert ray.get([actor.score.remote(i) for i in range(20)], timeout=240) == ["correct"] * 20
-    finally:
-        ray.shutdown()
 
 
 @pytest.mark.parametrize("n", [16, pytest.param(1_200, marks=pytest.mark.slow)])

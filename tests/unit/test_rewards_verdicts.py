@@ -87,22 +87,13 @@ def random_response(rng: random.Random) -> tuple[str, str]:
     return FILLER * rng.randint(0, 3) + rng.choice(ENDINGS) % content, row["truth"]
 
 
-def assert_parity(scorer: MathScorer, rng: random.Random, n: int) -> int:
-    pairs = [random_response(rng) for _ in range(n)]
-    shortened = sum(decisive_part(response) is not None for response, _ in pairs)
-    for pair, verdict in zip(pairs, scorer.score_batch(*map(list, zip(*pairs, strict=True))), strict=True):
-        assert verdict.score == direct(*pair), (pair, verdict)
-    return shortened
-
-
 @pytest.mark.slow
 def test_whole_responses_agree_with_direct_math_verify(scorer: MathScorer) -> None:
-    assert assert_parity(scorer, random.Random(0), 150) > 50
-
-
-@pytest.mark.slow
-def test_many_whole_responses_agree_with_direct_math_verify(scorer: MathScorer) -> None:
-    assert assert_parity(scorer, random.Random(1), 4_000) > 1_000
+    rng, n = random.Random(1), 4_000
+    pairs = [random_response(rng) for _ in range(n)]
+    assert sum(decisive_part(response) is not None for response, _ in pairs) > n / 4
+    for pair, verdict in zip(pairs, scorer.score_batch(*map(list, zip(*pairs, strict=True))), strict=True):
+        assert verdict.score == direct(*pair), (pair, verdict)
 
 
 def random_number(rng: random.Random) -> str:

@@ -6,20 +6,19 @@ import json
 import shlex
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from composing import composed
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
-from recipe.fspo.main import JOB
-from recipe.runner.checkpoints.integrity import is_own, latest, restore_tracker, resumed_from, step_folder
+from recipe.fspo.job import JOB
+from recipe.runner.checkpoints.integrity import latest, restore_tracker, resumed_from, step_folder
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import run_folder, start
@@ -36,7 +35,7 @@ from recipe.runner.launch.run_settings import (
 from recipe.runner.launch.start import _changed_settings, launch, prepare
 from recipe.runner.launch.values import PreflightError
 
-SMALL_TASK = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
+SMALL_TASK = ("data.offline_task.n_train=64", "data.offline_task.n_test=8")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -44,8 +43,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def ready(folder: Path, *overrides: str) -> DictConfig:
-    config = composed(f"fspo.run_dir={folder}", *SMALL_TASK, *overrides)
-    prepare(config)
+    config = composed(f"run.dir={folder}", *SMALL_TASK, *overrides)
+    config = prepare(config)
     JOB.complete(config)
     return config
 
@@ -54,9 +53,9 @@ def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
     """The folder of a run that has done ``step`` steps, made by the code that makes one."""
     config = ready(folder, *overrides)
     write_dataset(folder / "data", 64, 8, 0)
-    run_folder.begin(config)
+    run_folder.begin(config, JOB.facts(config))
     info = json.loads((folder / "run.json").read_text())
-    info["overrides"] = [f"fspo.run_dir={folder}", *SMALL_TASK, *overrides]
+    info["overrides"] = [f"run.dir={folder}", *SMALL_TASK, *overrides]
     (folder / "run.json").write_text(json.dumps(info))
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n' * step)
     return folder
@@ -65,16 +64,16 @@ def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
 # ---------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("given", ["both", "train", "val"])
+@pytest.mark.parametrize("given", ["both", "train"])
 def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given: str) -> None:
     mine = tmp_path / "mine"
     write_dataset(mine, n_train=40, n_test=9, seed=5)
     before = contents(mine)
     own = {"train": f"data.train_files={mine}/train.parquet", "val": f"data.val_files={mine}/test.parquet"}
     overrides = own.values() if given == "both" else [own[given]]
-    config = composed(f"fspo.run_dir={tmp_path / 'run'}", *SMALL_TASK, *overrides, "trainer.n_gpus_per_node=3")
+    config = composed(f"run.dir={tmp_path / 'run'}", *SMALL_TASK, *overrides, "trainer.n_gpus_per_node=3")
     with pytest.raises(PreflightError, match="n_gpus_per_node=3"):  # refused, and nothing is written
-        launch(config, JOB)
+        launch(prepare(config), JOB)
     assert contents(mine) == before
     assert not (tmp_path / "run").exists()
 
@@ -83,99 +82,116 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given
     config = ready(tmp_path / "run", *overrides)
     write_offline_task(config)
     assert contents(mine) == before
-    generated = {"both": [], "train": ["test.parquet"], "val": ["train.parquet"]}[given]
+    generated = {"both": [], "train": ["test.parquet"]}[given]
     assert sorted(path.name for path in (tmp_path / "run").rglob("*.parquet")) == generated
-    if given != "val":
-        assert config.data.train_files == [f"{mine}/train.parquet"]
+    assert config.data.train_files == [f"{mine}/train.parquet"]
 
 
-def test_a_data_file_of_the_user_in_the_run_folder_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    pq.write_table(pa.table({"mine": [1]}), tmp_path / "data" / "train.parquet")
-    before = contents(tmp_path)
-    with pytest.raises(PreflightError, match=r"train\.parquet exists and was not written by this program"):
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK), JOB)
-    assert contents(tmp_path) == before
+def with_checkpoints(folder: Path) -> None:
+    step_folder(folder / "checkpoints", 5).mkdir(parents=True)
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "run.json", "metrics.jsonl"])
-def test_a_folder_with_files_of_the_user_does_not_become_a_run_folder(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(PreflightError, match=f"holds {name}, but is not the folder of a run"):
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK), JOB)
-    assert contents(tmp_path) == {name: b"{}"}
+def with_file(name: str) -> Callable[[Path], object]:
+    def write(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+
+    return write
 
 
-def test_run_log_appends_and_writes_only_numbers(tmp_path: Path) -> None:
-    config = OmegaConf.create({"fspo": {"run_dir": str(tmp_path)}})
+@pytest.mark.parametrize(
+    ("before", "changes", "says"),
+    [
+        (with_file("data/train.parquet"), [], r"train\.parquet"),
+        (with_file("config.yaml"), [], r"run\.dir=.* config\.yaml"),
+        (with_file("metrics.jsonl"), [], r"run\.dir=.* metrics\.jsonl"),
+        (with_checkpoints, [], r"checkpoints.* run\.dir=.*resume_from_path="),
+        (begun, ["algo=gspo"], r"fspo\.algo was 'fspo' and would be 'gspo'.*run\.allow_changed=\["),
+        (begun, ["trainer.resume_mode=disable"], r"resume_mode=disable .*run\.dir"),
+        (
+            begun,
+            ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/elsewhere/global_step_2"],
+            r"resume_from_path=/elsewhere/global_step_2 .*run\.dir",
+        ),
+    ],
+)
+def test_what_would_mix_a_run_with_something_else_is_refused_and_nothing_changes(
+    tmp_path: Path, before: Callable[[Path], object], changes: list[str], says: str
+) -> None:
+    before(tmp_path)
+    contained = contents(tmp_path)
+    with pytest.raises(PreflightError, match=f"(?s){says}"):
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *changes)), JOB)
+    assert contents(tmp_path) == contained
+
+
+def test_run_log_appends_and_writes_only_numbers_on_whole_lines(tmp_path: Path) -> None:
+    config = OmegaConf.create({"run": {"dir": str(tmp_path)}})
     log = run_folder.RunLog(config, total_steps=2)
     log.log({"a": np.float64(1.5), "b": float("nan"), "c": np.int64(2)}, step=1)
     run_folder.RunLog(config, total_steps=2).log({"a": 2.0}, step=2)  # a resumed run
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "metrics": {"a": 1.5, "b": None, "c": 2}}, {"step": 2, "metrics": {"a": 2.0}}]
+    (tmp_path / "x.jsonl").write_text('{"step": 1}\n{"st')  # cut by a kill
+    log.append("x.jsonl", [{"step": 2}])
+    assert (tmp_path / "x.jsonl").read_text() == '{"step": 1}\n{"st\n{"step":2}\n'
 
 
 # ---------------------------------------------------------------- settings
 
 
-def test_a_changed_setting_is_refused_with_both_values_and_changes_nothing(tmp_path: Path) -> None:
-    before = contents(begun(tmp_path, "algo=gspo"))
-    with pytest.raises(PreflightError) as refused:
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, "algo=fspo"), JOB)
-    said = str(refused.value)
-    assert "fspo.algo was 'gspo' and would be 'fspo'" in said
-    assert "policy_loss.clip_low was 0.0003 and would be 0.03" in said
-    assert "fspo.allow_changed=[" in said
-    assert contents(tmp_path) == before
-
-
 def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", "seed=7")
-    for command in ([f"fspo.run_dir={tmp_path}"], [f"resume={tmp_path}"], [f"fspo.run_dir={tmp_path}", "algo=gspo"]):
-        config = composed(*with_settings_of_run(command))
-        assert (config.fspo.algo, config.seed, config.fspo.run_dir) == ("gspo", 7, str(tmp_path))
-        prepare(config)
+    for command in ([f"run.dir={tmp_path}"], [f"resume={tmp_path}"], [f"run.dir={tmp_path}", "algo=gspo"]):
+        config = composed(*with_settings_of_run(command, JOB))
+        assert (config.fspo.algo, config.seed, config.run.dir) == ("gspo", 7, str(tmp_path))
+        config = prepare(config)
         JOB.complete(config)
-        assert changed_settings(config) == []
+        assert changed_settings(config, JOB) == []
 
 
 def test_a_cluster_that_was_joined_is_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joined = "++ray_kwargs.ray_init.address=auto"
+    monkeypatch.setenv(RUN_ID_VARIABLE, "one")
     begun(tmp_path, joined, "algo=gspo")
-    config = composed(*with_settings_of_run([f"resume={tmp_path}"]))
+    config = composed(*with_settings_of_run([f"resume={tmp_path}"], JOB))
     assert (config.fspo.algo, config.ray_kwargs.ray_init.address) == ("gspo", "local")
-    again = with_settings_of_run([joined, f"fspo.run_dir={tmp_path}"])  # as a job does that is started again
+    again = with_settings_of_run([joined, f"run.dir={tmp_path}"], JOB)  # as a job does that is started again
     assert composed(*again).ray_kwargs.ray_init.address == "auto"
+    monkeypatch.setenv(RUN_ID_VARIABLE, "another")  # every start has its own, which Ray hands to the nodes
+    assert changed_settings(ready(tmp_path, joined, "algo=gspo"), JOB) == []
 
 
 def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", "trainer.total_training_steps=30", "+data.mine=1")
-    arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"])
+    arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"], JOB)
     config = composed(*arguments)
     assert (config.trainer.total_training_steps, config.data.mine) == (40, 2)
-    assert composed(*with_settings_of_run([f"fspo.run_dir={tmp_path}/new"])).fspo.algo == "fspo"
+    assert composed(*with_settings_of_run([f"run.dir={tmp_path}/new"], JOB)).fspo.algo == "fspo"
 
 
 def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) -> None:
     begun(tmp_path)
     free = ["trainer.total_training_steps=99", "trainer.logger=[console]", "trainer.nnodes=2", "trainer.save_freq=1"]
     resumed = ready(tmp_path, *free)
-    check_changes(resumed, changed_settings(resumed))
+    check_changes(resumed, changed_settings(resumed, JOB))
     lr = "actor_rollout_ref.actor.optim.lr"
     resumed = ready(tmp_path, *free, f"{lr}=1e-5")
     with pytest.raises(PreflightError, match=f"{lr} was 0.0001 and would be 1e-05") as refused:
-        check_changes(resumed, changed_settings(resumed))
+        check_changes(resumed, changed_settings(resumed, JOB))
     assert "nnodes" not in str(refused.value)
     longer = ready(
         tmp_path, "trainer.total_training_steps=99", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
     )
     with pytest.raises(PreflightError, match="total_training_steps was 20 and would be 99"):  # another learning rate
-        check_changes(longer, changed_settings(longer))
+        check_changes(longer, changed_settings(longer, JOB))
     (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
-    assert next_commands(longer, finished=True)[0].endswith("=N 'fspo.allow_changed=[trainer.total_training_steps]'")
-    allowed = ready(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
-    changed = changed_settings(allowed)
+    assert next_commands(longer, JOB, finished=True)[0].endswith(
+        "=N 'run.allow_changed=[trainer.total_training_steps]'"
+    )
+    allowed = ready(tmp_path, f"{lr}=1e-5", f"run.allow_changed=[{lr}]")
+    changed = changed_settings(allowed, JOB)
     assert (lr, 1e-4, 1e-5) in changed
     check_changes(allowed, changed)
 
@@ -183,29 +199,21 @@ def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) 
 def test_changes_are_recorded_with_their_step(tmp_path: Path) -> None:
     begun(tmp_path)
     change = {"after_step": 10, "key": "trainer.save_freq", "old": 10, "new": 5}
-    run_folder.begin(ready(tmp_path), [change])
-    run_folder.begin(ready(tmp_path))
+    run_folder.begin(ready(tmp_path), {}, changed=[change])
+    run_folder.begin(ready(tmp_path), {})
     info = json.loads((tmp_path / "run.json").read_text())
     assert info["changed"] == [change]
-    assert f"fspo.run_dir={tmp_path}" in info["overrides"]  # of the first start
+    assert f"run.dir={tmp_path}" in info["overrides"]  # of the first start
 
 
 def test_a_run_without_results_may_begin_anew_with_other_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", step=0)
-    assert changed_settings(ready(tmp_path, "algo=fspo")) == []
-
-
-def test_a_cluster_that_is_joined_changes_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = "++ray_kwargs.ray_init.address=auto"
-    monkeypatch.setenv(RUN_ID_VARIABLE, "one")
-    begun(tmp_path, joined)
-    monkeypatch.setenv(RUN_ID_VARIABLE, "another")  # every start has its own, which Ray hands to the nodes
-    assert changed_settings(ready(tmp_path, joined)) == []
+    assert changed_settings(ready(tmp_path, "algo=fspo"), JOB) == []
 
 
 def test_a_run_folder_may_be_moved(tmp_path: Path) -> None:
     begun(tmp_path / "a").rename(tmp_path / "b")
-    assert changed_settings(ready(tmp_path / "b")) == []
+    assert changed_settings(ready(tmp_path / "b"), JOB) == []
 
 
 def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +233,8 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
     assert kept[0] == f"data.train_files=['{tmp_path}/mine/train.parquet']" and kept[3] == given[3]
     begun(tmp_path / "run", *given)
     monkeypatch.chdir(tmp_path)
-    assert changed_settings(ready(tmp_path / "run", *kept)) == []
-    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *given))]
+    assert changed_settings(ready(tmp_path / "run", *kept), JOB) == []
+    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *given), JOB)]
 
 
 def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,10 +242,10 @@ def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.C
     reward.write_text("def compute_score(**row):\n    return 0.0\n")
     given = f"reward.custom_reward_function.path={reward}"
     config = ready(begun(tmp_path / "run", given), given)
-    run_folder.begin(config)
+    run_folder.begin(config, JOB.facts(config))
     assert "note:" not in capsys.readouterr().out
     reward.write_text("def compute_score(**row):\n    return 1.0\n")
-    run_folder.begin(config)
+    run_folder.begin(config, JOB.facts(config))
     assert f"from step 1 on other code is used than before: {reward} changed" in capsys.readouterr().out
     (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
     assert (change["key"], change["files"]) == ("code", [str(reward)]) and change["old"] != change["new"]
@@ -255,18 +263,10 @@ def test_after_going_back_changes_hold_from_the_earlier_step_on(
     (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
     earlier = f"{tmp_path}/checkpoints/global_step_10"
     back = ready(tmp_path, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
-    assert {each["after_step"] for each in _changed_settings(back)} == {10}
-    run_folder.begin(back)
+    assert {each["after_step"] for each in _changed_settings(back, JOB)} == {10}
+    run_folder.begin(back, JOB.facts(back))
     assert json.loads((tmp_path / "run.json").read_text())["changed"][-1]["after_step"] == 10
     assert "from step 21 on" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("way", ["checkpoints", "../{name}/checkpoints"])
-def test_a_checkpoint_is_the_run_s_own_whatever_way_its_path_takes(tmp_path: Path, way: str) -> None:
-    step_folder(tmp_path / "checkpoints", 10).mkdir(parents=True)
-    path = f"{tmp_path}/{way.format(name=tmp_path.name)}/global_step_10"
-    assert is_own(ready(begun(tmp_path)), path)
-    assert not is_own(ready(tmp_path), f"{tmp_path.parent}/checkpoints/global_step_10")
 
 
 def test_a_file_that_ray_writes_is_no_code(tmp_path: Path) -> None:
@@ -290,24 +290,23 @@ def test_a_checkout_below_a_symlink_is_still_the_checkout(tmp_path: Path, monkey
     loaded = tmp_path / "link" / "fspo" / "files.py"
     monkeypatch.setitem(sys.modules, "through_the_link", SimpleNamespace(__file__=str(loaded)))
     state = code_state({"reward": str(tmp_path / "link" / "fspo" / "losses.py")})
-    assert state.root == root
     assert not [path for path in state.files if path.is_relative_to(tmp_path) or path.is_relative_to(root / "fspo")]
 
 
 def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> None:
     (begun(tmp_path) / "config.yaml").unlink()
     with pytest.raises(PreflightError, match=r"config\.yaml cannot be read"):
-        changed_settings(ready(tmp_path))
+        changed_settings(ready(tmp_path), JOB)
 
 
 def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> None:
     config = ready(begun(tmp_path / "a b", step=0))
-    (said,) = next_commands(config, finished=False)
+    (said,) = next_commands(config, JOB, finished=False)
     assert said.startswith("begin again (nothing was saved): python -m recipe.fspo.main 'resume=")
     (tmp_path / "a b" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     (tmp_path / "a b" / "checkpoints" / "global_step_2").mkdir(parents=True)
     (tmp_path / "a b" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    said = next_commands(config, finished=True)
+    said = next_commands(config, JOB, finished=True)
     assert [line.partition(":")[0] for line in said] == ["continue", "export", "report"]
     assert said[0].endswith(" trainer.total_training_steps=N")
 
@@ -322,29 +321,29 @@ def test_an_evaluation_that_fails_prints_no_command(
         raise TrainingFailed("a process died")
 
     monkeypatch.setattr(start, "launch", fail)
-    given = (f"fspo.run_dir={begun(tmp_path)}", f"evaluate={evaluate}".lower(), "fspo.fork_workers=false")
+    given = (f"run.dir={begun(tmp_path)}", f"evaluate={evaluate}".lower(), "ray_kwargs.ray_init.address=auto")
     with pytest.raises(SystemExit):
         launch_or_exit(composed(*given), JOB)
     said = capsys.readouterr().err
     assert "error: a process died" in said and ("resume=" in said) is not evaluate
 
 
-@pytest.mark.parametrize("name", ["plain-1.2", "a b", "jürgen", "a,b (1)=[x]#&!", "it's"])
+@pytest.mark.parametrize("name", ["plain-1.2", "a,b (1)=[x]#&!", "it's"])
 def test_the_command_that_is_printed_can_be_pasted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "run.json").write_text('{"algo": "fspo", "status": "failed"}')
-    config = composed(f"fspo.run_dir={quoted(tmp_path / name)}")
-    (said,) = next_commands(config, finished=False)
+    config = composed(f"run.dir={quoted(tmp_path / name)}")
+    (said,) = next_commands(config, JOB, finished=False)
     *_, argument = shlex.split(said.partition(": ")[2])  # what a shell makes of it
     assert ("'" in said) == (name != "plain-1.2"), "quotes only where they are needed"
-    assert composed(*with_settings_of_run([argument])).fspo.run_dir == str(tmp_path / name)
+    assert composed(*with_settings_of_run([argument], JOB)).run.dir == str(tmp_path / name)
 
 
 def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
     for name in ("evaluation", "evaluation_2", "evaluation_3"):
-        config = composed(f"fspo.run_dir={tmp_path}", "evaluate=true")
-        start.turn_into_evaluation(config)
-        assert config.fspo.run_dir == f"{tmp_path}/{name}"
+        config = composed(f"run.dir={tmp_path}", "evaluate=true")
+        config = start.turn_into_evaluation(config)
+        assert config.run.dir == f"{tmp_path}/{name}"
         dumps = Path(config.trainer.validation_data_dir)
         dumps.mkdir(parents=True)
         (dumps / "8.jsonl").touch()
@@ -353,7 +352,7 @@ def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     before = contents(begun(tmp_path))
     with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match="is in use by another start"):
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK), JOB)
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK)), JOB)
     assert contents(tmp_path) == before
 
 
@@ -362,36 +361,28 @@ def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
 
 def test_leave_to_change_a_setting_is_for_one_start(tmp_path: Path) -> None:
     lr = "actor_rollout_ref.actor.optim.lr"
-    begun(tmp_path, f"{lr}=1e-5", f"fspo.allow_changed=[{lr}]")
-    arguments = with_settings_of_run([f"resume={tmp_path}", f"{lr}=1e-3"])
+    begun(tmp_path, f"{lr}=1e-5", f"run.allow_changed=[{lr}]")
+    arguments = with_settings_of_run([f"resume={tmp_path}", f"{lr}=1e-3"], JOB)
     assert not any("allow_changed" in argument for argument in arguments)
     resumed = composed(*arguments)
-    prepare(resumed)
+    resumed = prepare(resumed)
     JOB.complete(resumed)
     with pytest.raises(PreflightError, match=f"{lr} was 1e-05 and would be 0.001"):
-        check_changes(resumed, changed_settings(resumed))
+        check_changes(resumed, changed_settings(resumed, JOB))
 
 
 @pytest.mark.parametrize("record", ["length_stats.jsonl", "sequences.jsonl"])
 def test_a_part_of_a_step_holds_a_run_to_its_settings_too(tmp_path: Path, record: str) -> None:
     (begun(tmp_path, "algo=gspo", step=0) / record).write_text('{"step": 1}\n')
-    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"))]
-
-
-def test_checkpoints_of_another_run_are_neither_continued_nor_replaced(tmp_path: Path) -> None:
-    step_folder(tmp_path / "mine/checkpoints", 5).mkdir(parents=True)
-    before = contents(tmp_path)
-    with pytest.raises(PreflightError, match=r"holds checkpoints, but fspo\.run_dir=.* is not the folder"):
-        launch(composed(f"fspo.run_dir={tmp_path}/mine", *SMALL_TASK), JOB)
-    assert contents(tmp_path) == before
+    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"), JOB)]
 
 
 def test_a_run_has_one_folder(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     for order in (1, -1):
         with pytest.raises(PreflightError, match="give one of them"):
-            with_settings_of_run([f"resume={run}", f"fspo.run_dir={tmp_path}/mine"][::order])
-    assert with_settings_of_run([f"resume={run}/", f"fspo.run_dir={run}"])[-1] == f"fspo.run_dir={run}"
+            with_settings_of_run([f"resume={run}", f"run.dir={tmp_path}/mine"][::order], JOB)
+    assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"], JOB)[-1] == f"run.dir={run}"
     with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big: a run saves in its folder"):
         prepare(composed("trainer.default_local_dir=/big"))
 
@@ -402,20 +393,9 @@ def test_checkpoints_that_a_run_has_elsewhere_are_asked_for(tmp_path: Path) -> N
     info["overrides"].append("trainer.default_local_dir=/big")
     (run / "run.json").write_text(json.dumps(info))
     with pytest.raises(PreflightError, match=r"has its checkpoints in /big: move that folder to .*run/checkpoints"):
-        with_settings_of_run([f"resume={run}"])
+        with_settings_of_run([f"resume={run}"], JOB)
     (run / "checkpoints").mkdir()
-    assert not any("default_local_dir" in argument for argument in with_settings_of_run([f"resume={run}"]))
-
-
-@pytest.mark.parametrize(
-    "change", ["resume_mode=disable", "resume_mode=resume_path trainer.resume_from_path=/elsewhere/global_step_2"]
-)
-def test_a_folder_with_metrics_is_not_begun_again(tmp_path: Path, change: str) -> None:
-    before = contents(begun(tmp_path))
-    changes = [each if each.startswith("trainer.") else f"trainer.{each}" for each in change.split()]
-    with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
-        launch(composed(f"fspo.run_dir={tmp_path}", *SMALL_TASK, *changes), JOB)
-    assert contents(tmp_path) == before
+    assert not any("default_local_dir" in argument for argument in with_settings_of_run([f"resume={run}"], JOB))
 
 
 def saved_by(folder: Path, *steps: int) -> Path:
@@ -435,7 +415,7 @@ def saved_by(folder: Path, *steps: int) -> Path:
 
 def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | None:
     """What a start with this command line is told to continue from; it is killed then."""
-    arguments, told = with_settings_of_run(command), []
+    arguments, told = with_settings_of_run(command, JOB), []
 
     def run(config: DictConfig, *_: object) -> None:
         told.append(resumed_from(config))
@@ -443,26 +423,22 @@ def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | Non
 
     monkeypatch.setattr(start, "_start_watchdog", lambda *_: SimpleNamespace(death=None, stop=lambda: None))
     monkeypatch.setattr(start, "Reaper", lambda *_: SimpleNamespace(bye=lambda: None))
-    monkeypatch.setattr(run_folder, "overrides_of_this_process", lambda: arguments)
     monkeypatch.setattr(start, "run_ppo", lambda config, **_: run(config))
     with pytest.raises(KeyboardInterrupt):
-        launch(composed(*arguments), JOB)
+        launch(prepare(composed(*arguments)), JOB, arguments)
     return told[0]
 
 
-@pytest.mark.parametrize("again", ["resume", "the same"])
-def test_a_run_that_began_with_anothers_weights_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
-) -> None:
+def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begins, run = saved_by(tmp_path / "other", 12), tmp_path / "run"
     where = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={begins}")
-    command = (f"fspo.run_dir={run}", *SMALL_TASK, *where)
+    command = (f"run.dir={run}", *SMALL_TASK, *where)
     assert continues_from(monkeypatch, *command) == begins
     (run / "metrics.jsonl").write_text('{"step": 13, "metrics": {}}\n')
-    later = command if again == "the same" else (f"resume={run}",)
-    assert continues_from(monkeypatch, *later) == begins, "it has saved nothing"
+    assert continues_from(monkeypatch, f"resume={run}") == begins, "it has saved nothing"
+    assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == begins
     own = saved_by(run, 20)
-    for _ in range(2):
+    for later in (command, (f"resume={run}",)):
         assert continues_from(monkeypatch, *later) == own
     assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == own
     with pytest.raises(PreflightError, match="has saved no checkpoint that could be evaluated"):
@@ -472,20 +448,17 @@ def test_a_run_that_began_with_anothers_weights_continues(
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
 
 
-@pytest.mark.parametrize("again", ["resume", "the same"])
-def test_a_run_that_went_back_continues_with_what_it_did_since(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
-) -> None:
+def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = saved_by(begun(tmp_path), 12, 20)
     where = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
-    command = (f"fspo.run_dir={tmp_path}", *SMALL_TASK, *where)
+    command = (f"run.dir={tmp_path}", *SMALL_TASK, *where)
     assert continues_from(monkeypatch, *command, "evaluate=true") == earlier
     assert latest(earlier.parent) == step_folder(earlier.parent, 20), "an evaluation leaves the run as it is"
     assert continues_from(monkeypatch, *command) == earlier
-    later = command if again == "the same" else (f"resume={tmp_path}",)
-    assert continues_from(monkeypatch, *later) == earlier, "nothing of what came after it"
+    for later in (command, (f"resume={tmp_path}",)):
+        assert continues_from(monkeypatch, *later) == earlier, "nothing of what came after it"
     own = saved_by(tmp_path, 16)
-    assert continues_from(monkeypatch, *later) == own
+    assert continues_from(monkeypatch, f"resume={tmp_path}") == own
     (own / "data.pt").unlink()
     with pytest.raises(PreflightError, match=f"trainer.resume_from_path={step_folder(own.parent, 20)}"):
         continues_from(monkeypatch, f"resume={tmp_path}")
@@ -497,10 +470,3 @@ def test_a_lock_of_the_users_is_left_alone(tmp_path: Path) -> None:
     with run_folder.held(str(tmp_path)), pytest.raises(PreflightError), run_folder.held(str(tmp_path)):
         pass
     assert contents(tmp_path) == {".lock": b"mine"}
-
-
-def test_a_line_that_was_cut_costs_that_line_only(tmp_path: Path) -> None:
-    log = run_folder.RunLog(OmegaConf.create({"fspo": {"run_dir": str(tmp_path)}}), total_steps=2)
-    (tmp_path / "x.jsonl").write_text('{"step": 1}\n{"st')
-    log.append("x.jsonl", [{"step": 2}])
-    assert (tmp_path / "x.jsonl").read_text() == '{"step": 1}\n{"st\n{"step":2}\n'

@@ -27,19 +27,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from omegaconf import DictConfig
 
 from fspo.records import INFO_FILE
-from recipe.fspo.main import JOB
+from recipe.fspo.job import JOB
 from recipe.runner.checkpoints.integrity import latest, remove_old, restore_tracker, step_folder, step_of
 from recipe.runner.launch import run_folder, start
 from recipe.runner.launch.run_settings import run_info, with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
-SMALL = ("fspo.offline_task.n_train=64", "fspo.offline_task.n_test=8")
+SMALL = ("data.offline_task.n_train=64", "data.offline_task.n_test=8")
 LR = "actor_rollout_ref.actor.optim.lr"
 FOLDERS = st.sampled_from(["one", "two"])
 CHANGES = st.sampled_from(
     [
         *((), (), ("algo=gspo",), ("seed=2",), ("trainer.save_freq=1",), (f"{LR}=1e-5",)),
-        (f"{LR}=1e-5", f"fspo.allow_changed=[{LR}]"),
+        (f"{LR}=1e-5", f"run.allow_changed=[{LR}]"),
         *(("trainer.resume_mode=disable",), ("OTHER",), ("BACK",)),
     ]
 )
@@ -95,7 +95,7 @@ def save(config: DictConfig, step: int, training: str) -> None:
         with zipfile.ZipFile(folder / name, "w") as archive:
             archive.writestr("training", training)
     restore_tracker(folder.parent, folder)
-    remove_old(folder.parent, step, 2, ("model", "optimizer", "extra"))
+    remove_old(folder.parent, step, 2)
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -155,7 +155,7 @@ class RunFolders(RuleBasedStateMachine):
             saved = sorted(((other if change == ("OTHER",) else place) / "checkpoints").glob("global_step_*"))
             begins = saved[0] if saved else other / "checkpoints" / "global_step_2"
             change = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={begins}")
-        command = [f"{'resume' if resume else 'fspo.run_dir'}={place}", *SMALL, *change]
+        command = [f"{'resume' if resume else 'run.dir'}={place}", *SMALL, *change]
         last = (self.logged.get(folder) or [None])[-1]
         held = run_folder.held(str(place)) if beside and place.exists() else contextlib.nullcontext()
         said = io.StringIO()
@@ -190,16 +190,16 @@ class RunFolders(RuleBasedStateMachine):
     def start(self, command: list[str], folder: str, steps: int, end: str) -> str | None:
         """Run a command line of ``recipe.fspo.main``; what it was refused with, if it was."""
         try:
-            overrides = with_settings_of_run(command)
+            overrides = with_settings_of_run(command, JOB)
         except PreflightError as error:
             return str(error)
-        self.patches.setattr(run_folder, "overrides_of_this_process", lambda: overrides)
         ends_well = run_folder.end
         if end in ("killed", "in a line", "in a step"):
             self.patches.setattr(run_folder, "end", lambda *_: None)
         self.patches.setattr(start, "run_ppo", lambda config, **_: self.train(config, folder, steps, end))
         try:
-            start.launch(composed(*overrides), dataclasses.replace(JOB, conclude=lambda config: None))
+            job = dataclasses.replace(JOB, conclude=lambda config: None)
+            start.launch(start.prepare(composed(*overrides)), job, overrides)
         except PreflightError as error:
             return str(error)
         except (_Killed, KeyboardInterrupt, RuntimeError):
@@ -226,7 +226,7 @@ class RunFolders(RuleBasedStateMachine):
                 save(config, step, training)
                 self.states[folder] = step, training
         if end == "in a line":
-            with (Path(config.fspo.run_dir) / "metrics.jsonl").open("a") as file:
+            with (Path(config.run.dir) / "metrics.jsonl").open("a") as file:
                 file.write('{"step": 9, "metr')
         if end in ("in a line", "killed"):
             raise _Killed

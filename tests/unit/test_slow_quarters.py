@@ -11,7 +11,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 TEST = "import pytest\n@pytest.mark.slow\ndef test_slow(): pass\ndef test_quick(): pass\n"
-ALWAYS = "e2e/test_plain_verl.py"
+ALWAYS = "e2e/test_plugins.py"
 SECONDS = {"unit/test_long.py": 500, "unit/test_a.py": 100, "unit/test_b.py": 90, "unit/test_gone.py": 400}
 FILES = [*(f"unit/test_{name}.py" for name in ("long", "a", "b", "c", "d", "e")), "e2e/test_f.py"]
 

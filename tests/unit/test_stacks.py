@@ -64,16 +64,11 @@ def test_a_forked_process_tells_its_own(begin: Begin) -> None:
     assert main["frames"][0]["name"] == "stuck"
 
 
-def test_a_process_that_does_not_listen_is_left_alone(begin: Begin) -> None:
-    pid = begin(WAITS + "stuck()")
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_process_that_does_not_listen_or_is_stopped_is_left_alone(begin: Begin, listens: bool) -> None:
+    pid = begin((LISTENS if listens else "") + WAITS + "stuck()")
+    if listens:
+        os.kill(pid, signal.SIGSTOP)
     with pytest.raises(OSError, match="Permission Denied"):
         threads_of(pid)
     os.kill(pid, 0)
-
-
-def test_a_stopped_process_tells_nothing(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "_WRITE_S", 0.3)
-    pid = begin(LISTENS + WAITS + "stuck()")
-    os.kill(pid, signal.SIGSTOP)
-    with pytest.raises(OSError, match="Permission Denied"):
-        threads_of(pid)

@@ -136,15 +136,6 @@ def test_sums_equal_plain_numpy_over_the_batch(algo: str) -> None:
     assert float(sums.column("S")[k]) == pytest.approx(s[members].sum())
 
 
-def test_padding_rows_leave_no_trace() -> None:
-    output = loss_output(30)
-    padding = rows(output, torch.zeros(5, dtype=torch.int64))
-    padding = dataclasses.replace(padding, valid_B=torch.zeros(5, dtype=torch.bool), length_B=torch.zeros(5).long())
-    sums = SequenceSums.zeros().add_(output)
-    again = SequenceSums(sums.sums_KF.clone(), sums.hist_KH.clone()).add_(padding)
-    assert torch.equal(again.sums_KF, sums.sums_KF) and torch.equal(again.hist_KH, sums.hist_KH)
-
-
 def test_a_runaway_sequence_keeps_the_sums_finite() -> None:
     output = loss_output(4, scale=0.0)
     output = dataclasses.replace(

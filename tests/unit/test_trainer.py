@@ -18,7 +18,8 @@ from fspo.funnel import LengthFunnel
 def test_too_few_prompts_after_the_filter_are_named(
     monkeypatch: pytest.MonkeyPatch, train: int, val: int, says: str
 ) -> None:
-    from recipe.fspo.trainer import ExplainedError, FSPOTrainer, PPOTrainerSync
+    from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
+    from recipe.runner.hooks import ExplainedError
 
     def dataloader(self: FSPOTrainer) -> None:
         self.train_dataset, self.val_dataset = range(train), range(val)
@@ -46,7 +47,7 @@ def test_the_problems_of_a_validation_are_counted_after_the_filter(
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     trainer = object.__new__(FSPOTrainer)
     data = {"max_prompt_length": 16, "train_batch_size": 32}
-    trainer.config = OmegaConf.create({"data": data, "fspo": {"run_dir": str(tmp_path)}})
+    trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(tmp_path)}})
     trainer._init_dataloader()
     assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,23 +19,6 @@ from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_
 from recipe.runner.faults.watchdog import Death, Watchdog
 
 Begin = Callable[[str], "subprocess.Popen[bytes]"]
-
-
-@pytest.fixture
-def begin(run_id: str, tmp_path: Path) -> Iterator[Begin]:
-    """Starts a process with a title like one of Ray's or vLLM's and with this run's run_id."""
-    begun: list[subprocess.Popen[bytes]] = []
-
-    def begin(title: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, RUN_ID_VARIABLE: run_id}
-        with (tmp_path / "log.err").open("wb") as log:
-            begun.append(subprocess.Popen([title, "60"], executable="/bin/sleep", env=environment, stderr=log))
-        return begun[-1]
-
-    yield begin
-    for process in begun:
-        process.kill()
-        process.wait(10)
 
 
 def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
@@ -214,7 +197,7 @@ def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path:
 HANGS = """
 import ctypes, sys
 from recipe.runner.faults.reaper import Reaper
-reaper = Reaper("RUN", sys.argv[1], 4.0)
+reaper = Reaper("RUN", sys.argv[1], 2.0)
 print("ready", flush=True)
 def wait_with_pythons_lock():
     ctypes.PyDLL(None).sleep(60)
@@ -231,7 +214,7 @@ def test_a_launcher_that_hangs_is_killed_unless_a_person_has_stopped_it(tmp_path
         launcher.stdout.readline()
         if stopped:
             launcher.send_signal(signal.SIGSTOP)
-            time.sleep(6)
+            time.sleep(3.5)
             assert is_alive(launcher.pid)
             launcher.kill()
         assert launcher.wait(30) == -signal.SIGKILL

@@ -55,7 +55,11 @@ def outside(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Python:
 
 def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    for needed in ("recipe/fspo/conf/fspo.yaml", "recipe/fspo/conf/experiment/demo.yaml"):
+    for needed in (
+        "recipe/fspo/conf/fspo.yaml",
+        "recipe/fspo/conf/experiment/demo.yaml",
+        "recipe/runner/conf/run.yaml",
+    ):
         assert needed in names
     assert any(name.startswith("fspo/data/assets/demo_model/") and name.endswith(".safetensors") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
@@ -67,7 +71,7 @@ def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
 def test_the_configuration_composes_and_the_model_is_found(outside: Python) -> None:
     code = (
         "import fspo.data, recipe.runner.launch.compose as c; from pathlib import Path;"
-        "config = c.compose(['algo=gspo', 'experiment=demo', 'fspo.run_dir=x']);"
+        "config = c.compose(['algo=gspo', 'experiment=demo', 'run.dir=x']);"
         "print(config.actor_rollout_ref.actor.policy_loss.loss_mode);"
         "print((Path(fspo.data.__file__).parent / 'assets/demo_model/config.json').is_file())"
     )
@@ -89,7 +93,7 @@ def test_the_plugin_is_an_entry_point(outside: Python) -> None:
         "fspo.data",
         "recipe.fspo.main",
         "recipe.fspo.compare",
-        "recipe.runner.plan",
+        "recipe.fspo.plan",
         "recipe.runner.export",
     ],
 )

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from verl.utils import tensordict_utils
 
-from recipe.runner.launch.compose import compose
+from recipe.fspo.job import compose
 
 LENGTHS = (17, 23, 9)
 

@@ -9,11 +9,10 @@ from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
 from fspo.calibration import BandController, leans
-from fspo.diagnostics import LengthDiagnostics
+from fspo.diagnostics import LengthDiagnostics, noise_floor
 from fspo.drops import EvenDrops
 from fspo.fairness import equal_mass_starts
 from fspo.funnel import LengthFunnel
-from fspo.noise_floor import noise_floor
 from fspo.records import FUNNEL_FILE, LENGTH_STATS_FILE, SEQUENCES_FILE, to_record
 from fspo.sums import SequenceSums
 from fspo.types import BandState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import transfer_queue as tq
@@ -118,21 +118,6 @@ def counting(
         return buffer
     settings = {name: getattr(buffer, name) for name in inspect.signature(ReplayBuffer).parameters}
     return ours(funnel, responses, position, drops, **settings)
-
-
-def tell_progress(buffer: ReplayBuffer, moved: Callable[[str], None]) -> None:
-    """Let a buffer say at every poll how many responses and prompts are how far, so that a hang can be told from a
-    long generation.
-    """
-    wait = buffer._wait_for_next_poll
-
-    def tell_and_wait(partition_id: str, last_debug_time: float) -> float:
-        kinds = (buffer.partitions, buffer.pending_keys, buffer.running_keys, buffer.finished_keys, buffer.failure_keys)
-        words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
-        moved(words.format(*(len(kind[partition_id]) for kind in kinds)))
-        return float(wait(partition_id, last_debug_time))
-
-    buffer._wait_for_next_poll = tell_and_wait
 
 
 def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[int, dict[str, Any]]]:

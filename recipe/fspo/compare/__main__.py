@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +12,8 @@ from hydra.errors import HydraException
 
 from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import COMPARISONS, Request
+from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, check_share, split_arguments
-from recipe.runner.launch.compose import choices, compose
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
 FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")
@@ -58,7 +59,7 @@ def parse(arguments: Sequence[str]) -> Request:
     given, overrides = split_arguments(arguments, _DEFAULTS)
     own = _DEFAULTS | given
     for override in overrides:
-        if (key := override.partition("=")[0]) in ("algo", "seed", "fspo.run_dir"):
+        if (key := override.partition("=")[0]) in ("algo", "seed", "run.dir"):
             raise BadInput(f"{override}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
     seeds = as_list(own, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
@@ -75,7 +76,7 @@ def parse(arguments: Sequence[str]) -> Request:
         raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(
         out=Path(str(own["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
-        algos=tuple(as_list(own, "algos", choices("algo", overrides))),
+        algos=tuple(as_list(own, "algos", choices("algo", overrides), partial(JOB.earlier_names.remedy, "algo"))),
         seeds=tuple(seeds),
         comparisons=tuple(as_list(own, "comparisons", COMPARISONS)),
         target_clip_rate=float(own["target_clip_rate"]),

@@ -109,7 +109,7 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
     if run.comparison in CALIBRATION_FILES:
         calibration = json.loads((request.out / CALIBRATION_FILES[run.comparison]).read_text(encoding="utf-8"))
         overrides += calibration["algos"][run.algo]["overrides"]
-    return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"fspo.run_dir={quoted(request.out / run.path)}"]
+    return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"run.dir={quoted(request.out / run.path)}"]
 
 
 def _run_all(runs: Sequence[PlannedRun], request: Request) -> tuple[int, bool]:

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from fspo.losses import resolve_settings
 from fspo.types import SequenceLossSettings
+from recipe.fspo.job import choices, compose
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.launch.compose import choices, compose
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 
 
@@ -52,6 +52,6 @@ def problems_of_own(overrides: Sequence[str]) -> list[str]:
         export_platform(config)
     except WrongMachineError as error:
         return [str(error)]
-    from recipe.fspo.config import loss_problems
+    from recipe.fspo.config import problems
 
-    return list(loss_problems(config))
+    return list(problems(config))

@@ -27,10 +27,13 @@ from recipe.runner.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
 _MARGIN = 1.02
-#: What torch.save says instead of the system's reason.
-_SIGNS = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "PytorchStreamWriter failed", "unexpected pos")
-#: A file system that was mounted read-only after an error, that fails, or that another host has taken away.
-_NOT_WRITABLE = tuple(os.strerror(each) for each in (errno.EROFS, errno.EIO, errno.EACCES, errno.ESTALE))
+#: What a file system says that is full, was mounted read-only after an error, fails, or that another host has taken
+#: away; and what torch.save says instead of the system's reason.
+_FAILED = (
+    *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ESTALE)),
+    "PytorchStreamWriter failed",
+    "unexpected pos",
+)
 
 
 def size_of(folder: Path) -> int:
@@ -38,20 +41,10 @@ def size_of(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _mib(size: float) -> str:
-    return f"{size / 2**20:.1f} MiB"
-
-
-def _kept(good: Path | None) -> str:
-    return f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
-
-
-def _message(root: Path, step: int, needed: int | None, good: Path | None) -> str:
-    need = "" if needed is None else f"{_mib(needed)} are needed (the size of the last one) and "
-    return (
-        f"the disk has no room for the checkpoint of step {step}: {need}{_mib(shutil.disk_usage(root).free)} are free "
-        f"in {root}; {_kept(good)}. Make room before you continue"
-    )
+def _room(root: Path, good: Path | None) -> str:
+    """For a message: what is free, and what is left to resume."""
+    kept = f"the last good checkpoint is {good}" if good else "there is no checkpoint before it"
+    return f"{shutil.disk_usage(root).free / 2**20:.1f} MiB are free in {root}; {kept}"
 
 
 def _remove(folder: Path) -> None:
@@ -91,27 +84,26 @@ def room_for_save(root: Path, step: int, make_room: Callable[[], None]) -> Itera
         ExplainedError: if there is not enough room, or was not; if the file system is read-only or fails.
     """
     root.mkdir(parents=True, exist_ok=True)
-    good = latest(root)
-    needed = int(_MARGIN * size_of(good)) if good else None
-    if needed is not None and shutil.disk_usage(root).free < needed:
+    good, folder = latest(root), step_folder(root, step)
+    needed = _MARGIN * size_of(good) if good else 0
+    if shutil.disk_usage(root).free < needed:
         make_room()
         if shutil.disk_usage(root).free < needed:
-            raise ExplainedError(_message(root, step, needed, good))
-    if (folder := step_folder(root, step)).exists():
+            raise ExplainedError(
+                f"the disk has no room for the checkpoint of step {step}: {needed / 2**20:.1f} MiB are needed (the "
+                f"size of the last one) and {_room(root, good)}. Make room before you continue"
+            )
+    if folder.exists():
         good = _clear(root, folder, good)
     try:
         yield
     except Exception as error:
-        if (why := next((each for each in _NOT_WRITABLE if each in str(error)), None)) is not None:
-            raise ExplainedError(
-                f"the checkpoint of step {step} cannot be written to {root} ({why}); {_kept(good)}. Mend the file "
-                "system before you continue"
-            ) from error
-        if not any(sign in str(error) for sign in _SIGNS):
+        why = next((text for text in _FAILED if text in str(error)), None)
+        if why is None:
             raise
-        message = _message(root, step, needed, good)  # how much was free when it failed
-        _remove(folder)
-        if good is not None:
-            with contextlib.suppress(OSError):  # the next start repairs it
+        message = f"the checkpoint of step {step} cannot be written ({why}): {_room(root, good)}"  # when it failed
+        with contextlib.suppress(OSError):  # the next start repairs what cannot be changed now
+            _remove(folder)
+            if good is not None:
                 restore_tracker(root, good)
-        raise ExplainedError(message) from error
+        raise ExplainedError(f"{message}. Make room, or mend the file system, before you continue") from error

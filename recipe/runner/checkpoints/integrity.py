@@ -45,14 +45,9 @@ def archive_damage(path: Path) -> str | None:
     """What is wrong with a file of ``torch.save`` (a zip archive); None if it looks whole."""
     if not path.is_file():
         return "is missing"
-    size = path.stat().st_size
-    if size == 0:
-        return "is empty"
     try:
         with zipfile.ZipFile(path) as archive:
-            if not archive.namelist():
-                return "holds nothing"
-            bad = archive.testzip() if size <= _FULL_CHECK_BYTES else None
+            bad = archive.testzip() if path.stat().st_size <= _FULL_CHECK_BYTES else None
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         return f"is damaged ({error})"
     return f"is damaged (wrong checksum of {bad})" if bad else None
@@ -66,29 +61,21 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
         world_size: FSDP ranks of the run that would resume it.
         contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
     """
-    actor = folder / "actor"
-    prefixes = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
-    saved_by = _saved_by(folder)
+    matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (folder / "actor").glob("*.pt"))
+    saved_by = {int(match[1]) for match in matches if match}
     if saved_by and world_size not in saved_by:
         ranks = ", ".join(map(str, sorted(saved_by)))
         return [
             f"{folder} was saved by {ranks} FSDP rank(s) and this run has {world_size}: use as many "
             "(trainer.nnodes * trainer.n_gpus_per_node)"
         ]
-    files = [actor / f"{p}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for p in prefixes]
-    files.append(folder / "data.pt")
-    if (folder / STATE_FILE).exists():  # a checkpoint of plain verl has none
-        files.append(folder / STATE_FILE)
+    names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
+    files = [folder / f"actor/{n}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for n in names]
+    files += [folder / "data.pt", *folder.glob(STATE_FILE)]  # a checkpoint of plain verl has no state of ours
     damaged = [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
     if QUEUE in contents and not (folder / QUEUE / "metadata.json").is_file():
         damaged.append(f"{folder / QUEUE} is missing")
     return damaged
-
-
-def _saved_by(folder: Path) -> set[int]:
-    """Numbers of FSDP ranks that have saved a checkpoint: one, unless runs of different sizes shared the folder."""
-    found = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (folder / "actor").glob("*.pt"))
-    return {int(match[1]) for match in found if match}
 
 
 def _step_folders(root: Path) -> dict[int, Path]:
@@ -103,17 +90,18 @@ def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Pat
     return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
 
 
+def _is_whole(folder: Path) -> bool:
+    """Whether all files of a checkpoint are there and can be read: verl writes ``data.pt`` after those of the ranks."""
+    return (folder / "data.pt").is_file() and not any(map(archive_damage, folder.rglob("*.pt")))
+
+
 def newest_before(root: Path, step: int) -> Path | None:
     """The newest checkpoint of an earlier step whose files are whole."""
-
-    def reads(folder: Path) -> bool:
-        return (folder / "data.pt").is_file() and not any(map(archive_damage, folder.rglob("*.pt")))
-
-    return next((folder for saved, folder in _step_folders(root).items() if saved < step and reads(folder)), None)
+    return next((folder for saved, folder in _step_folders(root).items() if saved < step and _is_whole(folder)), None)
 
 
-def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> None:
-    """Delete the checkpoints before ``step`` except the newest ``keep - 1`` without damage, and the one to resume.
+def remove_old(root: Path, step: int, keep: int) -> None:
+    """Delete the checkpoints before ``step`` except the newest ``keep - 1`` whole ones, and the one to resume.
 
     verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
     what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
@@ -123,14 +111,9 @@ def remove_old(root: Path, step: int, keep: int, contents: Sequence[str]) -> Non
         root: The folder of all checkpoints.
         step: Of the save that they make room for.
         keep: verl's ``max_actor_ckpt_to_keep``, at least 2.
-        contents: verl's ``actor.checkpoint.save_contents``.
     """
     old = [folder for saved, folder in _step_folders(root).items() if saved < step]
-    whole = [
-        folder
-        for folder in old
-        if any(not checkpoint_damage(folder, ranks, contents) for ranks in _saved_by(folder) or {1})
-    ]
+    whole = [folder for folder in old if _is_whole(folder)]
     for folder in old if whole else ():
         if folder not in (*whole[: keep - 1], latest(root)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -190,16 +173,16 @@ def repair_tracker(config: DictConfig) -> str | None:
     tracker, folders = root / TRACKER_FILE, _step_folders(root)
     if not tracker.exists() and not folders:
         return None
-    found = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
+    why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
     ranks, contents = _needs(config)
     queue = [QUEUE] if "async" in config.trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
     newest = newest_complete(root, ranks, contents + queue)
     if newest is None:
         if tracker.exists():
             return None  # something was complete once: not for us to begin again, see resume_problems
-        return f"{found}, and {root} holds no complete checkpoint: starting as the run began"
+        return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
     restore_tracker(root, newest)
-    return f"{found}: it names {newest.name} again, the newest complete checkpoint"
+    return f"{why}: it names {newest.name} again, the newest complete checkpoint"
 
 
 def resume_problems(config: DictConfig) -> Iterator[str]:
@@ -208,10 +191,10 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
     if folder is None:
         tracker = root / TRACKER_FILE
         if config.trainer.resume_mode == "auto" and tracker.exists() and newest_complete(root, *needs) is None:
-            damage = [said for each in _step_folders(root).values() for said in checkpoint_damage(each, *needs)]
+            damage = [text for saved in _step_folders(root).values() for text in checkpoint_damage(saved, *needs)]
             yield (
                 f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
-                "begin again with another fspo.run_dir"
+                "begin again with another run.dir"
             )
         return
     if not _FOLDER.fullmatch(folder.name):
@@ -227,7 +210,7 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
         if other
-        else "begin again with another fspo.run_dir"
+        else "begin again with another run.dir"
     )
     for problem in problems:
         yield f"the checkpoint cannot be resumed: {problem}; {remedy}"

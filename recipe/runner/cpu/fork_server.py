@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +54,6 @@ MODULES_WITH_RAY = (
     "vllm.v1.worker.cpu_worker",
     "ray._private.workers.default_worker",
 )
-#: Variables that libraries read while they are imported: a worker with another value is not forked.
-READ_AT_IMPORT = ("VERL_PLATFORM", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "VERL_USE_EXTERNAL_PLUGINS")
 #: Bytes of the lengths and process ids that go over the socket, and how many open files a process may pass on.
 INT_BYTES, MAX_FILES = 8, 64
 _py_executable: str | None = None
@@ -72,15 +70,14 @@ def start(modules: Sequence[str]) -> Callable[[], None]:
     """
     global _py_executable
     folder = Path(tempfile.mkdtemp(prefix="fspo-fork-"))  # readable by this user only
-    path = str(folder / "socket")
-    program = write_program(path, {name: os.environ.get(name) for name in READ_AT_IMPORT})
     server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "recipe.runner.cpu.fork_server", path, *modules],
+        [sys.executable, "-W", "ignore", "-m", "recipe.runner.cpu.fork_server", str(folder / "socket"), *modules],
         stdin=subprocess.PIPE,  # closed when this process ends, however it ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    _py_executable = str(write_program(folder / "socket"))
 
     def stop() -> None:
         global _py_executable
@@ -89,21 +86,15 @@ def start(modules: Sequence[str]) -> Callable[[], None]:
         server.communicate()
         shutil.rmtree(folder, ignore_errors=True)
 
-    _py_executable = str(program)
     return stop
 
 
-def program_of(path: str) -> Path:
-    """What stands in for Python where the server's socket is ``path``."""
-    return Path(path).with_name("python")
-
-
-def write_program(path: str, expected: Mapping[str, str | None]) -> Path:
-    """Write :func:`program_of` the server; it forks where the variables have the ``expected`` values."""
-    client = str(Path(__file__).with_name("fork_client.py"))
-    command = [sys.executable, "-I", "-S", client, path, json.dumps(expected)]
-    program = program_of(path)
-    program.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+def write_program(path: Path) -> Path:
+    """Write what stands in for Python where the server's socket is ``path``."""
+    client = Path(__file__).with_name("fork_client.py")
+    command = shlex.join([sys.executable, "-I", "-S", str(client), str(path)])
+    program = path.with_name("python")
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o700)
     return program
 
@@ -122,6 +113,7 @@ class _Request:
     argv: list[str]
     environ: dict[str, str]
     cwd: str
+    #: 0 of a worker that Ray has started; multiprocessing starts a process in the group of its parent.
     group: int
     files: list[int]
 
@@ -130,11 +122,6 @@ class _Request:
         header, received, _, _ = socket.recv_fds(connection, INT_BYTES, MAX_FILES)
         with connection.makefile("rb") as file:
             return cls(connection, received, **json.loads(file.read(int.from_bytes(header, "big"))))
-
-    @property
-    def spawned(self) -> bool:
-        """Whether multiprocessing started the client, rather than Ray."""
-        return self.group != 0
 
     def take_environment(self) -> None:
         os.environ.clear()
@@ -163,10 +150,10 @@ class _Request:
             os.close(fd)
 
 
-def _serve(path: str, modules: Sequence[str]) -> _Request | None:
+def _serve(path: Path, modules: Sequence[str]) -> _Request | None:
     """Fork for every request; returns it in the forked process, and None when the launcher has ended."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(str(path))
     listener.listen(64)  # workers that are started meanwhile wait
     from recipe.runner.cpu.patches import make_agent_loops_without_hydra, report_vllm_version
 
@@ -180,13 +167,9 @@ def _serve(path: str, modules: Sequence[str]) -> _Request | None:
     while True:
         ready, _, _ = select.select([listener, sys.stdin], [], [])
         if sys.stdin in ready:
-            with contextlib.suppress(OSError):  # the launcher removes them itself, unless it was killed
-                os.unlink(path)
-                os.unlink(program_of(path))
-                os.rmdir(Path(path).parent)
+            shutil.rmtree(path.parent, ignore_errors=True)  # the launcher does so itself, unless it was killed
             return None
-        connection, _ = listener.accept()
-        request = _Request.receive(connection)
+        request = _Request.receive(listener.accept()[0])
         if first:
             request.take_environment()
             for module in (*modules, *MODULES_WITH_RAY):
@@ -212,21 +195,20 @@ def _take_place(request: _Request) -> None:
         request.connection.sendall(os.getpid().to_bytes(INT_BYTES, "big"))
     except OSError:
         os._exit(1)  # the client sees that it gets no answer
-    if not request.spawned:
-        request.connection.close()
 
 
-def _become(request: _Request) -> None:
-    """Run the command of ``request`` as a fresh Python would."""
+def _become(request: _Request, program: Path) -> None:
+    """Run the command of ``request`` as a fresh Python would; ``program`` runs what it spawns."""
     import numpy as np
 
     os.chdir(request.cwd)
     request.take_environment()
     np.random.seed()  # anew, as in every process that imports it; random does so by itself
-    if request.spawned:
+    if request.group:
         _become_spawned(request)
         return
-    multiprocessing.set_executable(str(program_of(sys.argv[1])))
+    request.connection.close()
+    multiprocessing.set_executable(str(program))
     sys.argv[:] = request.argv
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -256,6 +238,7 @@ def _become_spawned(request: _Request) -> None:
 
 
 if __name__ == "__main__":
-    _request = _serve(sys.argv[1], sys.argv[2:])
+    _path = Path(sys.argv[1])
+    _request = _serve(_path, sys.argv[2:])
     if _request is not None:
-        _become(_request)
+        _become(_request, _path.with_name("python"))

@@ -1,4 +1,8 @@
-"""What a person is told when a run fails: which process failed or died, and where its log is."""
+"""What a person reads when a run fails: which process failed or died, when, why if that is known, and where its log is.
+
+The kernel kills for memory with SIGKILL and tells nobody but its log. Its count of such kills (``/proc/vmstat``) holds
+those by a cgroup's limit, too: if it has grown between two looks at the processes, that is why one died.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,14 @@ import contextlib
 import os
 import re
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import ray._private.worker as ray_worker
 
-from recipe.runner.faults import collectives, memory
 from recipe.runner.faults.phase import Phase
-from recipe.runner.faults.processes import FSDP_WORKER, role_by_title
-from recipe.runner.faults.watchdog import Death
+from recipe.runner.faults.processes import role_by_title
 
 _LINES_OF_AN_ERROR = 12
 #: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
@@ -24,8 +27,19 @@ _ENGINE_FAILED = re.compile(
     r"ray::vLLMHttpServer\.\w+\(\)\S* \(pid=(?P<pid>\d+).*Engine core initialization failed", re.DOTALL
 )
 #: Ray ends processes by itself when a machine's memory is nearly used up.
-_RAY_MEMORY = re.compile(r"running low on memory\..* was (?P<used>\S+) used / (?P<limit>\S+) limit")
-_RAY_ENDED = re.compile(r"Selected to kill: .*?task name=(?P<name>\w+).*? pid=(?P<pid>\d+)")
+_RAY_MEMORY = re.compile(
+    r"running low on memory\..* was (?P<used>\S+) used / (?P<limit>\S+) limit"
+    r".*Selected to kill: .*?task name=(?P<name>\w+).*? pid=(?P<pid>\d+)",
+    re.DOTALL,
+)
+#: What takes host memory in each process. Elsewhere: the size of a batch.
+_LOWER = {
+    "FSDP worker": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)",
+    "vLLM engine": "actor_rollout_ref.rollout.max_num_seqs (on CPUs also the environment variable "
+    "VLLM_CPU_KVCACHE_SPACE)",
+    "reward worker": "reward.num_workers",
+}
+_GIB = 2**30
 
 
 class ExplainedError(RuntimeError):
@@ -34,6 +48,35 @@ class ExplainedError(RuntimeError):
 
 class TrainingFailed(RuntimeError):
     """A process of the run failed or died; the message says which, and where its log is."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process of the run (or a whole node, without a process number) that ended before the run did."""
+
+    role: str
+    pid: int | None
+    log: str | None
+    phase: Phase | None
+    node: str | None = None
+    #: Where it was killed for memory: how much there was, and what to lower.
+    memory: str | None = None
+    #: Another reason, if one is known.
+    why: str | None = None
+    #: The whole sentence where nothing has died: of a hang.
+    told: str | None = None
+
+    def sentence(self) -> str:
+        """Which process, when, why if that is known, and where its log is."""
+        if self.told is not None:
+            return self.told
+        there = f" on {self.node}" if self.node else ""
+        process = "" if self.pid is None else f" (process {self.pid}{there})"
+        when = f" {self.phase.words()}" if self.phase else ""
+        log = f"; its log: {self.log}{there}" if self.log else ""
+        how = "died" if self.memory is None else "was killed for memory"
+        reason = self.memory or self.why
+        return f"the {self.role}{process} {how}{when}{f': {reason}' if reason else ''}{log}"
 
 
 def failure(error: BaseException, log: Path, death: Death | None, phase: Phase | None) -> TrainingFailed:
@@ -54,13 +97,13 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     node = ray_worker._global_node  # the newest session on the machine may be another run's
     ray_logs = Path(node.get_logs_dir_path()) if node else Path("/tmp/ray/session_latest/logs").resolve()
-    told = death_in(str(error), phase, ray_logs)
-    if death is None or (told is not None and told.memory is not None):
+    reported = death_in(str(error), phase, ray_logs)
+    if death is None or (reported is not None and reported.memory is not None):
         # The watchdog knows better what a process is than the name of its task.
-        death = replace(death, memory=told.memory) if death and told and death.pid == told.pid else told
+        same = death is not None and reported is not None and death.pid == reported.pid
+        death = replace(death, memory=reported.memory) if same else reported
     if death is not None:
-        ranks = collectives.told_by_dumps(log.parent) if death.role == FSDP_WORKER else None
-        death = replace(death, why=memory.bus_error(death.log) or ranks or death.why)
+        death = replace(death, why=bus_error(death.log) or death.why)
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes
@@ -82,20 +125,88 @@ def death_in(error: str, phase: Phase | None, ray_logs: Path) -> Death | None:
         phase: What the run was doing.
         ray_logs: Folder of the logs of Ray's workers.
     """
-    gone, engine = _ACTOR_GONE.search(error), _ENGINE_FAILED.search(error)
-    used, ended = _RAY_MEMORY.search(error), _RAY_ENDED.search(error)
-    if used is not None and ended is not None:
-        role = role_by_title(f"ray::{ended['name']}") or ended["name"]
-        there = f"Ray found {used['used']} of this machine's {used['limit']} used (RAY_memory_usage_threshold)"
-        log = _log(ray_logs, ended["pid"])
-        return Death(role, int(ended["pid"]), log, phase, memory=f"{there}; {memory.remedy(role)}")
-    if gone is not None and "killed by `ray.kill`" not in error:
-        role = role_by_title(f"ray::{gone['name']}") or gone["name"]
-        return Death(role, int(gone["pid"]), _log(ray_logs, gone["pid"]), phase)
-    if engine is not None:
+
+    def death(match: re.Match[str], memory: str = "") -> Death:
+        role = role_by_title(f"ray::{match['name']}") or match["name"]
+        why = f"{memory}; {_remedy(role)}" if memory else None
+        return Death(role, int(match["pid"]), _log(ray_logs, match["pid"]), phase, memory=why)
+
+    if killed := _RAY_MEMORY.search(error):
+        there = f"Ray found {killed['used']} of this machine's {killed['limit']} used (RAY_memory_usage_threshold)"
+        return death(killed, there)
+    if (gone := _ACTOR_GONE.search(error)) and "killed by `ray.kill`" not in error:
+        return death(gone)
+    if engine := _ENGINE_FAILED.search(error):
         return Death("vLLM engine", None, _log(ray_logs, engine["pid"]), phase)
     return None
 
 
 def _log(ray_logs: Path, pid: str) -> str | None:
     return next((str(path) for path in ray_logs.glob(f"worker-*-{pid}.err")), None)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def kills_for_memory() -> int:
+    """Processes of this machine that the kernel has killed for memory since it started; 0 where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def cgroups_of(pid: int) -> str:
+    """Text of ``/proc/PID/cgroup``; empty where there is none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii")
+    return ""
+
+
+def memory_limit(cgroups: str, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that a process may use: the smallest limit of its cgroups, or what the machine has.
+
+    Args:
+        cgroups: Of the process, as :func:`cgroups_of` gave them while it lived.
+        root: Where cgroups are mounted, version 1 or 2.
+    """
+    limits = [psutil.virtual_memory().total]
+    for line in cgroups.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            folder = top / path.lstrip("/")
+            files = [above / name for above in (folder, *folder.parents) if above.is_relative_to(top)]
+            texts = [file.read_text(encoding="ascii").strip() for file in files if file.is_file()]
+            limits += [int(text) for text in texts if text != "max"]
+    return min(limits)
+
+
+def killed_for_memory(role: str, cgroups: str) -> str:
+    """How much memory there was for a process of these cgroups, and what to change."""
+    limit, total = memory_limit(cgroups), psutil.virtual_memory().total
+    there = "its job or container may use" if limit < total else "this machine has"
+    return f"{there} {limit / _GIB:.1f} GiB; {_remedy(role)}"
+
+
+def _remedy(role: str) -> str:
+    return f"ask for more, or lower {_LOWER.get(role, 'data.train_batch_size')}"
+
+
+def bus_error(log: str | None, shared: Path = Path("/dev/shm")) -> str | None:
+    """What to say of a process whose log ends in SIGBUS: a page of shared memory could not be had. None for others.
+
+    It is the kernel's answer to a write where ``/dev/shm`` is full; containers often have 64 MiB of it.
+    """
+    try:
+        end = Path(log or "").read_bytes()[-(2**16) :]
+        size = psutil.disk_usage(str(shared)).total / 2**20
+    except OSError:
+        return None
+    if b"SIGBUS received" not in end and b"Fatal Python error: Bus error" not in end:
+        return None
+    return (
+        f"there was no shared memory left ({shared} has {size:.0f} MiB): give it more (containers: --shm-size), or "
+        "lower actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+    )

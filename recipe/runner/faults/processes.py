@@ -18,7 +18,7 @@ import psutil
 RUN_ID_VARIABLE = "FSPO_RUN_ID"
 #: Names for people of the processes that a run cannot do without, by how their title (or program) begins.
 ROLES = {
-    "ray::FSPOTaskRunner": "trainer",
+    "ray::TaskRunner": "trainer",
     "ray::WorkerDict": "FSDP worker",
     "ray::vLLMHttpServer": "vLLM server",
     "VLLM::EngineCore": "vLLM engine",
@@ -116,6 +116,12 @@ def role_of(pid: int) -> str | None:
         return None if parent is not None and _by_title(parent) == role else role
     except psutil.Error:
         return None
+
+
+def stopped_process(run_id: str) -> str | None:
+    """A stopped process of the run on this machine, for a sentence: it may explain an error or a death."""
+    roles = ((pid, role_of(pid)) for pid in processes_of(run_id) if is_stopped(pid))
+    return next((f"the {role} (process {pid}) is stopped" for pid, role in roles if role is not None), None)
 
 
 def log_of(pid: int) -> str | None:

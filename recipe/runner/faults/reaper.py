@@ -20,6 +20,7 @@ from pathlib import Path
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.preemption import warning_waits
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, is_stopped, kill, processes_of
+from recipe.runner.faults.stacks import HANG_FILE, stacks_of
 
 #: How long processes may take to end by themselves once the launching process has ended.
 _PATIENCE_S = 6.0
@@ -98,8 +99,6 @@ def _last_words(run_dir: Path, launcher: int, after_s: float) -> str:
                 return reason
             reason, silent_s = line or reason, 0.0
         if silent_s > after_s:
-            from recipe.runner.faults.hang import HANG_FILE, stacks_of
-
             with contextlib.suppress(OSError):  # the disk may be full
                 (run_dir / HANG_FILE).write_text(
                     f"the launching process (process {launcher})\n{stacks_of(launcher)[1]}"
@@ -122,7 +121,7 @@ def main(run_id: str, run_dir: str, launcher: str, after_s: str) -> None:
     while is_alive(int(launcher)) and time.monotonic() < limit:
         time.sleep(0.1)
     if is_alive(int(launcher)):
-        return  # it goes on to another run (--multirun), whose processes have the same id
+        return  # a program that has called launch() and goes on; its own processes have the same id
     while processes_of(run_id) and time.monotonic() < limit:
         time.sleep(0.2)
     limit = time.monotonic() + _KILL_S

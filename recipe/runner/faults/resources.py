@@ -10,6 +10,7 @@ given to ``ray start --node-name``, the cluster is the one of RAY_ADDRESS.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ CPUS_PER_RANK = 3
 CPUS_PER_ROLLOUT_RANK = 2
 #: The task runner, TransferQueue's controller and the load balancer in front of the rollout servers.
 FIXED_CPUS = 3
+#: Seconds that a run waits for Ray's nodes, GPUs and CPUs.
+WAIT_S = 120.0
 
 
 class MissingResourcesError(ExplainedError):
@@ -58,13 +61,10 @@ def wait_while(lacking: Callable[[], str | None], limit_s: float, say: Callable[
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run asks of Ray.
+    """What a run asks of Ray: nodes with so many GPUs each, and CPUs and GPUs over all nodes.
 
-    Attributes:
-        nodes: Nodes with ``gpus_per_node`` GPUs each.
-        gpus_per_node: GPUs per node; on CPUs these are logical, one per FSDP rank.
-        cpus: CPUs over all nodes; logical, as Ray counts them.
-        gpus: GPUs over all nodes, those that only generate (``mode=separate_async``) among them.
+    On CPUs the GPUs are logical, one for each FSDP rank; CPUs are always counted as Ray counts them. ``gpus`` has those
+    that only generate (``mode=separate_async``) among them.
     """
 
     nodes: int
@@ -121,29 +121,19 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
     """Return once Ray has what the run needs.
 
     Args:
-        config: The run's configuration; ``fspo.wait_for_resources_s`` bounds the wait.
+        config: The run's configuration.
         say: Called with what is being waited for.
 
     Raises:
-        MissingResourcesError: when the time is over.
+        MissingResourcesError: after two minutes without.
     """
-    needs, limit = needs_of(config), config.fspo.wait_for_resources_s
+    needs = needs_of(config)
 
     def lacking() -> str | None:
         return missing(needs, [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
-    if (what := wait_while(lacking, limit, lambda text: say(f"waiting for Ray, {text}"))) is not None:
-        raise MissingResourcesError(f"gave up after {limit:.0f} s (fspo.wait_for_resources_s): {what}")
-
-
-def alive_nodes() -> list[str]:
-    """Names of the nodes in Ray; none while it cannot be reached."""
-    if not ray.is_initialized():
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level="warning")
-        except ConnectionError:
-            return []
-    return [node["NodeName"] for node in ray.nodes() if node["Alive"]]
+    if (what := wait_while(lacking, WAIT_S, lambda text: say(f"waiting for Ray, {text}"))) is not None:
+        raise MissingResourcesError(f"gave up after {WAIT_S:.0f} s: {what}")
 
 
 def main() -> int:
@@ -154,7 +144,11 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def lacking() -> str | None:
-        alive = alive_nodes()
+        alive: list[str] = []
+        with contextlib.suppress(ConnectionError):  # Ray cannot be reached yet
+            if not ray.is_initialized():
+                ray.init(address="auto", log_to_driver=False, logging_level="warning")
+            alive = [node["NodeName"] for node in ray.nodes() if node["Alive"]]
         return ", ".join(name for name in arguments.nodes if name not in alive) or None
 
     if (nodes := wait_while(lacking, arguments.timeout, lambda text: print(f"waiting, {text}", flush=True))) is None:

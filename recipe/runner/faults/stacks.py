@@ -7,7 +7,6 @@ to a parent only. So each process that imports verl writes its stacks to a memor
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -19,15 +18,19 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-#: ``name``, ``frames`` (innermost first: name, filename, short_filename, line) and ``owns_gil`` of a thread.
+#: In the run folder: the stacks of a run that hangs.
+HANG_FILE: Final = "hang.txt"
+#: A thread as py-spy describes it: ``thread_name``, ``owns_gil`` and ``frames``, the innermost first, of which each has
+#: ``name``, ``filename``, ``short_filename`` and ``line``.
 Thread = dict[str, Any]
 #: Used by nobody else: not by Python, Ray, vLLM or SLURM.
 SIGNAL: Final = getattr(signal, "SIGRTMIN", 0) + 9  # where there is none, nothing is registered either
 _NAME: Final = "fspo-stacks"
-#: How long py-spy may take, a process to begin to write, and a pause to be before what it has written is all.
-_PY_SPY_S, _WRITE_S, _QUIET_S = 20.0, 2.0, 0.5
-_file: int | None = None
+#: How long py-spy may take, and how long a process has to write.
+_PY_SPY_S, _WRITE_S = 20.0, 1.0
+_THREAD: Final = re.compile(r"^(?:Current thread|Thread) (\w+)")
 _FRAME: Final = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_file: int | None = None
 
 
 def write_when_asked() -> None:
@@ -56,45 +59,52 @@ def threads_of(pid: int) -> list[Thread]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_S, check=True)
         return [thread for thread in json.loads(done.stdout) if thread["frames"]]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        if told := _written_by(pid):
-            return told
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [""]
-        raise OSError(said[0]) from None
+        if threads := _written_by(pid):
+            return threads
+        reason = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [""]
+        raise OSError(reason[0]) from None
+
+
+def stacks_of(pid: int) -> tuple[list[Thread], str]:
+    """The threads of a process, and all of them as text."""
+    try:
+        threads = threads_of(pid)
+    except OSError as error:
+        return [], f"  no stack: {error}\n"  # of a process without Python, say
+    lines = []
+    for thread in threads:
+        lines += [f"  {thread['thread_name']}", *(f"    {place(frame)}" for frame in thread["frames"])]
+    return threads, "".join(f"{line}\n" for line in lines)
+
+
+def place(frame: dict[str, Any]) -> str:
+    """``function (file:line)`` of a frame."""
+    return f"{frame['name']} ({frame['short_filename'] or frame['filename']}:{frame['line']})"
 
 
 def _written_by(pid: int) -> list[Thread]:
     """What the process writes on the signal; nothing if it does not listen, or has been stopped."""
-    with contextlib.suppress(OSError, StopIteration):
+    try:
         caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         if caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1:
             return []  # it would die of the signal
-        file = next(fd for fd in Path(f"/proc/{pid}/fd").iterdir() if _leads_to(fd, _NAME))
+        file = next(fd for fd in Path(f"/proc/{pid}/fd").iterdir() if _NAME in os.readlink(fd))
         before = file.stat().st_size
         os.kill(pid, SIGNAL)
-        size, grew = before, time.monotonic()
-        while time.monotonic() < grew + (_WRITE_S if size == before else _QUIET_S):
-            if (now := file.stat().st_size) > size:
-                size, grew = now, time.monotonic()
-            time.sleep(0.05)
+        time.sleep(_WRITE_S)
         return _parsed(file.read_bytes()[before:].decode(errors="replace"))
-    return []
-
-
-def _leads_to(descriptor: Path, name: str) -> bool:
-    try:
-        return name in os.readlink(descriptor)
-    except OSError:  # closed meanwhile
-        return False
+    except (OSError, StopIteration):  # it has ended
+        return []
 
 
 def _parsed(text: str) -> list[Thread]:
     threads: list[Thread] = []
     for line in text.splitlines():
-        if line.startswith(("Thread ", "Current thread ")):
-            threads.append({"thread_name": line.partition(" (")[0], "owns_gil": False, "frames": []})
+        if thread := _THREAD.match(line):
+            threads.append({"thread_name": f"Thread {thread[1]}", "owns_gil": False, "frames": []})
         elif threads and (frame := _FRAME.match(line)):
             file, number, name = frame.groups()
-            short = file.rpartition("/")[2]
+            short = Path(file).name
             threads[-1]["frames"].append({"name": name, "filename": file, "short_filename": short, "line": int(number)})
     if threads:
         threads[-1]["thread_name"] = "MainThread"

@@ -12,15 +12,15 @@ import queue
 import select
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults import memory
+from recipe.runner.faults.errors import Death, cgroups_of, killed_for_memory, kills_for_memory
 from recipe.runner.faults.phase import Phase
-from recipe.runner.faults.processes import CLOSED_BY_TRAINER, ROLES, is_stopped, log_of, processes_of, role_of
+from recipe.runner.faults.processes import CLOSED_BY_TRAINER, ROLES, log_of, processes_of, role_of, stopped_process
 
 #: How often new processes are looked for.
 _LOOK_EVERY_S = 0.2
@@ -30,31 +30,6 @@ _LOOK_AT_NODES_EVERY_S = 2.0
 GRACE_S = 8.0
 #: How long the stopped run may take to end after that, before its launching process leaves without waiting.
 LEAVE_S = 15.0
-
-
-@dataclass(frozen=True)
-class Death:
-    """A process of the run (or a whole node, without a process number) that ended before the run did."""
-
-    role: str
-    pid: int | None
-    log: str | None
-    phase: Phase | None
-    node: str | None = None
-    #: Where the kernel killed it for memory: how much there was, and what to lower.
-    memory: str | None = None
-    #: Another reason, if one is known.
-    why: str | None = None
-
-    def sentence(self) -> str:
-        """Which process, when, why if that is known, and where its log is."""
-        there = f" on {self.node}" if self.node else ""
-        process = "" if self.pid is None else f" (process {self.pid}{there})"
-        when = f" {self.phase.words()}" if self.phase else ""
-        log = f"; its log: {self.log}{there}" if self.log else ""
-        how = "died" if self.memory is None else "was killed for memory"
-        reason = self.memory or self.why
-        return f"the {self.role}{process} {how}{when}{f': {reason}' if reason else ''}{log}"
 
 
 class Watchdog:
@@ -100,13 +75,13 @@ class Watchdog:
         self.death = self.death or death
 
     def _run(self) -> None:
-        kills = memory.kills()
+        kills = kills_for_memory()
         while self.death is None and not self.over.is_set():
-            earlier, kills = kills, memory.kills()  # a process may be killed while others are looked for
+            earlier, kills = kills, kills_for_memory()  # a process may be killed while others are looked for
             self._look()
             ended = {descriptor for descriptor, _ in self._poll.poll(1000 * _LOOK_EVERY_S)}
             if ended and not self.over.is_set():
-                self.death = self._first_of(ended, memory.kills() > earlier)
+                self.death = self._first_of(ended, kills_for_memory() > earlier)
         for descriptor in self._known:
             os.close(descriptor)
         if self.death is None:
@@ -125,7 +100,7 @@ class Watchdog:
                 continue
             with contextlib.suppress(OSError):  # it has gone in the meantime
                 descriptor = os.pidfd_open(pid)
-                self._known[descriptor] = (role, pid, log_of(pid), memory.cgroups_of(pid))
+                self._known[descriptor] = (role, pid, log_of(pid), cgroups_of(pid))
                 self._seen.add(pid)
                 self._poll.register(descriptor, select.POLLIN)
 
@@ -140,14 +115,20 @@ class Watchdog:
             if phase is not None and phase.ending and role in CLOSED_BY_TRAINER:
                 continue
             if cause is None or order.index(role) > order.index(cause.role):
-                killed = memory.explanation(role, cgroups) if for_memory else None
-                cause = Death(role, pid, log, phase, memory=killed, why=self._stopped())
+                memory = killed_for_memory(role, cgroups) if for_memory else None
+                # Ray's node, for one, dies if its control service is stopped and does not answer for minutes.
+                cause = Death(role, pid, log, phase, memory=memory, why=stopped_process(self._run_id))
         return cause
 
-    def _stopped(self) -> str | None:
-        """Which process is stopped: Ray's node dies, for one, if its control service does not answer for minutes."""
-        others = ((role, pid) for role, pid, _, _ in self._known.values() if is_stopped(pid))
-        return next((f"the {role} (process {pid}) is stopped" for role, pid in others), None)
+
+def other_nodes() -> list[tuple[str, NodeAffinitySchedulingStrategy]]:
+    """The living nodes of Ray but this one: the name, and what makes a task or an actor run there."""
+    own = ray.get_runtime_context().get_node_id()
+    return [
+        (node["NodeName"], NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] != own
+    ]
 
 
 @ray.remote(num_cpus=0)
@@ -185,13 +166,10 @@ class OtherNodes(threading.Thread):
                     self._look()
 
     def _look(self) -> None:
-        own = ray.get_runtime_context().get_node_id()
-        for node in ray.nodes():
-            name, node_id = node["NodeName"], node["NodeID"]
-            if node["Alive"] and node_id != own and node_id not in self._watchers:
-                there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        for name, there in other_nodes():
+            if there.node_id not in self._watchers:
                 watcher = _NodeWatcher.options(scheduling_strategy=there).remote()
-                self._watchers[node_id] = (name, watcher, watcher.first_death.remote(self._run_id))
+                self._watchers[there.node_id] = (name, watcher, watcher.first_death.remote(self._run_id))
         for node_id, (name, _, answer) in list(self._watchers.items()):
             if not ray.wait([answer], timeout=0)[0]:
                 continue

@@ -1,8 +1,9 @@
-"""Checks that end a run before Ray starts, each with one sentence that names the key, the value and the remedy.
+"""The rules that end a run before Ray starts: each mistake costs hours on GPUs or gives wrong numbers in silence.
 
-What a machine has to hold (packages, files), the arithmetic of batches and lengths, the checkpoint to resume. What the
-settings of a loss mean together is checked by :mod:`recipe.fspo.config`. Imports neither verl nor ray: the planner
-(:mod:`recipe.runner.plan`) uses the arithmetic too.
+:data:`RULES` is the table. A rule is a function that yields one sentence a problem, with the key, the value and what to
+give instead; a command adds the rules of its method. What a setting must be by itself is a type
+(:mod:`recipe.runner.launch.values`), and what verl itself refuses before Ray starts has no rule. This module imports
+neither verl nor ray: the planner (:mod:`recipe.runner.plan`) uses the arithmetic too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,76 +20,51 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.checkpoints.integrity import resume_problems
-from recipe.runner.launch import data_files, loggers, model_folder, reward_function, server_slots
-from recipe.runner.launch.model_folder import read_model_config
+from recipe.runner.launch import inputs, loggers, server_slots
 from recipe.runner.launch.values import PreflightError
 
-#: Names of types of numbers that verl, torch and vLLM understand alike.
-DTYPES: Final = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
-#: From here on a learning rate is one of another unit; policies of language models are trained with 1e-7 to 1e-4.
-_LR_MAX: Final = 1e-2
+Rule = Callable[[DictConfig], Iterator[str]]
+
+_ACTOR: Final = "actor_rollout_ref.actor"
+_MODEL: Final = "actor_rollout_ref.model"
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
+#: What the metrics by mini-batch, the export, the watch over the processes and the CPU platform are written for.
+_SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp"), f"{_ROLLOUT}.name": ("vllm",)}
 
 
-def _package_problems(config: DictConfig) -> Iterator[str]:
+# ---------------------------------------------------------------- the machine
+
+
+def package_problems(config: DictConfig) -> Iterator[str]:
+    """Another release of verl, or packages that its wheel does not bring."""
     installed = importlib.metadata.version("verl")
     if installed != SUPPORTED_VERL:
-        yield (
-            f"verl {installed} is installed, this recipe is written for verl {SUPPORTED_VERL}: "
-            f"pip install verl=={SUPPORTED_VERL}"
-        )
-    for module, remedy in (("vllm", "vLLM"), ("transfer_queue", "TransferQueue>=0.1.10")):
-        if importlib.util.find_spec(module) is None:
-            yield f"the package {module} is missing ({remedy}): run `make setup`, or install requirements/gpu.txt"
+        yield f"verl {installed} is installed, and this is written for {SUPPORTED_VERL}: pip install the latter"
+    yield from _absent("vllm", "run `make setup`, or install requirements/gpu.txt")
+    yield from _absent("transfer_queue", "pip install TransferQueue>=0.1.10")
 
 
 def gpu_package_problems(config: DictConfig) -> Iterator[str]:
     """The packages that only a machine with GPUs can have."""
-    implementation = OmegaConf.select(config, "actor_rollout_ref.model.override_config.attn_implementation")
-    needs_flash = implementation == "flash_attention_2" or config.actor_rollout_ref.model.use_remove_padding
-    if config.trainer.device != "cpu" and needs_flash and importlib.util.find_spec("flash_attn") is None:
-        yield (
-            "flash-attn is not installed, but this experiment removes padding: install "
-            "requirements/gpu-flash-attn.txt, or set "
-            "actor_rollout_ref.model.use_remove_padding=false "
-            "++actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
+    needs_flash = attention == "flash_attention_2" or config.actor_rollout_ref.model.use_remove_padding
+    if config.trainer.device != "cpu" and needs_flash:
+        yield from _absent(
+            "flash_attn",
+            f"this experiment removes padding. Install requirements/gpu-flash-attn.txt, or set "
+            f"{_MODEL}.use_remove_padding=false ++{_MODEL}.override_config.attn_implementation=sdpa",
         )
-    backend = OmegaConf.select(config, "actor_rollout_ref.rollout.checkpoint_engine.backend")
-    if backend == "nccl" and importlib.util.find_spec("cupy") is None:
-        yield (
-            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl needs the package cupy: install "
-            "requirements/gpu.txt"
-        )
+    if OmegaConf.select(config, f"{_ROLLOUT}.checkpoint_engine.backend") == "nccl":
+        yield from _absent("cupy", f"{_ROLLOUT}.checkpoint_engine.backend=nccl needs it; install requirements/gpu.txt")
 
 
-def _precision_problems(config: DictConfig) -> Iterator[str]:
-    keys = ["actor_rollout_ref.rollout.dtype"]
-    for engine in ("actor", "ref"):
-        fsdp = f"actor_rollout_ref.{engine}.fsdp_config"
-        keys += [f"{fsdp}.model_dtype", f"{fsdp}.dtype"]
-        keys += [f"{fsdp}.mixed_precision.{each}_dtype" for each in ("param", "reduce", "buffer")]
-    for key in keys:
-        value = OmegaConf.select(config, key)
-        if value is not None and value not in DTYPES:
-            yield f"{key}={value} is not a type of numbers: choose one of {', '.join(DTYPES)}"
-
-
-def _optimizer_problems(config: DictConfig) -> Iterator[str]:
-    key, lr = "actor_rollout_ref.actor.optim.lr", config.actor_rollout_ref.actor.optim.lr
-    if not isinstance(lr, int | float) or not 0 < lr < _LR_MAX:
-        yield f"{key}={lr} must be a number above 0 and below {_LR_MAX:g}: 1e-6 is usual for a language model's policy"
-
-
-def _validation_problems(config: DictConfig) -> Iterator[str]:
-    val = config.actor_rollout_ref.rollout.val_kwargs
-    if val.n > 1 and not val.do_sample:
-        yield (
-            f"actor_rollout_ref.rollout.val_kwargs.n={val.n} with do_sample=false draws the same greedy response "
-            f"{val.n} times: set val_kwargs.do_sample=true, or n=1"
-        )
+def _absent(package: str, remedy: str) -> Iterator[str]:
+    if importlib.util.find_spec(package) is None:
+        yield f"the package {package} is not installed: {remedy}"
 
 
 def _room_problems(config: DictConfig) -> Iterator[str]:
-    folder, told = model_folder.find(config.actor_rollout_ref.model.path), read_model_config(config) or {}
+    folder, told = inputs.model_folder(config.actor_rollout_ref.model.path), inputs.read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
     dtype = told.get("dtype") or told.get("torch_dtype")
     return room_problems(config, weights // (4 if dtype == "float32" else 2))
@@ -102,22 +78,25 @@ def room_problems(config: DictConfig, parameters: int) -> Iterator[str]:
     root = Path(config.trainer.default_local_dir)
     place = next(path for path in (root, *root.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
-        yield f"fspo.run_dir={config.fspo.run_dir}: {place} is not a folder that can be written to; give another one"
+        yield f"run.dir={config.run.dir}: {place} is not a folder that can be written to; give another one"
         return
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
-    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.save_contents") or ("optimizer",)
-    lora = OmegaConf.select(config, "actor_rollout_ref.model.lora_rank") or 0
+    contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
+    lora = OmegaConf.select(config, f"{_MODEL}.lora_rank") or 0
     each = 12 if "optimizer" in contents and lora <= 0 else 4
     needed, free = each * parameters * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
         yield (
-            f"fspo.run_dir={config.fspo.run_dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
+            f"run.dir={config.run.dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
             f"need {needed / 2**30:.1f} GiB: make room, or give another folder"
         )
 
 
+# ---------------------------------------------------------------- arithmetic
+
+
 def _shape_problems(config: DictConfig) -> Iterator[str]:
-    told = read_model_config(config) or {}
+    told = inputs.read_model_config(config)
     yield from length_problems(config, told.get("max_position_embeddings"))
     yield from head_problems(config, told.get("num_attention_heads"))
 
@@ -138,21 +117,7 @@ def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
             yield f"{key}={size} does not divide the model's {heads} attention heads: set it to {smaller}"
 
 
-def _checkpoint_problems(config: DictConfig) -> Iterator[str]:
-    if OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.async_save"):
-        yield (
-            "actor_rollout_ref.actor.checkpoint.async_save=true never writes the file that a resume reads (verl issue "
-            "7952), so a restarted run would silently begin again: set it to false"
-        )
-    keep = config.trainer.max_actor_ckpt_to_keep
-    if keep is not None and keep < 2:
-        yield (
-            f"trainer.max_actor_ckpt_to_keep={keep} deletes the old checkpoint before the new one is registered, and a "
-            "crash in between loses both: set it to 2 or more, or to null"
-        )
-
-
-def divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> Iterator[str]:
+def _divides(larger_key: str, larger: int, smaller_key: str, smaller: int) -> Iterator[str]:
     """A sentence if ``larger`` is not a multiple of ``smaller``."""
     if smaller <= 0 or larger % smaller:
         yield f"{larger_key}={larger} is not a multiple of {smaller_key}={smaller}: change one of them so that it is"
@@ -170,27 +135,21 @@ def batch_problems(config: DictConfig) -> Iterator[str]:
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     mini, n = actor.ppo_mini_batch_size, rollout.n
-    yield from divides("data.train_batch_size", config.data.train_batch_size, "actor.ppo_mini_batch_size", mini)
+    yield from _divides("data.train_batch_size", config.data.train_batch_size, "actor.ppo_mini_batch_size", mini)
     sequences = mini * n
     name, shards = "trainer.nnodes * trainer.n_gpus_per_node", actor.fsdp_config.fsdp_size
-    yield from divides("actor.ppo_mini_batch_size * rollout.n", sequences, name, ranks)
-    yield from divides(name, ranks, "ulysses_sequence_parallel_size", ulysses(config))
+    yield from _divides("actor.ppo_mini_batch_size * rollout.n", sequences, name, ranks)
+    yield from _divides(name, ranks, "ulysses_sequence_parallel_size", ulysses(config))
     if 0 < shards < ranks:
-        yield from divides(name, ranks, "actor.fsdp_config.fsdp_size", shards)
+        yield from _divides(name, ranks, "actor.fsdp_config.fsdp_size", shards)
     micro = actor.ppo_micro_batch_size_per_gpu
-    if not actor.use_dynamic_bsz and sequences % ranks == 0:
-        if micro is None:
-            yield (
-                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu is not set: give the sequences of one forward "
-                "pass, or set actor_rollout_ref.actor.use_dynamic_bsz=true"
-            )
-        else:
-            per_rank = "actor.ppo_mini_batch_size * rollout.n / ranks"
-            yield from divides(per_rank, sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
+    if micro is not None and not actor.use_dynamic_bsz and sequences % ranks == 0:
+        per_rank = "actor.ppo_mini_batch_size * rollout.n / ranks"
+        yield from _divides(per_rank, sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
     per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    if str(trainer.v1.trainer_mode).endswith("separate_async"):  # vLLM has ranks of its own
+    if server_slots.asynchronous_mode(config) == "separate_async":  # vLLM has ranks of its own
         name, ranks = "rollout.nnodes * rollout.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
-    yield from divides(name, ranks, "rollout's parallel sizes", per_replica)
+    yield from _divides(name, ranks, "rollout's parallel sizes", per_replica)
 
 
 def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
@@ -201,63 +160,153 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
         max_positions: The model's ``max_position_embeddings``; anything but an integer: unknown.
     """
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    wanted = config.data.max_prompt_length + config.data.max_response_length
-    asked = f"data.max_prompt_length + data.max_response_length = {wanted}"
-    limits = (
-        ("the model's max_position_embeddings", max_positions, "shorten data.max_response_length"),
-        ("actor_rollout_ref.rollout.max_model_len", rollout.max_model_len, f"set it to {wanted}"),
-    )
-    for name, limit, remedy in limits:
-        if isinstance(limit, int) and wanted > limit:
-            yield f"{asked} exceeds {name} = {limit}: {remedy}"
-    if not actor.use_dynamic_bsz:
-        return
-    # verl does not split a sequence: it stops with an error at the first one that exceeds the budget, maybe days later.
-    parts = ulysses(config)
-    for key, budget in (
-        ("actor.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu),
-        ("rollout.log_prob_max_token_len_per_gpu", rollout.log_prob_max_token_len_per_gpu),
-    ):
-        if budget * parts < wanted:
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    limits = [
+        ("the model's max_position_embeddings", max_positions, 1),
+        (f"{_ROLLOUT}.max_model_len", rollout.max_model_len, 1),
+    ]
+    if actor.use_dynamic_bsz:
+        # verl does not split a sequence: it stops at the first one that exceeds the budget, maybe days later.
+        parts = ulysses(config)
+        limits += [
+            (f"{_ACTOR}.ppo_max_token_len_per_gpu", actor.ppo_max_token_len_per_gpu, parts),
+            (f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", rollout.log_prob_max_token_len_per_gpu, parts),
+        ]
+    for name, limit, parts in limits:
+        if isinstance(limit, int) and longest > limit * parts:
+            over = f" on each of {parts} Ulysses ranks" if parts > 1 else ""
+            more = f"set {name}={-(-longest // parts)} or more, or " if name.startswith("actor") else ""
             yield (
-                f"actor_rollout_ref.{key}={budget} is less than the longest sequence ({asked}"
-                + (f", over {parts} Ulysses ranks): " if parts > 1 else "): ")
-                + f"set it to {-(-wanted // parts)} or more"
+                f"data.max_prompt_length + data.max_response_length = {longest} exceeds {name} = {limit}{over}: "
+                f"{more}shorten data.max_response_length"
             )
 
 
-_CHECKS: tuple[Callable[[DictConfig], Iterator[str]], ...] = (
-    _package_problems,
+# ---------------------------------------------------------------- settings that contradict each other
+
+
+def validation_problems(config: DictConfig) -> Iterator[str]:
+    """Several responses to one problem that are all the same."""
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    if val.n > 1 and not val.do_sample:
+        yield (
+            f"{_ROLLOUT}.val_kwargs.n={val.n} with do_sample=false draws the same greedy response {val.n} times: set "
+            "val_kwargs.do_sample=true, or n=1"
+        )
+
+
+def checkpoint_problems(config: DictConfig) -> Iterator[str]:
+    """Checkpoints that could not be resumed, be lost or not be exported."""
+    if OmegaConf.select(config, f"{_ACTOR}.checkpoint.async_save"):
+        yield (
+            f"{_ACTOR}.checkpoint.async_save=true never writes the file that a resume reads (verl issue 7952), so a "
+            "restarted run would silently begin again: set it to false"
+        )
+    keep = config.trainer.max_actor_ckpt_to_keep
+    if keep is not None and keep < 2:
+        yield (
+            f"trainer.max_actor_ckpt_to_keep={keep} deletes the old checkpoint before the new one is registered, and a "
+            "crash in between loses both: set it to 2 or more, or to null"
+        )
+    if config.actor_rollout_ref.model.lora_rank and OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_lora_only"):
+        yield (
+            f"{_ACTOR}.checkpoint.save_lora_only=true leaves the base weights out of the checkpoints, so that they "
+            "cannot be exported: set it to false"
+        )
+
+
+# ---------------------------------------------------------------- what of verl is not served (docs/what-works.md)
+
+
+def engine_problems(config: DictConfig) -> Iterator[str]:
+    """Engines that nothing here was written for."""
+    for key, served in _SERVED.items():
+        value = OmegaConf.select(config, key)
+        if value is not None and value not in served:
+            yield f"{key}={value} is not served: set it to {' or '.join(served)}, or train with plain verl"
+
+
+def attention_problems(config: DictConfig) -> Iterator[str]:
+    """Sequences spread over ranks of which each would attend to its own part."""
+    parts = ulysses(config)
+    attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
+    if parts > 1 and attention not in (None, "flash_attention_2"):
+        yield (
+            f"{_ACTOR}.ulysses_sequence_parallel_size={parts} with attn_implementation={attention}: verl exchanges the "
+            "parts of a sequence in flash attention only, and the log-probabilities would be wrong without a word; set "
+            "it to 1, or use flash_attention_2 on GPUs"
+        )
+
+
+def weight_problems(config: DictConfig) -> Iterator[str]:
+    """Weights that vLLM would wait for, or that would not be loaded."""
+    model = config.actor_rollout_ref.model
+    if inputs.read_model_config(config).get("model_type") == "mixtral":
+        yield (
+            f"{_MODEL}.path={model.path} is a mixtral: verl 0.9.1 sends its experts to vLLM under names that vLLM does "
+            "not know for it, and the run would wait for ever; Qwen3-MoE works"
+        )
+    if model.get("lora_adapter_path") and not model.get("lora_rank"):
+        yield (
+            f"{_MODEL}.lora_adapter_path={model.lora_adapter_path} is not loaded as long as {_MODEL}.lora_rank=0: set "
+            "it to the adapter's rank"
+        )
+
+
+def advantage_problems(config: DictConfig) -> Iterator[str]:
+    """An advantage estimator that nobody registers, or a critic that is waited for and that there is not."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+    from verl.trainer.ppo.utils import need_critic
+
+    estimator = str(config.algorithm.adv_estimator)
+    if estimator not in ADV_ESTIMATOR_REGISTRY and not config.actor_rollout_ref.model.external_lib:
+        yield f"algorithm.adv_estimator={estimator} is not known; choose one of {', '.join(ADV_ESTIMATOR_REGISTRY)}"
+    elif config.trainer.critic_warmup > 1 and not need_critic(config):
+        # verl would skip the actor's update, and the responses that it does not return would be under way for ever.
+        yield (
+            f"trainer.critic_warmup={config.trainer.critic_warmup} lets a critic train alone at first, and with "
+            f"algorithm.adv_estimator={estimator} there is none: set it to 0"
+        )
+
+
+#: The table.
+RULES: Final[tuple[Rule, ...]] = (
+    package_problems,
     gpu_package_problems,
-    model_folder.problems,
-    _precision_problems,
-    _optimizer_problems,
-    _validation_problems,
-    loggers.problems,
+    inputs.model_problems,
+    inputs.tokenizer_problems,
+    inputs.data_problems,
+    inputs.reward_problems,
     _room_problems,
-    data_files.problems,
-    reward_function.problems,
-    batch_problems,
-    server_slots.problems,
-    _shape_problems,
-    _checkpoint_problems,
     resume_problems,
+    loggers.problems,
+    batch_problems,
+    _shape_problems,
+    validation_problems,
+    checkpoint_problems,
+    engine_problems,
+    attention_problems,
+    weight_problems,
+    advantage_problems,
 )
 
 
-def check(config: DictConfig, further: Callable[[DictConfig], Iterator[str]], elsewhere: bool = False) -> None:
-    """Run every check on a resolved configuration, and the ``further`` ones of the command.
+#: What only the machine of the run can tell, and what may lie there only.
+GPUS_AND_DISK: Final[tuple[Rule, ...]] = (gpu_package_problems, _room_problems)
+MODEL_AND_DATA: Final[tuple[Rule, ...]] = (inputs.model_problems, inputs.tokenizer_problems, inputs.data_problems)
+
+
+def check(config: DictConfig, further: Rule, without: Sequence[Rule] = ()) -> None:
+    """Apply every rule to a resolved configuration, and the ``further`` ones of the command.
 
     Args:
         config: Prepared.
-        further: Checks of the command.
-        elsewhere: The run will be on another machine: with the packages for its GPUs, and another disk.
+        further: Rules of the command.
+        without: Rules that do not apply here, because the run will be on another machine.
 
     Raises:
-        PreflightError: listing all problems found, not only the first.
+        PreflightError: listing all problems, not only the first.
     """
-    of_the_machine = (gpu_package_problems, _room_problems) if elsewhere else ()
-    finds = [find for find in (*_CHECKS, further) if find not in of_the_machine]
-    problems = [problem for find in finds for problem in find(config)]
+    problems = [problem for rule in (*RULES, further) if rule not in without for problem in rule(config)]
     if problems:
         raise PreflightError(*problems)

@@ -20,23 +20,20 @@ from typing import Any, Final
 from fspo.files import atomic_folder
 
 CODE_FOLDER: Final = "code"
-#: Larger files, and what is more in all, are named with their size instead of copied.
-MAX_FILE_BYTES, MAX_BYTES = 2**20, 2**24
-#: Untracked files of a checkout that count as code; data and results do not.
-_SUFFIXES: Final = (".py", ".pyx", ".c", ".cpp", ".cu", ".h", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".jinja")
+_SUFFIXES: Final = (".py", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".jinja")
 _ANY_BYTES: Final = "surrogateescape"
 _INSTALLED: Final = tuple(
     {str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 
 
-def _git(*arguments: str) -> str | None:
-    """Output of git in the folder of this package; None outside a checkout or without git."""
+def _git(*arguments: str) -> str:
+    """Output of git in the folder of this package; empty outside a checkout or without git."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
     return done.stdout.decode(errors=_ANY_BYTES)  # a file of the checkout may be in any encoding
 
 
@@ -47,56 +44,41 @@ class CodeState:
     Attributes:
         commit: Of the checkout that holds this package; None where it is installed.
         diff: The checkout's difference from the commit, as a patch.
-        files: The content of each file of the user's, by its path.
-        left_out: Files that are too large to be copied, with their size in bytes.
-        root: The checkout.
+        files: The content of each file that is neither in the commit nor installed, by its path.
     """
 
     commit: str | None = None
     diff: str = ""
     files: dict[Path, bytes] = field(default_factory=dict)
-    left_out: dict[Path, int] = field(default_factory=dict)
-    root: Path | None = None
 
     @property
     def id(self) -> str:
         """The same for the same code: a commit, or a hash of what differs from it."""
-        if not self.diff and not self.files and not self.left_out:
+        if not self.diff and not self.files:
             return (self.commit or "installed")[:12]
-        told = json.dumps([self.commit, self.diff, self.facts_of_files()])
-        return hashlib.sha256(told.encode()).hexdigest()[:12]
+        return hashlib.sha256(json.dumps([self.commit, self.diff, self.hashes()]).encode()).hexdigest()[:12]
 
-    @property
-    def dirty(self) -> bool | None:
-        """Whether a commit does not hold all of it; None where there is no commit to compare with."""
-        differs = bool(self.diff or self.files or self.left_out)
-        return differs if differs or self.commit else None
-
-    def facts_of_files(self) -> dict[str, Any]:
-        """SHA-256 of each file, and the size of those left out."""
-        return {
-            "files": {str(path): hashlib.sha256(content).hexdigest() for path, content in self.files.items()},
-            "left_out": {str(path): size for path, size in self.left_out.items()},
-        }
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of each file."""
+        return {str(path): hashlib.sha256(content).hexdigest() for path, content in self.files.items()}
 
     def facts(self) -> dict[str, Any]:
-        """Entries of ``run.json``."""
-        return {"commit": self.commit, "dirty": self.dirty, "code": {"id": self.id, **self.facts_of_files()}}
+        """Entries of ``run.json``; ``dirty`` is None where there is no commit to compare with."""
+        dirty = bool(self.diff or self.files) or (False if self.commit else None)
+        return {"commit": self.commit, "dirty": dirty, "code": {"id": self.id, "files": self.hashes()}}
 
     def save(self, run_dir: Path) -> None:
-        """Copy what differs to ``code/ID``, unless it is there; a file of the checkout lies below ``checkout/``."""
+        """Copy what differs to ``code/ID``, unless it is there."""
         folder = run_dir / CODE_FOLDER / self.id
-        if not self.dirty or folder.exists():
+        if not (self.diff or self.files) or folder.exists():
             return
         with atomic_folder(folder) as temporary:
             if self.diff:
                 (temporary / "diff.patch").write_text(self.diff, encoding="utf-8", errors=_ANY_BYTES)
             for path, content in self.files.items():
-                place = Path("elsewhere", *path.parts[1:])
-                if self.root is not None and path.is_relative_to(self.root):
-                    place = "checkout" / path.relative_to(self.root)
-                (temporary / place).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / place).write_bytes(content)
+                place = temporary.joinpath("elsewhere", *path.parts[1:])
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content)
 
 
 def code_state(config: Any = None, folders: Sequence[str] = ()) -> CodeState:
@@ -106,33 +88,17 @@ def code_state(config: Any = None, folders: Sequence[str] = ()) -> CodeState:
         config: Resolved, in plain containers; files of code that it names count, loaded here or not.
         folders: The user's folders of configuration files.
     """
-    top = _git("rev-parse", "--show-toplevel")
+    commit, diff, tracked = None, "", set[Path]()
     # A package that is installed below somebody else's checkout does not belong to it.
-    if top is None or not _git("ls-files", "--", str(Path(__file__).parent)):
-        root, commit, diff, tracked, untracked = None, None, "", set[Path](), list[Path]()
-    else:
-        root = Path(top.strip())
-        commit, diff = (_git("rev-parse", "HEAD") or "").strip() or None, _git("diff", "--no-ext-diff", "HEAD") or ""
-        tracked = {root / name for name in (_git("-C", top.strip(), "ls-files", "-z") or "").split("\0")}
-        listed = _git("-C", top.strip(), "ls-files", "-z", "--others", "--exclude-standard") or ""
-        untracked = [root / name for name in listed.split("\0") if Path(name).suffix in _SUFFIXES]
+    if _git("ls-files", "--", str(Path(__file__).parent)):
+        root = Path(_git("rev-parse", "--show-toplevel").strip())
+        commit, diff = _git("rev-parse", "HEAD").strip() or None, _git("diff", "--no-ext-diff", "HEAD")
+        tracked = {root / name for name in _git("-C", str(root), "ls-files", "-z").split("\0")}
     used = {*_loaded(), *(path for name in _strings(config) if (path := _code_file(name)) is not None)}
     for folder in (Path(each.removeprefix("file://")) for each in folders):
         used |= {*folder.glob("*.yaml"), *folder.glob("*/*.yaml")}  # files and groups
-    own = {path for path in used if path not in tracked and not _is_installed(path)}
-    own |= {path for path in untracked if not _is_result(path)}
-    state, total = CodeState(commit, diff, root=root), 0
-    for path in sorted(own):
-        try:
-            size = path.stat().st_size
-            if size > MAX_FILE_BYTES or total + size > MAX_BYTES:
-                state.left_out[path] = size
-            else:
-                state.files[path] = path.read_bytes()
-                total += size
-        except OSError:  # gone, or not readable: nothing that the run could have used
-            continue
-    return state
+    own = sorted(path for path in used if path not in tracked and not _is_installed(path) and path.is_file())
+    return CodeState(commit, diff, {path: path.read_bytes() for path in own})
 
 
 def _loaded() -> Iterator[Path]:
@@ -156,8 +122,8 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _strings(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _strings(item)
 
 
 def _code_file(name: str) -> Path | None:
@@ -172,8 +138,3 @@ def _code_file(name: str) -> Path | None:
     if "session_latest" in path.parts:  # rollout.prometheus.file, which each Ray session writes anew
         return None
     return path.resolve() if path.suffix in _SUFFIXES and path.is_file() else None
-
-
-def _is_result(path: Path) -> bool:
-    """Whether a file lies in a run folder."""
-    return any((parent / "run.json").exists() for parent in path.parents)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
 from omegaconf import DictConfig
+from omegaconf.errors import InterpolationResolutionError
 
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers
-from recipe.runner.launch.removed import remedy
 
 #: Exit status of a run that failed.
 FAILED: Final = 1
@@ -22,8 +22,8 @@ BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
 
-#: Settings whose value is a name as it stands: 2026_11_23 is a folder and not a number.
-_FOLDERS: Final = ("out", "wheels")
+#: The setting whose value is a name as it stands: 2026_11_23 is a folder and not a number.
+_FOLDER: Final = "out"
 
 
 class BadInput(ValueError):
@@ -49,14 +49,19 @@ def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dic
             overrides.append(argument)
             continue
         try:
-            values[key] = value if key in _FOLDERS else yaml.safe_load(value)
+            values[key] = value if key == _FOLDER else yaml.safe_load(value)
         except yaml.YAMLError:
             raise BadInput(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]") from None
     return values, overrides
 
 
-def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> list[Any]:
-    """A setting that is a list of different values, or a single one.
+def as_list(
+    own: Mapping[str, Any],
+    key: str,
+    choices: Sequence[str] = (),
+    remedy: Callable[[Any], str | None] = lambda value: None,
+) -> list[Any]:
+    """A setting that is a list of different values, or a single one; ``remedy`` knows of values that there were once.
 
     Raises:
         BadInput: if it is something else, or a value is not among ``choices``.
@@ -67,7 +72,7 @@ def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> li
         raise BadInput(f"{key}={own[key]!r}: give a list{example}")
     for value in values:
         if choices and value not in choices:
-            if key == "algos" and (sentence := remedy("algo", value)):
+            if sentence := remedy(value):
                 raise BadInput(f"{key}: {sentence}")
             raise BadInput(f"{key}: {value!r} is not known; choose from {', '.join(choices)}")
     if len(set(map(str, values))) < len(values):
@@ -81,41 +86,58 @@ def check_share(own: Mapping[str, Any], key: str) -> None:
         raise BadInput(f"{key}={own[key]!r} must lie strictly between 0 and 1, such as 0.15")
 
 
-def launch_or_exit(config: DictConfig, job: Job) -> None:
+def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     """Run the stack with ``config``; unless it finishes, say why and leave the process.
 
     Args:
         config: Composed, with its platform exported.
         job: What to run.
+        overrides: That it was composed with, for the run folder.
     """
-    with forked_workers(config, job.modules):
-        # Imported here, beside the workers: `start` imports verl, which must wait until the platform is exported.
-        from recipe.runner.faults.errors import TrainingFailed
-        from recipe.runner.launch.run_settings import next_commands
-        from recipe.runner.launch.start import launch
-        from recipe.runner.launch.values import PreflightError
+    try:
+        with forked_workers(config, job.modules):
+            _launch(config, job, overrides)
+    except KeyboardInterrupt:  # while the stack was imported
+        _end_interrupted("interrupted before the run began")
 
-        resumes = job.resumes and not config.evaluate
 
-        def commands(finished: bool = False) -> str:
-            return "".join(f"\n{line}" for line in next_commands(config, finished)) if resumes else ""
+def _end_interrupted(what: str, after: str = "") -> None:
+    status = INTERRUPTED
+    if ENDED_BY:
+        what, status = what.replace("interrupted", f"ended by {ENDED_BY[0].name}"), 128 + ENDED_BY[0]
+    print(f"{what}{after}", file=sys.stderr)
+    sys.exit(status)
 
-        try:
-            launch(config, job)
-        except PreflightError as error:
-            print(error, file=sys.stderr)
-            sys.exit(BAD_INPUT)
-        except Preempted as ended:
-            print(f"{ended}{commands()}", file=sys.stderr)
-            sys.exit(PREEMPTED)
-        except TrainingFailed as failed:
-            print(f"error: {failed}{commands()}", file=sys.stderr)
-            sys.exit(FAILED)
-        except KeyboardInterrupt:
-            what, status = ("interrupted", INTERRUPTED)
-            if ENDED_BY:
-                what, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
-            print(f"{what}; {config.fspo.run_dir} keeps what was done{commands()}", file=sys.stderr)
-            sys.exit(status)
-        if resumes:
-            print(commands(finished=True).lstrip(), flush=True)
+
+def _launch(config: DictConfig, job: Job, overrides: Sequence[str]) -> None:
+    # Imported here, beside the workers: `start` imports verl, which must wait until the platform is exported.
+    from recipe.runner.faults.errors import TrainingFailed
+    from recipe.runner.launch.run_settings import evaluates, next_commands
+    from recipe.runner.launch.start import launch, prepare
+    from recipe.runner.launch.values import PreflightError
+
+    resumes = job.resumes and not evaluates(config)
+
+    def commands(finished: bool = False) -> str:
+        return "".join(f"\n{line}" for line in next_commands(config, job, finished)) if resumes else ""
+
+    try:
+        config = prepare(config)
+        launch(config, job, overrides)
+    except PreflightError as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except InterpolationResolutionError as error:  # of ${...} in an override
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except Preempted as ended:
+        print(f"{ended}{commands()}", file=sys.stderr)
+        sys.exit(PREEMPTED)
+    except TrainingFailed as failed:
+        print(f"error: {failed}{commands()}", file=sys.stderr)
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        where = f"the newest evaluation in {config.run.dir}" if evaluates(config) else config.run.dir
+        _end_interrupted(f"interrupted; {where} keeps what was done", commands())
+    if resumes:
+        print(commands(finished=True).lstrip(), flush=True)

@@ -1,11 +1,27 @@
-"""What a command asks of the launcher, which itself knows nothing of losses."""
+"""What a recipe hands to the runner, which itself knows nothing of losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig
+
+from recipe.runner.launch.removed import EarlierNames
+
+
+def _nothing(config: DictConfig) -> None:
+    """Leave the configuration as it is."""
+
+
+def _no_problems(config: DictConfig) -> Iterator[str]:
+    return iter(())
+
+
+def _no_facts(config: DictConfig) -> Mapping[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -13,16 +29,29 @@ class Job:
     """One kind of run.
 
     Attributes:
+        command: Module that starts it as ``python -m MODULE KEY=VALUE ...``.
+        config: Root file of its configuration; what its defaults list names lies beside it, in verl's folder, in
+            ``recipe/runner/conf`` or in those of ``hydra.searchpath``.
         modules: Imported by the process that trains, so that they register the trainer that the configuration names;
             on CPUs the workers are forked with them.
         problems: Further problems of a configuration, each a sentence.
         complete: Fills in what follows from other settings, in place, once there are no problems.
+        facts: Further entries of ``run.json``.
         conclude: Called with the configuration of a run that has finished.
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
+        earlier_names: Settings that it has removed or renamed.
+        headline: Metrics that ``run.log=headline`` sends to the loggers, as patterns, besides the runner's own.
+        columns: Further numbers of a step's line: label, metric, format.
     """
 
-    modules: tuple[str, ...]
-    problems: Callable[[DictConfig], Iterator[str]]
-    complete: Callable[[DictConfig], None]
-    conclude: Callable[[DictConfig], None]
+    command: str
+    config: Path
+    modules: tuple[str, ...] = ("recipe.runner.trainer",)
+    problems: Callable[[DictConfig], Iterator[str]] = _no_problems
+    complete: Callable[[DictConfig], None] = _nothing
+    facts: Callable[[DictConfig], Mapping[str, Any]] = _no_facts
+    conclude: Callable[[DictConfig], None] = _nothing
     resumes: bool = True
+    earlier_names: EarlierNames = field(default_factory=EarlierNames)
+    headline: tuple[str, ...] = ()
+    columns: tuple[tuple[str, str, str], ...] = ()

@@ -16,23 +16,15 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-#: Metrics of ``fspo.log=headline``, as patterns; the rest is for those who look into one of them.
+from recipe.runner.launch.progress import PROGRESS
+
+#: Metrics of ``run.log=headline``, as patterns, to which the job adds its own.
 HEADLINE: Final = (
     "actor/entropy",
     "actor/grad_norm",
     "actor/kl_loss",
     "actor/lr",
     "critic/rewards/mean",
-    "fspo/advantage_zero_frac",
-    "fspo/clip_active_frac",
-    "fspo/clip_frac",
-    "fspo/drift_per_token",
-    "fspo/kl_to_start",
-    "fspo/lre_active_debiased",
-    "fspo/lre_debiased",
-    "fspo/noise_floor/margin",
-    "fspo/sigma_hat",
-    "fspo/truncated_frac",
     "perf/throughput",
     "response_length/mean",
     "timing_s/step",
@@ -68,16 +60,16 @@ def point_into(run_dir: str) -> None:
 
 def run_name(config: DictConfig) -> str:
     """The name of the run's curves: its experiment, and what tells its folder from those of other runs."""
-    experiment, parts = str(config.trainer.experiment_name), Path(config.fspo.run_dir).parts[1:]
+    experiment, parts = str(config.trainer.experiment_name), Path(config.run.dir).parts[1:]
     after = parts[len(parts) - parts[::-1].index(experiment) :] if experiment in parts else ()
     return "/".join([experiment, *(after or parts[-3:])])
 
 
 def chosen(config: DictConfig) -> tuple[str, ...]:
-    """The metrics that ``fspo.log`` chooses, as patterns."""
-    log = config.fspo.log
+    """The metrics that ``run.log`` chooses, as patterns."""
+    log = config.run.log
     words = OmegaConf.to_container(log) if OmegaConf.is_list(log) else [log]
-    named = {"headline": HEADLINE, "all": ("*",)}
+    named = {"headline": (*HEADLINE, *PROGRESS.shown.headline), "all": ("*",)}
     return tuple(pattern for word in words for pattern in named.get(word, (word,)))
 
 
@@ -98,10 +90,7 @@ class Chosen:
 
 
 def problems(config: DictConfig) -> Iterator[str]:
-    """Loggers that verl does not have, that are not installed or that have no login, and a choice that is none."""
-    log = config.fspo.log
-    if log not in ("headline", "all") and not (OmegaConf.is_list(log) and all(isinstance(each, str) for each in log)):
-        yield f"fspo.log={log}: give headline, all, or a list of names and patterns such as [headline,actor/*]"
+    """Loggers that verl does not have, that are not installed or that have no login."""
     names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else list(config.trainer.logger)
     for name in names:
         package = _PACKAGES.get(name)

@@ -73,9 +73,17 @@ def _environment_of(config: DictConfig) -> dict[str, str]:
     return platform_environment(config.trainer.device, config.trainer.n_gpus_per_node)
 
 
-def export_platform(config: DictConfig) -> None:
-    """Set the variables of :func:`platform_environment` in this process. Call before verl is imported."""
-    os.environ.update(_environment_of(config))
+def export_platform(config: DictConfig, elsewhere: bool = False) -> None:
+    """Set the variables of :func:`platform_environment` in this process. Call before verl is imported.
+
+    Args:
+        config: Composed.
+        elsewhere: The run will be on another machine: where torch is a CPU build, verl takes its CPU platform here.
+    """
+    if not elsewhere:
+        os.environ.update(_environment_of(config))
+    elif _torch_is_cpu_build():
+        os.environ["VERL_PLATFORM"] = "cpu"
 
 
 def pass_to_ray_workers(config: DictConfig) -> None:
@@ -98,16 +106,15 @@ def starts_ray(config: DictConfig) -> bool:
 
 
 def _can_fork(config: DictConfig) -> bool:
-    """Whether all workers of the run are Ray's on this machine, without an accelerator, as the user wants them."""
-    return config.trainer.device == "cpu" and starts_ray(config) and bool(config.fspo.get("fork_workers"))
+    """Whether all workers of the run are Ray's on this machine, without an accelerator."""
+    return config.trainer.device == "cpu" and starts_ray(config)
 
 
 @contextlib.contextmanager
 def forked_workers(config: DictConfig, modules: Sequence[str]) -> Iterator[None]:
     """Within it, the processes of one CPU run are forked from one that begins its imports, ``modules`` too, now.
 
-    Does nothing within itself, so that a command can begin it as early as it knows the configuration. Not for two runs:
-    while Ray is imported, it reads what belongs to one start of it.
+    Not for two runs: while Ray is imported, it reads what belongs to one start of it.
     """
     if not _can_fork(config):
         yield
@@ -115,9 +122,6 @@ def forked_workers(config: DictConfig, modules: Sequence[str]) -> Iterator[None]
     from recipe.runner.cpu import fork_server
     from recipe.runner.faults.processes import own_run_id
 
-    if fork_server.py_executable():
-        yield
-        return
     own_run_id()  # the workers inherit it from the process that they are forked from
     stop = fork_server.start(modules)
     try:

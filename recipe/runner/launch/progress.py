@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TextIO
 
 
@@ -22,10 +23,19 @@ def say(text: str, out: TextIO) -> None:
             os.dup2(nothing.fileno(), out.fileno())
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a job adds to the numbers that are shown: see :class:`recipe.runner.launch.job.Job`."""
+
+    headline: tuple[str, ...] = ()
+    columns: tuple[tuple[str, str, str], ...] = ()
+
+
 class Progress:
     """An append-only list of lines that one thread writes and another reads: a list needs no lock for that."""
 
     def __init__(self) -> None:
+        self.shown = Shown()
         self._lines: list[str] = []
         self._started = time.monotonic()
 
@@ -45,10 +55,7 @@ PROGRESS = Progress()
 STEP_COLUMNS = (
     ("reward", "critic/rewards/mean", "{:.3f}"),
     ("length", "response_length/mean", "{:.0f}"),
-    ("clipped", "fspo/clip_frac", "{:.1%}"),
-    ("LRE", "fspo/lre_debiased", "{:.3f}"),
     ("KL", "actor/kl_loss", "{:.4f}"),
-    ("KL to start", "fspo/kl_to_start", "{:.4f}"),
     ("s", "timing_s/step", "{:.1f}"),
     ("tokens/s", "perf/throughput", "{:.0f}"),
 )
@@ -56,7 +63,8 @@ STEP_COLUMNS = (
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
     """One line for a training step; a metric that was not measured is left out."""
-    values = [(label, metrics.get(key), form) for label, key, form in STEP_COLUMNS]
+    columns = (*STEP_COLUMNS[:2], *PROGRESS.shown.columns, *STEP_COLUMNS[2:])
+    values = [(label, metrics.get(key), form) for label, key, form in columns]
     shown = [f"{label} {form.format(value)}" for label, value, form in values if value is not None]
     return f"step {step}/{total_steps}  " + "  ".join(shown)
 

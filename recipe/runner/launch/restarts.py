@@ -1,4 +1,4 @@
-"""``fspo.restarts=N``: a run that failed is started again from its last checkpoint, N times an hour at most.
+"""``run.restarts=N``: a run that failed is started again from its last checkpoint, N times an hour at most.
 
 The command becomes the parent of one start after the other, so that the death of a launching process costs no more than
 that of any other. Each start is the user's command with the same run folder. Two failures without getting
@@ -39,17 +39,18 @@ _CTRL_C_S: Final = 120.0
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
+def supervise(module: str, arguments: Sequence[str], run_dir: Path, limit: int) -> int:
     """Start the run until it ends otherwise than by a failure; returns the exit status of the last start.
 
     Args:
-        arguments: Of ``python -m recipe.fspo.main``.
+        module: That a start runs, as ``python -m``.
+        arguments: Its command line.
         run_dir: Of the run, the same for all starts.
         limit: Restarts in an hour.
     """
     family, restarts, reason = uuid.uuid4().hex, 0, ""
     recent: deque[float] = deque(maxlen=limit)
-    command = [sys.executable, "-m", "recipe.fspo.main", *arguments, f"fspo.run_dir={quoted(run_dir)}"]
+    command = [sys.executable, "-m", module, *arguments, f"run.dir={quoted(run_dir)}"]
     with Starts() as starts:
         while True:
             before = _last_step(run_dir)
@@ -65,7 +66,7 @@ def supervise(arguments: Sequence[str], run_dir: Path, limit: int) -> int:
             if restarts and _last_step(run_dir) <= before:
                 stop = f"it failed twice without getting beyond step {before}"
             elif len(recent) == limit and time.monotonic() - recent[0] < _HOUR_S:
-                stop = f"it has been restarted {limit} times within an hour (fspo.restarts)"
+                stop = f"it has been restarted {limit} times within an hour (run.restarts)"
             if stop is not None:
                 say(f"error: not started again: {stop}", sys.stderr)
                 return FAILED

@@ -27,7 +27,7 @@ from recipe.runner.launch.compose import own_folders
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_settings import (
     has_results,
-    overrides_of_this_process,
+    kept_overrides,
     run_info,
 )
 from recipe.runner.launch.values import PreflightError
@@ -64,7 +64,7 @@ def held(run_dir: str) -> Iterator[None]:
         PreflightError: if another start has it.
     """
     path = Path(run_dir) / ".lock"
-    in_use = f"fspo.run_dir={run_dir} is in use by another start: wait for its end, or give another folder"
+    in_use = f"run.dir={run_dir} is in use by another start: wait for its end, or give another folder"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.exists()  # a file of the user's, or what a start that was killed has left
     with path.open("a", encoding="utf-8") as file:
@@ -82,27 +82,31 @@ def held(run_dir: str) -> Iterator[None]:
                 path.unlink(missing_ok=True)
 
 
-def begin(config: DictConfig, changed: Sequence[Mapping[str, Any]] = ()) -> None:
+def begin(
+    config: DictConfig,
+    facts: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    changed: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Write the files of a run that starts (or, after a resume, starts again).
 
     Args:
         config: Resolved.
+        facts: Of the job, for run.json.
+        overrides: That the configuration was composed with; those of the start before where there are none.
         changed: Settings that a resumed run changes; added to those that earlier starts have changed.
     """
-    folder = Path(config.fspo.run_dir)
+    folder = Path(config.run.dir)
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
-    overrides = overrides_of_this_process() or earlier.get("overrides", [])
+    overrides = kept_overrides(overrides) or earlier.get("overrides", [])
     searched = own_folders(overrides)[0]
     code = code_state(OmegaConf.to_container(config, resolve=True), searched)
-    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     info: dict[str, Any] = {
-        "algo": config.fspo.algo,
-        "seed": config.seed,
-        "comparison": config.fspo.comparison,
+        **facts,
+        "seed": config.get("seed"),
         "status": "running",
         "experiment": config.trainer.experiment_name,
-        "loss": {key: value for key, value in loss.items() if value is not None},
         "versions": _versions(),
         **code.facts(),
         "command": sys.orig_argv,
@@ -121,12 +125,12 @@ def _changed_code(config: DictConfig, earlier: Mapping[str, Any], code: CodeStat
 
     It is not refused: whoever has mended a reward that failed wants to continue.
     """
-    folder, before = Path(config.fspo.run_dir), earlier.get("code", {})
+    folder, before = Path(config.run.dir), earlier.get("code", {})
     if before.get("id") in (None, code.id) or not has_results(folder):
         return []
     checkpoint = resumed_from(config)
     step = step_of(checkpoint) if checkpoint else 0
-    old, new = before.get("files", {}), code.facts_of_files()["files"]
+    old, new = before.get("files", {}), code.hashes()
     files = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     print(
         f"note: from step {step + 1} on other code is used than before: {', '.join(files) or 'the checkout'} changed "
@@ -172,7 +176,7 @@ def goes_on_by_itself(config: DictConfig) -> bool:
     checkpoint = resumed_from(config)
     if checkpoint is None or "reason" not in told():
         return False
-    return any(line["step"] == step_of(checkpoint) for line in logged(Path(config.fspo.run_dir)))
+    return any(line["step"] == step_of(checkpoint) for line in logged(Path(config.run.dir)))
 
 
 def effective_time_ratio(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -223,7 +227,7 @@ class RunLog:
     """A logger beside verl's own (it has their ``log(data, step)``), whose files are always there."""
 
     def __init__(self, config: DictConfig, total_steps: int) -> None:
-        self._folder = Path(config.fspo.run_dir)
+        self._folder = Path(config.run.dir)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._total_steps = total_steps
 

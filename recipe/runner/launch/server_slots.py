@@ -9,36 +9,32 @@ call that lets them on waits for them: the run stands still (verl issue 7990). I
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Final
 
 from omegaconf import DictConfig
 
 #: For control calls; verl's trainers wait for each of theirs before they make the next.
 CONTROL_SLOTS: Final = 64
-#: An actor of Ray 2.60 has held 70,000 waiting calls, in 3.5 GB of the host's memory; more has not been tried.
-MOST_REQUESTS: Final = 65_536
 
 
-def _mode(config: DictConfig) -> str:
-    return str(config.trainer.v1.trainer_mode).removeprefix("fspo_")
-
-
-def _is_asynchronous(config: DictConfig) -> bool:
-    return _mode(config) in ("colocate_async", "separate_async")
+def asynchronous_mode(config: DictConfig) -> str | None:
+    """The group of ``trainer.v1`` that an asynchronous trainer reads, whatever it is called before that."""
+    mode = str(config.trainer.v1.trainer_mode)
+    return next((name for name in ("colocate_async", "separate_async") if mode.endswith(name)), None)
 
 
 def servers(config: DictConfig) -> int:
     """vLLM's replicas that answer the prompts of the training."""
     rollout = config.actor_rollout_ref.rollout
-    devices = rollout if _mode(config) == "separate_async" else config.trainer
+    devices = rollout if asynchronous_mode(config) == "separate_async" else config.trainer
     each = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     return max(1, int(devices.nnodes * devices.n_gpus_per_node) // int(each))
 
 
 def requests_at_once(config: DictConfig) -> int:
     """Responses to the step's prompts and to those in advance, over all servers."""
-    advance = config.trainer.v1[_mode(config)].num_warmup_batches if _is_asynchronous(config) else 0
+    mode = asynchronous_mode(config)
+    advance = config.trainer.v1[mode].num_warmup_batches if mode else 0
     return math.ceil(config.data.train_batch_size * (1 + advance)) * int(config.actor_rollout_ref.rollout.n)
 
 
@@ -53,15 +49,4 @@ def slots(config: DictConfig) -> int | None:
     They are enough for the requests of all servers. An aborted request returns to the server that it came from, so the
     parts do not stay equal, and a slot that nobody uses costs nothing.
     """
-    return requests_at_once(config) + CONTROL_SLOTS if _is_asynchronous(config) else None
-
-
-def problems(config: DictConfig) -> Iterator[str]:
-    """More requests for a server than one is known to hold."""
-    if _is_asynchronous(config) and (each := requests_per_server(config)) > MOST_REQUESTS:
-        yield (
-            f"data.train_batch_size={config.data.train_batch_size} prompts, and more by trainer.v1.{_mode(config)}."
-            f"num_warmup_batches, make {each} requests at once to each of {servers(config)} vLLM server(s), which can "
-            f"hold {MOST_REQUESTS}: set data.train_batch_size="
-            f"{config.data.train_batch_size * MOST_REQUESTS // each} or less, or take more devices"
-        )
+    return requests_at_once(config) + CONTROL_SLOTS if asynchronous_mode(config) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import io
 import itertools
@@ -10,7 +11,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,31 +24,40 @@ from verl.utils.config import validate_config
 
 from fspo.files import local_path
 from recipe.runner.checkpoints import integrity
-from recipe.runner.faults.errors import failure
-from recipe.runner.faults.hang import HangWatch, stopped_one
+from recipe.runner.faults.errors import Death, failure
+from recipe.runner.faults.hang import HangWatch
 from recipe.runner.faults.phase import Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, WARNED, Preempted, end_on_signals
-from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_stopped, kill, own_run_id, processes_of
+from recipe.runner.faults.processes import (
+    RUN_ID_VARIABLE,
+    is_stopped,
+    kill,
+    own_run_id,
+    processes_of,
+    stopped_process,
+)
 from recipe.runner.faults.reaper import Reaper
 from recipe.runner.faults.resources import needs_of, rollout_only_ranks
-from recipe.runner.faults.watchdog import Death, OtherNodes, Watchdog
-from recipe.runner.launch import checks, data_files, reward_function, run_folder, run_settings
+from recipe.runner.faults.watchdog import OtherNodes, Watchdog
+from recipe.runner.launch import checks, inputs, run_folder, run_settings
+from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
-from recipe.runner.launch.progress import PROGRESS, say
-from recipe.runner.launch.reward_function import absolute_path
+from recipe.runner.launch.progress import PROGRESS, Shown, say
+from recipe.runner.launch.run_settings import evaluates
 from recipe.runner.launch.values import PreflightError, check_values
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 
-class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
+class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
     """verl's task runner with the job's trainer registered, and progress that the launcher can fetch."""
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: tuple[str, ...], shown: Shown) -> None:
         super().__init__()
         self._modules = modules
+        PROGRESS.shown = shown
 
     def run(self, config: DictConfig) -> None:
         PROGRESS.say("the driver is up, importing the trainer")
@@ -68,12 +78,12 @@ class FSPOTaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,nam
 class _Runner:
     """What verl's ``run_ppo`` takes for the runner's class: it starts the actor and keeps the handle."""
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: tuple[str, ...], shown: Shown) -> None:
         self.handle: Any = None
         self.watchdog: Watchdog | None = None
         #: How many lines have been printed.
         self.printed = 0
-        self._modules = modules
+        self._arguments = (modules, shown)
         self._stopped_before_training = False
         self._options: dict[str, Any] = {}
 
@@ -85,8 +95,8 @@ class _Runner:
     def remote(self) -> Any:
         end_on_signals()  # Ray has been started
         # Two threads: one trains, one answers `progress` and `request_stop`.
-        runner = ray.remote(FSPOTaskRunner).options(num_cpus=1, max_concurrency=2, **self._options)
-        self.handle = runner.remote(self._modules)
+        runner = ray.remote(TaskRunner).options(num_cpus=1, max_concurrency=2, **self._options)
+        self.handle = runner.remote(*self._arguments)
         return self.handle
 
     def kill(self) -> None:
@@ -132,27 +142,33 @@ class _Runner:
         return cause if isinstance(cause, Preempted) else None
 
 
-def prepare(config: DictConfig) -> None:
-    """Fill in what only this machine knows, in place: absolute paths and Ray's environment. Writes nothing.
+def prepare(config: DictConfig, elsewhere: bool = False) -> DictConfig:
+    """The configuration with what only this machine knows: absolute paths and Ray's environment. Writes nothing.
+
+    Args:
+        config: Composed.
+        elsewhere: The run will be on another machine; what this one's platform would need is left out.
 
     Raises:
         PreflightError: for a value of another kind, or out of range.
     """
     check_values(config)
+    config = copy.deepcopy(config)
     with open_dict(config):
-        config.fspo.run_dir = str(Path(config.fspo.run_dir).absolute())
+        config.run.dir = str(Path(config.run.dir).absolute())
         model = config.actor_rollout_ref.model
         for key in ("path", "tokenizer_path"):
             if given := model.get(key):
                 folder = local_path(given)
                 model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
-            config.data[key] = [absolute_path(file) for file in data_files.data_files(config, key)]
+            config.data[key] = [absolute_path(file) for file in inputs.data_files(config, key)]
         if config.trainer.resume_from_path:
             config.trainer.resume_from_path = absolute_path(str(config.trainer.resume_from_path))
-        reward_function.make_absolute(config)
-        if config.fspo.get("offline_task") and "folder" not in config.fspo.offline_task:
-            config.fspo.offline_task.folder = f"{config.fspo.run_dir}/data"
+        inputs.make_absolute(config)
+        if config.data.get("offline_task") and "folder" not in config.data.offline_task:
+            with open_dict(config.data.offline_task):
+                config.data.offline_task.folder = f"{config.run.dir}/data"
         ray_init = config.ray_kwargs.ray_init
         if starts_ray(config):
             # Without an address Ray joins the cluster that the temp folder names, be it one that was killed.
@@ -163,11 +179,13 @@ def prepare(config: DictConfig) -> None:
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
     OmegaConf.resolve(config)
-    pass_to_ray_workers(config)
+    if not elsewhere:
+        pass_to_ray_workers(config)
     if not starts_ray(config) and RUN_ID_VARIABLE in os.environ:
         # The workers of a cluster that is joined do not inherit this environment.
         with open_dict(ray_init.runtime_env):
             ray_init.runtime_env.env_vars[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
+    return config
 
 
 def write_offline_task(config: DictConfig) -> None:
@@ -176,52 +194,57 @@ def write_offline_task(config: DictConfig) -> None:
     Raises:
         PreflightError: if a file of another origin is in the way.
     """
-    splits = data_files.generated_files(config)
+    splits = inputs.generated_files(config)
     if splits:
         from fspo.data.offline_task import write_dataset
 
-        task = dict(config.fspo.offline_task)
+        task = dict(config.data.offline_task)
         try:
             write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
         except FileExistsError as error:
-            raise PreflightError(f"fspo.offline_task: {error}") from error
+            raise PreflightError(f"data.offline_task: {error}") from error
 
 
-def turn_into_evaluation(config: DictConfig) -> None:
-    """Make the run validate once and end, in place; it writes to ``evaluation/`` in the run folder, the next one to
-    ``evaluation_2/``.
+def turn_into_evaluation(config: DictConfig) -> DictConfig:
+    """The configuration of a run that validates once and ends; it writes to ``evaluation/`` in the run folder, the next
+    one to ``evaluation_2/``.
 
     The weights are those of ``trainer.resume_from_path`` or of the run folder's latest checkpoint; without either, the
     model itself. ``actor_rollout_ref.rollout.val_kwargs`` says how many responses per problem, and how they are drawn.
     """
     # The training run's own files stay as they are, and what earlier evaluations have generated.
-    run = Path(config.fspo.run_dir)
+    run = Path(config.run.dir)
     folders = (run / (f"evaluation_{n}" if n > 1 else "evaluation") for n in itertools.count(1))
     folder = next(each for each in folders if not any(each.glob("validation/*.jsonl")))
+    config = copy.deepcopy(config)
     with open_dict(config):
-        config.fspo.run_dir = str(folder)
+        config.run.dir = str(folder)
         config.trainer.val_before_train = True
         config.trainer.val_only = True
         config.trainer.validation_data_dir = str(folder / "validation")
+    return config
 
 
-def check(config: DictConfig, job: Job, elsewhere: bool = False) -> str:
-    """All that can be said of a prepared configuration before anything is started; completes it.
+def check(config: DictConfig, job: Job, without: Sequence[checks.Rule] = ()) -> tuple[DictConfig, str]:
+    """All that can be said of a prepared configuration before anything is started.
 
     Args:
         config: Prepared.
         job: What to run.
-        elsewhere: As for :func:`recipe.runner.launch.checks.check`.
+        without: As for :func:`recipe.runner.launch.checks.check`.
 
     Returns:
-        What verl notes about it.
+        The completed configuration, and what verl notes about it.
 
     Raises:
         PreflightError: if this recipe or verl refuses it.
     """
-    checks.check(config, job.problems, elsewhere)
+    checks.check(config, job.problems, without)
+    config = copy.deepcopy(config)
     job.complete(config)
     notes = io.StringIO()
+    # verl says so for every estimator but GAE.
+    warnings.filterwarnings("ignore", message="Disabled critic")
     try:
         with contextlib.redirect_stdout(notes):
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -229,16 +252,16 @@ def check(config: DictConfig, job: Job, elsewhere: bool = False) -> str:
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
         said = str(error.__cause__ or "") or error
         raise PreflightError(f"verl refuses the configuration: {said}") from error
-    return notes.getvalue()
+    return config, notes.getvalue()
 
 
-def _changed_settings(config: DictConfig) -> list[dict[str, Any]]:
+def _changed_settings(config: DictConfig, job: Job) -> list[dict[str, Any]]:
     """What a resumed run changes, for its run.json.
 
     Raises:
         PreflightError: if a change is not allowed.
     """
-    changed = run_settings.changed_settings(config)
+    changed = run_settings.changed_settings(config, job)
     run_settings.check_changes(config, changed)
     checkpoint = integrity.resumed_from(config)
     step = integrity.step_of(checkpoint) if checkpoint else 0
@@ -252,14 +275,14 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
 
     def leave() -> None:
         with contextlib.suppress(OSError):
-            run_folder.end(config.fspo.run_dir, "failed", watchdog.death.sentence() if watchdog.death else None)
+            run_folder.end(config.run.dir, "failed", watchdog.death.sentence() if watchdog.death else None)
         os._exit(1)  # the reaper prints the sentence and ends what is left
 
     def on_death(death: Death) -> None:
         reaper.tell(death.sentence())
 
     def phase() -> Phase | None:
-        return read_phase(config.fspo.run_dir)
+        return read_phase(config.run.dir)
 
     out = sys.stdout  # as it is now: the launching process's own output is soon redirected
 
@@ -267,10 +290,10 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
     watchdog.start()
     if config.trainer.nnodes > 1 or rollout_only_ranks(config):
         OtherNodes(run_id, phase, watchdog.report, watchdog.over).start()
-    if (after_s := config.fspo.hang_after_s) is not None:
+    if (after_s := config.run.hang_after_s) is not None:
         HangWatch(
             run_id,
-            Path(config.fspo.run_dir),
+            Path(config.run.dir),
             after_s,
             phase,
             lambda: runner.printed,
@@ -281,8 +304,67 @@ def _start_watchdog(config: DictConfig, runner: _Runner, reaper: Reaper, run_id:
     return watchdog
 
 
-def launch(config: DictConfig, job: Job) -> None:
+def _settled(config: DictConfig, job: Job) -> DictConfig:
+    """A prepared configuration with what its folder adds: what the start before began with, an evaluation's folder.
+
+    Raises:
+        PreflightError: if the folder cannot be this run's.
+    """
+    if job.resumes:
+        config = run_settings.recall_beginning(config)
+    if evaluates(config):
+        config = turn_into_evaluation(config)
+    run_settings.check_folder(config, resumes=_resumes(config, job))
+    return config
+
+
+def _resumes(config: DictConfig, job: Job) -> bool:
+    """Whether a start goes on in its folder; an evaluation has settings of its own, in a folder inside the run's."""
+    return job.resumes and not evaluates(config)
+
+
+def _begun_with_path(config: DictConfig, job: Job) -> DictConfig:
+    """The same with the checkpoint to begin with.
+
+    Raises:
+        PreflightError: if a run is to be evaluated that has no checkpoint.
+    """
+    if job.resumes:
+        config = copy.deepcopy(config)
+        integrity.begin_with_path(config)
+    run = Path(config.run.dir).parent  # of an evaluation
+    if evaluates(config) and integrity.resumed_from(config) is None and run_settings.run_info(run) is not None:
+        raise PreflightError(
+            f"{run} has saved no checkpoint that could be evaluated: train on, or score the model that it began with, "
+            "with another run.dir"
+        )
+    return config
+
+
+def examine(config: DictConfig, job: Job) -> tuple[DictConfig, str]:
+    """A run that is not started, and may be for another machine: its configuration, and what verl notes about it.
+
+    Args:
+        config: Composed.
+        job: What to run.
+
+    Raises:
+        PreflightError: as :func:`launch`, but for what only that machine can tell.
+    """
+    config = _begun_with_path(_settled(prepare(config, elsewhere=True), job), job)
+    config, notes = check(config, job, (*checks.GPUS_AND_DISK, *checks.MODEL_AND_DATA))
+    if _resumes(config, job):
+        _changed_settings(config, job)
+    return config, notes
+
+
+def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     """Run one job to its end.
+
+    Args:
+        config: Prepared.
+        job: What to run.
+        overrides: That the configuration was composed with, for the run folder.
 
     Raises:
         PreflightError: if the configuration or the machine cannot serve the run; Ray has not been started then.
@@ -290,31 +372,14 @@ def launch(config: DictConfig, job: Job) -> None:
         TrainingFailed: if a process of the run failed or died.
     """
     run_id = own_run_id()
-    # verl says so for every estimator but GAE.
-    warnings.filterwarnings("ignore", message="Disabled critic")
-    prepare(config)
-    if job.resumes:
-        run_settings.recall_beginning(config)
-    if config.evaluate:
-        turn_into_evaluation(config)
-    resumes = job.resumes and not config.evaluate  # an evaluation has settings of its own, in a folder inside the run's
-    run_settings.check_folder(config, resumes)
-    repaired = integrity.repair_tracker(config)
-    if repaired:
+    config = _settled(config, job)
+    if repaired := integrity.repair_tracker(config):
         print(f"note: {repaired}", flush=True)
-    if job.resumes:
-        integrity.begin_with_path(config)
-    if config.evaluate and integrity.resumed_from(config) is None:
-        run = Path(config.fspo.run_dir).parent
-        if run_settings.run_info(run) is not None:
-            raise PreflightError(
-                f"{run} has saved no checkpoint that could be evaluated: train on, or score the model that it began "
-                "with, with another fspo.run_dir"
-            )
-    notes = check(config, job)
-    changed = _changed_settings(config) if resumes else []
-    with run_folder.held(config.fspo.run_dir):
-        _run(config, job, run_id, notes, changed)
+    config, notes = check(_begun_with_path(config, job), job)
+    changed = _changed_settings(config, job) if _resumes(config, job) else []
+    with run_folder.held(config.run.dir):
+        config = _begin(config, job, overrides, changed)
+        _run(config, job, run_id, notes)
     job.conclude(config)
 
 
@@ -329,21 +394,27 @@ def _printed_to(path: Path) -> Iterator[None]:
             log.close()
 
 
-def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[dict[str, Any]]) -> None:
-    """The part of :func:`launch` that writes to the run folder."""
+def _begin(config: DictConfig, job: Job, overrides: Sequence[str], changed: Sequence[Mapping[str, Any]]) -> DictConfig:
+    """Write what a run folder has before Ray starts; the configuration that the run has."""
     write_offline_task(config)
-    begins = integrity.resumed_from(config)
-    if job.resumes and not config.evaluate and begins and integrity.is_own(config, str(begins)):
+    checkpoint = integrity.resumed_from(config)
+    if _resumes(config, job) and checkpoint and integrity.is_own(config, str(checkpoint)):
         # It may be an earlier one: later starts continue from there, too, until a newer one is saved.
-        integrity.restore_tracker(begins.parent, begins)
-    run_folder.begin(config, changed)
-    if not config.evaluate and run_folder.goes_on_by_itself(config):
+        integrity.restore_tracker(checkpoint.parent, checkpoint)
+    run_folder.begin(config, job.facts(config), overrides, changed)
+    if not evaluates(config) and run_folder.goes_on_by_itself(config):
+        config = copy.deepcopy(config)
         config.trainer.val_before_train = False  # nobody asked for one more; at scale it takes longer than the restart
-    write_phase(config.fspo.run_dir, Phase(0, "start-up"))
-    print(f"run folder: {config.fspo.run_dir}\nstarting Ray", flush=True)
-    driver_log = Path(config.fspo.run_dir) / "driver.log"
-    runner, stop = _Runner(job.modules), threading.Event()
-    reaper = Reaper(run_id, config.fspo.run_dir, config.fspo.hang_after_s)
+    write_phase(config.run.dir, Phase(0, "start-up"))
+    return config
+
+
+def _run(config: DictConfig, job: Job, run_id: str, notes: str) -> None:
+    """Start Ray, train, and end whatever was started."""
+    print(f"run folder: {config.run.dir}\nstarting Ray", flush=True)
+    driver_log = Path(config.run.dir) / "driver.log"
+    runner, stop = _Runner(job.modules, Shown(job.headline, job.columns)), threading.Event()
+    reaper = Reaper(run_id, config.run.dir, config.run.hang_after_s)
     watchdog = runner.watchdog = _start_watchdog(config, runner, reaper, run_id)
     printer = threading.Thread(target=runner.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
@@ -360,9 +431,11 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
             raise
         preempted = runner.preempted_by(error)
         if preempted is None:
-            if watchdog.death is None and (hang := stopped_one(run_id, watchdog.phase())):
-                watchdog.report(hang)
-            failed = failure(error, driver_log, watchdog.death, watchdog.phase())
+            phase = watchdog.phase()
+            if watchdog.death is None and (stopped := stopped_process(run_id)):
+                when = f" {phase.words()}" if phase else ""
+                watchdog.report(Death("", None, None, phase, told=f"{stopped}, so that the run failed{when}"))
+            failed = failure(error, driver_log, watchdog.death, phase)
             why = str(failed)
             raise failed from None
         status = "preempted"
@@ -381,4 +454,4 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str, changed: list[di
         watchdog.stop()
         reaper.bye()
         with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
-            run_folder.end(config.fspo.run_dir, status, why if status == "failed" else None)
+            run_folder.end(config.run.dir, status, why if status == "failed" else None)

@@ -1,22 +1,29 @@
-"""What a setting must be by itself, its kind and range, whatever the others are.
+"""What a setting must be by itself, its kind and range, whatever the others are: types, which pydantic checks.
 
-Said before all other checks and by the planner, because everything else computes with these values.
+The groups of our own are dataclasses; of verl's settings only those have a type here with which the checks compute.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, get_type_hints
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field, TypeAdapter, ValidationError
 
-from recipe.runner.launch.removed import LIBRARY_LOSS
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+#: A number of steps, or -1 for never or for all.
+StepsOrNever = Annotated[int, Field(ge=-1)]
+Positive = Annotated[float, Field(gt=0)]
+PositiveOrZero = Annotated[float, Field(ge=0)]
+#: Names of types of numbers that verl, torch and vLLM understand alike.
+Dtype = Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
-_POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _ABSENT: Final = object()
 _ENDLESS: Final = 1000000  # trainer.total_epochs in conf/base.yaml
 
@@ -29,19 +36,42 @@ class PreflightError(ValueError):
         super().__init__("\n".join(f"error: {problem}" for problem in self.problems))
 
 
-def _whole(value: Any, least: float) -> bool:
-    return type(value) is int and value >= least
+@dataclass(frozen=True)
+class RunSettings:
+    """The settings ``run.*``; ``recipe/runner/conf/run.yaml`` has their values and says what each does."""
+
+    dir: str
+    hang_after_s: Annotated[float, Field(ge=10)] | None
+    restarts: CountOrZero
+    log: Literal["headline", "all"] | list[str]
+    allow_changed: list[str]
 
 
-def _number(value: Any, least: float) -> bool:
-    return type(value) in (int, float) and value >= least
-
-
-#: What a setting must be, the test of it, and the settings.
-_VALUES: Final[tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...]] = (
-    (
-        "a whole number of 1 or more",
-        lambda value: _whole(value, 1),
+#: Settings of verl and of the root, and their types.
+_TYPES: Final[dict[str, Any]] = {
+    "seed": CountOrZero,
+    "actor_rollout_ref.model.path": str,
+    "actor_rollout_ref.model.lora_rank": CountOrZero,
+    # Policies of language models are trained with 1e-7 to 1e-4: from 0.01 on it is a learning rate of another unit.
+    f"{_ACTOR}.optim.lr": Annotated[float, Field(gt=0, lt=0.01)],
+    f"{_ACTOR}.optim.lr_warmup_steps": StepsOrNever,
+    f"{_ACTOR}.grad_clip": Positive,
+    f"{_ACTOR}.fsdp_config.fsdp_size": Count | Literal[-1],
+    f"{_ROLLOUT}.nnodes": CountOrZero,
+    f"{_ROLLOUT}.n_gpus_per_node": CountOrZero,
+    f"{_ROLLOUT}.temperature": Positive,
+    f"{_ROLLOUT}.val_kwargs.temperature": PositiveOrZero,
+    f"{_ROLLOUT}.gpu_memory_utilization": Annotated[float, Field(gt=0, le=1)],
+    f"{_ROLLOUT}.dtype": Dtype,
+    "reward.custom_reward_function.reward_kwargs": dict,
+    "trainer.critic_warmup": CountOrZero,
+    "trainer.save_freq": StepsOrNever,
+    "trainer.test_freq": StepsOrNever,
+    "trainer.resume_mode": Literal["auto", "disable", "resume_path"],
+    "trainer.logger": str | list[str],
+    "trainer.v1.colocate_async.num_warmup_batches": PositiveOrZero,
+    "trainer.v1.separate_async.num_warmup_batches": PositiveOrZero,
+    **dict.fromkeys(
         (
             "trainer.nnodes",
             "trainer.n_gpus_per_node",
@@ -64,120 +94,60 @@ _VALUES: Final[tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...]] =
             f"{_ROLLOUT}.max_num_batched_tokens",
             f"{_ROLLOUT}.agent.num_workers",
             "reward.num_workers",
-            "fspo.window_steps",
-            "fspo.lre_bins",
-            "fspo.calibration_rounds",
         ),
+        Count,
     ),
-    (
-        "a whole number of 1 or more, or null",
-        lambda value: value is None or _whole(value, 1),
+    **dict.fromkeys(
         (
             "trainer.total_training_steps",
             "trainer.max_actor_ckpt_to_keep",
             f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
             f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
         ),
+        Count | None,
     ),
-    (
-        "a whole number of 0 or more",
-        lambda value: _whole(value, 0),
-        (
-            "seed",
-            "trainer.critic_warmup",
-            "actor_rollout_ref.model.lora_rank",
-            f"{_ROLLOUT}.nnodes",
-            f"{_ROLLOUT}.n_gpus_per_node",
-            "fspo.restarts",
-        ),
-    ),
-    (
-        "a whole number of steps, or -1 for never",
-        lambda value: _whole(value, -1),
-        ("trainer.save_freq", "trainer.test_freq", f"{_ACTOR}.optim.lr_warmup_steps"),
-    ),
-    (
-        "a whole number of ranks, or -1 for all",
-        lambda value: _whole(value, 1) or value == -1,
-        (f"{_ACTOR}.fsdp_config.fsdp_size",),
-    ),
-    (
-        "a number of seconds from 10 on, or null for no limit",
-        lambda value: value is None or _number(value, 10),
-        ("fspo.hang_after_s",),
-    ),
-    (
-        "a number of 0 or more",
-        lambda value: _number(value, 0),
-        (
-            "fspo.wait_for_resources_s",
-            "fspo.poll_interval_s",
-            f"{_ROLLOUT}.val_kwargs.temperature",
-            "trainer.v1.colocate_async.num_warmup_batches",
-            "trainer.v1.separate_async.num_warmup_batches",
-        ),
-    ),
-    (
-        "a number above 0",
-        lambda value: _number(value, 0) and value != 0,
-        (f"{_ROLLOUT}.temperature", f"{_ACTOR}.grad_clip"),
-    ),
-    (
-        "a number above 0, and 1 at most",
-        lambda value: _number(value, 0) and 0 < value <= 1,
-        (f"{_ROLLOUT}.gpu_memory_utilization",),
-    ),
-    (
-        "a number, or null for the loss's own",
-        lambda value: value is None or _number(value, -math.inf),
-        tuple(
-            f"{_POLICY_LOSS}.{name}"
-            for name in ("clip_low", "clip_high", "grad_multiplier", "s_max", "target_acceptance")
-        ),
-    ),
-    (
-        "auto, disable or resume_path",
-        lambda value: value in ("auto", "disable", "resume_path"),
-        ("trainer.resume_mode",),
-    ),
-    (
-        "a logger or a list of them, such as [console]",
-        lambda value: isinstance(value, str | ListConfig),
-        ("trainer.logger",),
-    ),
-    (
-        "a folder, or a name on the hub",
-        lambda value: isinstance(value, str) and value != "",
-        ("actor_rollout_ref.model.path",),
-    ),
-)
+    **{
+        f"actor_rollout_ref.{engine}.fsdp_config.{name}dtype": Dtype | None
+        for engine in ("actor", "ref")
+        for name in ("", "model_", "mixed_precision.param_", "mixed_precision.reduce_", "mixed_precision.buffer_")
+    },
+}
+
+
+def types_of(group: str, settings: type) -> dict[str, Any]:
+    """The types of a dataclass's own fields, by the keys that they have in a configuration."""
+    hints = get_type_hints(settings, include_extras=True)
+    return {f"{group}.{name}": hints[name] for name in settings.__annotations__}
+
+
+def type_problems(config: DictConfig, types: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for every setting whose value does not fit its type. A key that the configuration lacks is passed."""
+    for key, kind in types.items():
+        value = OmegaConf.select(config, key, default=_ABSENT)
+        if value is _ABSENT:  # another engine, say, has other keys
+            continue
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        try:
+            TypeAdapter(kind).validate_python(plain, strict=True)
+        except ValidationError as error:
+            wanted = [each["msg"].removeprefix("Input should be ") for each in error.errors()]
+            yield f"{key}={'null' if plain is None else plain} must be {' or '.join(wanted)}"
 
 
 def value_problems(config: DictConfig) -> Iterator[str]:
-    """A sentence for every value that is of another kind or out of range."""
-    of_the_library = config.actor_rollout_ref.actor.policy_loss.get("_target_") == LIBRARY_LOSS
-    for what, fits, keys in _VALUES:
-        for key in keys:
-            if key.startswith(_POLICY_LOSS) and not of_the_library:
-                continue  # a loss of the user's may mean something else by the name
-            value = OmegaConf.select(config, key, default=_ABSENT)  # another engine has other keys
-            if value is not _ABSENT and not fits(value):
-                yield f"{key}={'null' if value is None else value} must be {what}"
+    """What precedes all other checks, because they compute with the values. The run's end and folder are among it."""
+    yield from type_problems(config, _TYPES | types_of("run", RunSettings))
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
     saved = str(config.trainer.default_local_dir)
-    if os.path.abspath(saved) != os.path.abspath(f"{config.fspo.run_dir}/checkpoints"):
+    if os.path.abspath(saved) != os.path.abspath(f"{config.run.dir}/checkpoints"):
         yield (
             f"trainer.default_local_dir={saved}: a run saves in its folder, where all commands look for checkpoints; "
-            "leave it out, and give fspo.run_dir=FOLDER on the disk that has the room"
+            "leave it out, and give run.dir=FOLDER on the disk that has the room"
         )
 
 
 def check_values(config: DictConfig) -> None:
-    """What precedes all other checks: they compute with the values.
-
-    Raises:
-        PreflightError: listing all values that are of another kind or out of range.
-    """
+    """Raise PreflightError, listing everything that :func:`value_problems` says."""
     if problems := list(value_problems(config)):
         raise PreflightError(*problems)

@@ -89,13 +89,14 @@ def logits_bytes(b: int, *, flash_cross_entropy: bool, entropy: bool, fused: boo
 def _vllm(memory: Memory, model: ModelShape, setup: Setup, hardware: Hardware) -> None:
     """vLLM's share in the rollout: it takes ``gpu_memory_utilization`` of the whole GPU, and what weights, one forward
     pass of ``max_num_batched_tokens``, the sampler and CUDA graphs (1 GiB) leave of it is for keys and values."""
-    share = setup.gpu_memory_utilization * hardware.gpu_gb * GIB
+    share = setup.rollout.gpu_memory_utilization * hardware.gpu_gb * GIB
     weights = model.parameters * setup.vllm_bytes / setup.replica_gpus
-    widths = 2 * model.hidden + 3 * model.intermediate / setup.tensor_parallel
-    forward = setup.max_num_batched_tokens * setup.vllm_bytes * widths
-    sampler = 3 * 4.0 * setup.max_num_seqs * model.vocab
+    split = setup.rollout.tensor_model_parallel_size
+    widths = 2 * model.hidden + 3 * model.intermediate / split
+    forward = setup.rollout.max_num_batched_tokens * setup.vllm_bytes * widths
+    sampler = 3 * 4.0 * setup.rollout.max_num_seqs * model.vocab
     kv_bytes = max(0.0, share - weights - forward - sampler - GIB)
-    heads_split = min(setup.tensor_parallel, model.kv_heads) * (setup.replica_gpus // setup.tensor_parallel)
+    heads_split = min(split, model.kv_heads) * (setup.replica_gpus // split)
     memory.kv_tokens = int(kv_bytes / (model.kv_bytes_per_token(setup.vllm_bytes) / heads_split))
     memory.items["rollout"] |= {
         "vLLM weights": weights,
@@ -116,10 +117,10 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
     """
     memory = Memory()
     shard = 0.0 if setup.offload_policy else model.parameters * setup.master_bytes / setup.shards
-    weights_stay, moments_stay = not setup.param_offload, not setup.optimizer_offload
+    weights_stay, moments_stay = not setup.fsdp.param_offload, not setup.fsdp.optimizer_offload
     # FSDP2's shards stay where they are for the synchronisation, and go to the GPU one by one; FSDP1's all come.
-    on_gpu = {"rollout": weights_stay, "sync": weights_stay or not setup.fsdp2}
-    asleep = setup.gpu_memory_utilization * hardware.gpu_gb if not setup.vllm_sleeps else hardware.vllm_asleep_gb
+    on_gpu = {"rollout": weights_stay, "sync": weights_stay or setup.actor.strategy == "fsdp"}
+    kept = hardware.vllm_asleep_gb if setup.vllm_sleeps else setup.rollout.gpu_memory_utilization * hardware.gpu_gb
     for phase in PHASES:
         items = memory.items[phase]
         items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
@@ -129,22 +130,24 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
         items["gradients (shard)"] = shard if phase in ("update", "optimizer") else 0.0
         items["Adam moments (shard)"] = 2 * shard if phase in ("update", "optimizer") or moments_stay else 0.0
         if phase != "rollout" and not setup.rollout_gpus:
-            items["vLLM asleep"] = asleep * GIB
+            items["vLLM asleep"] = kept * GIB
     _vllm(memory, model, setup, hardware)
     memory.items["log_probs"] |= _log_probs(model, setup)
     memory.items["update"] |= _update(model, setup)
-    if setup.defer_gradient_sync:
+    if setup.fsdp.use_no_sync_for_gradient_accumulation:
         memory.items["update"]["unreduced gradients"] = float(model.parameters * setup.reduce_bytes)
     memory.items["optimizer"]["Adam working copy"] = shard
     memory.items["sync"] |= {
         "gathered parameters": float(setup.master_bytes * model.embedding),
-        "bucket of weights": setup.bucket_bytes,
+        "bucket of weights": setup.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2.0**20,
     }
     if setup.vllm_sleeps and not setup.rollout_gpus:
         memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
-    on_host = (setup.param_offload or setup.offload_policy) + 2 * (setup.optimizer_offload or setup.offload_policy)
-    states = (on_host + setup.reference + setup.weight_copies) * model.parameters * setup.master_bytes / setup.shards
-    memory.host_bytes = states * setup.gpus
+    on_host = (setup.fsdp.param_offload or setup.offload_policy) + 2 * (
+        setup.fsdp.optimizer_offload or setup.offload_policy
+    )
+    copies = on_host + (setup.reference_share is not None) + setup.weight_copies
+    memory.host_bytes = copies * model.parameters * setup.master_bytes / setup.shards * setup.trainer.n_gpus_per_node
     return memory
 
 
@@ -165,8 +168,8 @@ def _log_probs(model: ModelShape, setup: Setup) -> Items:
     widths = b * (4 * model.intermediate + model.hidden)
     if setup.attention != "flash_attention_2":
         widths = layer_activations(model, b, setup.attention, setup.mask_width)
-    logits = 0.0 if setup.fused_logits else float(tokens * model.vocab * b)
-    entropy = 12.0 * model.vocab * min(tokens, setup.entropy_chunk or tokens) if logits else 0.0
+    logits = 0.0 if setup.model.use_fused_kernels else float(tokens * model.vocab * b)
+    entropy = 12.0 * model.vocab * min(tokens, setup.entropy_chunk) if logits else 0.0
     return _largest(
         {"gathered parameters": head * model.tied + 2.0 * layer, "activations of a layer": float(tokens * widths)},
         {
@@ -186,16 +189,18 @@ def _update(model: ModelShape, setup: Setup) -> Items:
     - in a layer: its weights, those of the next one, the gradient of one and its copy in ``reduce_dtype``. With
       gradient checkpointing a layer keeps its input only, and one layer at a time is recomputed.
     """
-    b, tokens, length = setup.compute_bytes, setup.tokens_per_gpu, setup.mask_width
+    b, tokens, length = setup.compute_bytes, setup.update_tokens, setup.mask_width
+    checkpointing = setup.model.enable_gradient_checkpointing
     layer, head = b * model.layer_parameters, b * model.embedding
     per_layer = layer_activations(model, b, setup.attention, length)
-    kept = float(tokens * model.layers * (b * model.hidden if setup.gradient_checkpointing else per_layer))
-    in_layer = (per_layer if setup.gradient_checkpointing else 0) + working_bytes(model, b, setup.attention, length)
+    kept = float(tokens * model.layers * (b * model.hidden if checkpointing else per_layer))
+    in_layer = (per_layer if checkpointing else 0) + working_bytes(model, b, setup.attention, length)
     per_entry = logits_bytes(
         b,
-        flash_cross_entropy=setup.flash_cross_entropy,
+        # verl uses flash-attn's cross-entropy wherever the package is installed; without it attention is another, too.
+        flash_cross_entropy=setup.attention == "flash_attention_2",
         entropy=setup.entropy_in_update,
-        fused=setup.fused_logits,
+        fused=setup.model.use_fused_kernels,
     )
     reduced = setup.reduce_bytes * model.embedding * (1 + 1 / setup.shards)
     return _largest(

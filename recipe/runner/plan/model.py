@@ -1,4 +1,4 @@
-"""Size of a dense decoder: parameters, keys and values per token, arithmetic per token."""
+"""Size of a dense decoder: parameters as transformers builds it, keys and values per token, arithmetic per token."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.inputs import model_folder
 
 #: Decoders of the same shape: grouped-query attention, gated MLP with three matrices, RMSNorm, rotary positions.
 KNOWN_TYPES: Final = ("qwen3", "qwen2", "llama")
@@ -50,7 +51,8 @@ class UnknownModelError(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What memory and arithmetic depend on. Sizes in elements; ``hidden`` is H, ``intermediate`` I, ``vocab`` V."""
+    """What memory and arithmetic depend on, in elements. ``matrices``: a layer's parameters without norms and biases;
+    ``query`` and ``key``: widths of all heads together."""
 
     name: str
     hidden: int
@@ -58,88 +60,64 @@ class ModelShape:
     layers: int
     heads: int
     kv_heads: int
-    head_dim: int
+    query: int
+    key: int
     vocab: int
     tied: bool
     max_positions: int | None
     qk_norm: bool
-    qkv_bias: bool = False
-    output_bias: bool = False
+    matrices: int
+    layer_parameters: int
+    parameters: int
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], name: str) -> ModelShape:
-        """From the fields of a Hugging Face ``config.json``.
+    def from_config(cls, fields: Mapping[str, Any], name: str) -> ModelShape:
+        """From the fields of a Hugging Face ``config.json``; the parameters are counted on the meta device.
 
         Raises:
-            UnknownModelError: for a type other than KNOWN_TYPES, or a size that is missing or none.
+            UnknownModelError: for a type other than KNOWN_TYPES, or sizes from which transformers builds no model.
         """
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
 
-        def size(key: str, otherwise: int | None = None) -> int:
-            value = otherwise if (given := config.get(key)) is None else given
-            if value is None:
-                raise UnknownModelError(f"{name}: the model's config.json has no {key}")
-            if type(value) is not int or value < 1:
-                raise UnknownModelError(f"{name}: {key}={value!r} must be a whole number of 1 or more")
-            return value
-
-        kind = config.get("model_type")
-        if kind not in KNOWN_TYPES or config.get("mlp_bias"):
+        if (kind := fields.get("model_type")) not in KNOWN_TYPES:
             raise UnknownModelError(
-                f"{name}: model_type={kind!r} is not a decoder that the planner can count (it knows "
-                f"{', '.join(KNOWN_TYPES)}, without biases in the MLP)"
+                f"{name}: model_type={kind!r} is not a decoder that the planner can count; it knows "
+                f"{', '.join(KNOWN_TYPES)}"
             )
-        heads, hidden = size("num_attention_heads"), size("hidden_size")
+        try:
+            config = AutoConfig.for_model(**fields)
+            with torch.device("meta"):
+                module = AutoModelForCausalLM.from_config(config)
+        except Exception as error:  # of many kinds, for a size that is missing, none or 0
+            raise UnknownModelError(f"{name}: transformers builds no model of this config.json: {error}") from None
+        layer = list(module.model.layers[0].parameters())
+        head_dim = module.model.layers[0].self_attn.head_dim
         return cls(
             name=name,
-            hidden=hidden,
-            intermediate=size("intermediate_size"),
-            layers=size("num_hidden_layers"),
-            heads=heads,
-            kv_heads=size("num_key_value_heads", heads),
-            head_dim=size("head_dim", hidden // heads),
-            vocab=size("vocab_size"),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            max_positions=config.get("max_position_embeddings"),
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            query=config.num_attention_heads * head_dim,
+            key=config.num_key_value_heads * head_dim,
+            vocab=config.vocab_size,
+            tied=config.tie_word_embeddings,
+            max_positions=config.max_position_embeddings,
             qk_norm=kind == "qwen3",
-            qkv_bias=kind == "qwen2" or bool(config.get("attention_bias", False)),
-            output_bias=kind != "qwen2" and bool(config.get("attention_bias", False)),
+            matrices=sum(parameter.numel() for parameter in layer if parameter.dim() == 2),
+            layer_parameters=sum(parameter.numel() for parameter in layer),
+            parameters=sum(parameter.numel() for parameter in module.parameters()),
         )
 
     @property
-    def query(self) -> int:
-        """Width of queries: heads times head dimension."""
-        return self.heads * self.head_dim
-
-    @property
-    def key(self) -> int:
-        """Width of keys, and of values."""
-        return self.kv_heads * self.head_dim
-
-    @property
-    def layer_matrices(self) -> int:
-        """Entries of one layer's matrices: H (q + 2k) + q H for attention, 3 H I for the gated MLP."""
-        return self.hidden * (2 * self.query + 2 * self.key + 3 * self.intermediate)
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one decoder layer: its matrices, two norms of H, norms of queries and keys, biases."""
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        biases = (self.query + 2 * self.key) * self.qkv_bias + self.hidden * self.output_bias
-        return self.layer_matrices + norms + biases
-
-    @property
     def embedding(self) -> int:
-        """Entries of the embedding, and of the output head: V H."""
+        """Entries of the embedding, and of the output head."""
         return self.vocab * self.hidden
 
-    @property
-    def parameters(self) -> int:
-        """All of them; a tied head is the embedding and counts once."""
-        return self.layers * self.layer_parameters + (1 if self.tied else 2) * self.embedding + self.hidden
-
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """Keys and values of one token in all layers: 2 k layers elements (vLLM's layout; blocks add at most 15 tokens
-        to a sequence)."""
+        """Keys and values of one token in all layers (vLLM's layout; blocks add at most 15 tokens to a sequence)."""
         return 2 * self.key * self.layers * element_bytes
 
     def forward_flops(self, tokens: float, squared_lengths: float) -> float:
@@ -154,13 +132,8 @@ class ModelShape:
             tokens: Of all sequences together.
             squared_lengths: Sum over sequences of the square of their length.
         """
-        dense = self.layers * self.layer_matrices + self.embedding
+        dense = self.layers * self.matrices + self.embedding
         return 2.0 * tokens * dense + 2.0 * self.query * self.layers * squared_lengths
-
-
-def find_model(path: str, model_config: str | None = None) -> ModelShape:
-    """The shape of the model that :func:`read_architecture` finds, with the same arguments and errors."""
-    return ModelShape.from_config(*read_architecture(path, model_config))
 
 
 def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[str, Any], str]:
@@ -173,23 +146,25 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
     Raises:
         UnknownModelError: If there is no such file and the name is none of BUILT_IN, or the file is of another kind.
     """
-    file = Path(str(model_config or path)).expanduser()  # a folder may be called 3
-    file = file / "config.json" if file.is_dir() or model_config is None else file
-    if file.is_file():
+    folder = (
+        model_folder(path) if model_config is None else Path(str(model_config)).expanduser()
+    )  # a folder may be called 3
+    file = folder / "config.json" if folder is not None and folder.is_dir() else folder
+    if file is not None and file.is_file():
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
+            fields = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UnknownModelError(f"{file} is not a JSON file ({error}); give the model's config.json") from None
-        if not isinstance(told, dict):
+        if not isinstance(fields, dict):
             raise UnknownModelError(f"{file} is not a model's config.json; give another one")
-        return told, str(file)
+        return fields, str(file)
     if model_config is not None:
         raise UnknownModelError(f"model_config={model_config}: {file} does not exist; give the model's config.json")
     name = Path(path).name.removesuffix("-Base")
     if name not in BUILT_IN:
         raise UnknownModelError(
-            f"actor_rollout_ref.model.path={path}: there is no {file} on this machine, and the planner has built-in "
-            f"numbers for {', '.join(BUILT_IN)} only: set it to the model's folder, or give recipe.runner.plan the "
+            f"actor_rollout_ref.model.path={path}: the model is not on this machine, and the planner has built-in "
+            f"numbers for {', '.join(BUILT_IN)} only: set it to the model's folder, or give the planner the "
             "model's config.json: model_config=PATH"
         )
     return BUILT_IN[name], f"{path} (built-in numbers)"

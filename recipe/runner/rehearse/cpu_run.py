@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ import psutil
 from recipe.runner.checkpoints.integrity import latest, step_of
 from recipe.runner.launch.compose import quoted
 from recipe.runner.launch.run_folder import logged
-from recipe.runner.rehearse.shrink import STEPS, Change
+from recipe.runner.rehearse.shrink import STEPS
 
 #: Seconds that one of the two starts may take.
 LIMIT_S: Final = 900
@@ -28,66 +29,65 @@ _DIFFERENCE: Final = "training/rollout_probs_diff_mean"
 _NORM: Final = "actor/grad_norm"
 
 
-class RunFailed(RuntimeError):
-    """The run did not do what the job will have to; the message says what it printed."""
+class Failed(Exception):
+    """The job would fail; every line of the message names what, and what to change or what was printed."""
 
 
-def run(overrides: Sequence[str], changes: Sequence[Change], folder: Path) -> str:
+def run(command: str, overrides: Sequence[str], folder: Path) -> str:
     """Two steps with a checkpoint each; the start is killed after the first, and the next one resumes the folder.
+
+    Args:
+        command: Module that starts the job.
+        overrides: Of the small job.
+        folder: Of its run.
 
     Returns:
         What was seen, as a sentence.
 
     Raises:
-        RunFailed: if a start fails, does not end in time, or leaves something undone.
+        Failed: if a start fails, does not end in time, or leaves something undone.
     """
     folder.mkdir(parents=True)
-    first = _start([*overrides, *(change.override() for change in changes)], folder)
-    _wait(first, folder, lambda: latest(folder / "checkpoints") is not None)
+    with _started(command, overrides, folder) as first:
+        _wait(first, folder, lambda: latest(folder / "checkpoints") is not None)
     saved = latest(folder / "checkpoints")
     if saved is None:
-        raise RunFailed(f"it ended without a checkpoint; it printed: {_tail(folder)}")
-    _kill(first)
-    _wait(_start([f"resume={quoted(folder)}"], folder), folder, lambda: False)
-    return f"killed after the checkpoint of step {step_of(saved)}, resumed; {_verdict(folder)}"
+        raise Failed(f"it ended without a checkpoint; it printed: {_tail(folder)}")
+    with _started(command, [f"resume={quoted(folder)}"], folder) as second:
+        _wait(second, folder, lambda: False)
+    return f"killed after the checkpoint of step {step_of(saved)}, resumed; {verdict(folder)}"
 
 
-def _start(arguments: Sequence[str], folder: Path) -> psutil.Popen:
+@contextlib.contextmanager
+def _started(command: str, arguments: Sequence[str], folder: Path) -> Iterator[psutil.Popen]:
+    """The job's command; what is left of it at the end is killed, as the system does where memory is short."""
     others = ("VERL_PLATFORM", "RAY_ADDRESS")  # of the job, not of a rehearsal
     environment = {name: value for name, value in os.environ.items() if name not in others}
     with (folder / "stdout.log").open("ab") as log:
-        return psutil.Popen(
-            [sys.executable, "-m", "recipe.fspo.main", *arguments],
+        process = psutil.Popen(
+            [sys.executable, "-m", command, *arguments],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
         )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            family = [process, *process.children(recursive=True)]
+            process.send_signal(signal.SIGKILL)
+            psutil.wait_procs(family, timeout=60)  # the run's reaper ends the others
 
 
 def _wait(process: psutil.Popen, folder: Path, enough: Callable[[], bool]) -> None:
     limit = time.monotonic() + LIMIT_S
-    try:
-        while process.poll() is None and not enough():
-            if time.monotonic() > limit:
-                raise RunFailed(f"not done after {LIMIT_S} s; it printed: {_tail(folder)}")
-            time.sleep(0.2)
-    except BaseException:
-        _kill(process)
-        raise
+    while process.poll() is None and not enough():
+        if time.monotonic() > limit:
+            raise Failed(f"not done after {LIMIT_S} s; it printed: {_tail(folder)}")
+        time.sleep(0.2)
     if process.returncode:
-        raise RunFailed(f"it ended with status {process.returncode}; it printed: {_tail(folder)}")
-
-
-def _kill(process: psutil.Popen) -> None:
-    """As the system does where memory is short: without a warning. The run's reaper ends what is left of it."""
-    if process.poll() is not None:
-        return
-    family = [process, *process.children(recursive=True)]
-    process.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(family, timeout=60)
-    if alive:
-        raise RunFailed(f"60 s after the run was killed, {len(alive)} of its processes are still there: {alive[:3]}")
+        raise Failed(f"it ended with status {process.returncode}; it printed: {_tail(folder)}")
 
 
 def _tail(folder: Path) -> str:
@@ -95,7 +95,12 @@ def _tail(folder: Path) -> str:
     return f"{text[max(0, text.find('error:')) :][-3000:].strip()}\n(all of it: {folder / 'stdout.log'})"
 
 
-def _verdict(folder: Path) -> str:
+def verdict(folder: Path) -> str:
+    """What the finished run has written, as a sentence.
+
+    Raises:
+        Failed: if something is missing or impossible.
+    """
     entries = logged(folder)
     metrics = {name: value for entry in entries for name, value in entry["metrics"].items()}
     status = json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]
@@ -113,7 +118,7 @@ def _verdict(folder: Path) -> str:
         (difference > LARGEST_DIFFERENCE, f"{_DIFFERENCE}={difference}"),
     ):
         if wrong:
-            raise RunFailed(f"{says}; see {folder}")
+            raise Failed(f"{says}; see {folder}")
     return (
         f"{len(scores)} validation scores; gradient norms {', '.join(f'{norm:.3g}' for norm in norms.values())}; "
         f"vLLM's and the actor's probabilities differ by {difference:.1e}"

@@ -1,10 +1,6 @@
 """The job's reward function, called on every response of the rehearsal, with a coin's score in place of its own.
 
 A model with random weights never earns a reward, and groups of equal rewards have no gradient: nothing would move.
-
-``python -m recipe.runner.rehearse.reward REWARD FILE ...`` calls it on each row of small Parquet files before Ray
-starts and prints what is wrong with a call, or nothing. REWARD is a JSON object of ``rehearsed_path``,
-``rehearsed_name`` and the function's keywords.
 """
 
 from __future__ import annotations
@@ -12,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import json
-import sys
 import zlib
 from typing import Any
 
-from fspo.rewards.custom import BadReward, describe, load, result_problem
+from fspo.rewards.custom import BadReward, load, result_problem
 
 _load = functools.cache(load)
 
@@ -37,23 +31,3 @@ async def compute_score(*, rehearsed_path: str, rehearsed_name: str, **arguments
         raise BadReward(problem)
     coin = float(zlib.crc32(arguments["solution_str"].encode()) % 2)
     return {**result, "score": coin} if isinstance(result, dict) else coin
-
-
-def main() -> None:
-    """Score a response of one word for every row, until one fails."""
-    import pyarrow.parquet as pq
-
-    reward = json.loads(sys.argv[1])
-    for file in sys.argv[2:]:
-        for number, row in enumerate(pq.read_table(file).to_pylist()):
-            asked = {"data_source": row["data_source"], "ground_truth": row["reward_model"]["ground_truth"]}
-            info = {**(row.get("extra_info") or {}), "response_length": 1}
-            try:
-                asyncio.run(compute_score(**reward, **asked, solution_str="none", extra_info=info))
-            except Exception as error:
-                print(f"row {number} of {file} ({asked}): {describe(error)}")
-                return
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""The share of its weight that a sequence keeps: by hand, and as acceptance where a loss accepts or rejects."""
+"""Views of acceptance, and the share of its weight that a sequence keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fspo.kept import Gradient, kept_output, unclipped_weight
+from fspo.acceptance import Gradient, acceptance_counts, kept_output, stack_sums, unclipped_weight
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import SequenceSums
 from fspo.types import BandState
@@ -28,6 +28,26 @@ def random_batch(rows: int = 200, width: int = 30) -> tuple[torch.Tensor, torch.
     mask = torch.arange(width) < torch.randint(0, width + 1, (rows, 1), generator=generator)
     advantage = torch.randint(-1, 2, (rows, 1), generator=generator).double().expand(rows, width)
     return new, old, advantage, mask
+
+
+def test_views_of_acceptance() -> None:
+    new, old, advantage, mask = random_batch()
+    output = sequence_policy_loss(new, old, advantage, mask, ALGORITHMS["fspo"])
+    sums_MKF = stack_sums([SequenceSums.zeros().add_(output)])
+    valid, A = output.valid_B, output.advantage_B
+    kept = valid & ~(output.clipped_high_B | output.clipped_low_B)
+    weight = output.weight_B * valid
+    for view, accepted, total in (
+        ("symmetric", output.accepted_B.sum(), valid.sum()),
+        ("active", kept.sum(), valid.sum()),
+        ("active_nonzero_advantage", (kept & (A != 0)).sum(), (valid & (A != 0)).sum()),
+        ("mass", weight[output.accepted_B].sum(), weight.sum()),
+    ):
+        counts = acceptance_counts(sums_MKF, view)
+        assert counts.accepted.sum() == pytest.approx(float(accepted)) and 0 < accepted < total
+        assert counts.total.sum() == pytest.approx(float(total))
+    with pytest.raises(KeyError, match=r"'nope'.*symmetric"):
+        acceptance_counts(sums_MKF, "nope")
 
 
 def test_weights_by_hand() -> None:

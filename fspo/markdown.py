@@ -1,0 +1,11 @@
+"""The one way to a Markdown table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of text, without a newline at its end; each row has as many cells as there are heads."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -1,0 +1,92 @@
+"""The job of this recipe: what it hands to :mod:`recipe.runner`. Imports neither verl nor ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.fspo.removed import EARLIER_NAMES
+from recipe.runner.launch import compose as runner
+from recipe.runner.launch.job import Job
+
+_HERE = Path(__file__).resolve().parent
+#: The shipped configuration: ``conf/`` of a checkout, which a wheel holds as ``recipe/fspo/conf/``.
+CONF_DIR: Final = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parents[1] / "conf"
+
+
+def _problems(config: DictConfig) -> Iterator[str]:
+    from recipe.fspo.config import problems  # imports verl: after the platform is exported
+
+    return problems(config)
+
+
+def _complete(config: DictConfig) -> None:
+    from recipe.fspo.config import complete_loss, complete_mode
+
+    complete_mode(config)
+    complete_loss(config)
+
+
+def _facts(config: DictConfig) -> Mapping[str, Any]:
+    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+    return {
+        "algo": config.fspo.algo,
+        "comparison": config.fspo.comparison,
+        "loss": {key: value for key, value in loss.items() if value is not None},
+    }
+
+
+def _conclude(config: DictConfig) -> None:
+    folder = Path(config.run.dir)
+    if config.evaluate:
+        from fspo.evaluation import conclude_evaluation
+
+        print(conclude_evaluation(folder, config.seed), flush=True)
+    else:
+        from fspo.report.summary import summarise
+
+        print(summarise(folder), flush=True)
+
+
+JOB: Final = Job(
+    command="recipe.fspo.main",
+    config=CONF_DIR / "fspo.yaml",
+    modules=("recipe.fspo.trainer", "recipe.fspo.worker"),
+    problems=_problems,
+    complete=_complete,
+    facts=_facts,
+    conclude=_conclude,
+    earlier_names=EARLIER_NAMES,
+    headline=(
+        "fspo/advantage_zero_frac",
+        "fspo/clip_active_frac",
+        "fspo/clip_frac",
+        "fspo/drift_per_token",
+        "fspo/kl_to_start",
+        "fspo/lre_active_debiased",
+        "fspo/lre_debiased",
+        "fspo/noise_floor/margin",
+        "fspo/sigma_hat",
+        "fspo/truncated_frac",
+    ),
+    columns=(
+        ("clipped", "fspo/clip_frac", "{:.1%}"),
+        ("LRE", "fspo/lre_debiased", "{:.3f}"),
+        ("KL to start", "fspo/kl_to_start", "{:.4f}"),
+    ),
+)
+
+
+def compose(overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
+    """The configuration of ``python -m recipe.fspo.main`` with these overrides, as :func:`recipe.runner.launch.compose`
+    composes it.
+    """
+    return runner.compose(JOB, overrides, own)
+
+
+def choices(group: str, overrides: Sequence[str] = ()) -> list[str]:
+    """The options of a configuration group, such as ``algo``: those shipped, and those of the user's own folders."""
+    return runner.choices(JOB, group, overrides)

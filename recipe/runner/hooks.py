@@ -1,0 +1,294 @@
+"""What the runner adds to a trainer of verl: a run folder, phases, preemption, checkpoints that resume, a shorter poll.
+
+:class:`RunnerHooks` is mixed into verl's trainers: every method calls verl's own and adds to it. A subclass is
+registered under a name of its own (``trainer.v1.trainer_mode``) and restores verl's name, because verl asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.v1 import trainer_separate_async
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.workers.rollout.replica import RolloutReplica
+
+from recipe.runner.checkpoints.disk import room_for_save
+from recipe.runner.checkpoints.integrity import remove_old, resumed_from, step_folder
+from recipe.runner.checkpoints.state import Stateful, load_state, save_state
+from recipe.runner.faults.errors import ExplainedError
+from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
+from recipe.runner.faults.resources import wait_for_resources
+from recipe.runner.launch import loggers, run_folder, server_slots
+from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.validation import replace_resampling
+
+
+def give_servers_slots(slots: int) -> None:
+    """Let every server that this process starts take in ``slots`` calls at once, or verl's number if that is larger."""
+    verls = RolloutReplica.max_concurrency.fget
+    RolloutReplica.max_concurrency = property(lambda replica: max(verls(replica), slots))
+
+
+class RunnerHooks(PPOTrainer):
+    """What the runner adds, whatever the mode."""
+
+    verl_mode: str
+
+    def __init__(self, config: DictConfig) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.verl_mode
+            config.trainer.experiment_name = loggers.run_name(config)
+        if (slots := server_slots.slots(config)) is not None:
+            give_servers_slots(slots)
+        if self.verl_mode == "separate_async":
+            # verl 0.9.1 hands its logger a keyword of print() there, an error unless the message is dropped.
+            logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
+        loggers.point_into(config.run.dir)
+        replace_resampling()
+        self._run_log: RunLog | None = None
+        self._lead_time = LeadTime.from_environment()
+        self._saved_step: int | None = None
+        self._began_s = 0.0
+        self._save_s = 0.0
+        self._phase = Phase(0, "start-up")
+        self._moved_s = 0.0
+        self.global_steps = 0  # verl sets it when it looks for a checkpoint
+        super().__init__(config)
+
+    # ---------------------------------------------------------------- for a recipe
+
+    def stateful_parts(self) -> Mapping[str, Stateful | None]:
+        """What a recipe adds to a checkpoint, by name."""
+        return {}
+
+    def replay_buffer_for(self, buffer: ReplayBuffer) -> ReplayBuffer:
+        """The buffer to use in place of one that verl has just built."""
+        return buffer
+
+    def raise_failure(self) -> None:
+        """Raise what a recipe's reward workers could not do; verl would go on without those responses."""
+
+    # ---------------------------------------------------------------- what it is doing
+
+    def _enter(self, phase: str) -> None:
+        self._phase = Phase(self.global_steps, phase)
+        write_phase(self.config.run.dir, self._phase)
+
+    def _moved(self, queue: str) -> None:
+        """Note progress within a phase, once a second at most."""
+        if queue != self._phase.queue and time.monotonic() - self._moved_s > 1:
+            self._moved_s = time.monotonic()
+            self._phase = replace(self._phase, queue=queue)
+            write_phase(self.config.run.dir, self._phase)
+
+    def _ending(self) -> None:
+        self._phase = replace(self._phase, step=self.global_steps, ending=True)
+        write_phase(self.config.run.dir, self._phase)
+
+    def on_sample_begin(self) -> None:
+        self._enter("generation")  # for every mini-batch in separate_async
+        super().on_sample_begin()
+
+    def on_sample_end(self) -> None:
+        self.raise_failure()
+        super().on_sample_end()
+        self._enter("log-probabilities")
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        self._enter("update")
+        return super()._update_actor(batch, metrics)
+
+    # ---------------------------------------------------------------- start-up
+
+    def init(self) -> None:
+        try:
+            super().init()
+        except BaseException:
+            self._ending()
+            raise
+
+    def _init_dataloader(self) -> None:
+        try:
+            super()._init_dataloader()
+        except ValueError:  # of torch, if nothing at all is left
+            self._check_prompts()
+            raise
+        self._check_prompts()
+        rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
+        if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
+            run_folder.note(self.config.run.dir, validation_problems=dict(Counter(rows["data_source"])))
+
+    def _check_prompts(self) -> None:
+        # What the filter of long prompts leaves is known only now; verl would divide by its number of batches later.
+        data = self.config.data
+        for kind, needed in (("train", data.train_batch_size), ("val", 1)):
+            left = getattr(self, f"{kind}_dataset", None)
+            if left is not None and len(left) < needed:
+                raise ExplainedError(
+                    f"data.{kind}_files: {len(left)} prompts have no more than data.max_prompt_length="
+                    f"{data.max_prompt_length} tokens, and {needed} are needed"
+                    + (" (data.train_batch_size)" if kind == "train" else "")
+                    + "; allow longer prompts, or give more data"
+                )
+
+    def _build_replay_buffer(self) -> ReplayBuffer:
+        replay_buffer = self.replay_buffer_for(super()._build_replay_buffer())
+        # verl polls every 2 s and offers no setting, so every generation would take a multiple of 2 s. A poll of the 8B
+        # job moves half a megabyte.
+        replay_buffer.poll_interval = 0.05 if self.config.trainer.device == "cpu" else 0.5
+        self._watch(replay_buffer)
+        return replay_buffer
+
+    def _watch(self, buffer: ReplayBuffer) -> None:
+        """Let a buffer say at every poll how many responses and prompts are how far, so that a hang can be told from a
+        long generation.
+        """
+        wait = buffer._wait_for_next_poll
+
+        def note_and_wait(partition_id: str, last_debug_time: float) -> float:
+            names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
+            words = "{} responses finished; prompts: {} pending, {} running, {} finished, {} failed"
+            self._moved(words.format(*(len(getattr(buffer, name)[partition_id]) for name in names)))
+            return float(wait(partition_id, last_debug_time))
+
+        buffer._wait_for_next_poll = note_and_wait
+
+    def _init_resource_pool_mgr(self) -> None:
+        wait_for_resources(self.config, PROGRESS.say)
+        super()._init_resource_pool_mgr()
+        PROGRESS.say("starting the FSDP workers, then the vLLM engines")
+
+    def on_init_end(self) -> None:
+        PROGRESS.say("sending the weights to vLLM")
+        super().on_init_end()
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        try:
+            self._reseed_sampling()
+            super().fit(agent_loop_manager)
+        except Exception:
+            if self._phase.phase in ("generation", "validation"):  # without any reward verl stops for another reason
+                self.raise_failure()
+            raise
+        finally:
+            self._ending()
+
+    def _reseed_sampling(self) -> None:
+        """Let vLLM's sampling begin from the run's seed and step.
+
+        Needs a worker extension that can (``recipe.runner.cpu.vllm_worker``): on GPUs vLLM keeps the seed of its start.
+        """
+        if self.config.trainer.device != "cpu":
+            return
+        seed = (self.config.data.seed or 0) * 1_000_003 + self.global_steps
+        replicas = [replica for manager in self._rollout_server_managers() for replica in manager.get_replicas()]
+        servers = [server for replica in replicas for server in replica.servers]
+        ray.get([server.collective_rpc.remote("reseed", args=(seed + i,)) for i, server in enumerate(servers)])
+
+    def _note_missing(self, missing: int, expected: int, where: str, verl: str) -> None:
+        if missing > 0:
+            PROGRESS.say(
+                f"note: {missing} of {expected} responses of {where} are missing: their generation or reward failed, "
+                f"verl {verl}, and Ray's logs of AgentLoopWorker say why"
+            )
+
+    # ---------------------------------------------------------------- logging
+
+    def _open_run_log(self) -> None:
+        """Add the run folder to verl's loggers, which exist from the first validation or the first step on."""
+        if self._run_log is None:
+            patterns, verls = loggers.chosen(self.config), self.logger.logger
+            self.logger.logger = {name: loggers.Chosen(logger, patterns) for name, logger in verls.items()}
+            self._run_log = RunLog(self.config, total_steps=self.total_training_steps)
+            self.logger.logger["run_folder"] = self._run_log
+
+    def on_validate_begin(self) -> None:
+        self._open_run_log()
+        self._enter("validation")
+        self._began_s = time.monotonic()
+        super().on_validate_begin()
+
+    def on_validate_end(self) -> None:
+        self.raise_failure()
+        super().on_validate_end()
+        self._lead_time.measured(validation_s=time.monotonic() - self._began_s)
+
+    def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
+        expected = sum((more.get("expected_acc_counts") or {}).values())
+        self._note_missing(expected - len(sample_uids), expected, "the validation", "counts them as wrong")
+        return super()._val_metrics_update(data_sources, sample_uids, infos, *rest, **more)
+
+    def on_train_begin(self) -> None:
+        self._open_run_log()
+        STOP.training = True
+        super().on_train_begin()
+
+    # ---------------------------------------------------------------- preemption
+
+    def on_step_begin(self) -> None:
+        # verl has counted on by now. Here the step before is complete: trained, sent to vLLM and logged.
+        if STOP.requested:
+            self._save_and_leave()
+        self._began_s, self._save_s = time.monotonic(), 0.0
+        self._enter("generation")
+        super().on_step_begin()
+
+    def on_step_end(self) -> None:
+        self._enter("weight sync")
+        super().on_step_end()
+        self._lead_time.measured(step_s=time.monotonic() - self._began_s - self._save_s)
+        if (shortfall := self._lead_time.shortfall()) is not None:
+            PROGRESS.say(shortfall)
+        if STOP.requested and self.global_steps < self.total_training_steps:
+            # Not now: it may take longer than the time that is left. The resumed run begins with a validation.
+            with open_dict(self.config):
+                self.config.trainer.test_freq = -1
+
+    def _save_and_leave(self) -> None:
+        """Save the step before this one, unless that has been done, and end the run."""
+        self.global_steps -= 1
+        if self.global_steps == 0:
+            raise Preempted(NOTHING_TO_SAVE)
+        if self._saved_step != self.global_steps:
+            self._save_checkpoint()
+        raise Preempted(f"preempted after step {self.global_steps}; it is saved")
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _remove_old(self) -> None:
+        root, keep = Path(self.config.trainer.default_local_dir), self.config.trainer.max_actor_ckpt_to_keep
+        if keep:
+            remove_old(root, self.global_steps, keep)
+
+    def _save_checkpoint(self) -> None:
+        # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
+        # checkpoint callback runs after that.)
+        self._enter("save")
+        started = time.monotonic()
+        folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
+        with room_for_save(folder.parent, self.global_steps, self._remove_old):
+            save_state(folder, self.stateful_parts())
+            super()._save_checkpoint()
+        self._remove_old()
+        self._saved_step = self.global_steps
+        self._save_s = time.monotonic() - started
+        self._lead_time.measured(save_s=self._save_s)
+        PROGRESS.say(f"saved {folder} in {self._save_s:.1f} s")
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        self._saved_step = self.global_steps  # nothing new until a step is done
+        if self.global_steps > 0 and (folder := resumed_from(self.config)) is not None:
+            load_state(folder, self.stateful_parts())
+            PROGRESS.say(f"resumed from {folder}")

@@ -1,0 +1,239 @@
+"""What a run reads: its model, its data and its reward function; where they are, and what is wrong with them.
+
+Part of the checks before Ray starts (:mod:`recipe.runner.launch.checks`). Of Parquet files the columns are read and no
+rows: ``python -m fspo.data check`` does that. A JSON file has no columns without its rows, and is read whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+
+from fspo.data.check import column_problems, join_problems, read_schema, read_table
+from fspo.data.offline_task import SPLITS, Split
+from fspo.rewards.custom import BadReward, load, problem_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A folder with one of these has a tokenizer.
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+#: A file smaller than this in place of weights is the pointer that git-lfs leaves.
+_POINTER_BYTES: Final = 1024
+_MODEL: Final = "actor_rollout_ref.model"
+_REWARD: Final = "reward.custom_reward_function"
+#: Rewards that start with this belong to a recipe; to import one starts nothing.
+_RECIPES: Final = "pkg://recipe."
+_FILE: Final = "file://"
+#: Some modules load a model while they are imported.
+_LOAD_LIMIT_S: Final = 300
+
+
+def absolute_path(path: str) -> str:
+    """A path that means the same to a worker of Ray, which has another working folder; ``pkg://`` as it is."""
+    path = path.removeprefix(_FILE)
+    return path if "://" in path else str(Path(path).expanduser().absolute())
+
+
+# ---------------------------------------------------------------- the model
+
+
+def _looks_like_a_path(model: str) -> bool:
+    return model.startswith(("/", ".", "~")) or model.count("/") > 1 or Path(model).exists()
+
+
+def model_folder(model: str) -> Path | None:
+    """The folder of a model on this machine, the local hub cache included; None if it is not there."""
+    folder = Path(model).expanduser()
+    if folder.is_dir() or _looks_like_a_path(model):
+        return folder if folder.is_dir() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json")
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return content
+
+
+def read_model_config(config: DictConfig) -> dict[str, Any]:
+    """``config.json`` of a model on this machine; empty for one that would come from the hub."""
+    folder = model_folder(config.actor_rollout_ref.model.path)
+    return {} if folder is None else _read_json(folder / "config.json")
+
+
+def model_problems(config: DictConfig) -> Iterator[str]:
+    """A model's folder that is missing or incomplete."""
+    key, model = f"{_MODEL}.path", config.actor_rollout_ref.model.path
+    folder = model_folder(model)
+    if folder is None and not _looks_like_a_path(model):
+        if os.environ.get("HF_HUB_OFFLINE") == "1":
+            yield f"{key}={model!r} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a folder"
+    elif folder is None or not (folder / "config.json").is_file():
+        yield (
+            f"{key}={model!r} is not a folder with a config.json: give one that holds a model in Hugging Face format "
+            "(of a checkpoint `python -m recipe.runner.export` makes one), or a name on the hub"
+        )
+    else:
+        weights = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
+        shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
+        absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < _POINTER_BYTES)
+        if absent or not weights:
+            names = ", ".join(absent[:3]) or "weights (*.safetensors or *.bin)"
+            yield f"{key}={model!r} is incomplete: {names} is missing or a git-lfs pointer; download it again"
+
+
+def tokenizer_problems(config: DictConfig) -> Iterator[str]:
+    """A tokenizer that is missing, or has no chat template: verl hands it every prompt, a list of messages."""
+    model = config.actor_rollout_ref.model
+    name = "tokenizer_path" if model.get("tokenizer_path") else "path"
+    key, folder = f"{_MODEL}.{name}={model[name]!r}", model_folder(model[name])
+    if folder is None and not (name == "tokenizer_path" and _looks_like_a_path(model[name])):
+        return  # on the hub, or said of the model
+    if folder is None or not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        yield f"{key} has no tokenizer: copy its files ({', '.join(_TOKENIZER_FILES)}) there, or give a name on the hub"
+        return
+    settings = _read_json(folder / "tokenizer_config.json")
+    if not (settings.get("chat_template") or any(folder.glob("chat_template*")) or model.get("custom_chat_template")):
+        yield (
+            f"{key} has a tokenizer without a chat template, and prompts are lists of messages: add "
+            f"chat_template.jinja to the folder, or set {_MODEL}.custom_chat_template"
+        )
+
+
+# ---------------------------------------------------------------- the data
+
+
+def data_files(config: DictConfig, key: str) -> list[str]:
+    """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
+    value = config.data[key]
+    if value is None:
+        return []
+    return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
+
+
+def generated_files(config: DictConfig) -> dict[str, Split]:
+    """The data files that the embedded task will write, and what each holds; explicit data files are never among them.
+
+    A file of the task lies in ``data.offline_task.folder``, which is in the run folder.
+    """
+    task = config.data.get("offline_task")
+    if not task:
+        return {}
+    wanted = [*data_files(config, "train_files"), *data_files(config, "val_files")]
+    files = {str(Path(task.folder) / f"{split}.parquet"): split for split in SPLITS}
+    return {path: split for path, split in files.items() if path in wanted}
+
+
+def _columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
+    """The columns of a data file, and its number of rows. Raises ValueError, with the file's name, if it has none."""
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; make it with `python -m fspo.data prepare`, or correct the path")
+    if path.suffix == ".parquet":
+        return read_schema(path), pq.read_metadata(path).num_rows
+    table = read_table(path)
+    return table.schema, table.num_rows
+
+
+def data_problems(config: DictConfig) -> Iterator[str]:
+    """Files that are missing or cannot be read, columns that verl cannot use or join, too few rows."""
+    if OmegaConf.select(config, "data.custom_cls.path"):  # it reads what it likes
+        return
+    generated, prompts = generated_files(config), config.data.get("prompt_key", "prompt")
+    for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
+        key, rows, schemas = f"data.{name}", 0, {}
+        files = data_files(config, name)
+        for file in files:
+            if file in generated:
+                rows += config.data.offline_task[f"n_{generated[file]}"]
+            elif "://" not in file:  # else verl copies it
+                try:
+                    schemas[file], more = _columns_and_rows(Path(file).expanduser())
+                except ValueError as error:
+                    yield f"{key}: {error}"
+                    continue
+                rows += more
+                for problem in column_problems(schemas[file], prompts, _reads_text(config)):
+                    yield f"{key}: {file} {problem}"
+        for problem in join_problems(schemas):
+            yield f"{key}: {problem}"
+        limit = config.data.get(name.replace("files", "max_samples")) or -1
+        taken = limit if 0 < limit < rows else rows
+        if taken < needed and all(file in generated or file in schemas for file in files):
+            cut = f", of which {taken} are taken (data.{name.split('_')[0]}_max_samples)" if taken < rows else ""
+            yield (
+                f"{key}: {rows} rows in {len(files)} file(s){cut}, but at least {needed} are needed"
+                + (" (data.train_batch_size): give a smaller batch, or more data" if needed > 1 else ": give more data")
+                + ", made with `python -m fspo.data prepare` for example"
+            )
+
+
+# ---------------------------------------------------------------- the reward
+
+
+def make_absolute(config: DictConfig) -> None:
+    """Paths of files of the user's that verl's reward workers load, in place."""
+    for holder in (config.reward.custom_reward_function, config.reward.reward_manager.module):
+        if holder.get("path"):
+            with open_dict(holder):
+                holder.path = absolute_path(holder.path)
+
+
+def _reads_text(config: DictConfig) -> bool:
+    """Whether the reward is a recipe's, and declares that its ground truth is text."""
+    custom = config.reward.custom_reward_function
+    if not str(custom.path).startswith(_RECIPES):
+        return False
+    try:
+        parameters = inspect.signature(load(custom.path, custom.name)).parameters
+    except BadReward:
+        return False  # which is said of the reward
+    return "ground_truth" in parameters and parameters["ground_truth"].annotation in (str, "str")
+
+
+def reward_problems(config: DictConfig) -> Iterator[str]:
+    """A reward that verl could not load or call, and keys of older releases, which verl's main_ppo no longer reads."""
+    for old in ("custom_reward_function", "reward_model", "sandbox_fusion"):
+        if any(value is not None for value in _values(config.get(old))):
+            yield f"{old} is set, and verl's main_ppo no longer reads it: use reward.{old}, or another key of reward"
+    custom, manager = config.reward.custom_reward_function, config.reward.reward_manager.module.path
+    if manager and "://" not in manager and not Path(manager).is_file():
+        yield f"reward.reward_manager.module.path={manager!r} is not a file: correct the path"
+    if not custom.path:
+        return
+    settings = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create(), resolve=True)
+    further = ["reward_router_address", "reward_model_tokenizer"] if config.reward.reward_model.enable else []
+    if problem := _problem_of(absolute_path(custom.path), str(custom.name), settings, further):
+        keywords = f", reward_kwargs={settings}" if settings else ""
+        yield f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}: {problem}"
+
+
+def _values(group: Any) -> list[Any]:
+    """All values of a group and of those inside it."""
+    return [value for name in group for value in _values(group[name])] if OmegaConf.is_dict(group) else [group]
+
+
+def _problem_of(path: str, name: str, settings: Any, further: list[str]) -> str | None:
+    """What is wrong with a reward function. A module of the user's is imported in a process of its own."""
+    if path.startswith(_RECIPES):
+        return problem_of(path, name, settings, further)
+    command = [sys.executable, "-m", "fspo.rewards.custom", path, name, json.dumps(settings), *further]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it was not imported within {_LOAD_LIMIT_S} s; every reward worker would have to wait as long"
+    if ended.returncode:
+        return f"the process that imported it ended with status {ended.returncode}: {ended.stderr.strip()[-2000:]}"
+    return ended.stdout or None

@@ -1,0 +1,133 @@
+"""The command of a job: ``python -m MODULE [KEY=VALUE ...]``, composed once, then run to its end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from recipe.runner.faults.preemption import end_on_signals, watch_for_warning
+from recipe.runner.faults.processes import own_run_id
+from recipe.runner.launch.commands import BAD_INPUT, BadInput, launch_or_exit
+from recipe.runner.launch.compose import SEARCH_PATH, compose, parsed
+from recipe.runner.launch.job import Job
+from recipe.runner.launch.machine import WrongMachineError, export_platform
+from recipe.runner.launch.restarts import supervise
+from recipe.runner.launch.run_folder import is_restart
+from recipe.runner.launch.run_settings import evaluates, with_settings_of_run
+from recipe.runner.launch.values import PreflightError
+
+#: Settings of the command itself.
+_OWN = ("resume", "dry_run")
+
+
+def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
+    """Run a job as its command line asks, and leave the process unless the run has finished.
+
+    Args:
+        job: What to run.
+        usage: What ``--help`` prints.
+        several: What to use for several runs, in place of Hydra's sweeps.
+        arguments: Of the command line.
+    """
+    try:
+        flags, overrides = _parsed(arguments, several)
+        if flags.help:
+            print(usage, end="")
+            return
+        dry_run, overrides = _dry_run(overrides)
+        new = len(overrides)
+        overrides = with_settings_of_run(overrides, job)
+        if kept := overrides[: len(overrides) - new]:
+            print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
+        config = compose(job, overrides, _OWN)
+        if not OmegaConf.is_dict(config.run):
+            raise BadInput(f"run={config.run}: run is a group of settings; give run.dir=FOLDER, for example")
+        if flags.cfg:
+            part = config if flags.package in (None, "_global_") else OmegaConf.select(config, flags.package)
+            if not OmegaConf.is_config(part):
+                raise BadInput(f"--package {flags.package}: give a group of the configuration, such as trainer")
+            print(OmegaConf.to_yaml(part, resolve=flags.resolve), end="")
+            return
+        if not dry_run:
+            watch_for_warning()
+            end_on_signals()
+        os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
+        export_platform(config, elsewhere=dry_run)
+        if dry_run:
+            print(_tried_out(config, job), end="", flush=True)
+            return
+    except PreflightError as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    restarts = config.run.restarts
+    if type(restarts) is int and restarts > 0 and not evaluates(config) and not is_restart():
+        sys.exit(supervise(job.command, overrides, Path(config.run.dir).absolute(), restarts))
+    own_run_id()  # before anything is started: whatever is, inherits it
+    launch_or_exit(config, job, overrides)
+
+
+def _parsed(arguments: Sequence[str], several: str) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    try:
+        flags, overrides = parser.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise BadInput(f"{error}; see --help") from None
+    if flags.help:
+        return flags, []
+    if (flags.resolve or flags.package) and not flags.cfg:
+        raise BadInput("--resolve and --package go with --cfg job")
+    if unknown := [each for each in overrides if each.startswith("-")]:
+        folder = f"; a folder of configuration files is '{SEARCH_PATH}=[FOLDER]'" if "config" in unknown[0] else ""
+        raise BadInput(f"{unknown[0]} is no flag of this command: see --help{folder}")
+    sweeps = [str(each.input_line) for each in parsed(overrides) if each.is_sweep_override()]
+    if flags.multirun or sweeps:
+        raise BadInput(f"{sweeps[0] if sweeps else '--multirun'}: one command is one run; for several use {several}")
+    return flags, overrides
+
+
+def _dry_run(overrides: Sequence[str]) -> tuple[bool, list[str]]:
+    """The command's own setting ``dry_run``, and the other overrides."""
+    chosen, rest = False, []
+    for override in parsed(overrides):
+        if override.key_or_group != "dry_run":
+            rest.append(str(override.input_line))
+        elif isinstance(override.value(), bool):
+            chosen = override.value()
+        else:
+            raise BadInput(f"{override.input_line}: give dry_run=true or dry_run=false")
+    return chosen, rest
+
+
+def _tried_out(config: DictConfig, job: Job) -> str:
+    """What ``dry_run=true`` prints: the resolved configuration, the plan, what could not be checked. Writes nothing.
+
+    Raises:
+        PreflightError: if this recipe or verl refuses the configuration.
+    """
+    from recipe.runner.launch.checks import GPUS_AND_DISK, MODEL_AND_DATA
+    from recipe.runner.launch.start import examine
+    from recipe.runner.plan import estimate
+
+    config, notes = examine(config, job)
+    lines = [OmegaConf.to_yaml(config, resolve=True), notes, *estimate(config)]
+    lines += [
+        f"not checked on this machine: {problem}"
+        for rule in (*GPUS_AND_DISK, *MODEL_AND_DATA)
+        for problem in rule(config)
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())

@@ -1,0 +1,88 @@
+"""The runner and the recipe are two plugins of verl: each works where verl loads only one of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.starts import SMALL, Start
+from benchmarks.versus_verl import STEPS_FILE, plain_verl
+from fspo.records import complete_lines
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+#: A recipe without a loss of its own: verl's GRPO in the runner's care. With its configuration 40 lines at most.
+JOB = """
+import sys
+from pathlib import Path
+
+from recipe.runner.launch.job import Job
+from recipe.runner.main import main
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    from fspo.data.offline_task import score_answer
+    return score_answer(solution_str, ground_truth)
+
+def conclude(config):
+    print("of the recipe:", [name for name in sys.modules if name.startswith("recipe.fspo")])
+
+if __name__ == "__main__":
+    main(Job("grpo", Path(__file__).with_suffix(".yaml"), conclude=conclude), "usage", "a loop", sys.argv[1:])
+"""
+CONFIG = """
+defaults: [ppo_trainer, run, cpu, _self_]
+data:
+  offline_task: {n_train: 64, n_test: 8, seed: 0}
+  train_files: ${run.dir}/data/train.parquet
+  val_files: ${run.dir}/data/test.parquet
+  train_batch_size: 8
+  max_prompt_length: 16
+  max_response_length: 64
+algorithm: {adv_estimator: grpo}
+actor_rollout_ref:
+  model: {path: 'pkg://fspo.data/assets/demo_model', external_lib: recipe.runner.cpu.engine}
+  actor: {ppo_mini_batch_size: 4, use_dynamic_bsz: true, ppo_max_token_len_per_gpu: 2048}
+  rollout: {n: 8, max_model_len: 512, log_prob_use_dynamic_bsz: true, log_prob_max_token_len_per_gpu: 2048}
+reward: {custom_reward_function: {path: grpo.py, name: compute_score}}
+trainer: {experiment_name: grpo, total_training_steps: 2, val_before_train: false, test_freq: -1, save_freq: 2,
+          v1: {trainer_mode: runner}}
+"""
+
+
+def test_verls_own_grpo_trains_in_the_runners_care(tmp_path: Path) -> None:
+    lines = f"{JOB}{CONFIG}".strip().splitlines()
+    assert len(lines) <= 40
+    (tmp_path / "grpo.py").write_text(JOB)
+    (tmp_path / "grpo.yaml").write_text(CONFIG)
+    start = Start(tmp_path, "grpo", "run.dir=run", VERL_USE_EXTERNAL_PLUGINS="runner")
+    try:
+        assert start.process.wait(600) == 0, start.output()[-6000:]
+    finally:
+        start.stop()
+    steps = complete_lines(tmp_path / "run/metrics.jsonl")
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert math.isfinite(step["metrics"]["actor/pg_loss"])
+        assert not [name for name in step["metrics"] if name.startswith("fspo/")]
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "finished"
+    assert (tmp_path / "run/checkpoints/global_step_2").is_dir()
+    assert "of the recipe: []" in start.output()
+
+
+def test_verls_own_trainer_trains_with_fspo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the recipe is its loss: trainer, workers and settings of the loss are verl's."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
+    words, environment = plain_verl(tmp_path, *SMALL, "trainer.save_freq=-1", "trainer.logger=[file]")
+    start = Start(tmp_path, *words, **environment, VERL_USE_EXTERNAL_PLUGINS="fspo")
+    try:
+        assert start.process.wait(600) == 0, start.output()[-6000:]
+    finally:
+        start.stop()
+    steps = {entry["step"]: entry["data"] for entry in complete_lines(tmp_path / STEPS_FILE)}
+    assert sorted(steps) == [1, 2]
+    for metrics in steps.values():
+        assert math.isfinite(metrics["actor/pg_loss"])
+        assert "actor/seq_outside_band" in metrics  # only this package's losses report it

@@ -1,0 +1,149 @@
+"""What a run reads, model, data and reward: what is wrong with it is named with file or key, and a remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from composing import composed
+
+from recipe.runner.launch import inputs
+from recipe.runner.launch.start import prepare
+
+RULES = (inputs.model_problems, inputs.tokenizer_problems, inputs.data_problems, inputs.reward_problems)
+NO_TASK = "data.offline_task=null"
+GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n    return 1.0\n"
+
+
+def problems(*overrides: str) -> list[str]:
+    config = composed("run.dir=/nowhere", *overrides)
+    config = prepare(config)
+    return [problem for rule in RULES for problem in rule(config)]
+
+
+def test_the_demo_has_what_it_needs() -> None:
+    assert problems() == []
+
+
+# ---------------------------------------------------------------- the model
+
+
+def test_an_incomplete_model_folder(tmp_path: Path) -> None:
+    key = f"actor_rollout_ref.model.path={tmp_path}"
+
+    def of_the_model(*parts: str) -> bool:
+        return any(f"model.path='{tmp_path}'" in said and all(part in said for part in parts) for said in problems(key))
+
+    assert of_the_model("config.json", "recipe.runner.export")
+    (tmp_path / "config.json").write_text("{}")
+    assert of_the_model("*.safetensors", "download") and of_the_model("has no tokenizer", "tokenizer.json")
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert of_the_model("model-00001-of-00002.safetensors", "model.safetensors", "git-lfs", "download it again")
+    assert of_the_model("chat_template.jinja") and not of_the_model("has no tokenizer")
+
+
+def test_a_model_of_the_hub_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (problem,) = problems("actor_rollout_ref.model.path=some/model")
+    assert "model.path='some/model'" in problem and "HF_HUB_OFFLINE=1" in problem and "download" in problem
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert problems("actor_rollout_ref.model.path=some/model") == []
+
+
+# ---------------------------------------------------------------- the data
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("broken.parquet", b"not parquet", "broken.parquet|not a readable parquet"),
+        ("cut.jsonl", b'{"data_source": "own", "pro', "cut.jsonl|not a readable JSON"),
+        ("rows.csv", b"a,b", "rows.csv|.parquet, .json and .jsonl"),
+        ("foreign.jsonl", b'{"question": "1 + 1"}', "foreign.jsonl|no column|prompt|reward_model"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, name: str, content: bytes, parts: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    (problem, *_) = problems(f"data.val_files={tmp_path}/{name}")
+    assert problem.startswith("data.val_files: ") and all(part in problem for part in parts.split("|")), problem
+
+
+def test_the_files_of_a_list_are_checked_one_by_one_and_together(tmp_path: Path) -> None:
+    files = {}
+    for name, truth in (("text", "1"), ("number", 1)):
+        prompt, answer = [{"role": "user", "content": "1"}], {"ground_truth": truth}
+        rows = [{"data_source": "own", "prompt": prompt, "reward_model": answer}] * 16
+        files[name] = tmp_path / f"{name}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), files[name])
+    assert problems(f"data.train_files=[{files['text']},{files['text']}]", f"data.val_files={files['text']}") == []
+    (problem,) = problems(f"data.val_files={files['number']}")
+    assert f"{files['number']} has reward_model.ground_truth of type int64" in problem
+    (tmp_path / "reward.py").write_text(GOOD)
+    own = f"{FUNCTION}.path={tmp_path}/reward.py"
+    assert problems(f"data.val_files={files['number']}", own) == [], "another reward may read numbers"
+    (problem,) = problems(f"data.train_files=[{files['text']},{files['number']}]", own)
+    assert problem.startswith(f"data.train_files: {files['number']} cannot be joined") and "int64" in problem
+    (problem,) = problems(f"data.train_files=[{files['text']},{tmp_path}/no.parquet]")
+    assert f"{tmp_path}/no.parquet does not exist" in problem
+    assert problems(NO_TASK, f"data.train_files={files['text']}", f"data.val_files={files['text']}") != []
+
+
+# ---------------------------------------------------------------- the reward
+
+
+FUNCTION = "reward.custom_reward_function"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([f"{FUNCTION}.name=score"], "name='score': it has no function 'score'"),
+        ([f"{FUNCTION}.name=null"], "name=None: .*it has compute_score"),
+        (
+            [f"+{FUNCTION}.reward_kwargs.solution_str=x"],
+            "reward_kwargs={'solution_str': 'x'}: reward_kwargs would replace",
+        ),
+        ([f"+{FUNCTION}.reward_kwargs.overlong_bufer=64"], "knows no overlong_bufer .*mean overlong_buffer"),
+        ([f"+{FUNCTION}.reward_kwargs.overlong_buffer=64"], "max_response_length"),
+        (
+            [f"+{FUNCTION}.reward_kwargs={{overlong_buffer: 64, max_response_length: 32}}"],
+            "buffer_length=64: it must be positive and at most max_response_length=32",
+        ),
+        ([f"+{FUNCTION}.reward_kwargs.format_weight=abc"], "format_weight=abc must be a valid number"),
+        ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], "time_limit_s=-1: give"),
+        ([f"+{FUNCTION}.reward_kwargs.memory_limit_mb=1e3"], "memory_limit_mb=1000.0 must be a valid integer"),
+        ([f"+{FUNCTION}.reward_kwargs.flags=1"], "flags=1 must be a valid boolean"),
+        (["custom_reward_function.path=x.py"], f"custom_reward_function is set, .* use {FUNCTION}"),
+        (["reward_model.reward_manager=dapo"], "reward_model is set, .* use reward.reward_model"),
+        (["reward.reward_manager.module.path=x.py"], "reward.reward_manager.module.path='/.*/x.py' is not a file"),
+    ],
+)
+def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], says: str) -> None:
+    (found,) = problems(*overrides)
+    assert re.search(says, found), found
+
+
+def test_settings_of_the_recipes_own_reward_are_known() -> None:
+    given = "{overlong_buffer: 64, max_response_length: 256, n_workers: 2, normalise: false, time_limit_s: 2}"
+    assert problems(f"+{FUNCTION}.reward_kwargs={given}") == []
+    assert problems(f"+{FUNCTION}.reward_kwargs={{overlong_buffer: null}}") == []  # off
+
+
+def test_a_file_is_imported_in_another_process_under_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("reward.py").write_text(f"import sys\nprint('noise')\nassert 'verl' not in sys.modules\n{GOOD}")
+    assert problems(f"{FUNCTION}.path=reward.py") == []
+    (found,) = problems(f"{FUNCTION}.path=reward.py", f"{FUNCTION}.name=score")
+    assert f"{FUNCTION}.path='{tmp_path}/reward.py', name='score': it has no function 'score'" in found
+    Path("reward.py").write_text("import os\nos._exit(7)")
+    assert "ended with status 7" in problems(f"{FUNCTION}.path=reward.py")[0]

@@ -1,0 +1,47 @@
+"""Settings of the losses, and the state of the bands."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fspo.losses import ALGORITHMS
+from fspo.types import BandState, SequenceLossSettings
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"band": "root"}, r"band='root'.*'sqrt'"),
+        ({"drift": "k3"}, r"drift='k3'.*'kl'"),
+        ({"weight": "token"}, r"weight='token'.*'sequence'"),
+        ({"grad_scale": "L"}, r"grad_scale='L'.*'1/L'"),
+        ({"clip_low": -0.1}, r"clip_low=-0.1"),
+        ({"clip_high": math.nan}, r"clip_high=nan"),
+        ({"clip_high": math.inf}, r"clip_high=inf"),
+        ({"band": "constant", "clip_low": 1.0}, r"clip_low=1.0.*below 1"),
+        ({"grad_multiplier": 0.0}, r"grad_multiplier=0.0"),
+        ({"s_max": 0.0}, r"s_max=0.0"),
+        ({"s_max": 100.0}, r"s_max=100.0.*at most 80"),
+        ({"target_acceptance": 0.85}, r"target_acceptance=0.85.*band='sqrt'.*band=quantile"),
+        ({"band": "active"}, r"target_acceptance=None.*0.85"),
+        ({"band": "quantile", "target_acceptance": 1.0}, r"target_acceptance=1.0"),
+        ({"band": "quantile", "target_acceptance": 0.85, "drift": "kl"}, r"drift='kl'.*band='quantile'.*'none'"),
+    ],
+)
+def test_bad_settings_are_refused_by_key_and_value(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SequenceLossSettings(**change)  # type: ignore[arg-type]
+
+
+def test_state_by_position_in_the_rollout_batch() -> None:
+    state = BandState(drift_by_mini_batch=(0.0, 1e-3, 4e-3))
+    assert [state.at_mini_batch(i).drift_per_token for i in (0, 1, 2, 9)] == [0.0, 1e-3, 4e-3, 4e-3]
+    measured = BandState(active_line=(0.1, 0.2))
+    assert measured.at_mini_batch(1) == measured
+
+
+def test_which_settings_need_a_state() -> None:
+    needing = {name for name, loss in ALGORITHMS.items() if loss.needs_state}
+    assert needing == {"fspo_v1", "fspo_quantile", "fspo_active"}
