@@ -11,6 +11,7 @@ import inspect
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,35 +28,42 @@ _NAMED = 5  # rows that a sentence names
 _CALLS = 3  # rows of each source with which a reward is tried
 
 
-def read_schema(path: Path) -> pa.Schema:
-    """The columns of a Parquet file. Raises ValueError, with the file's name, for anything else."""
-    import pyarrow as pa
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Raises ValueError, with the file's name, for a file that verl does not read."""
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist; make it with `python -m fspo.data prepare`, or correct the path")
+    if path.suffix not in (".parquet", ".json", ".jsonl"):
+        raise ValueError(f"{path}: verl reads .parquet, .json and .jsonl only")
+    try:
+        yield
+    except Exception as error:  # of pandas, pyarrow or datasets; the cause says more
+        why = " ".join(str(error.__cause__ or error).split())[:300] or type(error).__name__
+        raise ValueError(f"{path} cannot be read as rows ({why}); make it again, JSON in UTF-8") from error
+
+
+def columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
+    """The columns of a file and its number of rows; of a Parquet file no row is read. Errors as :func:`read_table`."""
     import pyarrow.parquet as pq
 
-    try:
-        return pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path} is not a readable parquet file ({error}); make it again") from error
+    if path.suffix != ".parquet":
+        table = read_table(path)
+        return table.schema, table.num_rows
+    with _readable(path):
+        return pq.read_schema(path), pq.read_metadata(path).num_rows
 
 
 def read_table(path: Path) -> pa.Table:
     """A Parquet, JSON or JSON lines file as verl reads it. Raises ValueError, with the file's name, if it cannot be."""
+    import datasets
     import pyarrow.parquet as pq
 
-    if path.suffix == ".parquet":
-        read_schema(path)
-        return pq.read_table(path)
-    if path.suffix not in (".json", ".jsonl"):
-        raise ValueError(f"{path}: verl reads .parquet, .json and .jsonl only")
-    import datasets
-
-    try:
+    with _readable(path):
+        if path.suffix == ".parquet":
+            return pq.read_table(path)
         path.read_bytes().decode("utf-8")  # else only the row in question would raise
         with tempfile.TemporaryDirectory() as cache:
             return datasets.Dataset.from_json(str(path), cache_dir=cache, keep_in_memory=True).data.table
-    except Exception as error:  # of pandas, pyarrow or datasets; the cause says more
-        why = " ".join(str(error.__cause__ or error).split())[:300] or type(error).__name__
-        raise ValueError(f"{path} is not a readable JSON file of rows in UTF-8 ({why}); make it again") from error
 
 
 def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: bool = False) -> Iterator[str]:
@@ -79,44 +87,40 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         return is_list and fields(kind.value_type).keys() >= {"role", "content"}
 
-    types = {column.name: column.type for column in schema}
-    rules = (
+    def has_truth(kind: pa.DataType) -> bool:
+        truth = fields(kind).get("ground_truth")
+        return truth is not None and (is_text(truth) or not text_truth)
+
+    types = {"extra_info": pa.null()} | {column.name: column.type for column in schema}
+    for column, is_right, right in (
         (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
         ("data_source", is_text, "text"),
-        ("reward_model", lambda kind: "ground_truth" in fields(kind), 'a record such as {"ground_truth": TEXT}'),
+        ("reward_model", has_truth, 'a record such as {"ground_truth": TEXT}; a reward of yours may read other types'),
         ("extra_info", lambda kind: pa.types.is_null(kind) or pa.types.is_struct(kind), "a record, or be left out"),
-    )
-    if missing := [column for column, *_ in rules if column not in types and column != "extra_info"]:
-        yield f"has no column {', '.join(missing)}; `python -m fspo.data prepare` writes verl's schema"
-    for column, is_right, right in rules:
-        if column in types and not is_right(types[column]):
+    ):
+        if column not in types:
+            yield f"has no column {column}; `python -m fspo.data prepare` writes verl's schema"
+        elif not is_right(types[column]):
             yield f"has a column {column} of type {types[column]}: it must be {right}"
-    truth = fields(types["reward_model"]).get("ground_truth") if "reward_model" in types else None
-    if text_truth and truth is not None and not is_text(truth):
-        yield (
-            f"has reward_model.ground_truth of type {truth}, and the recipe's own reward reads text: write it as "
-            "text, or give a reward of your own"
-        )
 
 
 def join_problems(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:
-    """Files that verl cannot join with those before them in a list, for a type of a column or of a field in it."""
+    """A file that verl cannot join with those before it in a list, for a type of a column or of a field in it."""
     import datasets
     import pyarrow as pa
 
-    joined: datasets.Dataset | None = None
     types: dict[str, pa.DataType] = {}
+    rows: list[datasets.Dataset] = []
     for file, schema in schemas.items():
-        # datasets looks at the types of files with rows only.
-        rows = datasets.Dataset(pa.Table.from_pylist([{}], schema=schema))
+        rows.append(datasets.Dataset(pa.Table.from_pylist([{}], schema=schema)))  # it looks at files with rows only
         try:
-            joined = rows if joined is None else datasets.concatenate_datasets([joined, rows])
+            datasets.concatenate_datasets(rows)
         except (ValueError, AttributeError):
             clashes = [column for column in schema if column.type != types.get(column.name, column.type)]
             differ = "; ".join(f"{column.name} is {column.type}, before {types[column.name]}" for column in clashes)
             yield f"{file} cannot be joined with the files before it: {differ}. Write one type in all of them"
-            continue
-        types = {column.name: column.type for column in schema} | types
+            return
+        types |= {column.name: column.type for column in schema}
 
 
 @dataclass
@@ -138,22 +142,31 @@ class _Row:
         self.truth = (values["reward_model"] or {}).get("ground_truth")
         self.info = dict(values.get("extra_info") or {})
 
-    def problem(self, text_truth: bool) -> str | None:
+    def problem(self) -> str | None:
         """Why training stops at the row, or learns nothing from it."""
         if not self.messages or not all(message.get("content") for message in self.messages):
             return "an empty prompt or message"
-        if not {message.get("role") for message in self.messages} <= set(ROLES):
-            return f"a role that is not one of {', '.join(ROLES)}"
-        if self.messages[-1]["role"] == "assistant":
-            return "a prompt that ends with the assistant's message, where the response begins"
-        if self.truth is None or (text_truth and not str(self.truth).strip()):
-            return "no reward_model.ground_truth"
-        return None if self.source else "no data_source"
+        roles = [message.get("role") for message in self.messages]
+        if not set(roles) <= set(ROLES) or roles[-1] == "assistant":
+            return f"a role that is not one of {', '.join(ROLES)}, or a last message of the assistant's"
+        return None if self.source and str(self.truth or "").strip() else "no data_source or reward_model.ground_truth"
+
+    def text(self) -> str:
+        """The messages as they are compared: contents that are not text (images) by their representation."""
+        return " ".join(f"{message['role']}: {message['content']}" for message in self.messages)
 
 
 def _named(rows: Sequence[_Row]) -> str:
     more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
     return ", ".join(row.place for row in rows[:_NAMED]) + more
+
+
+def _by(rows: Iterable[_Row], key: Callable[[_Row], Any]) -> dict[Any, list[_Row]]:
+    """The rows by something of theirs."""
+    groups: dict[Any, list[_Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups
 
 
 def check(
@@ -171,160 +184,120 @@ def check(
     Raises:
         ValueError, OSError: a file, model or reward that cannot be read.
     """
-    found = Findings()
+    findings = Findings()
     schemas, rows = {}, []
     for file in dict.fromkeys(files):
-        if not Path(file).is_file():
-            raise FileNotFoundError(f"{file} does not exist")
         table = read_table(Path(file))
         schemas[file] = table.schema
-        found.lines.append(f"{file}: {table.num_rows} rows")
+        findings.lines.append(f"{file}: {table.num_rows} rows")
         wrong = list(column_problems(table.schema, text_truth=reward is None))
-        found.problems += [f"{file} {problem}" for problem in wrong]
-        if not table.num_rows:
-            found.problems.append(f"{file} has no rows")
+        findings.problems += [f"{file} {problem}" for problem in wrong]
         if not wrong:
             rows += [_Row(file, number, values) for number, values in enumerate(table.to_pylist())]
-    found.problems += join_problems(schemas)
-    if found.problems:
-        return found
-    bad = _by(rows, lambda row: row.problem(text_truth=reward is None))
+    findings.problems += join_problems(schemas)
+    if findings.problems:
+        return findings
+    bad = _by(rows, _Row.problem)
     good = bad.pop(None, [])
-    found.problems += [f"{len(which)} row(s) with {what}: {_named(which)}" for what, which in bad.items()]
-    found.lines += _duplicates(good)
+    findings.problems += [f"{len(which)} row(s) with {what}: {_named(which)}" for what, which in bad.items()]
+    findings.lines += _duplicates(good)
     sources = _by(good, lambda row: row.source)
-    if model is None:
-        unit = "characters"
-        lengths = {row: sum(len(str(message["content"])) for message in row.messages) for row in good}
-    else:
-        tokenizer = _tokenizer(model)
-        unit, lengths = "tokens", _token_lengths(good, tokenizer, max_prompt_length, found)
-    found.lines += _table_of_sources(sources, lengths, unit)
-    if model is not None:
-        found.lines += _samples(sources, tokenizer, lengths)
+    prompts = {} if model is None else _prompts(good, model, findings)
+    if long := [row for row, (_, length) in prompts.items() if max_prompt_length and length > max_prompt_length]:
+        longer = f"longer than data.max_prompt_length={max_prompt_length} tokens, and verl leaves them out"
+        findings.problems.append(f"{len(long)} of {len(good)} prompts {longer}: {_named(long)}")
+    findings.lines += _sources(sources, prompts)
     if reward is not None:
-        _check_reward(sources, reward, found)
-    return found
-
-
-def _by(rows: Iterable[_Row], key: Callable[[_Row], Any]) -> dict[Any, list[_Row]]:
-    """The rows by something of theirs."""
-    found: dict[Any, list[_Row]] = defaultdict(list)
-    for row in rows:
-        found[key(row)].append(row)
-    return found
-
-
-def _text(row: _Row) -> str:
-    """The messages of a row as they are compared: contents that are not text (images) by their representation."""
-    return "\n".join(f"{message['role']}: {message['content']}" for message in row.messages)
+        _check_reward(sources, reward, findings)
+    return findings
 
 
 def _duplicates(rows: Sequence[_Row]) -> Iterator[str]:
-    repeated = [which for which in _by(rows, lambda row: " ".join(_text(row).split())).values() if len(which) > 1]
+    repeated = [which for which in _by(rows, lambda row: " ".join(row.text().split())).values() if len(which) > 1]
     across = [which for which in repeated if len({row.file for row in which}) > 1]
     conflicting = [which for which in repeated if len({str(row.truth) for row in which}) > 1]
-    if repeated:
-        yield f"note: {len(repeated)} prompt(s) are there more than once, such as {_named(repeated[0])}"
-    if across:
-        yield f"note: {len(across)} of them in several files, so a test set is not held out: {_named(across[0])}"
-    if conflicting:
-        yield f"note: {len(conflicting)} of them with different ground truths: {_named(conflicting[0])}"
+    for which, what in (
+        (repeated, "are there more than once"),
+        (across, "are in several files, so a test set is not held out"),
+        (conflicting, "have different ground truths"),
+    ):
+        if which:
+            yield f"note: {len(which)} prompt(s) {what}, such as {_named(which[0])}"
 
 
-def _tokenizer(model: str) -> PreTrainedTokenizerBase:
+def _prompts(rows: Sequence[_Row], model: str, findings: Findings) -> dict[_Row, tuple[str, int]]:
+    """Each prompt as the model sees it, and its length in tokens, of those that the chat template takes."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(local_path(model))
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(local_path(model))
     if not tokenizer.chat_template:
         raise ValueError(f"--model {model}: its tokenizer has no chat template, and prompts are lists of messages")
-    return tokenizer
-
-
-def _prompt(row: _Row, tokenizer: PreTrainedTokenizerBase) -> str:
-    return str(tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, tokenize=False))
-
-
-def _token_lengths(
-    rows: Sequence[_Row], tokenizer: PreTrainedTokenizerBase, most: int | None, found: Findings
-) -> dict[_Row, int]:
-    """The length of every prompt in tokens, of those that the chat template takes."""
-    lengths: dict[_Row, int] = {}
-    problems: dict[str, list[_Row]] = defaultdict(list)
+    prompts = {}
+    refused: dict[str, list[_Row]] = defaultdict(list)
     for row in rows:
         try:
-            ids = tokenizer(_prompt(row, tokenizer), add_special_tokens=False)["input_ids"]
+            text = str(tokenizer.apply_chat_template(row.messages, add_generation_prompt=True, tokenize=False))
         except Exception as error:  # a template may raise anything; verl leaves such a row out
-            problems[f"that the chat template refuses ({type(error).__name__}: {error})"].append(row)
-            continue
-        lengths[row] = len(ids)
-        if most is not None and len(ids) > most:
-            problems[f"longer than data.max_prompt_length={most} tokens, and verl leaves them out"].append(row)
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-            problems["with characters that the tokenizer does not know"].append(row)
-    found.problems += [
-        f"{len(which)} of {len(rows)} prompts {what}: {_named(which)}" for what, which in problems.items()
+            refused[f"{type(error).__name__}: {error}"].append(row)
+        else:
+            prompts[row] = (text, len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    findings.problems += [
+        f"{len(which)} of {len(rows)} prompts that the chat template refuses ({why}): {_named(which)}"
+        for why, which in refused.items()
     ]
-    return lengths
+    return prompts
 
 
-def _table_of_sources(sources: Mapping[str, list[_Row]], lengths: Mapping[_Row, int], unit: str) -> Iterator[str]:
+def _sources(sources: Mapping[str, list[_Row]], prompts: Mapping[_Row, tuple[str, int]]) -> Iterator[str]:
     import numpy as np
 
     width = max(map(len, ["data_source", *sources]))
-    yield f"\n{'data_source':{width}}  {'rows':>7}  prompt {unit}: min, median, 90%, 99%, max"
+    yield f"\n{'data_source':{width}}  {'rows':>7}" + "  prompt tokens: min, median, 90%, 99%, max" * bool(prompts)
     for source, rows in sources.items():
-        known = [lengths[row] for row in rows if row in lengths]
-        quantiles = np.quantile(known, (0, 0.5, 0.9, 0.99, 1), method="higher").tolist() if known else []
-        yield f"{source:{width}}  {len(rows):>7}  {', '.join(map(str, quantiles))}"
-
-
-def _samples(
-    sources: Mapping[str, list[_Row]], tokenizer: PreTrainedTokenizerBase, lengths: Mapping[_Row, int]
-) -> Iterator[str]:
+        lengths = [prompts[row][1] for row in rows if row in prompts]
+        quantiles = np.quantile(lengths, (0, 0.5, 0.9, 0.99, 1), method="higher").tolist() if lengths else []
+        yield f"{source:{width}}  {len(rows):>7}  {', '.join(map(str, quantiles))}".rstrip()
     for source, (row, *_) in sources.items():
-        if row in lengths:
-            text = _prompt(row, tokenizer).replace("\n", "\n  | ")
+        if row in prompts:
+            text = prompts[row][0].replace("\n", "\n  | ")
             yield f"\n{row.place}, {source}, as the model sees it:\n  | {text}\n  ground truth: {row.truth!r}"
 
 
-def _check_reward(sources: Mapping[str, list[_Row]], reward: str, found: Findings) -> None:
+def _check_reward(sources: Mapping[str, list[_Row]], reward: str, findings: Findings) -> None:
     path, colon, name = reward.rpartition(":")
     if not colon or name.startswith("//"):  # pkg://module
         path, name = reward, "compute_score"
+    place = f"--reward {reward}"
     try:
         function = load(path, name)
-        problem = call_problem(function)
+        if problem := call_problem(function):
+            raise BadReward(problem)
+        findings.lines.append(f"\nreward {path}:{name}    response = ground truth    no response")
+        keys: set[str] = set()
+        for row in [row for rows in sources.values() for row in rows[:_CALLS]]:
+            scores = []
+            for response in (str(row.truth), ""):
+                place = f"--reward {reward}, {row.place} ({row.source}), response {response!r}"
+                result = _result(function, row, response)
+                here = set(map(str, result))
+                if here != (keys := keys or here):
+                    raise BadReward(f"it returned the keys {sorted(here)}, and before {sorted(keys)}: return the same")
+                scores.append(float(result["score"]))
+            findings.lines.append(f"  {row.place}, {row.source}: {scores[0]:g}    {scores[1]:g}")
     except BadReward as error:
-        problem = str(error)
-    if problem is not None:
-        found.problems.append(f"--reward {reward}: {problem}")
-        return
-    found.lines.append(f"\nreward {path}:{name}    response = ground truth    no response")
-    keys: set[str] = set()
-    for row in [row for rows in sources.values() for row in rows[:_CALLS]]:
-        scores = []
-        for response in (str(row.truth), ""):
-            result, problem = _call(function, row, response)
-            here = set(map(str, result)) if isinstance(result, Mapping) else {"score"}
-            if problem is None and here != (keys := keys or here):
-                problem = f"it returned the keys {sorted(here)}, and before {sorted(keys)}: return the same every time"
-            if problem is not None:
-                place = f"{row.place} ({row.source}), response {response!r}"
-                found.problems.append(f"--reward {reward}, {place}: {problem}")
-                return
-            scores.append(float(result["score"] if isinstance(result, Mapping) else result))
-        found.lines.append(f"  {row.place}, {row.source}: {scores[0]:g}    {scores[1]:g}")
+        findings.problems.append(f"{place}: {error}")
 
 
-def _call(function: Callable[..., Any], row: _Row, response: str) -> tuple[Any, str | None]:
-    """What a reward returns, and what is wrong with it."""
+def _result(function: Callable[..., Any], row: _Row, response: str) -> Mapping[str, Any]:
+    """What a reward returns, as a record. Raises BadReward if it cannot be used."""
     try:
         result = function(**dict(zip(ARGUMENTS, (row.source, response, row.truth, dict(row.info)), strict=True)))
         result = asyncio.run(result) if inspect.iscoroutinefunction(function) else result
         problem = result_problem(result)
     except (Exception, SystemExit) as error:
-        return None, f"it raised {describe(error)}"
+        raise BadReward(f"it raised {describe(error)}") from error
     if problem is None and isinstance(result, Mapping) and not 0 <= result.get("acc", 0) <= 1:
         problem = f"it returned acc={result['acc']!r}, which must lie between 0 and 1"
-    return result, problem
+    if problem is not None:
+        raise BadReward(problem)
+    return result if isinstance(result, Mapping) else {"score": result}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fspo.data.prepare import TEMPLATES, describe, prepare
+from fspo.data.prepare import describe, prepare
 from fspo.data.sources import SOURCES, TEST_SETS
 
 
@@ -23,7 +23,8 @@ def build_parser() -> argparse.ArgumentParser:
             "the test sets are removed from training sets."
         ),
     )
-    command.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(SOURCES)}, or all")
+    names = [*SOURCES, "all"]
+    command.add_argument("names", nargs="+", choices=names, metavar="NAME", help=f"{', '.join(SOURCES)}, or all")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files")
     command.add_argument(
         "--source",
@@ -39,7 +40,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="test sets to keep out of training sets (default: all; without names: none)",
     )
-    command.add_argument("--template", choices=tuple(TEMPLATES), default="boxed", help="prompt (default: %(default)s)")
     command.set_defaults(run=_prepare)
     command = commands.add_parser(
         "check",
@@ -60,10 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    names = list(SOURCES) if args.names == ["all"] else args.names
-    for name in names:
-        training = name in SOURCES and SOURCES[name].role == "train"
-        print(describe(prepare(name, args.out, args.source, args.against if training else (), args.template)))
+    for name in SOURCES if "all" in args.names else args.names:
+        print(describe(prepare(name, args.out, args.source, args.against)))
     return 0
 
 

@@ -3,62 +3,59 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fspo.data.decontaminate import distinct, without_overlap
-from fspo.data.sources import (
-    DAPO_CLOSING,
-    DAPO_OPENING,
-    SOURCES,
-    Problem,
-    Source,
-    hub_rows,
-    local_files,
-    read_file,
-    read_problems,
-)
+from fspo.data.sources import SOURCES, Source, local_files, read_problems
 from fspo.files import check_folder, check_replaceable, is_own_json, sha256_of, write_json, write_rows
 
-TEMPLATES = {
-    "boxed": "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
-    "answer": DAPO_OPENING + "{problem}" + DAPO_CLOSING,
-}
-"""Prompts by name: Qwen's request for a box, and DAPO-Math-17k's own request for a last line `Answer: ...`."""
+TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+"""Qwen's request for a box."""
 
 
-def prepare(
-    name: str,
-    out: Path,
-    folder: Path | None = None,
-    against: Sequence[str] = (),
-    template: str = "boxed",
-) -> dict[str, Any]:
+def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[str] = ()) -> dict[str, Any]:
     """Write `out/NAME.parquet` and `out/NAME.manifest.json`; return the manifest.
 
     Args:
         name: a key of `sources.SOURCES`.
         folder: local copies (see `sources.local_files`); None loads from the Hugging Face hub.
-        against: test sets whose problems are removed from a training set.
-        template: a key of TEMPLATES.
+        against: test sets whose problems are removed if it is a training set.
 
     Raises:
         SourceError: the source, or one of `against`, is missing or not in its published schema.
-        ValueError: an unknown name or template, or `against` for a test set.
+        ValueError: no problem is left.
         OSError: `out` cannot be written to, or holds files of those names that this program has not written.
     """
-    source = _source(name)
-    if template not in TEMPLATES:
-        raise ValueError(f"template={template!r}: choose one of {', '.join(TEMPLATES)}")
-    if against and source.role == "test":
-        raise ValueError(f"against={list(against)}: {name} is a test set, only training sets are decontaminated")
-    _check_out(out, name)
-    found = distinct(_problems(source, folder))
-    tests = {other: distinct(_problems(_source(other), folder)).problems for other in against}
+    source = SOURCES[name]
+    data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
+    check_folder(out)
+    check_replaceable(data)
+    if description.exists() and not is_own_json(description, "prompt_template"):
+        raise FileExistsError(
+            f"{description} exists and was not written by this program: give another folder, or move it"
+        )
+    found = distinct(read_problems(source, folder))
+    others = [SOURCES[other] for other in against if source.role == "train"]
+    tests = {other.name: distinct(read_problems(other, folder)).problems for other in others}
     problems, overlaps = without_overlap(found.problems, tests)
-    rows = [verl_row(source, index, problem, TEMPLATES[template]) for index, problem in enumerate(problems)]
+    rows: list[dict[str, Any]] = [
+        {
+            "data_source": name,
+            "prompt": [{"role": "user", "content": TEMPLATE.replace("{problem}", problem.text)}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": problem.answer},
+            "extra_info": {
+                "index": index,
+                "split": source.role,
+                "problem_id": f"{name}/{index}",
+                "source_id": problem.source_id,
+            },
+        }
+        for index, problem in enumerate(problems)
+    ]
     if not rows:
         raise ValueError(f"{name}: no problem is left of {found.read} rows after removing duplicates and overlap")
     lengths = [len(row["prompt"][0]["content"]) for row in rows]
@@ -75,10 +72,15 @@ def prepare(
             "dropped_for_overlap": len(found.problems) - len(problems),
             "written": len(rows),
         },
-        "prompt_template": TEMPLATES[template],
+        "prompt_template": TEMPLATE,
         "prompt_characters": {"min": min(lengths), "median": statistics.median(lengths), "max": max(lengths)},
     }
-    return _write(out, name, rows, manifest)
+    # Removed first: after a failure, no manifest is better than the manifest of an older file.
+    description.unlink(missing_ok=True)
+    write_rows(rows, data)
+    manifest |= {"file": data.name, "bytes": data.stat().st_size, "sha256": sha256_of(data)}
+    write_json(description, manifest)
+    return manifest
 
 
 def describe(manifest: Mapping[str, Any]) -> str:
@@ -93,20 +95,6 @@ def describe(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _source(name: str) -> Source:
-    if name not in SOURCES:
-        raise ValueError(f"unknown data set {name!r}: choose one of {', '.join(SOURCES)}")
-    return SOURCES[name]
-
-
-def _problems(source: Source, folder: Path | None) -> Iterator[Problem]:
-    if folder is None:
-        yield from read_problems(source, hub_rows(source), f"{source.hub_id}@{source.revision[:12]}")
-        return
-    for path in local_files(source, folder):
-        yield from read_file(source, path)
-
-
 def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
     origin: dict[str, Any] = {"hub_id": source.hub_id, "split": source.split}
     if folder is None:
@@ -117,38 +105,3 @@ def _origin(source: Source, folder: Path | None) -> dict[str, Any]:
     ]
     # The revision of a local copy is not known; its checksums identify it.
     return origin | {"revision": None, "expected_revision": source.revision, "files": files}
-
-
-def verl_row(source: Source, index: int, problem: Problem, template: str) -> dict[str, Any]:
-    return {
-        "data_source": source.name,
-        "prompt": [{"role": "user", "content": template.replace("{problem}", problem.text)}],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {
-            "index": index,
-            "split": source.role,
-            "problem_id": f"{source.name}/{index}",
-            "source_id": problem.source_id,
-        },
-    }
-
-
-def _check_out(out: Path, name: str) -> None:
-    check_folder(out)
-    check_replaceable(out / f"{name}.parquet")
-    description = out / f"{name}.manifest.json"
-    if description.exists() and not is_own_json(description, "prompt_template"):
-        raise FileExistsError(
-            f"{description} exists and was not written by this program: give another folder, or move it"
-        )
-
-
-def _write(out: Path, name: str, rows: list[dict[str, Any]], manifest: dict[str, Any]) -> dict[str, Any]:
-    data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
-    # Removed first: after a failure, no manifest is better than the manifest of an older file.
-    description.unlink(missing_ok=True)
-    write_rows(rows, data)
-    manifest = manifest | {"file": data.name, "bytes": data.stat().st_size, "sha256": sha256_of(data)}
-    write_json(description, manifest)
-    return manifest

@@ -6,8 +6,6 @@ stops and names the file, the row and the column, instead of making prompts of w
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +37,6 @@ class Source:
         name: what this project calls it; the `data_source` of its rows.
         role: whether it trains or tests.
         hub_id, split, revision: where it is on the Hugging Face hub, pinned to a commit.
-        columns: the columns that are read; all must exist.
         read: makes a problem of a row; raises an exception for a value that is not as published.
     """
 
@@ -48,12 +45,11 @@ class Source:
     hub_id: str
     split: str
     revision: str
-    columns: tuple[str, ...]
     read: Callable[[Row], Problem]
 
 
 def _text(row: Row, column: str) -> str:
-    value = row[column]
+    value = row.get(column)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"column {column!r} must be text, found {value!r:.40}")
     return value.strip()
@@ -61,11 +57,10 @@ def _text(row: Row, column: str) -> str:
 
 def _answer(row: Row, column: str) -> str:
     """An answer given as text or number; whole numbers lose their decimals (amc23 has "27.0")."""
-    value = row[column]
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    text = str(value).strip() if is_number or isinstance(value, str) else ""
+    value = row.get(column)
+    text = str(value).strip() if isinstance(value, str | int | float) else ""
     if not text:
-        raise ValueError(f"column {column!r} must be text or a finite number, found {value!r:.40}")
+        raise ValueError(f"column {column!r} must be text or a number, found {value!r:.40}")
     whole, point, decimals = text.partition(".")
     return whole if point and not decimals.strip("0") and whole.removeprefix("-").isdecimal() else text
 
@@ -116,7 +111,6 @@ SOURCES: dict[str, Source] = {
             hub_id="BytedTsinghua-SIA/DAPO-Math-17k",
             split="train",
             revision="65877096c24ffa7abc4e4fa5edb95cf3413a5674",
-            columns=("prompt", "reward_model", "extra_info"),
             read=_read_dapo,
         ),
         Source(
@@ -125,7 +119,6 @@ SOURCES: dict[str, Source] = {
             hub_id="DigitalLearningGmbH/MATH-lighteval",
             split="train",
             revision="0530c78699ea5e8eb5530600900e1f328b48acad",
-            columns=("problem", "solution"),
             read=_read_math,
         ),
         Source(
@@ -134,7 +127,6 @@ SOURCES: dict[str, Source] = {
             hub_id="HuggingFaceH4/MATH-500",
             split="test",
             revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-            columns=("problem", "answer", "unique_id"),
             read=_plain("problem", "answer", "unique_id"),
         ),
         Source(
@@ -143,7 +135,6 @@ SOURCES: dict[str, Source] = {
             hub_id="math-ai/amc23",
             split="test",
             revision="80815d37005feb82cd7f8fbc6901d5d3eff43057",
-            columns=("id", "question", "answer"),
             read=_plain("question", "answer", "id"),
         ),
         Source(
@@ -152,7 +143,6 @@ SOURCES: dict[str, Source] = {
             hub_id="HuggingFaceH4/aime_2024",
             split="train",
             revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-            columns=("id", "problem", "answer"),
             read=_plain("problem", "answer", "id"),
         ),
         Source(
@@ -161,7 +151,6 @@ SOURCES: dict[str, Source] = {
             hub_id="math-ai/aime25",
             split="test",
             revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
-            columns=("id", "problem", "answer"),
             read=_plain("problem", "answer", "id"),
         ),
     )
@@ -169,24 +158,27 @@ SOURCES: dict[str, Source] = {
 TEST_SETS = tuple(source.name for source in SOURCES.values() if source.role == "test")
 
 
-def read_problems(source: Source, rows: Iterator[Row], place: str) -> Iterator[Problem]:
-    """Problems of the rows of one file; `place` names it in errors. Raises SourceError for a file without rows."""
-    number = 0
-    for number, row in enumerate(rows, start=1):
-        try:
-            if missing := [column for column in source.columns if column not in row]:
-                raise ValueError(f"column {missing[0]!r} is missing (found: {', '.join(sorted(row)) or 'none'})")
-            problem = source.read(row)
-            (problem.text + problem.answer + problem.source_id).encode()  # half a character fits into no file
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
-            raise SourceError(
-                f"{place}, row {number}: {why}; expected the columns {', '.join(source.columns)} as in "
-                f"{source.hub_id} at {source.revision}"
-            ) from error
-        yield problem
-    if number == 0:
-        raise SourceError(f"{place}: has no rows; copy the file again from {source.hub_id}")
+def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
+    """Problems of a source in order: of the copies under `folder`, or from the Hugging Face hub at the pinned revision.
+
+    Raises:
+        SourceError: a file that is missing, cannot be read or has no rows, or a row that is not as published; the
+            message names the file and the row.
+    """
+    for path in [None] if folder is None else local_files(source, folder):
+        place, number = str(path or f"{source.hub_id} at {source.revision}"), 0
+        for number, row in enumerate(_rows(source, path, place), start=1):
+            try:
+                problem = source.read(row)
+                (problem.text + problem.answer + problem.source_id).encode()  # half a character fits into no file
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+                raise SourceError(
+                    f"{place}, row {number}: {why}; expected a row as in {source.hub_id} at {source.revision}"
+                ) from error
+            yield problem
+        if number == 0:
+            raise SourceError(f"{place}: has no rows; copy the file again from {source.hub_id}")
 
 
 def local_files(source: Source, folder: Path) -> list[Path]:
@@ -194,60 +186,32 @@ def local_files(source: Source, folder: Path) -> list[Path]:
 
     A folder NAME may be a copy of the hub repository. Raises SourceError if there is no file.
     """
-    suffixes = (".parquet", ".jsonl", ".json")
-    files = [folder / f"{source.name}{suffix}" for suffix in suffixes]
-    files = [path for path in files if path.is_file()]
-    if not files:
-        files = sorted(path for path in (folder / source.name).rglob("*") if path.suffix in suffixes and path.is_file())
-    of_split = [path for path in files if source.split in path.stem]
+    places = [*folder.glob(f"{source.name}.*")] or sorted((folder / source.name).rglob("*"))
+    files = [path for path in places if path.suffix in (".parquet", ".jsonl", ".json") and path.is_file()]
     if not files:
         raise SourceError(
             f"{folder}: no {source.name}.parquet, .jsonl or .json and no such file in a folder {source.name}/; "
             f"put a copy of {source.hub_id} (revision {source.revision}) there"
         )
+    of_split = [path for path in files if source.split in path.stem]
     return of_split if of_split and len(files) > 1 else files
 
 
-def read_file(source: Source, path: Path) -> Iterator[Problem]:
-    """Problems of one local file, in order. Raises SourceError naming file and row."""
-    return read_problems(source, _rows(source, path), str(path))
-
-
-def hub_rows(source: Source) -> Iterator[Row]:
-    """Rows of a source from the Hugging Face hub (or the local cache of `datasets`), at the pinned revision."""
+def _rows(source: Source, path: Path | None, place: str) -> Iterator[Row]:
+    """Rows of a Parquet, JSON lines or JSON file; without one, those on the hub, or in the cache of `datasets`."""
     from datasets import load_dataset
 
     try:
-        rows = load_dataset(source.hub_id, split=source.split, revision=source.revision)
+        if path is None:
+            data = load_dataset(source.hub_id, split=source.split, revision=source.revision)
+        else:
+            kind = "parquet" if path.suffix == ".parquet" else "json"
+            data = load_dataset(kind, data_files=str(path), split="train", streaming=True)
+        # DAPO-Math-17k has 1.8 million rows: neither all at once nor one by one.
+        for table in data.with_format("arrow").iter(batch_size=4096):
+            yield from table.to_pylist()
     except Exception as error:
         raise SourceError(
-            f"{source.hub_id} at {source.revision} cannot be loaded ({type(error).__name__}: {error}); "
-            f"without network, copy it to DIR/{source.name}/ and give --source DIR"
+            f"{place} cannot be read, or has no rows ({type(error).__name__}: {error}); put a copy of {source.hub_id} "
+            f"in DIR/{source.name}/ and give --source DIR"
         ) from error
-    present = [column for column in source.columns if column in rows.column_names]
-    yield from rows.select_columns(present)
-
-
-def _rows(source: Source, path: Path) -> Iterator[Row]:
-    """Rows of a Parquet, JSON lines or JSON file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    place = str(path)
-    try:
-        if path.suffix == ".parquet":
-            with pq.ParquetFile(path) as file:
-                # Only the columns that are read: DAPO-Math-17k has 1.8 million rows.
-                columns = [name for name in file.schema_arrow.names if name in source.columns]
-                for batch in file.iter_batches(batch_size=4096, columns=columns):
-                    yield from batch.to_pylist()
-        elif path.suffix == ".json":
-            yield from json.loads(path.read_bytes())
-        else:
-            with path.open("rb") as lines:
-                for number, line in enumerate(lines, start=1):
-                    place = f"{path}, line {number}"
-                    if line.strip():
-                        yield json.loads(line)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise SourceError(f"{place}: cannot be read ({error}); copy it again from {source.hub_id}") from error

@@ -45,19 +45,16 @@ def load(path: str, name: str) -> Callable[..., Any]:
 
 
 def _module(path: str) -> ModuleType:
+    file = Path(path.removeprefix(_FILE))
+    if not path.startswith(_PACKAGE) and (file.suffix != ".py" or not file.is_file()):
+        raise BadReward(f"{file} is no Python file (.py): correct the path, or give pkg://package.module")
     try:
         if path.startswith(_PACKAGE):
             return importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))
-        file = Path(path.removeprefix(_FILE))
-        if not file.is_file():
-            raise BadReward(f"there is no file {file}: correct the path, or give pkg://package.module")
         spec = importlib.util.spec_from_file_location(f"reward_of_the_user_{file.stem}", file)
-        if spec is None or spec.loader is None:
-            raise BadReward(f"{file} is not a Python file (.py)")
+        assert spec is not None and spec.loader is not None  # a .py file has them
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except BadReward:
-        raise
     except (Exception, SystemExit) as error:
         raise BadReward(f"importing it raised {describe(error)}") from error
     return module
@@ -87,17 +84,13 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
     keywords = list(keywords)
     if taken := [keyword for keyword in keywords if keyword in ARGUMENTS]:
         return f"reward_kwargs would replace {', '.join(taken)} of every row: take other names"
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None  # written in C, say; only a call can tell
+    signature = inspect.signature(function)
     try:
         signature.bind(**dict.fromkeys([*ARGUMENTS, *keywords]))
     except TypeError as error:
-        passed = ", ".join([*ARGUMENTS, *keywords])
         return (
-            f"verl calls it by keyword with {passed}, and it takes {signature}: {error}. Write "
-            f"def {getattr(function, '__name__', 'compute_score')}({', '.join(ARGUMENTS)}=None, **kwargs)"
+            f"verl calls it by keyword with {', '.join([*ARGUMENTS, *keywords])}, and it takes {signature}: {error}. "
+            f"Write def {getattr(function, '__name__', 'compute_score')}({', '.join(ARGUMENTS)}=None, **kwargs)"
         )
     return None
 
@@ -106,29 +99,25 @@ def result_problem(result: Any) -> str | None:
     """Why what a reward function returned cannot be used; None for a finite number, or a dict with one as ``score``."""
     if inspect.isawaitable(result):
         return "it returned a coroutine: declare it with `async def`, so that verl awaits it"
-    score = result
-    if isinstance(result, Mapping):
-        if "score" not in result:
-            return f"it returned a dict without 'score' (its keys: {', '.join(map(str, result)) or 'none'})"
-        score = result["score"]
-        if "acc" in result and not _is_finite(result["acc"]):
-            return f"it returned acc={result['acc']!r}, which must be a finite number"
-        status = result.get("status")
-        if status is not None and status not in set(Status):
-            return (
-                f"it returned status={status!r}; `status` is counted, and must be one of {', '.join(Status)}: name "
-                "your own text otherwise"
-            )
-    if not _is_finite(score):
-        return f"it returned {'score=' if isinstance(result, Mapping) else ''}{score!r}, which is not a finite number"
+    if isinstance(result, Mapping) and "score" not in result:
+        return f"it returned a dict without 'score' (its keys: {', '.join(map(str, result)) or 'none'})"
+    values = result if isinstance(result, Mapping) else {"score": result}
+    for key in ("score", "acc"):
+        if key in values and not _is_finite(values[key]):
+            named = f"{key}=" if isinstance(result, Mapping) else ""
+            return f"it returned {named}{values[key]!r}, which is not a finite number"
+    status = values.get("status")
+    if status is not None and status not in set(Status):
+        return (
+            f"it returned status={status!r}; `status` is counted, and must be one of {', '.join(Status)}: name your "
+            "own text otherwise"
+        )
     return None
 
 
 def _is_finite(value: Any) -> bool:
-    if value is None or isinstance(value, str | bytes | Mapping):
-        return False
     try:
-        return math.isfinite(value)
+        return not isinstance(value, str | bytes) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
         return False
 

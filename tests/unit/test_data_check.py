@@ -50,7 +50,7 @@ def write(tmp_path: Path) -> Callable[..., str]:
         ({"extra_info": None}, None),
         ({"prompt": "150%44"}, "prompt of type string"),
         ({"reward_model": "18"}, "reward_model of type string"),
-        ({"reward_model": {"ground_truth": 18}}, "reward_model.ground_truth of type int64"),
+        ({"reward_model": {"ground_truth": 18}}, "ground_truth: int64"),
         ({"data_source": 3}, "data_source of type int64"),
         ({"extra_info": '{"index": 0}'}, "extra_info of type string"),
     ],
@@ -75,7 +75,7 @@ def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row,
     schemas = {name: pa.Table.from_pylist([row]).schema for name, row in (("a", ROW), ("b", ROW | changed))}
     found = list(join_problems(schemas))
     assert len(found) == (column is not None)
-    assert all(problem.startswith("b ") and f"{column} is" in problem for problem in found)
+    assert all(problem.startswith("b ") and str(column) in problem for problem in found)
     with pytest.raises((ValueError, AttributeError)) if found else contextlib.nullcontext():
         datasets.concatenate_datasets([datasets.Dataset(pa.Table.from_pylist([row])) for row in (ROW, ROW | changed)])
 
@@ -90,7 +90,6 @@ def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row,
         ({"prompt": [{"role": "assistant", "content": "1"}]}, "assistant"),
         ({"reward_model": {"style": "rule", "ground_truth": None}}, "reward_model.ground_truth"),
         ({"data_source": None}, "data_source"),
-        ({"prompt": [{"role": "user", "content": "15x%44"}]}, "characters"),
         ({"prompt": [{"role": "user", "content": "1" * 20}]}, "data.max_prompt_length=7"),
     ],
 )
@@ -120,7 +119,7 @@ def test_duplicates_are_told_within_and_across_files(write: Callable[..., str]) 
     train[3] = {**train[0], "reward_model": {"style": "rule", "ground_truth": "19"}}
     found = check([write(train), write(test, "test.parquet")])
     assert found.problems == []
-    assert "own/task           6  6, 6, 6, 6, 6" in found.lines, "characters"
+    assert "own/task           6" in found.lines
     notes = [line for line in found.lines if line.startswith("note: ")]
     assert [int(re.search(r"\d+", note)[0]) for note in notes] == [2, 2, 1]  # type: ignore[index]
     assert ["several files" in note for note in notes] == [False, True, False]
@@ -169,34 +168,29 @@ def test_what_a_reward_must_not_do(write: Callable[..., str], tmp_path: Path, bo
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("name", "content", "says"),
     [
-        (b"", "JSON"),
-        (json.dumps(ROW).encode()[:-9], "JSON"),
-        (json.dumps({**ROW, "data_source": "é"}, ensure_ascii=False).encode("latin-1"), "0xe9"),
+        ("train.jsonl", b"", "JSON"),
+        ("train.jsonl", json.dumps(ROW).encode()[:-9], "JSON"),
+        ("train.jsonl", json.dumps({**ROW, "data_source": "é"}, ensure_ascii=False).encode("latin-1"), "0xe9"),
+        ("train.csv", b"a,b", ".parquet, .json and .jsonl"),
+        ("train.parquet", b"PAR1", "train.parquet"),
+        ("train.parquet", None, "does not exist"),
     ],
 )
-def test_a_json_file_that_cannot_be_read_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, says: str
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes | None, says: str
 ) -> None:
-    (tmp_path / "train.jsonl").write_bytes(content)
-    assert main(["check", str(tmp_path / "train.jsonl")]) == 2
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert main(["check", str(tmp_path / name)]) == 2
     error = capsys.readouterr().err
-    assert str(tmp_path / "train.jsonl") in error and says in error
+    assert str(tmp_path / name) in error and says in error
 
 
-def test_json_lines_and_files_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_are_read_and_a_length_needs_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows(3)))
     assert check([str(file)]).problems == []
-    (tmp_path / "train.csv").write_text("a,b\n")
-    (tmp_path / "broken.parquet").write_text("PAR1")
-    for name, says in (
-        ("no.parquet", "does not exist"),
-        ("train.csv", "verl reads .parquet, .json and .jsonl only"),
-        ("broken.parquet", "is not a readable parquet file"),
-    ):
-        assert main(["check", str(tmp_path / name)]) == 2
-        assert says in capsys.readouterr().err
     assert main(["check", str(file), "--max-prompt-length", "9"]) == 2
     assert "give --model" in capsys.readouterr().err

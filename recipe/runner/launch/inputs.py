@@ -6,23 +6,19 @@ rows: ``python -m fspo.data check`` does that. A JSON file has no columns withou
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from fspo.data.check import column_problems, join_problems, read_schema, read_table
+from fspo.data.check import column_problems, columns_and_rows, join_problems
 from fspo.data.offline_task import SPLITS, Split
-from fspo.rewards.custom import BadReward, load, problem_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from fspo.rewards.custom import problem_of
 
 #: A folder with one of these has a tokenizer.
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -135,18 +131,6 @@ def generated_files(config: DictConfig) -> dict[str, Split]:
     return {path: split for path, split in files.items() if path in wanted}
 
 
-def _columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
-    """The columns of a data file, and its number of rows. Raises ValueError, with the file's name, if it has none."""
-    import pyarrow.parquet as pq
-
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; make it with `python -m fspo.data prepare`, or correct the path")
-    if path.suffix == ".parquet":
-        return read_schema(path), pq.read_metadata(path).num_rows
-    table = read_table(path)
-    return table.schema, table.num_rows
-
-
 def data_problems(config: DictConfig) -> Iterator[str]:
     """Files that are missing or cannot be read, columns that verl cannot use or join, too few rows."""
     if OmegaConf.select(config, "data.custom_cls.path"):  # it reads what it likes
@@ -160,12 +144,12 @@ def data_problems(config: DictConfig) -> Iterator[str]:
                 rows += config.data.offline_task[f"n_{generated[file]}"]
             elif "://" not in file:  # else verl copies it
                 try:
-                    schemas[file], more = _columns_and_rows(Path(file).expanduser())
+                    schemas[file], more = columns_and_rows(Path(file).expanduser())
                 except ValueError as error:
                     yield f"{key}: {error}"
                     continue
                 rows += more
-                for problem in column_problems(schemas[file], prompts, _reads_text(config)):
+                for problem in column_problems(schemas[file], prompts):
                     yield f"{key}: {file} {problem}"
         for problem in join_problems(schemas):
             yield f"{key}: {problem}"
@@ -189,18 +173,6 @@ def make_absolute(config: DictConfig) -> None:
         if holder.get("path"):
             with open_dict(holder):
                 holder.path = absolute_path(holder.path)
-
-
-def _reads_text(config: DictConfig) -> bool:
-    """Whether the reward is a recipe's, and declares that its ground truth is text."""
-    custom = config.reward.custom_reward_function
-    if not str(custom.path).startswith(_RECIPES):
-        return False
-    try:
-        parameters = inspect.signature(load(custom.path, custom.name)).parameters
-    except BadReward:
-        return False  # which is said of the reward
-    return "ground_truth" in parameters and parameters["ground_truth"].annotation in (str, "str")
 
 
 def reward_problems(config: DictConfig) -> Iterator[str]:
