@@ -2,9 +2,10 @@
 
 usage: python tests/unit/engine_trace.py experiment=qwen3_8b nodes=2 gpus=8 [model_config=PATH] [any Hydra override]
 
-Prints one JSON object: ``phases`` (GiB that the trace found), ``planner`` (what ``python -m recipe.fspo.plan``
-predicts for the same things), ``seconds``, ``not_covered``. Exit status: 0, or 2 for bad input, with the reason on
-stderr.
+Prints one JSON object: ``phases`` (GiB that the trace found) and ``planner`` (what ``python -m recipe.fspo.plan``
+predicts for the same things). Written for FSDP2, flash-attn, packed sequences and logits that are formed. Not covered:
+the optimizer's step and Adam's moments (FSDPMemTracker books them in the wrong place), vLLM, CUDA's own, fragmentation,
+and torch.compile of the entropy, which needs less.
 
 verl's FSDP engine builds and shards the model, runs a micro-batch of log-probs and one of an update, as the job would,
 under torch's FakeTensorMode, a process group that pretends to have the job's ranks, and torch's FSDPMemTracker, which
@@ -21,71 +22,36 @@ import json
 import os
 import sys
 import tempfile
-import time
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from recipe.fspo.job import compose
-from recipe.runner.launch.commands import BAD_INPUT, FAILED, BadInput
 from recipe.runner.plan.memory import GIB, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, job_arguments
 
 #: The planner's items that the trace has no part in.
 _PLANNER_ONLY: Final = ("Adam moments (shard)", "vLLM asleep", "CUDA, NCCL, fragmentation")
-NOT_COVERED: Final = (
-    "the optimizer's step and Adam's moments (FSDPMemTracker books them in the wrong place)",
-    "vLLM: rollout, sleep, and the new weights on their way to it",
-    "CUDA contexts, NCCL's buffers, workspaces of kernels, fragmentation of the allocator",
-    "torch.compile of the entropy, which needs less",
-)
 
 
 def trace(config: DictConfig, model_config: str | None = None) -> dict[str, Any]:
-    """The object that the command prints, for a composed configuration.
-
-    Raises:
-        BadInput: for a model or a setting that the planner or the trace does not know.
-    """
-    began = time.monotonic()
+    """The object that the command prints, for a composed configuration."""
     setup = Setup(config)
-    _refuse(setup)
     fields, name = read_architecture(config.actor_rollout_ref.model.path, model_config)
     predicted = predict(ModelShape.from_config(fields, name), setup, Hardware()).items
     phases = _trace(config, setup, fields)
-    return {
-        "phases": {phase: round(value / GIB, 3) for phase, value in phases.items()},
-        "planner": {
-            phase: round(sum(value for item, value in predicted[phase].items() if item not in _PLANNER_ONLY) / GIB, 3)
-            for phase in phases
-        },
-        "seconds": round(time.monotonic() - began, 1),
-        "not_covered": list(NOT_COVERED),
+    planner = {
+        phase: sum(value for item, value in predicted[phase].items() if item not in _PLANNER_ONLY) for phase in phases
     }
-
-
-def _refuse(setup: Setup) -> None:
-    fsdp = setup.fsdp
-    for key, value, traced in (
-        ("actor.strategy", setup.actor.strategy, "fsdp2"),
-        ("model.use_remove_padding", setup.model.use_remove_padding, True),
-        ("model.override_config.attn_implementation", setup.attention, "flash_attention_2"),
-        ("model.use_fused_kernels", setup.model.use_fused_kernels, False),
-        ("actor.fsdp_config.offload_policy", setup.offload_policy, False),
-        ("actor.fsdp_config.use_no_sync_for_gradient_accumulation", fsdp.use_no_sync_for_gradient_accumulation, False),
-    ):
-        if value != traced:
-            raise BadInput(
-                f"actor_rollout_ref.{key}={value}: the memory trace covers {key.rpartition('.')[2]}={traced} only; "
-                "python -m recipe.fspo.plan has formulas for the rest"
-            )
+    return {
+        name: {phase: round(value / GIB, 3) for phase, value in values.items()}
+        for name, values in (("phases", phases), ("planner", planner))
+    }
 
 
 def _trace(config: DictConfig, setup: Setup, fields: Mapping[str, Any]) -> dict[str, float]:
@@ -247,36 +213,13 @@ def _pretend_flash_attention() -> None:
     monkey_patch._flash_attention_forward = lambda query, key, value, *_, **__: Attention.apply(query, key, value)
 
 
-def json_command(
-    text: str | None,
-    own: Collection[str],
-    answer: Callable[[DictConfig, Mapping[str, Any]], dict[str, Any]],
-    arguments: Sequence[str] | None,
-) -> int:
-    """A command that prints one JSON object about a job: what ``answer`` makes of its configuration and of ``own``.
-
-    Returns:
-        The exit status, FAILED if the object's ``status`` is "failed".
-    """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if {"-h", "--help"} & set(arguments):
-        print(text)
-        return 0
-    try:
-        settings, overrides = job_arguments(arguments, own)
-        with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM print
-            found = answer(compose(overrides, own), settings)
-    except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+def print_json(own: Collection[str], answer: Callable[[DictConfig, Mapping[str, Any]], dict[str, Any]]) -> None:
+    """Print what ``answer`` makes of a job's configuration and of ``own``, this process's arguments."""
+    settings, overrides = job_arguments(sys.argv[1:], own)
+    with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM print
+        found = answer(compose(overrides, own), settings)
     print(json.dumps(found))
-    return FAILED if found.get("status") == "failed" else 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
-    return json_command(__doc__, ("model_config",), lambda job, own: trace(job, own.get("model_config")), arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print_json(["model_config"], lambda config, own: trace(config, own.get("model_config")))

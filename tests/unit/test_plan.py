@@ -14,7 +14,7 @@ from recipe.runner.launch.commands import BadInput
 from recipe.runner.plan import command, estimate
 from recipe.runner.plan.memory import PHASES
 from recipe.runner.plan.prediction import Plan, plan
-from recipe.runner.plan.setup import Hardware, NotPlannableError
+from recipe.runner.plan.setup import Hardware
 
 Run = Callable[..., tuple[int, str, str]]
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -82,23 +82,16 @@ def test_settings_that_do_not_go_together_are_problems(overrides: list[str], say
     [
         (["experiment=demo"], r"trainer\.device=cpu: .*experiment=qwen3_8b"),
         (["actor_rollout_ref.model.lora_rank=8"], r"lora_rank=8: .*give 0"),
-        ([f"{_ACTOR}.strategy=megatron"], r"strategy=megatron: .*fsdp2"),
+        ([f"{_ACTOR}.strategy=fsdp"], r"strategy=fsdp: .*fsdp2"),
+        (["actor_rollout_ref.model.override_config.attn_implementation=eager"], r"=eager: .*flash_attention_2"),
         ([f"{_ACTOR}.fsdp_config.model_dtype=fp8"], r"model_dtype=fp8 .*fp32"),
-        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"model\.path=Qwen/Qwen3-4B: .*model_config=PATH"),
-        (["trainer.nnodes=some"], r"trainer\.nnodes=some"),
+        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"=Qwen/Qwen3-4B: .*Qwen3-8B.*model_config=PATH"),
         (["trainer.test_freq=null", "actor_rollout_ref.model.lora_rank=null"], r"(?s)lora_rank=null.*test_freq=null"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(overrides: list[str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         planned(*overrides)
-
-
-def test_assumptions_are_checked() -> None:
-    for values, says in (({"decode_overhead_ms": 0}, "decode_overhead_ms=0"), ({"gpu_gb": -80}, "gpu_gb=-80")):
-        with pytest.raises(NotPlannableError, match=says):
-            Hardware(**values)
-    assert Hardware(reserve_gb=0).reserve_gb == 0
 
 
 # ------------------------------------------------------------------ time
@@ -163,34 +156,29 @@ def test_a_plan_is_printed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("mfu=much", r"mfu='much' is not a number"),
+        ("mfu=much", r"mfu='much'"),
+        ("gpu_gb=-80", r"gpu_gb=-80"),
         ("nodes=some", r"trainer\.nnodes=some"),
         ("nonsense", r"'nonsense' is not KEY=VALUE"),
         ("no_such_key=1", r".*'no_such_key'"),
+        ("model_config=3", r"3 .*model_config=PATH"),
+        ("model_config=4", r"4 .*model_config=PATH"),
     ],
 )
-def test_a_bad_argument_is_one_error(run: Run, argument: str, says: str) -> None:
+def test_a_bad_argument_is_one_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("4").write_bytes(b"\xff\xfe{}")
     status, out, err = run(argument)
     assert (status, out) == (2, "")
     assert re.search(rf"^error: {says}", err), err
 
 
-@pytest.mark.parametrize("content", [b"[]", b"\xff\xfe{}", None])
-def test_a_bad_model_config_is_one_error(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path("3").write_bytes(content)
-    status, out, err = run("model_config=3")
-    assert (status, out) == (2, "")
-    assert re.search(r"^error: (model_config=)?3\b", err), err
-
-
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(JOB, "recipe.fspo.plan", ["--help"]) == 0
     text = capsys.readouterr().out
-    for name in ("nodes", "gpus", "model_config", *Hardware.__dataclass_fields__):
+    for name in ("nodes", "gpus", "model_config", *Hardware.model_fields):
         assert re.search(rf"^  {name} +\S", text, re.M), name
 
 
@@ -198,12 +186,8 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_estimate_is_lines_or_why_there_is_none() -> None:
-    assert estimate(composed("experiment=qwen3_8b"))[0].startswith("Qwen/Qwen3-8B-Base")
-    for job, says in (
-        (["experiment=demo"], "trainer.device=cpu"),
-        (["experiment=qwen3_8b", "actor_rollout_ref.model.path=/no/model"], "actor_rollout_ref.model.path=/no/model"),
-    ):
-        (line,) = estimate(composed(*job))
-        assert line.startswith(f"not planned: {says}")
-    *_, line = estimate(composed("experiment=qwen3_8b", f"{_ROLLOUT}.gpu_memory_utilization=0.98"))
-    assert "80 GiB" in line and "gpu_memory_utilization=0.98" in line
+    lines = estimate(composed("experiment=qwen3_8b", f"{_ROLLOUT}.gpu_memory_utilization=0.98"))
+    assert lines[0].startswith("Qwen/Qwen3-8B-Base")
+    assert "80 GiB" in lines[-1] and "gpu_memory_utilization=0.98" in lines[-1]
+    (line,) = estimate(composed("experiment=demo"))
+    assert line.startswith("not planned: trainer.device=cpu")

@@ -1,4 +1,4 @@
-"""The memory trace: the planner within 5% of what verl's engine allocates, and what it refuses to trace."""
+"""The memory trace: the planner within 5% of what verl's engine allocates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from typing import Any
 
 import engine_trace
 import pytest
-from composing import composed
-
-from recipe.runner.launch.commands import BadInput
-
-_ACTOR = "actor_rollout_ref.actor"
 
 
 def traced(*arguments: str) -> dict[str, Any]:
@@ -25,10 +20,9 @@ def traced(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def assert_planner_agrees(found: dict[str, Any], rel: float = 0.05) -> None:
-    assert set(found["phases"]) == set(found["planner"]) == {"log_probs", "update"}
-    for phase, gib in found["phases"].items():
-        assert found["planner"][phase] == pytest.approx(gib, rel=rel), (phase, found)
+def assert_planner_agrees(found: dict[str, Any]) -> None:
+    assert set(found["phases"]) == {"log_probs", "update"}
+    assert found["planner"] == pytest.approx(found["phases"], rel=0.05)
 
 
 @pytest.mark.slow
@@ -46,25 +40,5 @@ def test_a_small_model(tmp_path: Path, tied: bool) -> None:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 32768}
     kind = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": tied}
     (tmp_path / "config.json").write_text(json.dumps(sizes | heads | kind), encoding="utf-8")
-    found = traced("experiment=qwen3_8b", f"model_config={tmp_path}", f"{_ACTOR}.ulysses_sequence_parallel_size=2")
-    assert_planner_agrees(found)
-    assert any("optimizer" in line for line in found["not_covered"])
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        (f"{_ACTOR}.strategy=fsdp", r"actor\.strategy=fsdp: .* covers strategy=fsdp2 only"),
-        ("actor_rollout_ref.model.use_remove_padding=false", r"use_remove_padding=False: .*=True only"),
-        ("actor_rollout_ref.model.override_config.attn_implementation=sdpa", r"=sdpa: .*=flash_attention_2 only"),
-        (f"{_ACTOR}.fsdp_config.offload_policy=true", r"offload_policy=True: .*=False only"),
-    ],
-)
-def test_what_is_not_traced_is_refused(override: str, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
-        engine_trace.trace(composed("experiment=qwen3_8b", override))
-
-
-def test_a_bad_argument_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert engine_trace.main(["nonsense"]) == 2
-    assert capsys.readouterr().err.startswith("error: 'nonsense' is not KEY=VALUE")
+    ulysses = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+    assert_planner_agrees(traced("experiment=qwen3_8b", f"model_config={tmp_path}", ulysses))

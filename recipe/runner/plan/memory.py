@@ -34,54 +34,35 @@ class Memory:
         return sum(self.items[phase].values())
 
 
-def layer_activations(model: ModelShape, b: int, attention: str = "flash_attention_2", length: int = 0) -> int:
+def layer_activations(model: ModelShape, b: int, mask_width: int | None = None) -> int:
     """Bytes per token that autograd keeps of one decoder layer.
 
     From the operations of transformers' Qwen3 (``modeling_qwen3.py``). A RMSNorm of width W keeps its input in float32
     and the normalised values (4 W + b W; in float32 the first is the residual stream itself), and what it returns is
-    kept by the products that take it (b W). Attention keeps rotated queries and keys, values, and its output. Without
-    flash-attn, keys and values are repeated for every query head; sdpa also keeps the mask of every layer (b x length),
-    an eager one the softmax of every head (4 bytes x heads x length, and once more in b if that differs). The MLP keeps
-    gate, its activation, up and their product (4 b I).
+    kept by the products that take it (b W). Attention keeps rotated queries and keys, values, and its output, and 4
+    bytes a head. Without flash-attn, keys and values are repeated for every query head, and sdpa turns a boolean mask
+    into numbers anew in every layer, and keeps them (b x its width). The MLP keeps gate, its activation, up and their
+    product (4 b I).
 
     Args:
         model: The shape.
         b: Bytes of one element of the compute type.
-        attention: ``flash_attention_2``, ``sdpa`` or ``eager``.
-        length: Width of the mask: the length of padded sequences, or all tokens of packed ones. Read for ``sdpa`` and
-            ``eager`` only.
+        mask_width: Of sdpa's mask: the length of padded sequences, or all tokens of packed ones. None: flash-attn.
     """
     norms = 2 * (4 + 2 * b) * model.hidden
     if model.qk_norm:
         norms += (4 + b) * (model.query + model.key)
-    if attention == "flash_attention_2":
-        kept = b * (2 * model.query + 2 * model.key) + 4 * model.heads
-    else:
-        kept = b * 4 * model.query  # with a mask, keys and values are repeated for every query head
-        per_score = 4 if b == 4 else 4 + b
-        # sdpa turns a boolean mask into numbers anew in every layer, and keeps them.
-        kept += 4 * model.heads + b * length if attention == "sdpa" else model.heads * length * per_score
-    return norms + kept + 4 * b * model.intermediate
+    attention = 2 * (model.query + model.key) if mask_width is None else 4 * model.query + mask_width
+    return norms + b * attention + 4 * model.heads + 4 * b * model.intermediate
 
 
-def working_bytes(model: ModelShape, b: int, attention: str = "flash_attention_2", length: int = 0) -> int:
-    """Bytes per token that the backward pass of one layer needs beside what autograd keeps.
-
-    Two gradients of the MLP's width, or, for an eager attention, two of the size of the scores; whichever is larger.
-    """
-    scores = 2 * 4 * model.heads * length if attention == "eager" else 0
-    return max(2 * b * model.intermediate, scores)
-
-
-def logits_bytes(b: int, *, flash_cross_entropy: bool, entropy: bool, fused: bool = False) -> int:
+def logits_bytes(b: int, *, flash_cross_entropy: bool, entropy: bool) -> int:
     """Bytes per token and vocabulary entry that the loss of an update needs at its peak.
 
     flash-attn's cross-entropy works on the logits in the compute type and writes their gradient in place, unless the
     entropy needs them, too (verl's ``inplace_backward``). Without it there are the logits, the float32 log-softmax and
-    a gradient of each. An entropy in the update keeps a float32 copy and its softmax. Fused kernels form no logits.
+    a gradient of each. An entropy in the update keeps a float32 copy and its softmax.
     """
-    if fused:
-        return 0
     plain = b if flash_cross_entropy else 2 * b + 8
     return plain + ((b if flash_cross_entropy else 0) + 8 if entropy else 0)
 
@@ -116,25 +97,26 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
     gathers one parameter after the other in ``model_dtype`` (the largest is the embedding) and copies it to a bucket.
     """
     memory = Memory()
-    shard = 0.0 if setup.offload_policy else model.parameters * setup.master_bytes / setup.shards
-    weights_stay, moments_stay = not setup.fsdp.param_offload, not setup.fsdp.optimizer_offload
-    # FSDP2's shards stay where they are for the synchronisation, and go to the GPU one by one; FSDP1's all come.
-    on_gpu = {"rollout": weights_stay, "sync": weights_stay or setup.actor.strategy == "fsdp"}
+    fsdp = setup.fsdp
+    shard = 0.0 if fsdp.offload_policy else model.parameters * setup.master_bytes / setup.shards
     kept = hardware.vllm_asleep_gb if setup.vllm_sleeps else setup.rollout.gpu_memory_utilization * hardware.gpu_gb
     for phase in PHASES:
         items = memory.items[phase]
         items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
         if phase == "rollout" and setup.rollout_gpus:
             continue  # on GPUs that only generate
-        items["weights (shard)"] = shard if on_gpu.get(phase, True) else 0.0
-        items["gradients (shard)"] = shard if phase in ("update", "optimizer") else 0.0
-        items["Adam moments (shard)"] = 2 * shard if phase in ("update", "optimizer") or moments_stay else 0.0
+        # For the synchronisation, too, FSDP2's shards stay where they are: they go to the GPU one by one.
+        weights_here = phase not in ("rollout", "sync") or not fsdp.param_offload
+        updates = phase in ("update", "optimizer")
+        items["weights (shard)"] = shard if weights_here else 0.0
+        items["gradients (shard)"] = shard if updates else 0.0
+        items["Adam moments (shard)"] = 2 * shard if updates or not fsdp.optimizer_offload else 0.0
         if phase != "rollout" and not setup.rollout_gpus:
             items["vLLM asleep"] = kept * GIB
     _vllm(memory, model, setup, hardware)
     memory.items["log_probs"] |= _log_probs(model, setup)
     memory.items["update"] |= _update(model, setup)
-    if setup.fsdp.use_no_sync_for_gradient_accumulation:
+    if fsdp.use_no_sync_for_gradient_accumulation:
         memory.items["update"]["unreduced gradients"] = float(model.parameters * setup.reduce_bytes)
     memory.items["optimizer"]["Adam working copy"] = shard
     memory.items["sync"] |= {
@@ -143,10 +125,8 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
     }
     if setup.vllm_sleeps and not setup.rollout_gpus:
         memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
-    on_host = (setup.fsdp.param_offload or setup.offload_policy) + 2 * (
-        setup.fsdp.optimizer_offload or setup.offload_policy
-    )
-    copies = on_host + (setup.reference_share is not None) + setup.weight_copies
+    weights, moments = (offload or fsdp.offload_policy for offload in (fsdp.param_offload, fsdp.optimizer_offload))
+    copies = weights + 2 * moments + (setup.reference_share is not None) + setup.weight_copies
     memory.host_bytes = copies * model.parameters * setup.master_bytes / setup.shards * setup.trainer.n_gpus_per_node
     return memory
 
@@ -164,12 +144,15 @@ def _log_probs(model: ModelShape, setup: Setup) -> Items:
     """
     b, tokens = setup.compute_bytes, setup.log_prob_tokens
     layer, head, hidden = b * model.layer_parameters, b * model.embedding, float(tokens * b * model.hidden)
-    # Gate, its activation, up and their product; a score-forming attention needs what it would keep.
+    # Gate, its activation, up and their product; sdpa needs what it would keep.
     widths = b * (4 * model.intermediate + model.hidden)
-    if setup.attention != "flash_attention_2":
-        widths = layer_activations(model, b, setup.attention, setup.mask_width)
+    if setup.mask_width is not None:
+        widths = layer_activations(model, b, setup.mask_width)
     logits = 0.0 if setup.model.use_fused_kernels else float(tokens * model.vocab * b)
-    entropy = 12.0 * model.vocab * min(tokens, setup.entropy_chunk) if logits else 0.0
+    at_once = tokens
+    if setup.fsdp.entropy_from_logits_with_chunking:
+        at_once = min(tokens, setup.fsdp.entropy_from_logits_chunk_size)
+    entropy = 12.0 * model.vocab * at_once if logits else 0.0
     return _largest(
         {"gathered parameters": head * model.tied + 2.0 * layer, "activations of a layer": float(tokens * widths)},
         {
@@ -189,25 +172,24 @@ def _update(model: ModelShape, setup: Setup) -> Items:
     - in a layer: its weights, those of the next one, the gradient of one and its copy in ``reduce_dtype``. With
       gradient checkpointing a layer keeps its input only, and one layer at a time is recomputed.
     """
-    b, tokens, length = setup.compute_bytes, setup.update_tokens, setup.mask_width
+    b, tokens = setup.compute_bytes, setup.update_tokens
     checkpointing = setup.model.enable_gradient_checkpointing
     layer, head = b * model.layer_parameters, b * model.embedding
-    per_layer = layer_activations(model, b, setup.attention, length)
+    per_layer = layer_activations(model, b, setup.mask_width)
     kept = float(tokens * model.layers * (b * model.hidden if checkpointing else per_layer))
-    in_layer = (per_layer if checkpointing else 0) + working_bytes(model, b, setup.attention, length)
-    per_entry = logits_bytes(
-        b,
-        # verl uses flash-attn's cross-entropy wherever the package is installed; without it attention is another, too.
-        flash_cross_entropy=setup.attention == "flash_attention_2",
-        entropy=setup.entropy_in_update,
-        fused=setup.model.use_fused_kernels,
-    )
+    # Beside what autograd keeps, the backward pass needs two gradients of the MLP's width.
+    in_layer = (per_layer if checkpointing else 0) + 2 * b * model.intermediate
+    # verl uses flash-attn's cross-entropy wherever the package is installed; without it attention is another, too.
+    per_entry = logits_bytes(b, flash_cross_entropy=setup.mask_width is None, entropy=setup.entropy_in_update)
+    if setup.model.use_fused_kernels:  # they form no logits
+        per_entry = 0
     reduced = setup.reduce_bytes * model.embedding * (1 + 1 / setup.shards)
     return _largest(
         {
             "gathered parameters": 2.0 * head + layer,
             "logits": float(tokens * model.vocab * per_entry),
-            "activations kept": kept + tokens * (final_norm(model, b) + b * model.hidden),
+            # What the last RMSNorm and the head keep, and the gradient of the hidden states.
+            "activations kept": kept + tokens * (4 + 3 * b) * model.hidden,
         },
         {
             "gathered parameters": head + reduced + (head if model.tied else layer),
@@ -219,8 +201,3 @@ def _update(model: ModelShape, setup: Setup) -> Items:
             "activations of a layer": float(tokens * in_layer),
         },
     )
-
-
-def final_norm(model: ModelShape, b: int) -> int:
-    """Bytes per token that the last RMSNorm and the output head keep."""
-    return (4 + 2 * b) * model.hidden

@@ -14,39 +14,9 @@ from recipe.runner.launch.inputs import model_folder
 #: Decoders of the same shape: grouped-query attention, gated MLP with three matrices, RMSNorm, rotary positions.
 KNOWN_TYPES: Final = ("qwen3", "qwen2", "llama")
 
-_QWEN3: Final = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "head_dim": 128,
-    "max_position_embeddings": 32768,
-}
-#: Architecture of the experiments' two models, for when they are not on this machine. Source: Qwen3 Technical Report
-#: (arXiv 2505.09388), table 1, and the config.json of Qwen/Qwen3-1.7B-Base and Qwen/Qwen3-8B-Base on the model hub.
-BUILT_IN: Final[dict[str, dict[str, Any]]] = {
-    "Qwen3-1.7B": _QWEN3
-    | {
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "Qwen3-8B": _QWEN3
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-    },
-}
-
-
-class UnknownModelError(BadInput):
-    """The model's architecture is not known; the message says which file is missing and how to give it."""
+#: The config.json of the experiments' models, for when they are not on this machine: one file per name. Source: Qwen3
+#: Technical Report (arXiv 2505.09388), table 1, and Qwen/Qwen3-1.7B-Base and Qwen/Qwen3-8B-Base on the model hub.
+BUILT_IN: Final = Path(__file__).with_name("models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +45,13 @@ class ModelShape:
         """From the fields of a Hugging Face ``config.json``; the parameters are counted on the meta device.
 
         Raises:
-            UnknownModelError: for a type other than KNOWN_TYPES, or sizes from which transformers builds no model.
+            BadInput: for a type other than KNOWN_TYPES, or sizes from which transformers builds no model.
         """
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         if (kind := fields.get("model_type")) not in KNOWN_TYPES:
-            raise UnknownModelError(
+            raise BadInput(
                 f"{name}: model_type={kind!r} is not a decoder that the planner can count; it knows "
                 f"{', '.join(KNOWN_TYPES)}"
             )
@@ -90,9 +60,9 @@ class ModelShape:
             with torch.device("meta"):
                 module = AutoModelForCausalLM.from_config(config)
         except Exception as error:  # of many kinds, for a size that is missing, none or 0
-            raise UnknownModelError(f"{name}: transformers builds no model of this config.json: {error}") from None
+            raise BadInput(f"{name}: transformers builds no model of this config.json: {error}") from None
         layer = list(module.model.layers[0].parameters())
-        head_dim = module.model.layers[0].self_attn.head_dim
+        attention = module.model.layers[0].self_attn
         return cls(
             name=name,
             hidden=config.hidden_size,
@@ -100,12 +70,12 @@ class ModelShape:
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
-            query=config.num_attention_heads * head_dim,
-            key=config.num_key_value_heads * head_dim,
+            query=config.num_attention_heads * attention.head_dim,
+            key=config.num_key_value_heads * attention.head_dim,
             vocab=config.vocab_size,
             tied=config.tie_word_embeddings,
             max_positions=config.max_position_embeddings,
-            qk_norm=kind == "qwen3",
+            qk_norm=hasattr(attention, "q_norm"),
             matrices=sum(parameter.numel() for parameter in layer if parameter.dim() == 2),
             layer_parameters=sum(parameter.numel() for parameter in layer),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
@@ -144,27 +114,21 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
         model_config: A ``config.json``, or the folder that holds one, to read instead.
 
     Raises:
-        UnknownModelError: If there is no such file and the name is none of BUILT_IN, or the file is of another kind.
+        BadInput: If there is no such file and none in BUILT_IN, or the file is of another kind.
     """
-    folder = (
-        model_folder(path) if model_config is None else Path(str(model_config)).expanduser()
-    )  # a folder may be called 3
-    file = folder / "config.json" if folder is not None and folder.is_dir() else folder
-    if file is not None and file.is_file():
-        try:
-            fields = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UnknownModelError(f"{file} is not a JSON file ({error}); give the model's config.json") from None
-        if not isinstance(fields, dict):
-            raise UnknownModelError(f"{file} is not a model's config.json; give another one")
-        return fields, str(file)
-    if model_config is not None:
-        raise UnknownModelError(f"model_config={model_config}: {file} does not exist; give the model's config.json")
-    name = Path(path).name.removesuffix("-Base")
-    if name not in BUILT_IN:
-        raise UnknownModelError(
+    # A folder may be called 3.
+    place = model_folder(path) if model_config is None else Path(str(model_config)).expanduser()
+    built_in = BUILT_IN / f"{Path(path).name.removesuffix('-Base')}.json"
+    if place is None and built_in.is_file():
+        return json.loads(built_in.read_text(encoding="utf-8")), f"{path} (built-in numbers)"
+    if place is None:
+        raise BadInput(
             f"actor_rollout_ref.model.path={path}: the model is not on this machine, and the planner has built-in "
-            f"numbers for {', '.join(BUILT_IN)} only: set it to the model's folder, or give the planner the "
-            "model's config.json: model_config=PATH"
+            f"numbers for {', '.join(sorted(file.stem for file in BUILT_IN.iterdir()))} only: set it to the model's "
+            "folder, or give the planner the model's config.json: model_config=PATH"
         )
-    return BUILT_IN[name], f"{path} (built-in numbers)"
+    file = place / "config.json" if place.is_dir() else place
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))), str(file)
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"{file} is not a model's config.json ({error}): give another one, model_config=PATH") from None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch import server_slots
 from recipe.runner.launch.checks import batch_problems, head_problems, length_problems
@@ -53,49 +53,47 @@ class Plan:
 
     def lines(self) -> list[str]:
         """The prediction for people, without the problems."""
-        return [*self._head(), "", *self._memory(), "", *self._time()]
+        return [*self._job(), "", *self._memory(), "", *self._time()]
 
-    def _head(self) -> Iterator[str]:
-        model, setup = self.model, self.setup
-        kv_bytes = model.kv_bytes_per_token(setup.vllm_bytes)
+    def _job(self) -> Iterator[str]:
+        model, setup, data, trainer = self.model, self.setup, self.setup.data, self.setup.trainer
+        kv_kib = model.kv_bytes_per_token(setup.vllm_bytes) / 1024
+        updates = data.train_batch_size // setup.actor.ppo_mini_batch_size * setup.actor.ppo_epochs
+        generate = f" to train, {setup.rollout_gpus} to generate" if setup.rollout_gpus else ""
+        yield f"{model.name}: {model.parameters / 1e9:.2f}e9 parameters, {kv_kib:.0f} KiB of keys and values per token"
         yield (
-            f"{model.name}: {model.parameters / 1e9:.2f}e9 parameters, "
-            f"{kv_bytes / 1024:.0f} KiB of keys and values per token"
-        )
-        updates = setup.data.train_batch_size // setup.actor.ppo_mini_batch_size * setup.actor.ppo_epochs
-        yield (
-            f"{setup.trainer.nnodes} x {setup.trainer.n_gpus_per_node} GPUs of {self.hardware.gpu_gb:g} GiB"
-            f"{f' to train, {setup.rollout_gpus} to generate' if setup.rollout_gpus else ''}; "
-            f"{setup.data.train_batch_size} prompts x {setup.rollout.n} responses a step, {updates} updates, "
-            f"at most {setup.data.max_prompt_length} + {setup.data.max_response_length} tokens, "
+            f"{trainer.nnodes} x {trainer.n_gpus_per_node} GPUs of {self.hardware.gpu_gb:g} GiB{generate}; "
+            f"{data.train_batch_size} prompts x {setup.rollout.n} responses a step, {updates} updates, "
+            f"at most {data.max_prompt_length} + {data.max_response_length} tokens, "
             f"{setup.update_tokens} tokens a GPU and micro-batch"
         )
 
     def _memory(self) -> Iterator[str]:
-        items = self.memory.items
+        memory, setup = self.memory, self.setup
         yield f"{'GiB per GPU':28}" + "".join(f"{title:>11}" for title in _TITLES)
-        rows = {name: [items[phase].get(name, 0.0) for phase in PHASES] for phase in PHASES for name in items[phase]}
-        for name, values in (rows | {"total": [self.memory.total(phase) for phase in PHASES]}).items():
-            cells = [f"{value / GIB:.2f}" if value >= 0.005 * GIB else "" for value in values]
-            if any(cells):
-                yield f"{name:28}" + "".join(f"{cell:>11}" for cell in cells)
-        fits = ["yes" if self.memory.total(phase) <= self.hardware.gpu_gb * GIB else "NO" for phase in PHASES]
+        for name in dict.fromkeys(name for phase in PHASES for name in memory.items[phase]):
+            values = [memory.items[phase].get(name, 0.0) / GIB for phase in PHASES]
+            if max(values) >= 0.005:
+                yield f"{name:28}" + "".join(f"{value:11.2f}" if value >= 0.005 else " " * 11 for value in values)
+        totals = [memory.total(phase) / GIB for phase in PHASES]
+        yield f"{'total':28}" + "".join(f"{total:11.2f}" for total in totals)
+        fits = ("yes" if total <= self.hardware.gpu_gb else "NO" for total in totals)
         yield f"{'fits':28}" + "".join(f"{answer:>11}" for answer in fits)
-        yield f"host memory for offloaded states: {self.memory.host_bytes / GIB:.0f} GiB per node"
+        yield f"host memory for offloaded states: {memory.host_bytes / GIB:.0f} GiB per node"
         yield (
-            f"KV cache per replica of {self.setup.replica_gpus} GPUs: {self.memory.kv_tokens} tokens, "
-            f"{self.memory.kv_tokens // self.setup.longest} sequences of full length"
+            f"KV cache per replica of {setup.replica_gpus} GPUs: {memory.kv_tokens} tokens, "
+            f"{memory.kv_tokens // setup.longest} sequences of full length"
         )
-        config = self.setup.config
-        requests, servers = server_slots.requests_per_server(config), server_slots.servers(config)
+        requests, servers = server_slots.requests_per_server(setup.config), server_slots.servers(setup.config)
         yield f"requests at once: {requests} to each of {servers} vLLM server(s)"
 
     def _time(self) -> Iterator[str]:
-        time, hardware, separate = self.time, self.hardware, self.setup.rollout_gpus > 0
+        time, hardware = self.time, self.hardware
+        larger, plus = ("the larger of ", "and") if self.setup.rollout_gpus else ("", "+")
         yield (
-            f"step time, estimated: {time['total']:.0f} s = {'the larger of ' if separate else ''}generation "
-            f"{time['generation']:.0f} {'and' if separate else '+'} log-probs {time['log_probs']:.0f} + update "
-            f"{time['update']:.0f}; {time['tokens'] / time['total']:.0f} tokens/s"
+            f"step time, estimated: {time['total']:.0f} s = {larger}generation {time['generation']:.0f} {plus} "
+            f"log-probs {time['log_probs']:.0f} + update {time['update']:.0f}; "
+            f"{time['tokens'] / time['total']:.0f} tokens/s"
         )
         yield (
             f"  assumed: mean lengths {time['mean_prompt']:g} + {time['mean_response']:g}, mfu {hardware.mfu:g}; "
@@ -109,14 +107,8 @@ class Plan:
 def plan(config: DictConfig, hardware: Hardware | None = None, model_config: str | None = None) -> Plan:
     """The prediction for a composed configuration, and what cannot run.
 
-    Args:
-        config: Composed; neither the model nor a GPU is needed.
-        hardware: By default H100s and our guesses.
-        model_config: A ``config.json`` to read instead of the model's.
-
     Raises:
-        NotPlannableError: if there is no formula for a setting; the message names it.
-        UnknownModelError: if the model is not on this machine and its size is not known.
+        BadInput: for a setting without a formula, or a model that is not known.
     """
     setup, hardware = Setup(config), hardware or Hardware()
     model = ModelShape.from_config(*read_architecture(config.actor_rollout_ref.model.path, model_config))
@@ -164,21 +156,24 @@ def step_time(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memor
     """
     prompt = hardware.mean_prompt or setup.data.max_prompt_length / 8
     longest = setup.data.max_response_length
-    response = min(hardware.mean_response or setup.reference_length or longest / 2, longest)
+    # A job of this machinery need not have this setting of the method.
+    usual = OmegaConf.select(setup.config, "fspo.reference_length")
+    response = min(hardware.mean_response or usual or longest / 2, longest)
     tokens = setup.sequences * (prompt + response)
-    forward = model.forward_flops(tokens, tokens * (prompt + response) * 4 / 3) / _rate(hardware, setup.ranks)
+    speed = hardware.gpu_tflops * 1e12 * hardware.mfu  # operations per second of one GPU
+    forward = model.forward_flops(tokens, tokens * (prompt + response) * 4 / 3) / (setup.ranks * speed)
     passes = (4 if setup.model.enable_gradient_checkpointing else 3) * setup.actor.ppo_epochs
 
-    replicas = setup.generating / setup.replica_gpus
+    replicas = (setup.rollout_gpus or setup.ranks) / setup.replica_gpus
     # Not the mean context: a sequence's blocks stay until it ends, and vLLM preempts when they run out.
     fits = memory.kv_tokens / (prompt + response)
     concurrent = max(1, math.floor(min(setup.sequences / replicas, setup.rollout.max_num_seqs, fits)))
     bandwidth = setup.replica_gpus * hardware.gpu_tb_per_s * 1e12 * hardware.decode_efficiency
-    rate, overhead = _rate(hardware, setup.replica_gpus), hardware.decode_overhead_ms / 1e3
+    rate, overhead = setup.replica_gpus * speed, hardware.decode_overhead_ms / 1e3
     weights = model.parameters * setup.vllm_bytes / bandwidth
     contexts = concurrent * (prompt + response / 2) * model.kv_bytes_per_token(setup.vllm_bytes) / bandwidth
     steps = setup.sequences / replicas * response / concurrent
-    tail = max(0.0, longest - steps) if setup.mode == "sync" else 0.0
+    tail = 0.0 if server_slots.asynchronous_mode(setup.config) else max(0.0, longest - steps)
     # A group shares the blocks of its prompt.
     prefill = model.forward_flops(setup.data.train_batch_size / replicas * prompt, 0.0) / rate
     decoding = max(weights + contexts, model.forward_flops(concurrent, 0.0) / rate) + overhead
@@ -196,8 +191,3 @@ def step_time(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memor
         "mean_prompt": prompt,
         "mean_response": response,
     }
-
-
-def _rate(hardware: Hardware, gpus: int) -> float:
-    """Operations per second."""
-    return gpus * hardware.gpu_tflops * 1e12 * hardware.mfu
