@@ -19,10 +19,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fspo.fairness import Array
 from fspo.sums import FINE_LENGTH_EDGES, LAYOUT_VERSION, Z_EDGES, ZERO_CELL, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
-
-Array = npt.NDArray[np.float64]
 
 _K: Final = FINE_LENGTH_EDGES.numel() - 1
 _MAGNITUDE: Final[Array] = Z_EDGES.numpy()[ZERO_CELL + 1 :]
@@ -171,14 +170,9 @@ class BandController:
         settings: The loss whose bands are calibrated.
         window: Number of rollout batches to remember.
         min_count: Sequences wanted for a local quantile, see :func:`local_half_widths`.
-
-    Raises:
-        ValueError: If the window is below 1.
     """
 
     def __init__(self, settings: SequenceLossSettings, *, window: int = 8, min_count: int = 100) -> None:
-        if window < 1:
-            raise ValueError(f"window={window!r} must be at least 1 rollout batch")
         self._settings = settings
         self._min_count = min_count
         self._window: deque[Array] = deque(maxlen=window)
@@ -192,7 +186,7 @@ class BandController:
     def update(
         self,
         mini_batches: Sequence[SequenceSums],
-        leans_by_mini_batch: Sequence[Array] | None = None,
+        leans_by_mini_batch: Sequence[Array] = (),
         unmoved: int = 1,
     ) -> BandState:
         """Add a finished rollout batch and return the state for the next one.
@@ -202,18 +196,9 @@ class BandController:
             leans_by_mini_batch: :func:`leans` of each mini-batch over all ranks; needed by ``band="active"`` only.
             unmoved: How many mini-batches came before the policy had moved, so that S = 0; they are left out of the
                 widths. 0 if even the first one is off-policy, more than 1 where the learning rate was 0.
-
-        Raises:
-            ValueError: If the band needs leans, and there is not one entry for each mini-batch.
         """
         if self._settings.band == "active":
-            leans_of = leans_by_mini_batch or ()
-            if len(leans_of) != len(mini_batches):
-                raise ValueError(
-                    f"leans_by_mini_batch has {len(leans_of)} entries, and band='active' needs the leans of each of "
-                    f"the {len(mini_batches)} mini-batches"
-                )
-            measured = np.concatenate([np.zeros((0, 2)), *leans_of[unmoved:]])
+            measured = np.concatenate([np.zeros((0, 2)), *leans_by_mini_batch[unmoved:]])
         elif self._settings.band == "quantile":
             measured = sum((_fold(each) for each in mini_batches[unmoved:]), np.zeros((_K, _CELLS)))
         else:

@@ -62,14 +62,9 @@ class LengthDiagnostics:
         bins: Length bins wanted; tied lengths may give fewer (see :func:`fspo.fairness.equal_mass_starts`).
         window: Steps in the window behind the LREs and everything by bin.
         resamples: Of the bootstrap behind the intervals.
-
-    Raises:
-        ValueError: If an argument is below 1.
     """
 
     def __init__(self, bins: int = 8, window: int = 10, resamples: int = 200) -> None:
-        if min(bins, window, resamples) < 1:
-            raise ValueError(f"bins, window and resamples must be at least 1, got {bins}, {window}, {resamples}")
         self.bins, self.resamples = bins, resamples
         self._window: deque[list[SequenceSums]] = deque(maxlen=window)
 

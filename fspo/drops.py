@@ -31,14 +31,9 @@ class EvenDrops:
     Args:
         bins: Length bins of equal mass, by the mean length of a group.
         window: Groups remembered.
-
-    Raises:
-        ValueError: If an argument is below 1.
     """
 
     def __init__(self, bins: int, window: int) -> None:
-        if min(bins, window) < 1:
-            raise ValueError(f"bins and window must be at least 1, got {bins} and {window}")
         self._bins, self._size = bins, window
         #: By group, in the order in which they finished: fine length bin, whether it became stale, whether it is lost.
         self._window: dict[str, tuple[int, bool, bool]] = {}

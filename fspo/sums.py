@@ -125,24 +125,16 @@ def sequence_values(
     """What each sequence of a micro-batch adds to the sums.
 
     Args:
-        output: What the policy loss returned; rows with ``valid_B`` false (padding) are left out.
+        output: What the policy loss returned, with a finite S in each row; rows with ``valid_B`` false (padding) are
+            left out.
         truncated_B: bool, true where the response was cut at the maximum length; None means that none was.
 
     Returns:
         ``(length_B, z_B, values_BF)`` on the CPU, for the valid rows only: lengths (int64), z = S / sqrt(L) and the
         value of each of FIELDS (float64).
-
-    Raises:
-        ValueError: If ``truncated_B`` does not have one entry per sequence, or S is nan or infinite (which the losses
-            of this package refuse already).
     """
     if truncated_B is None:
         truncated_B = torch.zeros_like(output.log_ratio_B)
-    elif truncated_B.shape != output.log_ratio_B.shape:
-        raise ValueError(
-            f"truncated_B has shape {tuple(truncated_B.shape)}, expected {tuple(output.log_ratio_B.shape)}: "
-            "one entry per sequence"
-        )
     columns = (
         output.valid_B,
         output.log_ratio_B,
@@ -162,8 +154,6 @@ def sequence_values(
     _, s, length, upper, weight, advantage, accepted, high, low, overflow, truncated = stacked[
         :, stacked[0] > 0
     ].unbind(0)
-    if not bool(torch.isfinite(s).all()):
-        raise ValueError(f"log_ratio_B of {int((~torch.isfinite(s)).sum())} sequences is nan or infinite")
     weight = weight.clamp(max=math.exp(RATIO_LOG_CAP))
     ratio = s.clamp(max=RATIO_LOG_CAP).exp()
     root = length.sqrt()
@@ -229,7 +219,7 @@ class SequenceSums:
         return cls(torch.zeros(_K, len(FIELDS), dtype=torch.float64), torch.zeros(_K, _H, dtype=torch.int64))
 
     def add_(self, output: SequenceLossOutput, truncated_B: torch.Tensor | None = None) -> SequenceSums:
-        """Add the sequences of one micro-batch in place; arguments and errors as in :func:`sequence_values`."""
+        """Add the sequences of one micro-batch in place; arguments as in :func:`sequence_values`."""
         length_B, z_B, values_BF = sequence_values(output, truncated_B)
         k = length_bin(length_B)
         self.sums_KF.index_add_(0, k, values_BF)
@@ -245,8 +235,6 @@ class SequenceSums:
         Raises:
             KeyError: If ``name`` is not in FIELDS.
         """
-        if name not in _COLUMN:
-            raise KeyError(f"no field {name!r} in SequenceSums; the fields are {', '.join(FIELDS)}")
         return self.sums_KF[:, _COLUMN[name]]
 
     def total(self, name: str) -> float:

@@ -67,7 +67,7 @@ def causal_states(run: Path, settings: SequenceLossSettings, window: int) -> dic
     controller, states = BandController(settings, window=window), {}
     for step in sorted(rounds):
         states[step] = controller.state
-        controller.update([rounds[step][index] for index in sorted(rounds[step])], moved.get(step))
+        controller.update([rounds[step][index] for index in sorted(rounds[step])], moved.get(step, []))
     return states
 
 

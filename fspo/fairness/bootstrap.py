@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ def pooled_difference(
     second: Sequence[Counts],
     statistic: Callable[[Array, Array, float], Array],
     *,
-    over: str = "mini_batches",
+    over: Literal["mini_batches", "seeds"] = "mini_batches",
     resamples: int = 4000,
     seed: int = 0,
 ) -> Interval:
@@ -117,12 +117,10 @@ def pooled_difference(
         seed gives no interval over seeds.
 
     Raises:
-        ValueError: If the numbers of seeds differ or there is none, or ``over`` is unknown.
+        ValueError: If the numbers of seeds differ or there is none.
     """
     if (n := len(first)) != len(second) or not n:
         raise ValueError(f"paired run groups need the same seeds, at least one: got {n} and {len(second)}")
-    if over not in ("mini_batches", "seeds"):
-        raise ValueError(f"over={over!r} must be 'mini_batches' or 'seeds'")
     a, b = (
         (np.stack([accepted.sum(0) for accepted, _ in group]), np.stack([total.sum(0) for _, total in group]))
         for group in (first, second)

@@ -66,15 +66,8 @@ def equal_mass_starts(total_K: npt.ArrayLike, n_bins: int = 8) -> npt.NDArray[np
     Returns:
         int64 [J], 1 <= J <= n_bins: index of the first fine bin of each merged bin, starting with 0. Every merged bin
         holds at least one sequence. Without any sequence there is one bin.
-
-    Raises:
-        ValueError: If ``n_bins`` < 1 or a total is negative or not finite.
     """
     total = np.asarray(total_K, dtype=np.float64)
-    if n_bins < 1:
-        raise ValueError(f"n_bins is {n_bins}; at least one bin is needed")
-    if total.ndim != 1 or not np.isfinite(total).all() or (total < 0).any():
-        raise ValueError("total_K must be a one-dimensional array of finite counts >= 0")
     cumulative = np.concatenate([[0.0], np.cumsum(total)])
     mass = cumulative[-1]
     if mass == 0:

@@ -99,22 +99,6 @@ def _sequence_loss(
     return sequence_policy_loss(*tensors, settings, RECORDER.current_band_state(), rollout_is_weights)
 
 
-def register_losses() -> None:
-    """Register every loss of the family.
-
-    Raises:
-        RuntimeError: if verl's registry already holds one of the names.
-    """
-    taken = sorted(set(ALGORITHMS) & set(POLICY_LOSS_REGISTRY))
-    if taken:
-        raise RuntimeError(
-            f"verl's loss registry already holds {', '.join(taken)}: another package registered them. Uninstall it, or "
-            "limit the plugins with VERL_USE_EXTERNAL_PLUGINS=fspo"
-        )
-    for name in ALGORITHMS:
-        register(name, _sequence_loss)
-
-
 def _clips(config: Any) -> tuple[float, float]:
     """verl's two clip values: where only ``clip_ratio`` is set, it holds on both sides."""
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
@@ -176,4 +160,5 @@ def observe_verl_losses() -> None:
             POLICY_LOSS_REGISTRY[name] = _observed(name, loss)
 
 
-register_losses()
+for _name in ALGORITHMS:
+    register(_name, _sequence_loss)

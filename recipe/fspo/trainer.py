@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, send_rows
-from recipe.fspo.accounting.replay_buffer import clear_trained, counting, prompt_tags
+from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reward_manager import raise_failure
 from recipe.fspo.worker import FSPODetachedWorker, FSPOWorker
@@ -80,7 +80,7 @@ class FSPOHooks(RunnerHooks):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         if self.global_steps > 0 and self.verl_mode != "sync":
-            clear_trained("train")
+            clear_trained()
 
     # ---------------------------------------------------------------- order of a batch
 
@@ -94,7 +94,7 @@ class FSPOHooks(RunnerHooks):
 
     def _reissue_inflight_prompts(self, partition_id: str = "train") -> int:
         # After a resume verl stamps these prompts with the present step; how stale they are counts from their first.
-        prompts = {} if self.verl_mode == "sync" else prompt_tags(partition_id)
+        prompts = {} if self.verl_mode == "sync" else training_prompts()
         unfinished = [uid for uid, tag in prompts.items() if tag["status"] in ("pending", "running")]
         first = self._cycle.funnel.first_issue
         issued_again = {uid: prompts[uid]["global_steps"] for uid in unfinished}

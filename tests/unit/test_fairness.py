@@ -161,8 +161,6 @@ def test_equal_mass_bins_without_ties_are_equal_and_ties_stay_together() -> None
     np.testing.assert_array_equal(merge_bins(np.ones(80), equal_mass_starts(np.ones(80), 8)), np.full(8, 10))
     tied = np.array([1, 1, 97, 1])
     assert 97 in merge_bins(tied, equal_mass_starts(tied, 4)) or len(equal_mass_starts(tied, 4)) < 4
-    with pytest.raises(ValueError, match="n_bins is 0"):
-        equal_mass_starts([1], 0)
 
 
 def test_wilson_interval_known_values() -> None:
@@ -241,7 +239,5 @@ def test_pooled_difference_refuses_what_does_not_pair() -> None:
     group = _group(np.random.default_rng(3), [0.9, 0.7], seeds=2)
     with pytest.raises(ValueError, match="same seeds"):
         pooled_difference(group, group[:1], lambda a, t, _: plain_lre(a, t)[0])
-    with pytest.raises(ValueError, match="over='runs'"):
-        pooled_difference(group, group, lambda a, t, _: plain_lre(a, t)[0], over="runs")
     one = pooled_difference(group[:1], group[:1], lambda a, t, _: plain_lre(a, t)[0], over="seeds")
     assert np.isnan(one.low)

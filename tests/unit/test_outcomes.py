@@ -81,7 +81,6 @@ def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     one = read(Queue(told=True), monkeypatch)
     both = Outcomes.join([one, one])
     assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
-    assert both.group_B.tolist() == [0, 0, 1, 1] * 2
 
 
 def test_recorded_rows_get_their_uid_reward_and_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def test_seq_gspo_equals_verl_gspo(seed: int, dtype: torch.dtype, clip: tuple[fl
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=clip[0], clip_ratio_high=clip[1]
     )
     config.global_batch_info.update(dp_size=2, batch_num_tokens=int(mask.sum()), global_batch_size=48)
-    theirs, metrics = core_algos.get_policy_loss_fn("gspo")(
+    theirs, metrics = core_algos.compute_policy_loss_gspo(
         old_log_prob=old,
         log_prob=log_prob,
         advantages=advantages,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,18 +15,8 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 import recipe.fspo.relatives  # noqa: F401  (registers its losses)
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
+from fspo.types import SequenceLossOutput
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.policy_loss import register_losses
-
-
-def test_a_taken_name_is_refused() -> None:
-    # Every name is taken by our own registration, so a second one must refuse.
-    with pytest.raises(RuntimeError, match="already holds fspo"):
-        register_losses()
-
-
-def test_verl_keeps_its_own_gspo() -> None:
-    assert core_algos.POLICY_LOSS_REGISTRY["gspo"] is core_algos.compute_policy_loss_gspo
 
 
 def actor_config(policy_loss: PolicyLossConfig, **info: object) -> FSDPActorConfig:
@@ -48,35 +38,29 @@ def random_batch() -> dict[str, torch.Tensor]:
     return {"old_log_prob": old, "log_prob": new, "advantages": advantage, "response_mask": mask}
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
-@pytest.mark.parametrize("typed", [True, False])
-def test_registered_loss_is_the_mean_of_the_library_loss(name: str, typed: bool) -> None:
-    batch = random_batch()
-    policy_loss = SequencePolicyLossConfig(loss_mode=name) if typed else PolicyLossConfig(loss_mode=name)
-    config = actor_config(policy_loss, global_batch_size=20, dp_size=2, batch_num_tokens=99)
-    loss, metrics = core_algos.get_policy_loss_fn(name)(
-        **batch, loss_agg_mode="token-mean", config=config, a_future_keyword=None
-    )
-    expected = sequence_policy_loss(
-        batch["log_prob"], batch["old_log_prob"], batch["advantages"], batch["response_mask"], ALGORITHMS[name]
-    )
-    assert torch.allclose(loss, expected.loss_B.sum() / 20 * 2)
-    assert set(metrics) == {"actor/pg_clipfrac", "actor/ppo_kl", "actor/seq_outside_band"}
-    clipped = (expected.clipped_high_B | expected.clipped_low_B).sum()
-    assert metrics["actor/pg_clipfrac"] == pytest.approx(float(clipped) / 5)  # 5 of 6 rows have tokens
+LOSSES: dict[str, tuple[Callable[..., SequenceLossOutput], object]] = {
+    **{name: (sequence_policy_loss, settings) for name, settings in ALGORITHMS.items()},
+    "vespo": (vespo_loss, VespoSettings()),
+    "ctpo_la": (ctpo_la_loss, CtpoSettings()),
+}
 
 
 @pytest.mark.parametrize(
-    ("name", "loss", "settings"), [("vespo", vespo_loss, VespoSettings()), ("ctpo_la", ctpo_la_loss, CtpoSettings())]
+    ("name", "cls"),
+    [*((name, PolicyLossConfig) for name in LOSSES), *((name, SequencePolicyLossConfig) for name in ALGORITHMS)],
 )
-def test_a_relative_is_registered_like_the_family(name: str, loss: Any, settings: Any) -> None:
+def test_registered_loss_is_the_mean_of_the_library_loss(name: str, cls: type[PolicyLossConfig]) -> None:
     batch = random_batch()
-    config = actor_config(PolicyLossConfig(loss_mode=name), global_batch_size=20, dp_size=2)
-    value, metrics = core_algos.get_policy_loss_fn(name)(**batch, config=config)
-    expected = loss(batch["log_prob"], batch["old_log_prob"], batch["advantages"], batch["response_mask"], settings)
+    config = actor_config(cls(loss_mode=name), global_batch_size=20, dp_size=2, batch_num_tokens=99)
+    value, metrics = core_algos.get_policy_loss_fn(name)(
+        **batch, loss_agg_mode="token-mean", config=config, a_future_keyword=None
+    )
+    loss, settings = LOSSES[name]
+    names = ("log_prob", "old_log_prob", "advantages", "response_mask")
+    expected = loss(*(batch[name] for name in names), settings)
     assert torch.equal(value, expected.loss_B.sum() / 20 * 2)
-    lost = float((expected.clipped_high_B + expected.clipped_low_B).sum())
-    assert metrics == {
+    lost = float(expected.clipped_high_B.sum() + expected.clipped_low_B.sum())
+    assert metrics == {  # 5 of 6 rows have tokens
         "actor/pg_clipfrac": pytest.approx(lost / 5),
         "actor/ppo_kl": pytest.approx(float(-expected.log_ratio_B.sum() / expected.length_B.sum())),
         "actor/seq_outside_band": pytest.approx(1 - float(expected.accepted_B.sum()) / 5),

@@ -23,7 +23,6 @@ from fspo.sums import (
     ZERO_CELL,
     SequenceSums,
     length_bin,
-    sequence_values,
     z_cell,
 )
 from fspo.types import SequenceLossOutput
@@ -62,11 +61,8 @@ def test_length_edges_give_short_lengths_a_bin_each_and_grow_by_an_eighth_of_an_
 def test_length_bin_brackets_the_length(length: int) -> None:
     k = int(length_bin(torch.tensor([length]))[0])
     assert FINE_LENGTH_EDGES[k] <= length < FINE_LENGTH_EDGES[k + 1]
-
-
-def test_length_bin_refuses_empty_sequences() -> None:
-    with pytest.raises(ValueError, match="drop empty sequences"):
-        length_bin(torch.tensor([3, 0]))
+    with pytest.raises(ValueError, match="length_B"):
+        length_bin(torch.tensor([length, 0]))
 
 
 @FAST
@@ -78,13 +74,10 @@ def test_z_cell_brackets_the_value_and_is_symmetric(z: float) -> None:
     assert int(z_cell(torch.tensor([-z], dtype=torch.float64))[0]) == 2 * ZERO_CELL - h
 
 
-def test_a_z_on_an_edge_lies_in_the_cell_farther_from_zero() -> None:
+def test_a_z_on_an_edge_lies_in_the_cell_farther_from_zero_and_zero_in_its_own() -> None:
     positive = torch.arange(ZERO_CELL + 2, Z_EDGES.numel() - 1)
     assert torch.equal(z_cell(Z_EDGES[positive]), positive)
     assert torch.equal(z_cell(-Z_EDGES[positive]), 2 * ZERO_CELL - positive)
-
-
-def test_zero_has_its_own_cell() -> None:
     cells = z_cell(torch.tensor([0.0, -0.0, 1e-12, -1e-12], dtype=torch.float64)).tolist()
     assert cells == [ZERO_CELL, ZERO_CELL, ZERO_CELL + 1, ZERO_CELL - 1]
 
@@ -104,9 +97,8 @@ def test_sums_do_not_depend_on_micro_batches_or_ranks(batch: int, seed: int, mic
         parts.append(part)
     split = sum(parts, SequenceSums.zeros())
     torch.testing.assert_close(split.sums_KF, whole.sums_KF, rtol=1e-12, atol=1e-12)
-    assert torch.equal(split.hist_KH, whole.hist_KH)
-    for name in ("count", "accepted", "clipped_high", "clipped_low", "truncated", "advantage_zero", "length"):
-        assert torch.equal(split.column(name), whole.column(name))
+    exact = slice(FIELDS.index("length") + 1)  # counts and lengths, which come before the real numbers
+    assert torch.equal(split.sums_KF[:, exact], whole.sums_KF[:, exact]) and torch.equal(split.hist_KH, whole.hist_KH)
 
 
 @pytest.mark.parametrize("algo", ["fspo", "seq_rloo", "seq_gspo"])
@@ -147,37 +139,19 @@ def test_a_runaway_sequence_keeps_the_sums_finite() -> None:
     assert bool(torch.isfinite(sums.sums_KF).all())
 
 
-def test_bad_input_is_refused_by_name() -> None:
-    output = loss_output(4)
-    with pytest.raises(ValueError, match="truncated_B has shape"):
-        SequenceSums.zeros().add_(output, torch.zeros(3, dtype=torch.bool))
-    bad = dataclasses.replace(output, log_ratio_B=torch.full((4,), math.nan), valid_B=torch.ones(4).bool())
-    with pytest.raises(ValueError, match="log_ratio_B of 4 sequences"):
-        sequence_values(bad)
-    with pytest.raises(KeyError, match="no field 'cuont'"):
-        SequenceSums.zeros().column("cuont")
-    with pytest.raises(ValueError, match="another layout"):
-        SequenceSums(torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.int64))
-
-
-def test_checkpoint_round_trip() -> None:
+def test_checkpoint_and_record_round_trip() -> None:
     sums = SequenceSums.zeros().add_(loss_output(50))
     again = SequenceSums.from_state_dict(sums.state_dict())
     assert torch.equal(again.sums_KF, sums.sums_KF) and torch.equal(again.hist_KH, sums.hist_KH)
-    again.add_(loss_output(3))
     with pytest.raises(ValueError, match="layout None"):
         SequenceSums.from_state_dict({})
-
-
-def test_record_is_json_and_round_trips() -> None:
-    sums = SequenceSums.zeros().add_(loss_output(50))
+    with pytest.raises(ValueError, match=r"sums_KF.*layout"):
+        SequenceSums(torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.int64))
     record = json.loads(json.dumps(to_record(sums, step=7, minibatch=2)))
     assert (record["step"], record["minibatch"]) == (7, 2)
     again = from_record(record)
     torch.testing.assert_close(again.sums_KF, sums.sums_KF, rtol=1e-8, atol=1e-12)
     assert torch.equal(again.hist_KH, sums.hist_KH)
-    empty = from_record(to_record(SequenceSums.zeros(), step=0, minibatch=0))
-    assert float(empty.sums_KF.abs().sum()) == 0
 
 
 @pytest.mark.parametrize(

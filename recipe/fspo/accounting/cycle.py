@@ -92,7 +92,7 @@ class Cycle:
         if unmoved:
             metrics |= self._noise_floor_metrics(sums[:unmoved])
         if self._band_controller is not None and unmoved < len(sums):
-            of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else None
+            of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
             self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         grad_clip = float(self._config.actor_rollout_ref.actor.grad_clip)

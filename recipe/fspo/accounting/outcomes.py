@@ -47,16 +47,12 @@ def grad_norm_metrics(norms: Sequence[float | None], clip: float) -> dict[str, f
 
 def _distinct_share(keys: list[str], digest_B: list[str], correct_B: torch.Tensor | None) -> dict[str, float]:
     """Distinct responses over responses, and the same among the right ones, counted within each prompt's group."""
-    seen: set[tuple[str, str]] = set()
-    right: set[tuple[str, str]] = set()
-    for row, (key, digest) in enumerate(zip(keys, digest_B, strict=True)):
-        response = (prompt_of(key), digest)
-        seen.add(response)
-        if correct_B is not None and correct_B[row] > 0:
-            right.add(response)
-    shares = {"fspo/outcome/distinct": len(seen) / len(keys)}
-    if correct_B is not None and (n_correct := int((correct_B > 0).sum())):
-        shares["fspo/outcome/distinct_correct"] = len(right) / n_correct
+    responses = [(prompt_of(key), digest) for key, digest in zip(keys, digest_B, strict=True)]
+    shares = {"fspo/outcome/distinct": len(set(responses)) / len(responses)}
+    if correct_B is not None:
+        right = [responses[row] for row in (correct_B > 0).nonzero().flatten().tolist()]
+        if right:
+            shares["fspo/outcome/distinct_correct"] = len(set(right)) / len(right)
     return shares
 
 
@@ -82,13 +78,6 @@ class Outcomes:
                 for name, column in columns.items()
             }  # type: ignore[arg-type]
         )
-
-    @property
-    def group_B(self) -> torch.Tensor:
-        """Number of each response's prompt."""
-        prompts = [prompt_of(key) for key in self.keys]
-        number = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
-        return torch.tensor([number[prompt] for prompt in prompts])
 
 
 def read_outcomes(batch: KVBatchMeta, own_agents: bool) -> Outcomes:

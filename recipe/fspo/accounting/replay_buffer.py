@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +18,6 @@ from recipe.fspo.accounting.outcomes import prompt_of
 
 #: verl's reasons to evict a group (stale, filtered, failed), in the order in which one is named for a group of several.
 _REASONS = ((2, "failed"), (0, "stale"), (1, "filtered"))
-
 
 _Reasons = tuple[set[str], set[str], set[str], Counter[float]]
 
@@ -50,12 +50,8 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         stale, *others = super()._terminal_eviction_reasons(global_steps, partition_id)
         if self.drops is not None and partition_id == "train":  # verl finds none stale then
             issued, finished = self.prompt_global_steps[partition_id], self.finished_keys[partition_id]
-            found = _responses(item for item in self.partitions[partition_id].items() if prompt_of(item[0]) in finished)
-            lengths: dict[str, list[int]] = {uid: [] for uid in finished}
-            for response, (length, _) in found.items():
-                lengths[prompt_of(response)].append(length)
             stale = self.drops.choose(
-                {uid: sum(each) / max(1, len(each)) for uid, each in lengths.items()},
+                {uid: sum(each) / max(1, len(each)) for uid, each in self._lengths(finished).items()},
                 {uid: global_steps - issued.get(uid, global_steps) + 1 for uid in finished},
                 self.max_off_policy_threshold,
             )
@@ -91,11 +87,17 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         return batch
 
     def _count(self, stage: str, partition_id: str, uids: set[str]) -> None:
-        if partition_id != "train" or not uids:
-            return
-        found = _responses(item for item in self.partitions[partition_id].items() if prompt_of(item[0]) in uids)
-        lengths = [length for length, _ in found.values()]
-        self.funnel.end(stage, lengths, unknown=len(uids) * self.responses - len(lengths))
+        if partition_id == "train" and uids:
+            lengths = list(itertools.chain.from_iterable(self._lengths(uids).values()))
+            self.funnel.end(stage, lengths, unknown=len(uids) * self.responses - len(lengths))
+
+    def _lengths(self, uids: set[str]) -> dict[str, list[int]]:
+        """Of the responses that are there to each of these prompts of the training."""
+        lengths: dict[str, list[int]] = {uid: [] for uid in uids}
+        rows = (row for row in self.partitions["train"].items() if prompt_of(row[0]) in uids)
+        for response, (length, _) in _responses(rows).items():
+            lengths[prompt_of(response)].append(length)
+        return lengths
 
 
 class CountingBufferAsync(CountingBuffer, ReplayBufferAsync):  # type: ignore[misc]
@@ -129,27 +131,25 @@ def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[in
     return found
 
 
-def prompt_tags(partition_id: str) -> dict[str, dict[str, Any]]:
-    """verl's tags of the prompts in TransferQueue that are under way, by the prompt's identifier."""
-    return {key: tag for key, tag in _tags(partition_id).items() if tag.get("is_prompt", False)}
+def training_prompts() -> dict[str, dict[str, Any]]:
+    """verl's tags of the training's prompts in TransferQueue that are under way, by the prompt's identifier."""
+    return {key: tag for key, tag in _training_tags().items() if tag.get("is_prompt", False)}
 
 
-def _tags(partition_id: str) -> dict[str, dict[str, Any]]:
-    """verl's tags of everything in TransferQueue, prompts and responses."""
-    tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id) or {}).get(partition_id, {})
-    return tags
-
-
-def clear_trained(partition_id: str) -> None:
+def clear_trained() -> None:
     """After a resume: remove the responses whose prompt is not under way any more.
 
     verl saves TransferQueue before it removes those of the step, and nobody would after a resume; every one would leave
     a batch behind, until the queue is full.
     """
-    tags = _tags(partition_id)
-    under_way = {key for key, tag in tags.items() if tag.get("is_prompt", False)}
-    if done := [key for key in tags if prompt_of(key) not in under_way]:
-        tq.kv_clear(partition_id=partition_id, keys=done)
+    under_way = training_prompts()
+    if done := [key for key in _training_tags() if prompt_of(key) not in under_way]:
+        tq.kv_clear(partition_id="train", keys=done)
+
+
+def _training_tags() -> dict[str, dict[str, Any]]:
+    tags: dict[str, dict[str, Any]] = (tq.kv_list("train") or {}).get("train", {})
+    return tags
 
 
 def train_on(funnel: LengthFunnel, batch: KVBatchMeta, step: int) -> None:
