@@ -1,14 +1,12 @@
 """The job, made small enough for a few CPU cores: every setting that the rehearsal changes.
 
-What is in neither table runs as in the job: the loss and its advantage, types of numbers, batching by tokens, packing,
+What is not among them runs as in the job: the loss and its advantage, types of numbers, batching by tokens, packing,
 padding to one shape, gradient checkpointing, offloading, validation, checkpoints.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,8 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch.checks import ulysses
 
-#: Steps of the small run; tokens of a response, responses to one prompt, updates of one rollout batch, at most.
-STEPS: Final = 2
+#: Steps of the small run, and its FSDP ranks where the job has as many.
+STEPS, RANKS = 2, 2
+#: Tokens of a response, responses to one prompt, updates of one rollout batch, at most.
 RESPONSE, GROUP, UPDATES = 64, 4, 8
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -55,64 +54,51 @@ def value_of(config: DictConfig, key: str) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """The settings for Hydra's command line."""
-    return [f"++{key}={json.dumps(value)}" for key, value in settings.items()]
+def small_settings(config: DictConfig, ranks: int, prompt: int, folder: Path) -> dict[str, Any]:
+    """The settings of the small job that the job may have otherwise, by key.
 
-
-def replaced(config: DictConfig, ranks: int, folder: Path) -> dict[str, Any]:
-    """The settings with which something else runs in the place of what the job has.
+    Token budget, padding and vLLM's lengths shrink with the longest sequence.
 
     Args:
-        config: The job, resolved.
-        ranks: FSDP ranks.
-        folder: Of the rehearsal's run.
-    """
-    custom = config.reward.custom_reward_function
-    path, name = (custom.path, custom.name) if custom.path else ("verl.utils.reward_score", "default_compute_score")
-    settings = OF_A_CPU | {
-        "trainer.nnodes": 1,
-        "ray_kwargs.ray_init.num_gpus": ranks,
-        "run.dir": str(folder),
-        "run.restarts": 0,
-        "trainer.resume_mode": "auto",
-        "trainer.logger": ["console"],
-        f"{_REWARD}.path": "pkg://recipe.runner.rehearse.reward",
-        f"{_REWARD}.name": "compute_score",
-        f"{_REWARD}.reward_kwargs.rehearsed_path": path if custom.path else f"pkg://{path}",
-        f"{_REWARD}.reward_kwargs.rehearsed_name": name,
-    }
-    if math.gcd(config.actor_rollout_ref.rollout.tensor_model_parallel_size, ranks) == 1:  # one process fewer
-        executor = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
-        settings[f"{_ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend"] = executor
-    return settings
-
-
-def shrunk(config: DictConfig, ranks: int, prompt: int) -> dict[str, Any]:
-    """The settings that are only smaller. Token budget, padding and vLLM's lengths shrink with the longest sequence.
-
-    Args:
-        config: The job, resolved.
+        config: The job, prepared.
         ranks: FSDP ranks.
         prompt: Tokens of the longest prompt.
+        folder: Of the small run.
     """
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     prompt, response = min(prompt, data.max_prompt_length), min(RESPONSE, data.max_response_length)
-    group = min(rollout.n, GROUP)
-    settings = {
+    group, tensor_parallel = min(rollout.n, GROUP), math.gcd(rollout.tensor_model_parallel_size, ranks)
+    custom = config.reward.custom_reward_function
+    path, name = (
+        (custom.path, custom.name) if custom.path else ("pkg://verl.utils.reward_score", "default_compute_score")
+    )
+    settings = OF_A_CPU | {
+        "run.dir": str(folder),
+        "run.restarts": 0,
+        "ray_kwargs.ray_init.num_gpus": ranks,
+        "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": ranks,
-        f"{_ROLLOUT}.tensor_model_parallel_size": math.gcd(rollout.tensor_model_parallel_size, ranks),
+        "trainer.resume_mode": "auto",
+        "trainer.logger": ["console"],
+        "trainer.total_training_steps": STEPS,
+        "trainer.total_epochs": max(STEPS, config.trainer.total_epochs),
+        "trainer.save_freq": STEPS,
+        "trainer.test_freq": STEPS,
         "data.max_prompt_length": prompt,
         "data.max_response_length": response,
         "data.train_batch_size": ranks * min(UPDATES, data.train_batch_size // actor.ppo_mini_batch_size),
         f"{_ACTOR}.ppo_mini_batch_size": ranks,
         f"{_ROLLOUT}.n": group,
         f"{_ROLLOUT}.val_kwargs.n": min(rollout.val_kwargs.n, 2),
-        "trainer.total_training_steps": STEPS,
-        "trainer.total_epochs": max(STEPS, config.trainer.total_epochs),
-        "trainer.save_freq": 1,
-        "trainer.test_freq": STEPS,
+        f"{_ROLLOUT}.tensor_model_parallel_size": tensor_parallel,
+        f"{_REWARD}.path": "pkg://recipe.runner.rehearse.reward",
+        f"{_REWARD}.name": "compute_score",
+        f"{_REWARD}.reward_kwargs.rehearsed_path": path,
+        f"{_REWARD}.reward_kwargs.rehearsed_name": name,
     }
+    if tensor_parallel == 1:  # one process fewer
+        executor = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+        settings[f"{_ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend"] = executor
     gpus, shards = config.trainer.nnodes * config.trainer.n_gpus_per_node, actor.fsdp_config.fsdp_size
     if 0 < shards < gpus:
         settings[f"{_ACTOR}.fsdp_config.fsdp_size"] = max(1, shards * ranks // gpus)
