@@ -210,7 +210,6 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/faults/errors.py": {
         "ray.exceptions: \\tclass_name: {cause.class_name}": "which actor died",
         "ray.exceptions: \\tpid: {cause.pid}": "its process",
-        "vllm.v1.engine.utils: Engine core initialization failed": "start-up",
     },
     "recipe/runner/faults/resources.py": {
         "verl.workers.rollout.replica: max_colocate_count=2": "CPUs per rank",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from recipe.runner.faults import processes
 from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
@@ -19,13 +20,6 @@ from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_
 from recipe.runner.faults.watchdog import Death, Watchdog
 
 Begin = Callable[[str], "subprocess.Popen[bytes]"]
-
-
-def wait_until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    limit = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def test_the_phase_is_read_as_written(tmp_path: Path) -> None:

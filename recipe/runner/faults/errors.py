@@ -22,16 +22,6 @@ from recipe.runner.faults.processes import role_by_title
 _LINES_OF_AN_ERROR = 12
 #: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
 _ACTOR_GONE = re.compile(r"class_name: (?:\S*\.)?(?P<name>\w+)\n(?:\t\w+: .*\n)*?\tpid: (?P<pid>\d+)")
-#: vLLM's server, in whose log the engine writes, when its engine has failed or died before it was ready.
-_ENGINE_FAILED = re.compile(
-    r"ray::vLLMHttpServer\.\w+\(\)\S* \(pid=(?P<pid>\d+).*Engine core initialization failed", re.DOTALL
-)
-#: Ray ends processes by itself when a machine's memory is nearly used up.
-_RAY_MEMORY = re.compile(
-    r"running low on memory\..* was (?P<used>\S+) used / (?P<limit>\S+) limit"
-    r".*Selected to kill: .*?task name=(?P<name>\w+).*? pid=(?P<pid>\d+)",
-    re.DOTALL,
-)
 #: What takes host memory in each process. Elsewhere: the size of a batch.
 _LOWER = {
     "FSDP worker": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)",
@@ -96,53 +86,33 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
     if isinstance(reason, ExplainedError):
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     node = ray_worker._global_node  # the newest session on the machine may be another run's
-    ray_logs = Path(node.get_logs_dir_path()) if node else Path("/tmp/ray/session_latest/logs").resolve()
-    reported = death_in(str(error), phase, ray_logs)
-    if death is None or (reported is not None and reported.memory is not None):
-        # The watchdog knows better what a process is than the name of its task.
-        same = death is not None and reported is not None and death.pid == reported.pid
-        death = replace(death, memory=reported.memory) if same else reported
+    ray_logs = Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")
+    death = death or _death_in(str(error), phase, ray_logs)
     if death is not None:
+        if "running low on memory" in str(error):  # Ray's own monitor
+            full = "its machine's memory is nearly used up (RAY_memory_usage_threshold)"
+            death = replace(death, memory=f"{full}; {_remedy(death.role)}")
         death = replace(death, why=bus_error(death.log) or death.why)
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
-    if "FSPO_LOG_DIR" in os.environ:  # a job of slurm/, which copies the logs of all its nodes
-        all_logs = f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended"
-    else:
-        all_logs = str(ray_logs)
+    # A job of slurm/ copies the logs of all its nodes.
+    logs = (
+        f"{os.environ['FSPO_LOG_DIR']}/ray-NODE, once the job has ended" if "FSPO_LOG_DIR" in os.environ else ray_logs
+    )
     return TrainingFailed(
         f"{type(error).__name__}: training ended early\n"
         + "\n".join(f"  {line}" for line in last_lines)
-        + f"\nthe whole error: {log}\nlogs of Ray's processes: {all_logs}"
+        + f"\nthe whole error: {log}\nlogs of Ray's processes: {logs}"
     )
 
 
-def death_in(error: str, phase: Phase | None, ray_logs: Path) -> Death | None:
-    """The death that an error of Ray or vLLM reports: of a process too young for the watchdog to have seen it.
-
-    Args:
-        error: Its text.
-        phase: What the run was doing.
-        ray_logs: Folder of the logs of Ray's workers.
-    """
-
-    def death(match: re.Match[str], memory: str = "") -> Death:
-        role = role_by_title(f"ray::{match['name']}") or match["name"]
-        why = f"{memory}; {_remedy(role)}" if memory else None
-        return Death(role, int(match["pid"]), _log(ray_logs, match["pid"]), phase, memory=why)
-
-    if killed := _RAY_MEMORY.search(error):
-        there = f"Ray found {killed['used']} of this machine's {killed['limit']} used (RAY_memory_usage_threshold)"
-        return death(killed, there)
-    if (gone := _ACTOR_GONE.search(error)) and "killed by `ray.kill`" not in error:
-        return death(gone)
-    if engine := _ENGINE_FAILED.search(error):
-        return Death("vLLM engine", None, _log(ray_logs, engine["pid"]), phase)
-    return None
-
-
-def _log(ray_logs: Path, pid: str) -> str | None:
-    return next((str(path) for path in ray_logs.glob(f"worker-*-{pid}.err")), None)
+def _death_in(error: str, phase: Phase | None, ray_logs: Path) -> Death | None:
+    """The death that an error of Ray reports, of a process that the watchdog has not seen yet."""
+    gone = _ACTOR_GONE.search(error)
+    if gone is None or "killed by `ray.kill`" in error:
+        return None
+    log = next((str(path) for path in ray_logs.glob(f"worker-*-{gone['pid']}.err")), None)
+    return Death(role_by_title(f"ray::{gone['name']}") or gone["name"], int(gone["pid"]), log, phase)
 
 
 # ---------------------------------------------------------------- memory
@@ -194,19 +164,18 @@ def _remedy(role: str) -> str:
     return f"ask for more, or lower {_LOWER.get(role, 'data.train_batch_size')}"
 
 
-def bus_error(log: str | None, shared: Path = Path("/dev/shm")) -> str | None:
+def bus_error(log: str | None) -> str | None:
     """What to say of a process whose log ends in SIGBUS: a page of shared memory could not be had. None for others.
 
     It is the kernel's answer to a write where ``/dev/shm`` is full; containers often have 64 MiB of it.
     """
     try:
         end = Path(log or "").read_bytes()[-(2**16) :]
-        size = psutil.disk_usage(str(shared)).total / 2**20
     except OSError:
         return None
     if b"SIGBUS received" not in end and b"Fatal Python error: Bus error" not in end:
         return None
     return (
-        f"there was no shared memory left ({shared} has {size:.0f} MiB): give it more (containers: --shm-size), or "
-        "lower actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+        "there was no shared memory left: give /dev/shm more (containers: --shm-size), or lower "
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
     )

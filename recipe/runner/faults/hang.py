@@ -53,7 +53,7 @@ class Doing:
         pid: Its number.
         node: Where, if it is not this machine.
         state: ``stopped``, ``busy`` (wanted a core most of a second) or ``waits``.
-        where: ``function (file:line)`` of the thread that tells most; None if it cannot be seen.
+        where: ``function (file:line)`` of the thread that tells most.
         own: Whether that is code of no library: a reward function, say.
         stacks: Of all threads.
     """
@@ -62,17 +62,15 @@ class Doing:
     pid: int
     node: str | None
     state: str
-    where: str | None
+    where: str
     own: bool
     stacks: str
 
     def words(self) -> str:
         """For a sentence."""
         there = f" on {self.node}" if self.node else ""
-        doing = {"stopped": "is stopped", "busy": "is busy in ", "waits": "is in "}[self.state]
-        if self.state != "stopped":
-            doing += self.where or "code that cannot be seen"
-        return f"the {self.role} (process {self.pid}{there}) {doing}"
+        doing = {"stopped": "is stopped", "busy": f"is busy in {self.where}", "waits": f"is in {self.where}"}
+        return f"the {self.role} (process {self.pid}{there}) {doing[self.state]}"
 
 
 class Patience:
@@ -97,10 +95,11 @@ class Patience:
         return max(self._after_s / (2 if len(waits) >= _KNOWN else 1), _TIMES * max(waits, default=0.0))
 
 
-class HangWatch(threading.Thread):
+@dataclass(frozen=True)
+class HangWatch:
     """A thread of the launching process.
 
-    Args:
+    Attributes:
         run_id: Of the run.
         run_dir: Where the stacks are written, as ``hang.txt``.
         after_s: The shortest limit, in seconds.
@@ -111,62 +110,58 @@ class HangWatch(threading.Thread):
         over: Set once the run is over.
     """
 
-    def __init__(
-        self,
-        run_id: str,
-        run_dir: Path,
-        after_s: float,
-        phase: Callable[[], Phase | None],
-        lines: Callable[[], int],
-        say: Callable[[str], None],
-        report: Callable[[Death], None],
-        over: threading.Event,
-    ) -> None:
-        super().__init__(daemon=True, name="hang watch")
-        self._run_id, self._file, self._patience = run_id, run_dir / HANG_FILE, Patience(after_s)
-        self._phase, self._lines, self._say, self._report, self._over = phase, lines, say, report, over
+    run_id: str
+    run_dir: Path
+    after_s: float
+    phase: Callable[[], Phase | None]
+    lines: Callable[[], int]
+    say: Callable[[str], None]
+    report: Callable[[Death], None]
+    over: threading.Event
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._run, daemon=True, name="hang watch").start()
+
+    def _run(self) -> None:
+        patience = Patience(self.after_s)
         last: tuple[Phase, int] | None = None
-        waited, warning, looked = 0.0, "", time.monotonic()
-        while not self._over.wait(_LOOK_EVERY_S):
-            now = time.monotonic()
-            # This process may have been stopped itself (Ctrl-Z), or the machine asleep.
-            waited += min(now - looked, 10 * _LOOK_EVERY_S)
-            looked = now
-            phase = self._phase() or _BEGINNING
-            if (signs := (phase, self._lines())) != last:
+        # The looks are counted: the clock goes on while this process is stopped (Ctrl-Z) or the machine sleeps.
+        waited, warning = 0.0, ""
+        while not self.over.wait(_LOOK_EVERY_S):
+            waited += _LOOK_EVERY_S
+            phase = self.phase() or _BEGINNING
+            if (signs := (phase, self.lines())) != last:
                 if last is not None:
-                    self._patience.measured(last[0], waited)
+                    patience.measured(last[0], waited)
                 if warning:
-                    self._say(f"note: the run goes on, after {waited:.0f} s without progress")
+                    self.say(f"note: the run goes on, after {waited:.0f} s without progress")
                 last, waited, warning = signs, 0.0, ""
                 continue
-            limit = self._patience.limit_s(phase.phase)
+            limit = patience.limit_s(phase.phase)
             if waited > limit and not warning:
                 warning = self._diagnose(phase, waited)
                 more = f"The run ends if there is none for {_END * limit - waited:.0f} s more (run.hang_after_s)"
-                self._say(f"warning: {warning}. {more}")
+                self.say(f"warning: {warning}. {more}")
             elif waited > _END * limit:
                 told = f"{warning}. It was ended after {waited:.0f} s (run.hang_after_s)"
-                self._report(Death("", None, None, phase, told=told))
+                self.report(Death("", None, None, phase, told=told))
                 return
 
     def _diagnose(self, phase: Phase, waited: float) -> str:
         """Look at all processes, write their stacks, and say in one sentence which of them explains it."""
         queue = f" ({phase.queue})" if phase.queue else ""
         what = f"no progress for {waited:.0f} s {phase.words()}{queue}"
+        why = "nothing is known of its processes"
         try:
-            processes = [*doing_here(self._run_id), *doing_elsewhere(self._run_id)]
-        except Exception as error:  # whatever it is: the run must end
-            return f"{what}: its processes could not be looked at ({error!r})"
-        why = "; ".join(doing.words() for doing in suspects(processes)[:3]) or "every process waits for another"
-        text = [f"{doing.words()}\n{doing.stacks}" for doing in processes]
-        try:
-            self._file.write_text(f"{time.strftime('%F %T')}, {waited:.0f} s without progress\n\n" + "\n".join(text))
-        except OSError as error:
-            return f"{what}: {why}; the stacks could not be written ({error})"
-        return f"{what}: {why}; stacks of all processes: {self._file}"
+            processes = [*doing_here(self.run_id), *doing_elsewhere(self.run_id)]
+            why = "; ".join(doing.words() for doing in suspects(processes)[:3]) or "every process waits for another"
+            stacks = "\n".join(f"{doing.words()}\n{doing.stacks}" for doing in processes)
+            file = self.run_dir / HANG_FILE
+            file.write_text(f"{time.strftime('%F %T')}, {waited:.0f} s without progress\n\n{stacks}")
+        except Exception as error:  # whatever it is, a full disk for one: the run must end
+            return f"{what}: {why} ({error!r})"
+        return f"{what}: {why}; stacks of all processes: {file}"
 
 
 def doing_here(run_id: str, node: str | None = None) -> list[Doing]:
@@ -176,7 +171,14 @@ def doing_here(run_id: str, node: str | None = None) -> list[Doing]:
     for _ in range(_SAMPLES):
         wanted.update(pid for pid in roles if _wants_to_run(pid))
         time.sleep(0.2)
-    return [_doing(pid, role, 2 * wanted[pid] > _SAMPLES, node) for pid, role in roles.items()]
+    doing = []
+    for pid, role in roles.items():
+        state = "stopped" if is_stopped(pid) else "busy" if 2 * wanted[pid] > _SAMPLES else "waits"
+        threads, stacks = stacks_of(pid)
+        frame = min(threads, key=_order)["frames"][0] if threads else None
+        where, own = (place(frame), _is_own(frame)) if frame else ("code that cannot be seen", False)
+        doing.append(Doing(role, pid, node, state, where, own, stacks))
+    return doing
 
 
 def _wants_to_run(pid: int) -> bool:
@@ -186,21 +188,6 @@ def _wants_to_run(pid: int) -> bool:
             if stat.read_text().rpartition(") ")[2].startswith("R"):
                 return True
     return False
-
-
-def _doing(pid: int, role: str, busy: bool, node: str | None) -> Doing:
-    threads, stacks = stacks_of(pid)
-    telling = min(threads, key=_order, default=None)
-    frame = telling["frames"][0] if telling else None
-    return Doing(
-        role=role,
-        pid=pid,
-        node=node,
-        state="stopped" if is_stopped(pid) else "busy" if busy else "waits",
-        where=place(frame) if frame else None,
-        own=frame is not None and _is_own(frame),
-        stacks=stacks,
-    )
 
 
 def _order(thread: Thread) -> tuple[bool, bool, bool, bool]:
@@ -234,23 +221,19 @@ def suspects(processes: Sequence[Doing]) -> list[Doing]:
 
 def doing_elsewhere(run_id: str) -> list[Doing]:
     """The same on the run's other nodes; a node that does not answer is left out."""
-    answers: list[Doing] = []
+    if not ray.is_initialized():
+        return []
+    doing: list[Doing] = []
 
     def look() -> None:
         with contextlib.suppress(Exception):
-            answers.extend(_ask_nodes(run_id))
+            ask = ray.remote(num_cpus=0)(doing_here)
+            answers = [ask.options(scheduling_strategy=there).remote(run_id, name) for name, there in other_nodes()]
+            for answer in ray.wait(answers, num_returns=len(answers), timeout=_ELSEWHERE_S)[0]:
+                doing.extend(ray.get(answer))
 
     # Ray may be what hangs: some of its calls take no time limit.
     looks = threading.Thread(target=look, daemon=True)
     looks.start()
     looks.join(2 * _ELSEWHERE_S)
-    return list(answers)
-
-
-def _ask_nodes(run_id: str) -> list[Doing]:
-    if not ray.is_initialized():
-        return []
-    look = ray.remote(num_cpus=0)(doing_here)
-    answers = [look.options(scheduling_strategy=there).remote(run_id, name) for name, there in other_nodes()]
-    ready, _ = ray.wait(answers, num_returns=len(answers), timeout=_ELSEWHERE_S) if answers else ([], [])
-    return [doing for answer in ready for doing in ray.get(answer)]
+    return list(doing)

@@ -75,25 +75,21 @@ def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = R
         foreign: Processes known not to belong to the run, so that they are read once; brought up to date in place.
         variable: Where it stands.
     """
+    foreign = set() if foreign is None else foreign
     pids = set(psutil.pids()) - {os.getpid()}
-    environments: dict[int, dict[str, str]] = {}
-    for pid in pids - (foreign or set()):
+    foreign &= pids
+    found = []
+    for pid in sorted(pids - foreign):
         with contextlib.suppress(psutil.Error, OSError):
-            environments[pid] = psutil.Process(pid).environ()
-    found = {pid for pid, environment in environments.items() if environment.get(variable) == run_id}
-    if foreign is not None:
-        foreign &= pids
-        foreign |= {pid for pid, has in environments.items() if pid not in found and has and _is_settled(pid)}
-    return [pid for pid in sorted(found) if is_alive(pid)]
-
-
-def _is_settled(pid: int) -> bool:
-    """Whether a process keeps its environment: Ray starts a worker in that of its node, which may serve many runs, and
-    gives it the run's by replacing its program, under the same number."""
-    try:
-        return time.time() - psutil.Process(pid).create_time() > _SETTLED_S
-    except psutil.Error:
-        return False
+            process = psutil.Process(pid)
+            environment = process.environ()
+            if environment.get(variable) == run_id:
+                found.append(pid)
+            # Ray starts a worker in the environment of its node, which may serve many runs, and gives it the run's by
+            # replacing its program, under the same number.
+            elif environment and time.time() - process.create_time() > _SETTLED_S:
+                foreign.add(pid)
+    return [pid for pid in found if is_alive(pid)]
 
 
 def role_by_title(title: str) -> str | None:
@@ -102,18 +98,17 @@ def role_by_title(title: str) -> str | None:
     return next((role for start, role in ROLES.items() if title.startswith(start) or program == start), None)
 
 
-def _by_title(process: psutil.Process) -> str | None:
-    return role_by_title(next(iter(process.cmdline()), ""))
+def _role(process: psutil.Process) -> str | None:
+    return role_by_title("".join(process.cmdline()[:1]))
 
 
 def role_of(pid: int) -> str | None:
     """What the process is for the run; None for one that may come and go (an idle worker of Ray, a judge)."""
     try:
         process = psutil.Process(pid)
-        role = _by_title(process)
-        parent = process.parent() if role else None
+        role, parent = _role(process), process.parent()
         # Between fork and exec a child has its parent's title: any program that a worker calls would count as a worker.
-        return None if parent is not None and _by_title(parent) == role else role
+        return None if parent is not None and _role(parent) == role else role
     except psutil.Error:
         return None
 

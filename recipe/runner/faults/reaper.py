@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
+import select
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 
 from recipe.runner.faults.phase import read_phase
@@ -29,14 +28,6 @@ _KILL_S = 10.0
 #: How often the launching process says that it runs, by an empty line.
 _BEAT_S = 2.0
 _BYE = "bye"
-
-
-def _beat(reaper: weakref.ref[Reaper]) -> None:
-    """Write as long as there is a handle: the reaper takes the end of its input for the end of the run."""
-    while (handle := reaper()) is not None:
-        handle.tell("")
-        del handle
-        time.sleep(_BEAT_S)
 
 
 class Reaper:
@@ -62,47 +53,41 @@ class Reaper:
                 cwd="/",
                 start_new_session=True,
             )
-        threading.Thread(target=_beat, args=(weakref.ref(self),), daemon=True, name="beat").start()
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, daemon=True, name="beat").start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(_BEAT_S):
+            self.tell("")
 
     def bye(self) -> None:
-        """This process ends by itself and has said why."""
+        """This process ends by itself, and with it the reaper's input; it has said why."""
+        self._over.set()
         self.tell(_BYE)
 
     def tell(self, sentence: str) -> None:
         """What to print as the reason if this process ends before it has said :meth:`bye`; empty: it runs."""
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # the reaper was killed; the run goes on without it
             self._process.stdin.write(sentence + "\n")
             self._process.stdin.flush()
-        except OSError:
-            pass  # the reaper was killed; the run goes on without it
 
 
 def _last_words(run_dir: Path, launcher: int, after_s: float) -> str:
     """What the launching process says last; returns after its end. One that says nothing for too long is killed."""
-    lines: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            lines.put(line.strip())
-        lines.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
     reason, silent_s = "", 0.0  # not counted by the clock, which goes on while all processes are stopped
     while True:
-        try:
-            line = lines.get(timeout=1.0)
-        except queue.Empty:
-            silent_s = 0.0 if is_stopped(launcher) else silent_s + 1.0  # by a person (Ctrl-Z)
-        else:
-            if line is None:
+        if select.select([sys.stdin], [], [], 1.0)[0]:
+            words = os.read(sys.stdin.fileno(), 2**16).decode()
+            if not words:
                 return reason
-            reason, silent_s = line or reason, 0.0
+            reason, silent_s = next((line for line in reversed(words.splitlines()) if line), reason), 0.0
+        else:
+            silent_s = 0.0 if is_stopped(launcher) else silent_s + 1.0  # by a person (Ctrl-Z)
         if silent_s > after_s:
             with contextlib.suppress(OSError):  # the disk may be full
-                (run_dir / HANG_FILE).write_text(
-                    f"the launching process (process {launcher})\n{stacks_of(launcher)[1]}"
-                )
+                stacks = f"the launching process (process {launcher})\n{stacks_of(launcher)[1]}"
+                (run_dir / HANG_FILE).write_text(stacks)
             reason = reason or f"the launching process (process {launcher}) hangs; its stacks: {run_dir / HANG_FILE}"
             kill([launcher])
             silent_s = 0.0

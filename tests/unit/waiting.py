@@ -1,0 +1,14 @@
+"""Waiting for another process or thread, with a limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(true: Callable[[], object], seconds: float = 30.0) -> None:
+    """Return once it is true; an AssertionError after so many seconds."""
+    limit = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < limit, f"still not after {seconds:.0f} s"
+        time.sleep(0.02)
