@@ -74,7 +74,7 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
     from verl.workers.config import PolicyLossConfig
 
-    from recipe.runner.launch.start import prepare, write_offline_task
+    from recipe.runner.launch.prepare import prepare, write_offline_task
 
     config = prepare(config)
     write_offline_task(config)

@@ -266,21 +266,17 @@ class RunnerHooks(PPOTrainer):
 
     # ---------------------------------------------------------------- checkpoints
 
-    def _remove_old(self) -> None:
-        root, keep = Path(self.config.trainer.default_local_dir), self.config.trainer.max_actor_ckpt_to_keep
-        if keep:
-            remove_old(root, self.global_steps, keep)
-
     def _save_checkpoint(self) -> None:
         # Before verl's save, which ends by naming this checkpoint the latest: what is named must be complete. (verl's
         # checkpoint callback runs after that.)
         self._enter("save")
         started = time.monotonic()
         folder = step_folder(Path(self.config.trainer.default_local_dir), self.global_steps)
-        with room_for_save(folder.parent, self.global_steps, self._remove_old):
+        if keep := self.config.trainer.max_actor_ckpt_to_keep:
+            remove_old(folder.parent, self.global_steps, keep)
+        with room_for_save(folder.parent, self.global_steps):
             save_state(folder, self.stateful_parts())
             super()._save_checkpoint()
-        self._remove_old()
         self._saved_step = self.global_steps
         self._save_s = time.monotonic() - started
         self._lead_time.measured(save_s=self._save_s)

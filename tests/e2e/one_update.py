@@ -49,7 +49,7 @@ from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
 from recipe.fspo.recorder import join_ranks  # noqa: E402
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
-from recipe.runner.launch.start import prepare  # noqa: E402
+from recipe.runner.launch.prepare import prepare  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48
 TEMPERATURE = 1.0

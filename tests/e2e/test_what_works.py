@@ -158,7 +158,7 @@ def test_what_is_not_served_is_refused(row: Refused, tmp_path: Path, monkeypatch
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
     from recipe.fspo.config import problems
     from recipe.runner.launch import checks
-    from recipe.runner.launch.start import prepare
+    from recipe.runner.launch.prepare import prepare
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
     overrides = row.overrides.replace("=MIXTRAL", f"={tmp_path}").split()

@@ -20,7 +20,8 @@ from recipe.fspo.compare.__main__ import FAIR
 from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB
 from recipe.runner.launch import checks, values
-from recipe.runner.launch.start import check, prepare
+from recipe.runner.launch.prepare import prepare
+from recipe.runner.launch.start import check
 from recipe.runner.launch.values import PreflightError
 
 Problems = Callable[..., list[str]]

@@ -12,7 +12,7 @@ import pytest
 from composing import composed
 
 from recipe.runner.launch import inputs
-from recipe.runner.launch.start import prepare
+from recipe.runner.launch.prepare import prepare
 
 RULES = (inputs.model_problems, inputs.tokenizer_problems, inputs.data_problems, inputs.reward_problems)
 NO_TASK = "data.offline_task=null"

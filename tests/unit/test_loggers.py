@@ -94,7 +94,7 @@ def test_the_shipped_choice_is_fine_and_verls_loggers_are_those_listed() -> None
     from verl.utils.tracking import Tracking
 
     assert list(problems(composed("trainer.logger=[console,tensorboard]"))) == []
-    assert set(loggers._PACKAGES) == set(Tracking.supported_backend)
+    assert set(loggers._LOGGERS) == set(Tracking.supported_backend)
 
 
 @pytest.mark.parametrize(("name", "needs"), [("vemlp_wandb", False), ("wandb", True), ("[console,wandb]", True)])

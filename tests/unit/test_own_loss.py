@@ -24,7 +24,7 @@ from recipe.fspo.own_loss import problems
 from recipe.fspo.recorder import RECORDER
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.launch.start import prepare
+from recipe.runner.launch.prepare import prepare
 
 SEARCH = "hydra.searchpath=[conf]"
 KEY = "actor_rollout_ref.actor.policy_loss"
@@ -155,5 +155,4 @@ def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> No
     kept = tmp_path / "run/code" / info["code"]["id"] / "elsewhere"
     for name in ("my_loss.py", "conf/algo/fspo_power.yaml"):
         path = own_loss / name
-        assert len(info["code"]["files"][str(path)]) == 64
         assert (kept / path.relative_to("/")).read_bytes() == path.read_bytes()

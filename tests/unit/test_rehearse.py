@@ -126,7 +126,8 @@ def test_wrong_arguments_and_failures_end_the_command(
 def test_the_small_job_keeps_the_job_s_ratios_and_passes_the_checks_of_a_run(
     nodes: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.runner.launch.start import check, prepare
+    from recipe.runner.launch.prepare import prepare
+    from recipe.runner.launch.start import check
 
     overrides: list[str] = []
     monkeypatch.setattr(command.cpu_run, "run", lambda _, small, folder: overrides.extend(small) or "it ran")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -98,14 +97,6 @@ def test_an_old_run_goes_on_without_what_was_removed(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err.count("fspo.diary=3") == 1
     changed = changed_settings(ready(tmp_path, "seed=7"), LATER)
     assert [key for key, _, _ in changed] == ["mode"] and "fspo.diary=3" in capsys.readouterr().err
-
-
-def test_a_value_may_name_a_key_by_its_old_name(tmp_path: Path) -> None:
-    info = json.loads((begun(tmp_path) / "run.json").read_text())
-    info["overrides"] += ["trainer.rollout_data_dir=${fspo.run_dir}/dumps", "+data.scale=${fspo.run_dirs}"]
-    (tmp_path / "run.json").write_text(json.dumps(info))
-    arguments = with_settings_of_run([f"resume={tmp_path}"], JOB)
-    assert {"trainer.rollout_data_dir=${run.dir}/dumps", "+data.scale=${fspo.run_dirs}"} <= set(arguments)
 
 
 def test_a_loss_of_the_users_keeps_a_field_of_a_removed_name() -> None:

@@ -6,40 +6,42 @@ import json
 import shlex
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from composing import composed
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.job import JOB
-from recipe.runner.checkpoints.integrity import latest, restore_tracker, resumed_from, step_folder
+from recipe.runner.checkpoints.integrity import latest, name_latest, resumed_from, step_folder
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import run_folder, start
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.commands import launch_or_exit
 from recipe.runner.launch.compose import quoted
+from recipe.runner.launch.prepare import prepare, turn_into_evaluation, write_offline_task
 from recipe.runner.launch.run_settings import (
-    _with_absolute_paths,
+    allowed_changes,
     changed_settings,
-    check_changes,
+    kept_overrides,
     next_commands,
+    recorded,
     with_settings_of_run,
 )
-from recipe.runner.launch.start import _changed_settings, launch, prepare
+from recipe.runner.launch.start import launch
 from recipe.runner.launch.values import PreflightError
 
 SMALL_TASK = ("data.offline_task.n_train=64", "data.offline_task.n_test=8")
+LR = "actor_rollout_ref.actor.optim.lr"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def ready(folder: Path, *overrides: str) -> DictConfig:
@@ -53,12 +55,22 @@ def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
     """The folder of a run that has done ``step`` steps, made by the code that makes one."""
     config = ready(folder, *overrides)
     write_dataset(folder / "data", 64, 8, 0)
-    run_folder.begin(config, JOB.facts(config))
-    info = json.loads((folder / "run.json").read_text())
-    info["overrides"] = [f"run.dir={folder}", *SMALL_TASK, *overrides]
-    (folder / "run.json").write_text(json.dumps(info))
+    run_folder.begin(config, JOB.facts(config), [f"run.dir={folder}", *SMALL_TASK, *overrides])
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n' * step)
     return folder
+
+
+def saved_by(folder: Path, *steps: int) -> Path:
+    """Checkpoints that can be resumed, the last of which the tracker names; the folder of the first."""
+    for step in steps:
+        saved = step_folder(folder / "checkpoints", step)
+        (saved / "actor").mkdir(parents=True)
+        ranks = [f"actor/{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")]
+        for name in (*ranks, "data.pt"):
+            with zipfile.ZipFile(saved / name, "w") as archive:
+                archive.writestr("step", str(step))
+        name_latest(saved)
+    return step_folder(folder / "checkpoints", steps[0])
 
 
 # ---------------------------------------------------------------- files
@@ -74,10 +86,7 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given
     config = composed(f"run.dir={tmp_path / 'run'}", *SMALL_TASK, *overrides, "trainer.n_gpus_per_node=3")
     with pytest.raises(PreflightError, match="n_gpus_per_node=3"):  # refused, and nothing is written
         launch(prepare(config), JOB)
-    assert contents(mine) == before
     assert not (tmp_path / "run").exists()
-
-    from recipe.runner.launch.start import write_offline_task
 
     config = ready(tmp_path / "run", *overrides)
     write_offline_task(config)
@@ -87,42 +96,46 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given
     assert config.data.train_files == [f"{mine}/train.parquet"]
 
 
-def with_checkpoints(folder: Path) -> None:
-    step_folder(folder / "checkpoints", 5).mkdir(parents=True)
+NAMES = ("config.yaml", "run.json", "metrics.jsonl", "length_stats.jsonl", "run.png", "driver.log", "code/mine.py")
 
 
-def with_file(name: str) -> Callable[[Path], object]:
-    def write(folder: Path) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("{}")
-
-    return write
+@pytest.mark.parametrize("name", [*NAMES, "data/train.parquet", "checkpoints/global_step_5/mine.txt"])
+def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")  # this one is not
+    with pytest.raises(PreflightError) as refused:
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK)), JOB)
+    named = name.removesuffix("/mine.txt").removesuffix("/mine.py")
+    assert str(tmp_path) in str(refused.value) and named in str(refused.value)
+    assert contents(tmp_path) == {name: b"{}", "notes.txt": b"mine"}
 
 
 @pytest.mark.parametrize(
-    ("before", "changes", "says"),
+    ("changes", "says"),
     [
-        (with_file("data/train.parquet"), [], r"train\.parquet"),
-        (with_file("config.yaml"), [], r"run\.dir=.* config\.yaml"),
-        (with_file("metrics.jsonl"), [], r"run\.dir=.* metrics\.jsonl"),
-        (with_checkpoints, [], r"checkpoints.* run\.dir=.*resume_from_path="),
-        (begun, ["algo=gspo"], r"fspo\.algo was 'fspo' and would be 'gspo'.*run\.allow_changed=\["),
-        (begun, ["trainer.resume_mode=disable"], r"resume_mode=disable .*run\.dir"),
+        (["algo=gspo"], r"fspo\.algo was 'fspo' and would be 'gspo'.*run\.allow_changed=\["),
+        (["trainer.resume_mode=disable"], r"resume_mode=disable .*run\.dir"),
         (
-            begun,
             ["trainer.resume_mode=resume_path", "trainer.resume_from_path=/elsewhere/global_step_2"],
             r"resume_from_path=/elsewhere/global_step_2 .*run\.dir",
         ),
     ],
 )
-def test_what_would_mix_a_run_with_something_else_is_refused_and_nothing_changes(
-    tmp_path: Path, before: Callable[[Path], object], changes: list[str], says: str
-) -> None:
-    before(tmp_path)
-    contained = contents(tmp_path)
+def test_a_run_is_not_mixed_with_another(tmp_path: Path, changes: list[str], says: str) -> None:
+    before = contents(begun(tmp_path))
     with pytest.raises(PreflightError, match=f"(?s){says}"):
         launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *changes)), JOB)
-    assert contents(tmp_path) == contained
+    assert contents(tmp_path) == before
+
+
+def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
+    before = contents(begun(tmp_path))
+    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match=f"run.dir={tmp_path} is in use"):
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK)), JOB)
+    assert contents(tmp_path) == before
+    with run_folder.held(str(tmp_path)):
+        """The one before has ended."""
 
 
 def test_run_log_appends_and_writes_only_numbers_on_whole_lines(tmp_path: Path) -> None:
@@ -148,18 +161,23 @@ def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
         config = prepare(config)
         JOB.complete(config)
         assert changed_settings(config, JOB) == []
+    assert composed(*with_settings_of_run([f"run.dir={tmp_path}/new"], JOB)).fspo.algo == "fspo"
+    assert changed_settings(ready(tmp_path.rename(f"{tmp_path}_moved"), "algo=gspo", "seed=7"), JOB) == []
 
 
-def test_a_cluster_that_was_joined_is_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined = "++ray_kwargs.ray_init.address=auto"
+def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined, leave = "++ray_kwargs.ray_init.address=auto", f"run.allow_changed=[{LR}]"
     monkeypatch.setenv(RUN_ID_VARIABLE, "one")
-    begun(tmp_path, joined, "algo=gspo")
-    config = composed(*with_settings_of_run([f"resume={tmp_path}"], JOB))
+    begun(tmp_path, joined, leave, "algo=gspo")
+    arguments = with_settings_of_run([f"resume={tmp_path}", f"{LR}=1e-3"], JOB)
+    config = composed(*arguments)
     assert (config.fspo.algo, config.ray_kwargs.ray_init.address) == ("gspo", "local")
+    with pytest.raises(PreflightError, match=f"{LR} was 0.0001 and would be 0.001"):
+        allowed_changes(ready(tmp_path, *arguments), JOB)
     again = with_settings_of_run([joined, f"run.dir={tmp_path}"], JOB)  # as a job does that is started again
     assert composed(*again).ray_kwargs.ray_init.address == "auto"
     monkeypatch.setenv(RUN_ID_VARIABLE, "another")  # every start has its own, which Ray hands to the nodes
-    assert changed_settings(ready(tmp_path, joined, "algo=gspo"), JOB) == []
+    assert changed_settings(ready(tmp_path, joined, leave, "algo=gspo"), JOB) == []
 
 
 def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -> None:
@@ -167,77 +185,97 @@ def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -
     arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"], JOB)
     config = composed(*arguments)
     assert (config.trainer.total_training_steps, config.data.mine) == (40, 2)
-    assert composed(*with_settings_of_run([f"run.dir={tmp_path}/new"], JOB)).fspo.algo == "fspo"
 
 
-def test_steps_logs_and_machine_may_change_and_allowed_keys_too(tmp_path: Path) -> None:
+LONGER, COSINE = "trainer.total_training_steps=99", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "refused"),
+    [
+        ([], [LONGER, "trainer.logger=[file]", "trainer.nnodes=2", "trainer.save_freq=1", "run.log=all"], ""),
+        ([], [LONGER, f"{LR}=1e-5"], LR),
+        ([], [LONGER, f"{LR}=1e-5", f"run.allow_changed=[{LR}]"], ""),
+        ([], ["trainer.balance_batch=false"], "trainer.balance_batch"),
+        ([COSINE], [COSINE, LONGER], "trainer.total_training_steps"),  # another learning rate
+        ([COSINE], [COSINE, LONGER, "run.allow_changed=[trainer.total_training_steps]"], ""),
+    ],
+)
+def test_length_logs_and_machine_may_change_and_what_is_allowed(
+    tmp_path: Path, before: list[str], change: list[str], refused: str
+) -> None:
+    begun(tmp_path, *before)
+    config = ready(tmp_path, *change)
+    if not refused:
+        assert {key for key, _, _ in allowed_changes(config, JOB)} >= {each.partition("=")[0] for each in change[1:]}
+        return
+    with pytest.raises(PreflightError) as caught:
+        allowed_changes(config, JOB)
+    said = str(caught.value)
+    assert f"; {refused} was" in said.replace(": ", "; ") and f"'run.allow_changed=[{refused}]'" in said
+
+
+def test_changes_are_recorded_with_their_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun(tmp_path)
-    free = ["trainer.total_training_steps=99", "trainer.logger=[console]", "trainer.nnodes=2", "trainer.save_freq=1"]
-    resumed = ready(tmp_path, *free)
-    check_changes(resumed, changed_settings(resumed, JOB))
-    lr = "actor_rollout_ref.actor.optim.lr"
-    resumed = ready(tmp_path, *free, f"{lr}=1e-5")
-    with pytest.raises(PreflightError, match=f"{lr} was 0.0001 and would be 1e-05") as refused:
-        check_changes(resumed, changed_settings(resumed, JOB))
-    assert "nnodes" not in str(refused.value)
-    longer = ready(
-        tmp_path, "trainer.total_training_steps=99", "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
-    )
-    with pytest.raises(PreflightError, match="total_training_steps was 20 and would be 99"):  # another learning rate
-        check_changes(longer, changed_settings(longer, JOB))
-    (tmp_path / "checkpoints/global_step_1").mkdir(parents=True)
-    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("1")
-    assert next_commands(longer, JOB, finished=True)[0].endswith(
-        "=N 'run.allow_changed=[trainer.total_training_steps]'"
-    )
-    allowed = ready(tmp_path, f"{lr}=1e-5", f"run.allow_changed=[{lr}]")
-    changed = changed_settings(allowed, JOB)
-    assert (lr, 1e-4, 1e-5) in changed
-    check_changes(allowed, changed)
-
-
-def test_changes_are_recorded_with_their_step(tmp_path: Path) -> None:
-    begun(tmp_path)
-    change = {"after_step": 10, "key": "trainer.save_freq", "old": 10, "new": 5}
-    run_folder.begin(ready(tmp_path), {}, changed=[change])
+    saved_by(tmp_path, 10, 20)
+    earlier = f"trainer.resume_from_path={tmp_path}/checkpoints/global_step_10"
+    config = ready(tmp_path, "trainer.resume_mode=resume_path", earlier)
+    run_folder.begin(config, {}, changed=[("trainer.save_freq", 10, 5)])
+    assert "trainer.save_freq was 10, from step 11 on it is 5" in capsys.readouterr().out
     run_folder.begin(ready(tmp_path), {})
     info = json.loads((tmp_path / "run.json").read_text())
-    assert info["changed"] == [change]
+    assert info["changed"] == [{"after_step": 10, "key": "trainer.save_freq", "old": 10, "new": 5}]
     assert f"run.dir={tmp_path}" in info["overrides"]  # of the first start
+    assert recorded(ready(tmp_path), [("a", 1, 2)])[0]["after_step"] == 20
 
 
-def test_a_run_without_results_may_begin_anew_with_other_settings(tmp_path: Path) -> None:
+def test_a_part_of_a_step_holds_a_run_to_its_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", step=0)
     assert changed_settings(ready(tmp_path, "algo=fspo"), JOB) == []
-
-
-def test_a_run_folder_may_be_moved(tmp_path: Path) -> None:
-    begun(tmp_path / "a").rename(tmp_path / "b")
-    assert changed_settings(ready(tmp_path / "b"), JOB) == []
+    (tmp_path / "sequences.jsonl").write_text('{"step": 1}\n')
+    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"), JOB)]
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(PreflightError, match=r"config\.yaml"):
+        changed_settings(ready(tmp_path), JOB)
 
 
 def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").mkdir()
-    write_dataset(tmp_path / "mine", 40, 9, 5)
-    (tmp_path / "mine/reward.py").write_text("def compute_score(**row):\n    return 0.0\n")
+    mine = tmp_path / "mine"
+    write_dataset(mine, 40, 9, 5)
+    (mine / "reward.py").write_text("def compute_score(**row):\n    return 0.0\n")
+    (mine / "tokenizer").mkdir()
     given = (
         "data.train_files=[train.parquet]",
         "data.val_files=test.parquet",
         "reward.custom_reward_function.path=reward.py",
         "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model",
         "+actor_rollout_ref.model.tokenizer_path=tokenizer",
+        "algo=gspo",
     )
-    (tmp_path / "mine/tokenizer").mkdir()
-    monkeypatch.chdir(tmp_path / "mine")
-    kept = list(map(_with_absolute_paths, OverridesParser.create().parse_overrides(list(given))))
-    assert kept[0] == f"data.train_files=['{tmp_path}/mine/train.parquet']" and kept[3] == given[3]
+    monkeypatch.chdir(mine)
+    config = ready(tmp_path / "run", *given)
+    kept = kept_overrides(given, config)
+    assert kept[0] == f"data.train_files=['{mine}/train.parquet']" and kept[-1] == given[-1]
     begun(tmp_path / "run", *given)
     monkeypatch.chdir(tmp_path)
     assert changed_settings(ready(tmp_path / "run", *kept), JOB) == []
     assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *given), JOB)]
 
 
-def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_one_folder(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    for order in (1, -1):
+        with pytest.raises(PreflightError, match="give one of them"):
+            with_settings_of_run([f"resume={run}", f"run.dir={tmp_path}/mine"][::order], JOB)
+    assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"], JOB)[-1] == f"run.dir={run}"
+    with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big: a run saves in its folder"):
+        prepare(composed("trainer.default_local_dir=/big"))
+
+
+# ---------------------------------------------------------------- code
+
+
+def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text("def compute_score(**row):\n    return 0.0\n")
     given = f"reward.custom_reward_function.path={reward}"
@@ -246,57 +284,33 @@ def test_an_edited_reward_is_named_and_recorded(tmp_path: Path, capsys: pytest.C
     assert "note:" not in capsys.readouterr().out
     reward.write_text("def compute_score(**row):\n    return 1.0\n")
     run_folder.begin(config, JOB.facts(config))
-    assert f"from step 1 on other code is used than before: {reward} changed" in capsys.readouterr().out
+    assert "note: code was " in capsys.readouterr().out
     (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
-    assert (change["key"], change["files"]) == ("code", [str(reward)]) and change["old"] != change["new"]
-    assert len(list((tmp_path / "run/code").iterdir())) == 2  # both are kept
+    kept = [tmp_path / "run/code" / change[when] / "elsewhere" / str(reward)[1:] for when in ("old", "new")]
+    assert change["key"] == "code" and ["1.0" in path.read_text() for path in kept] == [False, True]
 
 
-def test_after_going_back_changes_hold_from_the_earlier_step_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_neither_what_ray_writes_nor_what_git_or_a_package_holds_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun(tmp_path)
-    info = json.loads((tmp_path / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps(info | {"code": {"id": "other"}}))
-    for step in (10, 20):
-        step_folder(tmp_path / "checkpoints", step).mkdir(parents=True)
-    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("20")
-    earlier = f"{tmp_path}/checkpoints/global_step_10"
-    back = ready(tmp_path, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}")
-    assert {each["after_step"] for each in _changed_settings(back, JOB)} == {10}
-    run_folder.begin(back, JOB.facts(back))
-    assert json.loads((tmp_path / "run.json").read_text())["changed"][-1]["after_step"] == 10
-    assert "from step 21 on" not in capsys.readouterr().out
-
-
-def test_a_file_that_ray_writes_is_no_code(tmp_path: Path) -> None:
-    written = tmp_path / "session_latest" / "metrics" / "prometheus.yml"
-    written.parent.mkdir(parents=True)
-    written.write_text("global: {}\n")
-    own = tmp_path / "own.yml"
-    own.write_text("{}\n")
-    assert written not in (files := code_state({"file": str(written), "own": str(own)}).files)
-    assert own in files
-
-
-def test_a_checkout_below_a_symlink_is_still_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = Path(__file__).resolve().parents[2]
-    (tmp_path / "link").symlink_to(root)
-    linked = tmp_path / "site-packages" / "linked.py"  # installed as a link, as some installers do
-    linked.parent.mkdir()
-    linked.symlink_to(tmp_path / "store.py")
-    (tmp_path / "store.py").write_text("")
-    monkeypatch.setitem(sys.modules, "linked", SimpleNamespace(__file__=str(linked)))
+    (tmp_path / "link").symlink_to(root)  # a checkout below a link is still the checkout
     loaded = tmp_path / "link" / "fspo" / "files.py"
     monkeypatch.setitem(sys.modules, "through_the_link", SimpleNamespace(__file__=str(loaded)))
-    state = code_state({"reward": str(tmp_path / "link" / "fspo" / "losses.py")})
-    assert not [path for path in state.files if path.is_relative_to(tmp_path) or path.is_relative_to(root / "fspo")]
+    installed = tmp_path / "site-packages" / "linked.py"  # some installers install links
+    written, own = tmp_path / "session_latest" / "prometheus.yml", tmp_path / "own.yml"
+    for path in (written, own, tmp_path / "store.py"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    installed.parent.mkdir()
+    installed.symlink_to(tmp_path / "store.py")
+    monkeypatch.setitem(sys.modules, "linked", SimpleNamespace(__file__=str(installed)))
+    state = code_state({"reward": str(tmp_path / "link" / "fspo" / "losses.py"), "other": [str(written), str(own)]})
+    assert [path for path in state.files if path.is_relative_to(tmp_path)] == [own]
+    assert not [path for path in state.files if path.is_relative_to(root / "fspo")]
 
 
-def test_without_its_configuration_a_run_is_not_continued(tmp_path: Path) -> None:
-    (begun(tmp_path) / "config.yaml").unlink()
-    with pytest.raises(PreflightError, match=r"config\.yaml cannot be read"):
-        changed_settings(ready(tmp_path), JOB)
+# ---------------------------------------------------------------- the end of a run
 
 
 def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> None:
@@ -304,8 +318,7 @@ def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> No
     (said,) = next_commands(config, JOB, finished=False)
     assert said.startswith("begin again (nothing was saved): python -m recipe.fspo.main 'resume=")
     (tmp_path / "a b" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
-    (tmp_path / "a b" / "checkpoints" / "global_step_2").mkdir(parents=True)
-    (tmp_path / "a b" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    saved_by(tmp_path / "a b", 2)
     said = next_commands(config, JOB, finished=True)
     assert [line.partition(":")[0] for line in said] == ["continue", "export", "report"]
     assert said[0].endswith(" trainer.total_training_steps=N")
@@ -341,89 +354,27 @@ def test_the_command_that_is_printed_can_be_pasted(tmp_path: Path, name: str) ->
 
 def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
     for name in ("evaluation", "evaluation_2", "evaluation_3"):
-        config = composed(f"run.dir={tmp_path}", "evaluate=true")
-        config = start.turn_into_evaluation(config)
+        config = turn_into_evaluation(composed(f"run.dir={tmp_path}", "evaluate=true"))
         assert config.run.dir == f"{tmp_path}/{name}"
         dumps = Path(config.trainer.validation_data_dir)
         dumps.mkdir(parents=True)
         (dumps / "8.jsonl").touch()
 
 
-def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
-    before = contents(begun(tmp_path))
-    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match="is in use by another start"):
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK)), JOB)
-    assert contents(tmp_path) == before
-
-
-# ---------------------------------------------------------------- what a fuzz over commands would rarely meet
-
-
-def test_leave_to_change_a_setting_is_for_one_start(tmp_path: Path) -> None:
-    lr = "actor_rollout_ref.actor.optim.lr"
-    begun(tmp_path, f"{lr}=1e-5", f"run.allow_changed=[{lr}]")
-    arguments = with_settings_of_run([f"resume={tmp_path}", f"{lr}=1e-3"], JOB)
-    assert not any("allow_changed" in argument for argument in arguments)
-    resumed = composed(*arguments)
-    resumed = prepare(resumed)
-    JOB.complete(resumed)
-    with pytest.raises(PreflightError, match=f"{lr} was 1e-05 and would be 0.001"):
-        check_changes(resumed, changed_settings(resumed, JOB))
-
-
-@pytest.mark.parametrize("record", ["length_stats.jsonl", "sequences.jsonl"])
-def test_a_part_of_a_step_holds_a_run_to_its_settings_too(tmp_path: Path, record: str) -> None:
-    (begun(tmp_path, "algo=gspo", step=0) / record).write_text('{"step": 1}\n')
-    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"), JOB)]
-
-
-def test_a_run_has_one_folder(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    for order in (1, -1):
-        with pytest.raises(PreflightError, match="give one of them"):
-            with_settings_of_run([f"resume={run}", f"run.dir={tmp_path}/mine"][::order], JOB)
-    assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"], JOB)[-1] == f"run.dir={run}"
-    with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big: a run saves in its folder"):
-        prepare(composed("trainer.default_local_dir=/big"))
-
-
-def test_checkpoints_that_a_run_has_elsewhere_are_asked_for(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    info = json.loads((run / "run.json").read_text())
-    info["overrides"].append("trainer.default_local_dir=/big")
-    (run / "run.json").write_text(json.dumps(info))
-    with pytest.raises(PreflightError, match=r"has its checkpoints in /big: move that folder to .*run/checkpoints"):
-        with_settings_of_run([f"resume={run}"], JOB)
-    (run / "checkpoints").mkdir()
-    assert not any("default_local_dir" in argument for argument in with_settings_of_run([f"resume={run}"], JOB))
-
-
-def saved_by(folder: Path, *steps: int) -> Path:
-    """Checkpoints that can be resumed, the last of which the tracker names; the folder of the first."""
-    for step in steps:
-        saved = step_folder(folder / "checkpoints", step)
-        (saved / "actor").mkdir(parents=True)
-        for name in (
-            *(f"actor/{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")),
-            "data.pt",
-        ):
-            with zipfile.ZipFile(saved / name, "w") as archive:
-                archive.writestr("step", str(step))
-        restore_tracker(folder / "checkpoints", saved)
-    return step_folder(folder / "checkpoints", steps[0])
+# ---------------------------------------------------------------- what a start continues from
 
 
 def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | None:
-    """What a start with this command line is told to continue from; it is killed then."""
+    """What a start with this command line is told to continue from; it is interrupted then."""
     arguments, told = with_settings_of_run(command, JOB), []
 
-    def run(config: DictConfig, *_: object) -> None:
+    def run(config: DictConfig, **_: object) -> None:
         told.append(resumed_from(config))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(start, "_start_watchdog", lambda *_: SimpleNamespace(death=None, stop=lambda: None))
     monkeypatch.setattr(start, "Reaper", lambda *_: SimpleNamespace(bye=lambda: None))
-    monkeypatch.setattr(start, "run_ppo", lambda config, **_: run(config))
+    monkeypatch.setattr(start, "run_ppo", run)
     with pytest.raises(KeyboardInterrupt):
         launch(prepare(composed(*arguments)), JOB, arguments)
     return told[0]
@@ -435,10 +386,11 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
     command = (f"run.dir={run}", *SMALL_TASK, *where)
     assert continues_from(monkeypatch, *command) == begins
     (run / "metrics.jsonl").write_text('{"step": 13, "metrics": {}}\n')
-    assert continues_from(monkeypatch, f"resume={run}") == begins, "it has saved nothing"
+    for later in (command, (f"resume={run}",)):
+        assert continues_from(monkeypatch, *later) == begins, "it has saved nothing"
     assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == begins
     own = saved_by(run, 20)
-    for later in (command, (f"resume={run}",)):
+    for later in (command, (f"resume={run}",), command):
         assert continues_from(monkeypatch, *later) == own
     assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == own
     with pytest.raises(PreflightError, match="has saved no checkpoint that could be evaluated"):
@@ -446,6 +398,8 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
     assert continues_from(monkeypatch, *command, "evaluate=true") == begins, "as it is told"
     with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
+    info = json.loads((run / "run.json").read_text())
+    assert info["status"] == "interrupted" and [each["status"] for each in info["starts"]] == ["interrupted"] * 6
 
 
 def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,10 +417,3 @@ def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, m
     with pytest.raises(PreflightError, match=f"trainer.resume_from_path={step_folder(own.parent, 20)}"):
         continues_from(monkeypatch, f"resume={tmp_path}")
     assert continues_from(monkeypatch, *command) == earlier, "what was saved since cannot be resumed"
-
-
-def test_a_lock_of_the_users_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text("mine")
-    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError), run_folder.held(str(tmp_path)):
-        pass
-    assert contents(tmp_path) == {".lock": b"mine"}

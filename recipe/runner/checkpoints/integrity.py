@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -53,6 +53,10 @@ def archive_damage(path: Path) -> str | None:
     return f"is damaged (wrong checksum of {bad})" if bad else None
 
 
+def _damage(files: Iterable[Path]) -> list[str]:
+    return [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+
+
 def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) -> list[str]:
     """Everything that keeps ``folder`` (``.../global_step_N``) from being resumed, one sentence a problem.
 
@@ -72,7 +76,7 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
     names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
     files = [folder / f"actor/{n}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for n in names]
     files += [folder / "data.pt", *folder.glob(STATE_FILE)]  # a checkpoint of plain verl has no state of ours
-    damaged = [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+    damaged = _damage(files)
     if QUEUE in contents and not (folder / QUEUE / "metadata.json").is_file():
         damaged.append(f"{folder / QUEUE} is missing")
     return damaged
@@ -90,18 +94,8 @@ def newest_complete(root: Path, world_size: int, contents: Sequence[str]) -> Pat
     return next((folder for folder in folders if not checkpoint_damage(folder, world_size, contents)), None)
 
 
-def _is_whole(folder: Path) -> bool:
-    """Whether all files of a checkpoint are there and can be read: verl writes ``data.pt`` after those of the ranks."""
-    return (folder / "data.pt").is_file() and not any(map(archive_damage, folder.rglob("*.pt")))
-
-
-def newest_before(root: Path, step: int) -> Path | None:
-    """The newest checkpoint of an earlier step whose files are whole."""
-    return next((folder for saved, folder in _step_folders(root).items() if saved < step and _is_whole(folder)), None)
-
-
 def remove_old(root: Path, step: int, keep: int) -> None:
-    """Delete the checkpoints before ``step`` except the newest ``keep - 1`` whole ones, and the one to resume.
+    """Make place for the save of ``step``: of those before it the newest ``keep - 1`` whole ones stay, and the latest.
 
     verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
     what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
@@ -109,11 +103,11 @@ def remove_old(root: Path, step: int, keep: int) -> None:
 
     Args:
         root: The folder of all checkpoints.
-        step: Of the save that they make room for.
+        step: Of the save.
         keep: verl's ``max_actor_ckpt_to_keep``, at least 2.
     """
     old = [folder for saved, folder in _step_folders(root).items() if saved < step]
-    whole = [folder for folder in old if _is_whole(folder)]
+    whole = [folder for folder in old if (folder / "data.pt").is_file() and not _damage(folder.rglob("*.pt"))]
     for folder in old if whole else ():
         if folder not in (*whole[: keep - 1], latest(root)):
             shutil.rmtree(folder, ignore_errors=True)
@@ -124,20 +118,18 @@ def _needs(config: DictConfig) -> tuple[int, list[str]]:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node, list(contents or _PREFIXES)
 
 
-def _tracked_step(root: Path) -> int | None:
+def tracked_step(root: Path) -> int | None:
     """The step that the tracker names; None if there is no tracker or it holds no number."""
     try:
-        text = (root / TRACKER_FILE).read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        return int((root / TRACKER_FILE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def latest(root: Path) -> Path | None:
     """The checkpoint that the tracker names, if it is there."""
-    step = _tracked_step(root)
-    folder = None if step is None else step_folder(root, step)
-    return folder if folder is not None and folder.is_dir() else None
+    step = tracked_step(root)
+    return step_folder(root, step) if step is not None and step_folder(root, step).is_dir() else None
 
 
 def resumed_from(config: DictConfig) -> Path | None:
@@ -145,19 +137,25 @@ def resumed_from(config: DictConfig) -> Path | None:
     root = Path(config.trainer.default_local_dir)
     if config.trainer.resume_mode == "resume_path":
         return Path(config.trainer.resume_from_path or "")
-    step = _tracked_step(root) if config.trainer.resume_mode == "auto" else None
+    step = tracked_step(root) if config.trainer.resume_mode == "auto" else None
     return None if step is None else step_folder(root, step)
 
 
-def is_own(config: DictConfig, path: str | None) -> bool:
+def resumed_step(config: DictConfig) -> int:
+    """The step of :func:`resumed_from`; 0 for a run that begins anew."""
+    folder = resumed_from(config)
+    return step_of(folder) if folder else 0
+
+
+def is_own(config: DictConfig, path: str | Path | None) -> bool:
     """Whether this is the path of one of the run's own checkpoints."""
     saved = os.path.abspath(config.trainer.default_local_dir)
     return bool(path) and os.path.dirname(os.path.abspath(path)) == saved
 
 
-def restore_tracker(root: Path, folder: Path) -> None:
-    """Make the tracker name this checkpoint."""
-    with atomic_path(root / TRACKER_FILE) as temporary:
+def name_latest(folder: Path) -> None:
+    """Make the tracker beside a checkpoint name it."""
+    with atomic_path(folder.parent / TRACKER_FILE) as temporary:
         temporary.write_text(str(step_of(folder)), encoding="utf-8")
 
 
@@ -165,48 +163,40 @@ def repair_tracker(config: DictConfig) -> str | None:
     """Make a missing or unreadable tracker file name the newest complete checkpoint.
 
     Returns:
-        What was found and done, for the person who watches; None if there was nothing to do.
+        What was wrong and is done, for the person who watches; None if there was nothing to do.
     """
     root = Path(config.trainer.default_local_dir)
-    if config.trainer.resume_mode != "auto" or _tracked_step(root) is not None:
-        return None
-    tracker, folders = root / TRACKER_FILE, _step_folders(root)
-    if not tracker.exists() and not folders:
+    tracker = root / TRACKER_FILE
+    if config.trainer.resume_mode != "auto" or tracked_step(root) is not None:
         return None
     why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
     ranks, contents = _needs(config)
     queue = [QUEUE] if "async" in config.trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
     newest = newest_complete(root, ranks, contents + queue)
-    if newest is None:
-        if tracker.exists():
-            return None  # something was complete once: not for us to begin again, see resume_problems
-        return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
-    restore_tracker(root, newest)
-    return f"{why}: it names {newest.name} again, the newest complete checkpoint"
+    if newest is not None:
+        name_latest(newest)
+        return f"{why}: it names {newest.name} again, the newest complete checkpoint"
+    if tracker.exists() or not _step_folders(root):
+        return None  # with a tracker something was complete once: not for us to begin again, see resume_problems
+    return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
 
 
 def resume_problems(config: DictConfig) -> Iterator[str]:
     """One sentence for each reason why the checkpoint that would be resumed cannot be."""
     folder, root, needs = resumed_from(config), Path(config.trainer.default_local_dir), _needs(config)
-    if folder is None:
-        tracker = root / TRACKER_FILE
-        if config.trainer.resume_mode == "auto" and tracker.exists() and newest_complete(root, *needs) is None:
-            damage = [text for saved in _step_folders(root).values() for text in checkpoint_damage(saved, *needs)]
-            yield (
-                f"{tracker} names no step, and no checkpoint beside it can be resumed ({'; '.join(damage[:3])}): "
-                "begin again with another run.dir"
-            )
-        return
-    if not _FOLDER.fullmatch(folder.name):
+    if folder is not None and not _FOLDER.fullmatch(folder.name):
         yield (
             f"trainer.resume_from_path={config.trainer.resume_from_path!r} does not end in global_step_N: give the "
             "folder of one checkpoint"
         )
         return
-    problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
-    if not problems:
-        return
-    other = newest_complete(folder.parent, *needs)
+    other = newest_complete(folder.parent if folder else root, *needs)
+    problems: list[str] = []
+    if folder is not None:
+        problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
+    elif config.trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists() and other is None:
+        damage = [text for saved in _step_folders(root).values() for text in checkpoint_damage(saved, *needs)]
+        problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(damage[:3])})"]
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
         if other
@@ -214,16 +204,3 @@ def resume_problems(config: DictConfig) -> Iterator[str]:
     )
     for problem in problems:
         yield f"the checkpoint cannot be resumed: {problem}; {remedy}"
-
-
-def begin_with_path(config: DictConfig) -> None:
-    """Let a run that has saved nothing begin with the checkpoint that it was told to begin with, in place.
-
-    See :func:`recipe.runner.launch.run_settings.recall_beginning`. A run that went back to a checkpoint of its own, and
-    cannot resume what it has saved since, goes back again: its damaged checkpoints are what the command leaves behind.
-    """
-    trainer = config.trainer
-    if trainer.resume_mode == "auto" and (path := trainer.resume_from_path):
-        saved = (Path(trainer.default_local_dir) / TRACKER_FILE).exists()
-        if not saved or (is_own(config, path) and any(resume_problems(config))):
-            trainer.resume_mode = "resume_path"

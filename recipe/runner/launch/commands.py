@@ -112,8 +112,9 @@ def _end_interrupted(what: str, after: str = "") -> None:
 def _launch(config: DictConfig, job: Job, overrides: Sequence[str]) -> None:
     # Imported here, beside the workers: `start` imports verl, which must wait until the platform is exported.
     from recipe.runner.faults.errors import TrainingFailed
+    from recipe.runner.launch.prepare import prepare
     from recipe.runner.launch.run_settings import evaluates, next_commands
-    from recipe.runner.launch.start import launch, prepare
+    from recipe.runner.launch.start import launch
     from recipe.runner.launch.values import PreflightError
 
     resumes = job.resumes and not evaluates(config)

@@ -31,19 +31,13 @@ HEADLINE: Final = (
     "training/rollout_probs_diff_mean",
     "val-core/*",
 )
-#: verl's loggers, and the package that each needs.
-_PACKAGES: Final[dict[str, str | None]] = {
-    "clearml": "clearml",
-    "console": None,
-    "file": None,
-    "mlflow": "mlflow",
-    "rl_insight": "rl_insight",
-    "swanlab": "swanlab",
-    "tensorboard": "tensorboard",
-    "trackio": "trackio",
-    "vemlp_wandb": "volcengine_ml_platform",
-    "wandb": "wandb",
-}
+#: verl's loggers.
+_LOGGERS: Final = (
+    *("clearml", "console", "file", "mlflow", "rl_insight", "swanlab", "tensorboard", "trackio"),
+    *("vemlp_wandb", "wandb"),
+)
+#: The package that a logger needs, where it has another name.
+_PACKAGES: Final = {"console": "verl", "file": "verl", "vemlp_wandb": "volcengine_ml_platform"}
 
 
 def point_into(run_dir: str) -> None:
@@ -69,7 +63,7 @@ def chosen(config: DictConfig) -> tuple[str, ...]:
     """The metrics that ``run.log`` chooses, as patterns."""
     log = config.run.log
     words = OmegaConf.to_container(log) if OmegaConf.is_list(log) else [log]
-    named = {"headline": (*HEADLINE, *PROGRESS.shown.headline), "all": ("*",)}
+    named = {"headline": (*HEADLINE, *PROGRESS.headline), "all": ("*",)}
     return tuple(pattern for word in words for pattern in named.get(word, (word,)))
 
 
@@ -93,22 +87,19 @@ def problems(config: DictConfig) -> Iterator[str]:
     """Loggers that verl does not have, that are not installed or that have no login."""
     names = [config.trainer.logger] if isinstance(config.trainer.logger, str) else list(config.trainer.logger)
     for name in names:
-        package = _PACKAGES.get(name)
-        if name not in _PACKAGES:
-            yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(_PACKAGES)}"
-        elif package is not None and importlib.util.find_spec(package) is None:
+        package = _PACKAGES.get(name, name)
+        if name not in _LOGGERS:
+            yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(_LOGGERS)}"
+        elif importlib.util.find_spec(package) is None:
             yield f"trainer.logger: {name} needs the package {package}, which is not installed: pip install {package}"
-    if "wandb" not in names or os.environ.get("WANDB_API_KEY"):
-        return
-    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
-        return
-    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
-    try:
-        known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-    except (OSError, netrc.NetrcParseError):
-        known = None
-    if known is None:
-        yield (
-            f"trainer.logger={names}: there is no login for {host}, and a job cannot ask for one: run `wandb login`, "
-            "or set WANDB_API_KEY or WANDB_MODE=offline"
-        )
+    if "wandb" in names and not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")):
+        host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
+        try:
+            known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+        except (OSError, netrc.NetrcParseError):
+            known = None
+        if known is None:
+            yield (
+                f"trainer.logger={names}: there is no login for {host}, and a job cannot ask for one: run "
+                "`wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+            )

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from recipe.runner.faults.processes import RUN_ID_VARIABLE, own_run_id
+
 #: Environment of a CPU run, in every process. A value that the user has set wins.
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
@@ -48,29 +50,20 @@ def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
         WrongMachineError: if VERL_PLATFORM contradicts the experiment, or the installed torch cannot serve it.
     """
     wanted = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if wanted and (wanted == "cpu") != (device == "cpu"):
+        raise WrongMachineError(
+            f"VERL_PLATFORM={wanted} contradicts trainer.device={device} of this experiment: unset the variable, or "
+            "choose another experiment (demo runs on CPUs, qwen3_8b on GPUs)"
+        )
     if device == "cpu":
-        if wanted not in ("", "cpu"):
-            raise WrongMachineError(
-                f"VERL_PLATFORM={wanted!r} contradicts trainer.device=cpu of this experiment; unset the variable, or "
-                "choose a GPU experiment such as experiment=qwen3_8b"
-            )
         defaults = CPU_ENVIRONMENT | {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks))}
         return {name: os.environ.get(name, value) for name, value in defaults.items()}
-    if wanted == "cpu":
-        raise WrongMachineError(
-            f"VERL_PLATFORM=cpu contradicts trainer.device={device} of this experiment; unset the variable, or choose "
-            "a CPU experiment such as experiment=demo"
-        )
     if _torch_is_cpu_build():
         raise WrongMachineError(
             f"trainer.device={device}, but the installed torch {importlib.metadata.version('torch')} is a CPU build; "
             "install requirements/gpu.txt, or choose a CPU experiment such as experiment=demo"
         )
     return {}
-
-
-def _environment_of(config: DictConfig) -> dict[str, str]:
-    return platform_environment(config.trainer.device, config.trainer.n_gpus_per_node)
 
 
 def export_platform(config: DictConfig, elsewhere: bool = False) -> None:
@@ -81,7 +74,7 @@ def export_platform(config: DictConfig, elsewhere: bool = False) -> None:
         elsewhere: The run will be on another machine: where torch is a CPU build, verl takes its CPU platform here.
     """
     if not elsewhere:
-        os.environ.update(_environment_of(config))
+        os.environ.update(platform_environment(config.trainer.device, config.trainer.n_gpus_per_node))
     elif _torch_is_cpu_build():
         os.environ["VERL_PLATFORM"] = "cpu"
 
@@ -89,9 +82,11 @@ def export_platform(config: DictConfig, elsewhere: bool = False) -> None:
 def pass_to_ray_workers(config: DictConfig) -> None:
     """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing."""
     runtime_env = config.ray_kwargs.ray_init.runtime_env
-    variables = {**_environment_of(config), **(OmegaConf.select(runtime_env, "env_vars") or {})}
+    variables = platform_environment(config.trainer.device, config.trainer.n_gpus_per_node)
+    if not starts_ray(config) and RUN_ID_VARIABLE in os.environ:
+        variables[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
     with open_dict(runtime_env):
-        runtime_env.env_vars = variables
+        runtime_env.env_vars = {**variables, **(OmegaConf.select(runtime_env, "env_vars") or {})}
         if _can_fork(config):
             from recipe.runner.cpu import fork_server  # here: a GPU run imports nothing of it
 
@@ -120,7 +115,6 @@ def forked_workers(config: DictConfig, modules: Sequence[str]) -> Iterator[None]
         yield
         return
     from recipe.runner.cpu import fork_server
-    from recipe.runner.faults.processes import own_run_id
 
     own_run_id()  # the workers inherit it from the process that they are forked from
     stop = fork_server.start(modules)

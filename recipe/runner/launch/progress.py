@@ -10,7 +10,6 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TextIO
 
 
@@ -23,19 +22,17 @@ def say(text: str, out: TextIO) -> None:
             os.dup2(nothing.fileno(), out.fileno())
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a job adds to the numbers that are shown: see :class:`recipe.runner.launch.job.Job`."""
-
-    headline: tuple[str, ...] = ()
-    columns: tuple[tuple[str, str, str], ...] = ()
+#: Numbers of a step's line: label, metric, format.
+Columns = tuple[tuple[str, str, str], ...]
 
 
 class Progress:
     """An append-only list of lines that one thread writes and another reads: a list needs no lock for that."""
 
     def __init__(self) -> None:
-        self.shown = Shown()
+        #: What the job adds to the numbers that are shown.
+        self.headline: tuple[str, ...] = ()
+        self.columns: Columns = ()
         self._lines: list[str] = []
         self._started = time.monotonic()
 
@@ -51,8 +48,7 @@ class Progress:
 #: The progress of this process.
 PROGRESS = Progress()
 
-#: The handful of numbers of a step's line: label, metric, format.
-STEP_COLUMNS = (
+STEP_COLUMNS: Columns = (
     ("reward", "critic/rewards/mean", "{:.3f}"),
     ("length", "response_length/mean", "{:.0f}"),
     ("KL", "actor/kl_loss", "{:.4f}"),
@@ -63,7 +59,7 @@ STEP_COLUMNS = (
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
     """One line for a training step; a metric that was not measured is left out."""
-    columns = (*STEP_COLUMNS[:2], *PROGRESS.shown.columns, *STEP_COLUMNS[2:])
+    columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
     values = [(label, metrics.get(key), form) for label, key, form in columns]
     shown = [f"{label} {form.format(value)}" for label, value, form in values if value is not None]
     return f"step {step}/{total_steps}  " + "  ".join(shown)

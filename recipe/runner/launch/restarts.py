@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections import deque
@@ -33,8 +32,6 @@ _FAMILY: Final = "FSPO_FAMILY"
 _HOUR_S: Final = 3600.0
 #: How long what a start has left may take to end by itself: the reaper needs 6 s and as much as 10 s to kill.
 _GONE_S: Final = 30.0
-#: After so long without its end, a run has not heard of the SIGINT that has come.
-_CTRL_C_S: Final = 120.0
 #: Ended by somebody on purpose; a killed process was not.
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -95,14 +92,8 @@ class Starts:
 
     def _pass_on(self, signum: int, _: object) -> None:
         self._waiting.add(signum)  # a warning is also for the starts that are to come, an end lets none come
-        if (process := self._process) is None:
-            return
-        if signum != signal.SIGINT:
-            process.send_signal(signum)
-        else:  # a terminal's Ctrl-C reaches it by itself
-            timer = threading.Timer(_CTRL_C_S, process.send_signal, [signum])
-            timer.daemon = True
-            timer.start()
+        if self._process is not None:
+            self._process.send_signal(signum)
 
     @property
     def ended_by(self) -> int | None:
@@ -112,7 +103,8 @@ class Starts:
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """One start; its exit status."""
         with warning_waits():
-            self._process = subprocess.Popen(command, env=dict(environment))
+            # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
+            self._process = subprocess.Popen(command, env=dict(environment), process_group=0)
         for signum in tuple(self._waiting):
             self._process.send_signal(signum)
         try:

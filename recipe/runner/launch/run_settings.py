@@ -2,7 +2,7 @@
 
 ``run.json`` keeps the overrides of the command that began the run, ``config.yaml`` what they resolved to. A command
 that names the folder starts from the former (:func:`with_settings_of_run`); what it would change of the latter is
-compared key by key before Ray starts (:func:`changed_settings`, :func:`check_changes`).
+compared key by key before Ray starts (:func:`allowed_changes`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,18 +20,18 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.records import CONFIG_FILE, INFO_FILE, STEP_FILES, read_object
-from recipe.runner.checkpoints.integrity import is_own, latest
-from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.checkpoints.integrity import TRACKER_FILE, is_own, latest, resumed_step
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.removed import EarlierNames
 from recipe.runner.launch.values import PreflightError
 
 #: What a start replaces, or adds to.
-_FILES: Final = (CONFIG_FILE, INFO_FILE, *STEP_FILES, "driver.log", "phase.json", "hang.txt", "run.png", "code")
+_FILES: Final = (
+    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, "driver.log", "phase.json", "hang.txt", "run.png", "code"),
+    "checkpoints/global_step_*",
+)
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
-#: the machine it runs on. None of them changes what a step computes; how long it runs does where the learning rate
-#: depends on it (:func:`check_changes`).
+#: the machine it runs on. None of them changes what a step computes.
 MAY_CHANGE: Final = (
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
     "actor_rollout_ref.actor.fsdp_config.param_offload",
@@ -39,32 +39,15 @@ MAY_CHANGE: Final = (
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
     "data.dataloader_num_workers",
-    "run.allow_changed",
-    "run.hang_after_s",
-    "run.log",
-    "run.restarts",
-    "ray_kwargs",
     "reward.num_workers",
-    "trainer.default_local_dir",
-    "trainer.esi_redundant_time",
-    "trainer.experiment_name",
-    "trainer.log_val_generations",
-    "trainer.logger",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.n_gpus_per_node",
-    "trainer.nnodes",
-    "trainer.project_name",
-    "trainer.resume_from_path",
-    "trainer.resume_mode",
-    "trainer.rollout_data_dir",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.total_epochs",
-    "trainer.total_training_steps",
-    "trainer.val_before_train",
-    "trainer.validation_data_dir",
+    "run",
+    "trainer",
     "transfer_queue",
 )
+#: But these may not: they do change it. So does the run's length where the learning rate depends on it.
+_MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.device", "trainer.use_v1", "trainer.v1")
+#: Ray's part of a configuration names what belongs to one start: its cluster, its workers' environment.
+_OF_A_START: Final = "ray_kwargs."
 #: Keys of files that a start makes absolute: a run may be resumed from another working folder.
 _PATHS: Final = (
     "actor_rollout_ref.model.path",
@@ -75,19 +58,13 @@ _PATHS: Final = (
     "reward.reward_manager.module.path",
 )
 #: Overrides that are for one start: where it is, what the user allows this time, the cluster that it joins, and what it
-#: begins with (:func:`recall_beginning`).
+#: begins with (:func:`with_beginning`).
 _NOT_KEPT: Final = (
     "run.dir",
     "run.allow_changed",
     "ray_kwargs.ray_init.address",
-    "trainer.default_local_dir",
     "trainer.resume_mode",
     "trainer.resume_from_path",
-)
-#: Set by every start for its own processes (:mod:`recipe.runner.launch.machine` and ``start``); no user's setting.
-_OF_A_START: Final = (
-    "ray_kwargs.ray_init.runtime_env.py_executable",
-    f"ray_kwargs.ray_init.runtime_env.env_vars.{RUN_ID_VARIABLE}",
 )
 #: How a run may stand, in its run.json.
 STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
@@ -105,6 +82,15 @@ def run_info(folder: Path) -> dict[str, Any] | None:
     return info if info.get("status") in STATUSES and {"versions", "algo"} & info.keys() else None
 
 
+def has_results(folder: Path) -> bool:
+    """Whether a step, or a part of one, was recorded or saved."""
+    records = [folder / name for name in STEP_FILES]
+    return any(folder.glob("checkpoints/global_step_*")) or any(r.is_file() and r.stat().st_size for r in records)
+
+
+# ---------------------------------------------------------------- the overrides of a run
+
+
 def with_settings_of_run(arguments: Sequence[str], job: Job) -> list[str]:
     """The command line of a run, with the overrides that its folder keeps before those of the command itself.
 
@@ -114,53 +100,59 @@ def with_settings_of_run(arguments: Sequence[str], job: Job) -> list[str]:
         PreflightError: if ``resume`` names a folder without a run, or one of an algorithm that was removed.
         hydra.errors.HydraException: for an argument that is no override.
     """
-    new = {override.key_or_group: override for override in parsed(arguments)}
-    both = [each for each in new.values() if each.key_or_group in ("resume", "run.dir")]
-    if len({os.path.abspath(str(each.value())) for each in both}) > 1:
+    new = {_key(override): override for override in parsed(arguments)}
+    named = [new[key] for key in ("resume", "run.dir") if key in new]
+    if len({os.path.abspath(str(each.value())) for each in named}) > 1:
         raise PreflightError(
-            "resume=FOLDER is another way to write run.dir=FOLDER: give one of them. To begin with a run's "
-            "checkpoint in another folder, or to evaluate it there: run.dir=FOLDER "
-            "trainer.resume_mode=resume_path trainer.resume_from_path=RUN/checkpoints/global_step_N"
+            "resume=FOLDER is another way to write run.dir=FOLDER: give one of them. To begin another run with a "
+            "checkpoint: trainer.resume_mode=resume_path trainer.resume_from_path=RUN/checkpoints/global_step_N"
         )
-    named = new.get("resume") or new.get("run.dir")
-    if named is None or named.is_sweep_override() or "${" in (named.input_line or ""):
+    if not named or "${" in str(named[0].input_line):
         return list(arguments)
-    folder = Path(str(named.value())).absolute()
+    folder = Path(str(named[0].value())).absolute()
     info = run_info(folder)
     if "resume" in new and info is None:
         raise PreflightError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
-    given = {*new, *_NOT_KEPT}
-    kept = parsed(_current_overrides([] if info is None else info.get("overrides", []), folder, job.earlier_names))
-    for override in kept:
-        if _key(override) not in new and (sentence := job.earlier_names.remedy(_key(override), override.value())):
-            raise PreflightError(f"{folder} holds a run of an earlier version that cannot go on: {sentence}")
-        if _key(override) == "trainer.default_local_dir" and not (folder / "checkpoints").exists():
-            raise PreflightError(
-                f"{folder} has its checkpoints in {override.value()}: move that folder to {folder}/checkpoints, or "
-                "make a link of this name"
-            )
-    arguments = [f"run.dir={quoted(folder)}" if a.startswith("resume=") else a for a in arguments]
-    return [*(str(override.input_line) for override in kept if _key(override) not in given), *arguments]
+    kept, left_out = [], []
+    for override in parsed((info or {}).get("overrides", [])):
+        line, key = str(override.input_line), _key(override)
+        today = job.earlier_names.new_name(key)
+        if job.earlier_names.is_removed(key):
+            left_out.append(line)
+        elif today not in (*new, *_NOT_KEPT):
+            if sentence := job.earlier_names.remedy(today, override.value()):
+                raise PreflightError(f"{folder} holds a run of an earlier version that cannot go on: {sentence}")
+            kept.append(line.replace(key, today, 1))
+    _note_left_out(folder / INFO_FILE, left_out)
+    return [*kept, *(f"run.dir={quoted(folder)}" if each.startswith("resume=") else each for each in arguments)]
+
+
+def kept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
+    """Overrides as the run folder keeps them: with absolute paths, the user's folders of configuration files last.
+
+    Args:
+        overrides: Of the command.
+        config: Prepared, so that it has the absolute paths.
+    """
+    folders, task = own_folders(overrides)
+    kept = []
+    for override in parsed(task):
+        line, key = str(override.input_line), _key(override)
+        if key in _PATHS and "=" in line:
+            line = f"{line.partition('=')[0]}={_as_override(OmegaConf.select(config, key))}"
+        if not key.startswith("hydra."):
+            kept.append(line)
+    return [*kept, *([search_path(folders)] if folders else [])]
+
+
+def _as_override(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return "null" if value is None else quoted(value)
+    return f"[{','.join(map(quoted, value))}]"
 
 
 def _key(override: Override) -> str:
     return str(override.key_or_group)
-
-
-def _current_overrides(overrides: Sequence[str], folder: Path, names: EarlierNames) -> list[str]:
-    """The overrides that a run folder keeps, without settings that were removed since, and with today's names."""
-    result, left_out = [], []
-    for override in parsed(overrides):
-        line, key = str(override.input_line), _key(override)
-        if names.is_removed(key):
-            left_out.append(line)
-        else:
-            line = line.replace(key, names.new_name(key), 1)
-            for old, new in names.renamed.items():
-                line = re.sub(rf"(?<=\$\{{){re.escape(old)}(?=[.}}])", new, line)
-            result.append(line)
-    _note_left_out(folder / INFO_FILE, left_out)
-    return result
 
 
 def _note_left_out(path: Path, left_out: Sequence[str]) -> None:
@@ -168,60 +160,29 @@ def _note_left_out(path: Path, left_out: Sequence[str]) -> None:
         print(f"note: {path} has settings of an earlier version, left out: {', '.join(left_out)}", file=sys.stderr)
 
 
-def kept_overrides(overrides: Sequence[str]) -> list[str]:
-    """Overrides as the run folder keeps them: with absolute paths, the user's folders of configuration files last."""
-    folders, task = own_folders(overrides)
-    absolute = [_with_absolute_paths(override) for override in parsed(task) if not _key(override).startswith("hydra.")]
-    return [*absolute, *([search_path(folders)] if folders else [])]
+# ---------------------------------------------------------------- what a run begins with
 
 
-def _with_absolute_paths(override: Override) -> str:
-    value = override.value() if _key(override) in _PATHS else None
-    given = [str(each) for each in (value if isinstance(value, list) else [value])]
-    absolute = [str(Path(each).expanduser().absolute()) if Path(each).expanduser().exists() else each for each in given]
-    if value is None or absolute == given:  # nothing, pkg:// or a name of the hub
-        return str(override.input_line)
-    return f"{str(override.input_line).partition('=')[0]}=" + (
-        f"[{','.join(map(quoted, absolute))}]" if isinstance(value, list) else quoted(*absolute)
-    )
+def with_beginning(config: DictConfig) -> DictConfig:
+    """The configuration with the checkpoint to begin with, where an earlier start of the run was told one.
 
-
-def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Key, old and new value of every leaf in which two configurations differ. Lists are leaves."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in dict.fromkeys([*old, *new]):
-            below = f"{key}.{name}" if key else str(name)
-            yield from changes(old.get(name, _ABSENT), new.get(name, _ABSENT), below)
-    elif old != new:
-        yield key, old, new
-
-
-def _is_below(key: str, parents: Sequence[str]) -> bool:
-    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
-
-
-def moved(value: Any, old: str, new: str) -> Any:
-    """``value`` with the run folder's old place replaced by its new one: a run folder may be moved."""
-    if isinstance(value, dict):
-        return {name: moved(each, old, new) for name, each in value.items()}
-    if isinstance(value, list):
-        return [moved(each, old, new) for each in value]
-    return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
-
-
-def recall_beginning(config: DictConfig) -> DictConfig:
-    """The configuration of a start that knows which checkpoint the start before it was told to begin with.
-
-    With ``trainer.resume_mode=auto`` a path then means: what the run itself has saved, or the path while there is
-    nothing (:func:`recipe.runner.checkpoints.integrity.begin_with_path`). A command that names the same path once more
-    means that, too: a restart or a requeued job would else lose what was done since. An evaluation is of what it names.
+    With ``trainer.resume_mode=auto`` a run begins with what it has saved itself, and while there is nothing, with the
+    checkpoint of another run that a start before was told. A command that names the same path once more means that,
+    too: a restart or a requeued job would else lose what was done since. An evaluation is of what it names.
     """
+    before = (run_info(Path(config.run.dir)) or {}).get("resume_from_path")
+    named = config.trainer.resume_mode == "resume_path"
+    if named and (config.trainer.resume_from_path != before or evaluates(config)):
+        return config
     config = copy.deepcopy(config)
-    trainer, before = config.trainer, (run_info(Path(config.run.dir)) or {}).get("resume_from_path")
-    if trainer.resume_mode != "resume_path":
+    trainer = config.trainer
+    saved = (Path(trainer.default_local_dir) / TRACKER_FILE).exists()
+    if not named:
         recalled = trainer.resume_mode == "auto" and not is_own(config, before)  # the tracker knows of its own
         trainer.resume_from_path = before if recalled else None
-    elif trainer.resume_from_path == before and before and not evaluates(config):
+        if trainer.resume_from_path and not saved:
+            trainer.resume_mode = "resume_path"
+    elif saved:
         print(f"note: the start before this one began with {before}, too: what was saved since comes first", flush=True)
         trainer.resume_mode = "auto"
     return config
@@ -235,32 +196,49 @@ def check_folder(config: DictConfig, resumes: bool) -> None:
         resumes: Whether the run would go on where that in the folder has ended, and save.
 
     Raises:
-        PreflightError: if files of these names are not a run's, if checkpoints are not this run's, or if the run would
-            begin again beside the records of its first beginning.
+        PreflightError: if files of these names are not a run's, or if the run would begin again beside the records of
+            its first beginning.
     """
-    folder, saved = Path(config.run.dir), Path(os.path.abspath(config.trainer.default_local_dir))
-    is_run = run_info(folder) is not None
-    foreign = [name for name in _FILES if (folder / name).exists()]
-    if foreign and not is_run:
+    folder, info = Path(config.run.dir), run_info(Path(config.run.dir))
+    foreign = [str(path.relative_to(folder)) for name in _FILES for path in folder.glob(name)]
+    if foreign and info is None:
         raise PreflightError(
             f"run.dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
             "so that nothing of yours is replaced"
         )
-    if not resumes:
-        return
-    if not is_run and any(saved.glob("global_step_*")):
-        raise PreflightError(
-            f"{saved} holds checkpoints, but run.dir={folder} is not the folder of their run: give another "
-            "run.dir. To go on from one of them there, add "
-            f"trainer.resume_mode=resume_path trainer.resume_from_path={saved}/global_step_N"
-        )
     mode, begins = config.trainer.resume_mode, config.trainer.resume_from_path
-    other = mode == "resume_path" and not is_own(config, begins)
-    if is_run and has_results(folder) and (mode == "disable" or other):
+    other = mode == "resume_path" and not is_own(config, begins) and begins != (info or {}).get("resume_from_path")
+    if resumes and has_results(folder) and (mode == "disable" or other):
         key = f"resume_mode={mode}" + (f" trainer.resume_from_path={begins}" if other else "")
         raise PreflightError(
             f"trainer.{key} would put another run's metrics beside those in {folder}: give another run.dir"
         )
+
+
+# ---------------------------------------------------------------- what a start changes
+
+
+def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Key, old and new value of every leaf in which two configurations differ. Lists are leaves."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            below = f"{key}.{name}" if key else str(name)
+            yield from changes(old.get(name, _ABSENT), new.get(name, _ABSENT), below)
+    elif old != new:
+        yield key, old, new
+
+
+def _is_below(key: str, parents: Iterable[str]) -> bool:
+    return any(f"{key}.".startswith(f"{parent}.") for parent in parents)
+
+
+def moved(value: Any, old: str, new: str) -> Any:
+    """``value`` with the run folder's old place replaced by its new one: a run folder may be moved."""
+    if isinstance(value, dict):
+        return {name: moved(each, old, new) for name, each in value.items()}
+    if isinstance(value, list):
+        return [moved(each, old, new) for each in value]
+    return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
 def changed_settings(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]:
@@ -279,39 +257,34 @@ def changed_settings(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]
         old = moved(old, old["run"]["dir"], str(folder))
     except Exception as error:
         raise PreflightError(
-            f"{folder / CONFIG_FILE} cannot be read ({error}), so that the settings of the run are not known: restore "
-            "it, or begin another run with another run.dir"
+            f"{folder / CONFIG_FILE} cannot be read ({error}): restore it, or begin another run with another run.dir"
         ) from error
     _note_left_out(folder / CONFIG_FILE, left_out)
-    found = changes(old, OmegaConf.to_container(config, resolve=True))
-    return [each for each in found if not _is_below(each[0], _OF_A_START)]
+    differing = changes(old, OmegaConf.to_container(config, resolve=True))
+    return [each for each in differing if not each[0].startswith(_OF_A_START)]
 
 
-def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
-    """The commands that continue, export and report a run that has ended, as far as they would find something."""
-    name = str(config.run.dir)
-    folder = shlex.quote(name)
-    # Two read it, the shell and then Hydra; most names need no quotes for either.
-    named = f"resume={name if re.fullmatch('[A-Za-z0-9_./-]+', name) else quoted(name)}"
-    resume = f"python -m {job.command} {shlex.quote(named)}"
-    commands = {}
-    if latest(Path(config.trainer.default_local_dir)) is not None:
-        longer = f"{resume} trainer.total_training_steps=N"
-        if of_schedule := _of_schedule(config):
-            longer += f" 'run.allow_changed=[{of_schedule[0]}]'"
-        commands["continue"] = longer if finished else resume
-        commands["export"] = f"python -m recipe.runner.export {folder} --out DIR"
-    elif not finished:
-        commands["begin again (nothing was saved)"] = resume
-    if has_results(Path(config.run.dir)):
-        commands["report"] = f"python -m fspo.report {folder} --out DIR"
-    return [f"{what}: {command}" for what, command in commands.items()]
+def allowed_changes(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]:
+    """:func:`changed_settings`, all of which are allowed.
 
+    Raises:
+        PreflightError: if a setting would change that nobody has allowed to.
+    """
+    changed = changed_settings(config, job)
+    fixed, allowed = [*_MAY_NOT, *_of_schedule(config)], config.run.allow_changed
 
-def has_results(folder: Path) -> bool:
-    """Whether a step, or a part of one, was recorded or saved."""
-    records = [folder / name for name in STEP_FILES]
-    return any(folder.glob("checkpoints/global_step_*")) or any(r.is_file() and r.stat().st_size for r in records)
+    def is_allowed(key: str) -> bool:
+        return _is_below(key, allowed) or (_is_below(key, MAY_CHANGE) and not _is_below(key, fixed))
+
+    refused = [each for each in changed if not is_allowed(each[0])]
+    if refused:
+        raise PreflightError(
+            f"{config.run.dir} holds a run with other settings: "
+            + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused)
+            + ". Go on with the run's own settings (give run.dir alone), take another run.dir, or allow the "
+            f"change with 'run.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
+        )
+    return changed
 
 
 def _of_schedule(config: DictConfig) -> list[str]:
@@ -324,18 +297,30 @@ def _of_schedule(config: DictConfig) -> list[str]:
     return ["trainer.total_training_steps", *epochs]
 
 
-def check_changes(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> None:
-    """Raise PreflightError if the run folder's settings would change in a way that nobody has allowed."""
-    of_schedule = _of_schedule(config)
-    allowed = [*(key for key in MAY_CHANGE if key not in of_schedule), *config.run.allow_changed]
-    refused = [each for each in changed if not _is_below(each[0], allowed)]
-    if not refused:
-        return
-    said = (
-        f"{config.run.dir} holds a run with other settings: "
-        + "; ".join(f"{key} was {old!r} and would be {new!r}" for key, old, new in refused[:8])
-        + (f"; and {len(refused) - 8} more" if len(refused) > 8 else "")
-        + ". Go on with the run's own settings (give run.dir alone), take another run.dir, or allow the "
-        f"change with 'run.allow_changed=[{','.join(key for key, _, _ in refused)}]'"
-    )
-    raise PreflightError(said)
+def recorded(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+    """Changes as run.json has them, with the step after which they hold; the person who watches reads them, too."""
+    step = resumed_step(config)
+    for key, old, new in changed:
+        print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
+    return [{"after_step": step, "key": key, "old": old, "new": new} for key, old, new in changed]
+
+
+# ---------------------------------------------------------------- what a person may do next
+
+
+def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
+    """The commands that continue, export and report a run that has ended, as far as they would find something."""
+    name = str(config.run.dir)
+    folder = shlex.quote(name)
+    # Two read it, the shell and then Hydra; most names need no quotes for either.
+    named = f"resume={name if re.fullmatch('[A-Za-z0-9_./-]+', name) else quoted(name)}"
+    resume = f"python -m {job.command} {shlex.quote(named)}"
+    commands = []
+    if latest(Path(config.trainer.default_local_dir)) is not None:
+        commands.append(f"continue: {resume}" + (" trainer.total_training_steps=N" if finished else ""))
+        commands.append(f"export: python -m recipe.runner.export {folder} --out DIR")
+    elif not finished:
+        commands.append(f"begin again (nothing was saved): {resume}")
+    if has_results(Path(config.run.dir)):
+        commands.append(f"report: python -m fspo.report {folder} --out DIR")
+    return commands

@@ -62,7 +62,8 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
     Raises:
         Failed: with every problem.
     """
-    from recipe.runner.launch.start import check, prepare  # imports verl
+    from recipe.runner.launch.prepare import prepare
+    from recipe.runner.launch.start import check  # imports verl
 
     problems: list[str] = []
     size = ""

@@ -1,0 +1,105 @@
+"""The process that trains, an actor of Ray, and what the launching process keeps of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+from typing import Any, TextIO
+
+import ray
+from omegaconf import DictConfig
+from verl.trainer.main_ppo import TaskRunnerV1
+
+from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, WARNED, Preempted, end_on_signals
+from recipe.runner.faults.watchdog import Watchdog
+from recipe.runner.launch.job import Job
+from recipe.runner.launch.progress import PROGRESS, Columns, say
+
+
+class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
+    """verl's task runner with the job's trainer registered, and progress that the launcher can fetch."""
+
+    def __init__(self, modules: tuple[str, ...], headline: tuple[str, ...], columns: Columns) -> None:
+        super().__init__()
+        self._modules = modules
+        PROGRESS.headline, PROGRESS.columns = headline, columns
+
+    def run(self, config: DictConfig) -> None:
+        PROGRESS.say("the driver is up, importing the trainer")
+        for module in self._modules:
+            importlib.import_module(module)
+        super().run(config)
+
+    def progress(self, index: int) -> list[str]:
+        """The lines since ``index``."""
+        return PROGRESS.since(index)
+
+    def request_stop(self) -> bool:
+        """Save and end after the step in progress; False if training has not begun."""
+        PROGRESS.say("warned: saving after the step in progress")
+        return STOP.request()
+
+
+class Driver:
+    """What verl's ``run_ppo`` takes for the runner's class: it starts the actor and keeps the handle."""
+
+    def __init__(self, job: Job) -> None:
+        self.handle: Any = None
+        self.watchdog: Watchdog | None = None
+        #: How many lines have been printed.
+        self.printed = 0
+        self._arguments = (job.modules, job.headline, job.columns)
+        self._stopped_before_training = False
+        self._options: dict[str, Any] = {}
+
+    def options(self, **given: Any) -> Driver:
+        """verl asks for Nsight Systems (``global_profiler.tool=nsys``) this way, on GPUs."""
+        self._options = given
+        return self
+
+    def remote(self) -> Any:
+        """Start the actor."""
+        end_on_signals()  # Ray has been started
+        # Two threads: one trains, one answers `progress` and `request_stop`.
+        runner = ray.remote(TaskRunner).options(num_cpus=1, max_concurrency=2, **self._options)
+        self.handle = runner.remote(*self._arguments)
+        return self.handle
+
+    def kill(self) -> None:
+        """End the actor, if it was started and Ray is there."""
+        if self.handle is not None and ray.is_initialized():
+            with contextlib.suppress(Exception):  # Ray itself may be what died
+                ray.kill(self.handle)
+
+    def print_progress(self, stop: threading.Event, out: TextIO) -> None:
+        """Print the actor's lines to ``out`` until told to stop, and then those that are left."""
+        last, told = False, False
+        while not last:
+            last = stop.wait(0.5)
+            if self.handle is None:
+                continue
+            try:
+                if WARNED.is_set() and not told and not last:
+                    self._pass_warning_on()
+                    told = True
+                lines = ray.get(self.handle.progress.remote(self.printed), timeout=10)
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                continue  # run_ppo reports what is wrong
+            for line in lines:
+                say(line, out)
+            self.printed += len(lines)
+
+    def _pass_warning_on(self) -> None:
+        if not ray.get(self.handle.request_stop.remote(), timeout=30):
+            self._stopped_before_training = True
+            if self.watchdog is not None:
+                self.watchdog.stop()  # what ends now is expected to
+            ray.kill(self.handle)
+
+    def preempted_by(self, error: BaseException) -> Preempted | None:
+        """The preemption behind an error of ``run_ppo``; None if there is another reason."""
+        if self._stopped_before_training and isinstance(error, ray.exceptions.RayActorError):
+            return Preempted(NOTHING_TO_SAVE)
+        cause = getattr(error, "cause", None)
+        return cause if isinstance(cause, Preempted) else None
