@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.distributed._tools.mem_tracker import MemTracker
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
@@ -57,14 +55,8 @@ def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     state = BandState(drift_per_token=1e-5, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
 
     def run(name: str) -> torch.Tensor:
-        output = sequence_policy_loss(
-            batch.log_prob_BT,
-            batch.old_log_prob_BT,
-            batch.advantages_BT,
-            batch.response_mask_BT,
-            ALGORITHMS[name],
-            state,
-        )
+        tensors = (batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.response_mask_BT)
+        output = sequence_policy_loss(*tensors, ALGORITHMS[name], state)
         SequenceSums.zeros().add_(output)
         return output.loss_B.sum() / batch.log_prob_BT.shape[0]
 
@@ -132,41 +124,8 @@ def median_seconds(losses: dict[str, Callable[[], torch.Tensor]], batch: Batch, 
     return {name: statistics.median(values) for name, values in alternated(calls, repeats, 2, wait).items()}
 
 
-class _PeakMemory(TorchDispatchMode):
-    """Peak bytes of tensors alive that were created inside the context, by following every storage to its release.
-
-    Works without an allocator that counts, as on a CPU. What an operator allocates and frees inside itself is not seen.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        self.peak = 0
-        self._known: set[int] = set()
-
-    def watch(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Storages that were there before and do not count."""
-        self._known.update(t.untyped_storage()._cdata for t in tensors)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self._known:
-                    self._known.add(storage._cdata)
-                    self.now += storage.nbytes()
-                    self.peak = max(self.peak, self.now)
-                    weakref.finalize(storage, self._release, storage._cdata, storage.nbytes())
-        return result
-
-    def _release(self, key: int, nbytes: int) -> None:
-        self._known.discard(key)
-        self.now -= nbytes
-
-
 def peak_bytes(loss: Callable[[], torch.Tensor], batch: Batch) -> int:
-    """Peak extra memory of one forward and backward."""
+    """Peak extra memory of one forward and backward: on CUDA by its counters, else by following every storage."""
     step(loss, batch)
     if batch.log_prob_BT.device.type == "cuda":
         torch.cuda.synchronize()
@@ -175,9 +134,9 @@ def peak_bytes(loss: Callable[[], torch.Tensor], batch: Batch) -> int:
         step(loss, batch)
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
-    with _PeakMemory() as mode:
+    with MemTracker() as tracker:
         step(loss, batch)
-    return mode.peak
+    return int(tracker.get_tracker_snapshot("peak")[batch.log_prob_BT.device]["Total"])
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fspo.losses import resolve_settings
-from fspo.types import SequenceLossSettings
+from fspo.records import CONFIG_FILE
 from recipe.fspo.job import CONF_DIR, choices
 from recipe.fspo.job import JOB as TRAINING
 from recipe.runner.checkpoints.integrity import checkpoint_damage
@@ -63,19 +63,6 @@ _DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
-def settings_of(algo: str) -> SequenceLossSettings:
-    """Loss settings of ``conf/algo/NAME.yaml``: the documented default clips.
-
-    Raises:
-        BadInput: for a token-level loss, or a band that is measured during training.
-    """
-    policy_loss = OmegaConf.load(CONF_DIR / "algo" / f"{algo}.yaml").actor_rollout_ref.actor.policy_loss
-    settings = resolve_settings(OmegaConf.to_container(policy_loss))
-    if settings is None or settings.needs_state:
-        raise BadInput(f"algos: {algo} has no fixed band on S; try fspo, rloo, gspo or luspo")
-    return settings
-
-
 def own_settings(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The command's own settings, and the overrides of the run's configuration.
 
@@ -90,49 +77,47 @@ def own_settings(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     if own["folds"] > own["prompts"]:
         raise BadInput(f"folds={own['folds']} exceeds prompts={own['prompts']}: a fold holds at least one prompt")
     check_share(own, "target_clip_rate")
-    own["settings"] = {algo: dataclasses.asdict(settings_of(algo)) for algo in as_list(own, "algos", choices("algo"))}
+    own["settings"] = {}
+    for algo in as_list(own, "algos", choices("algo")):
+        loss = OmegaConf.load(CONF_DIR / "algo" / f"{algo}.yaml").actor_rollout_ref.actor.policy_loss
+        settings = resolve_settings(OmegaConf.to_container(loss))  # with the default clips
+        if settings is None or settings.needs_state:
+            raise BadInput(f"algos: {algo} has no fixed band on S; try fspo, rloo, gspo or luspo")
+        own["settings"][algo] = dataclasses.asdict(settings)
     return own, overrides
 
 
-def parse(arguments: Sequence[str]) -> tuple[Path, dict[str, Any], list[str]]:
-    """The checkpoint, and :func:`own_settings`.
+def configure(arguments: Sequence[str]) -> Any:
+    """The run's own configuration with the overrides, turned into a measurement of its checkpoint.
 
     Raises:
-        BadInput: for a wrong value, naming the key.
+        BadInput: for a wrong value, a damaged configuration or checkpoint, or sizes that do not fit.
     """
     if not arguments or "=" in arguments[0]:
         raise BadInput("the first argument must be a run folder or a global_step_N folder; see --help")
     own, overrides = own_settings(arguments[1:])
     try:
-        return actor_folder(Path(arguments[0])).parent.absolute(), own, overrides
-    except (OSError, UnicodeDecodeError) as error:
+        checkpoint = actor_folder(Path(arguments[0])).parent.absolute()
+    except OSError as error:
         raise BadInput(str(error)) from None
-
-
-def configure(checkpoint: Path, own: dict[str, Any], overrides: Sequence[str]) -> Any:
-    """The run's own configuration with the overrides, turned into a measurement of its checkpoint.
-
-    Raises:
-        BadInput: for a damaged configuration or checkpoint, or sizes that do not fit.
-    """
     run = checkpoint.parent.parent
-    path = run / "config.yaml"
+    path = run / CONFIG_FILE
     try:
         kept, _ = TRAINING.earlier_names.current(OmegaConf.to_container(OmegaConf.load(path)))
         config = OmegaConf.create(moved(kept, kept["run"]["dir"], str(run)))
-        if OmegaConf.select(config, "ray_kwargs.ray_init.address") not in (None, "local"):
+        init = config.ray_kwargs.ray_init
+        if init.address not in (None, "local"):
             # The cluster that the run's last start had joined may be gone.
-            config.ray_kwargs.ray_init.address = None
-            config.ray_kwargs.ray_init.num_gpus = None  # as conf/base.yaml has it; a joined cluster takes none
-        variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars", default={})
-        variables.pop(RUN_ID_VARIABLE, None)
+            init.address = None
+            init.num_gpus = None  # as conf/base.yaml has it; a joined cluster takes none
+        OmegaConf.select(init, "runtime_env.env_vars", default={}).pop(RUN_ID_VARIABLE, None)
         config.run.dir = str(run / FOLDER)
         config.merge_with_dotlist([override.lstrip("+") for override in overrides])
-        actor = config.actor_rollout_ref.actor
-        contents, mini = list(actor.checkpoint.load_contents), int(actor.ppo_mini_batch_size)
-        ranks = int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node)
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, KeyError, ValueError, AttributeError, TypeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, KeyError) as error:
         raise BadInput(f"{path} is not the configuration of a run ({type(error).__name__}): restore it") from None
+    actor = config.actor_rollout_ref.actor
+    contents, mini = list(actor.checkpoint.load_contents), int(actor.ppo_mini_batch_size)
+    ranks = int(config.trainer.nnodes) * int(config.trainer.n_gpus_per_node)
     if own["prompts"] % mini:
         raise BadInput(
             f"prompts={own['prompts']} is not a multiple of the run's actor_rollout_ref.actor.ppo_mini_batch_size="
@@ -196,7 +181,7 @@ def main() -> None:
     # benchmarks/ is not installed: Ray's workers find it here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     try:
-        config = configure(*parse(arguments))
+        config = configure(arguments)
         export_platform(config)
     except (BadInput, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -10,7 +10,16 @@ here. The policy gradient of a sequence-level loss is a weighted sum ``sum_i c_i
 
 A *fold* holds whole prompts; leaving out one fold at a time gives standard errors (delete-one-fold jackknife). The Gram
 matrix of the V vectors determines every cosine, kappa and eta. A *round* is one repetition of the whole measurement.
-All of this is defined here.
+
+The bound on the cosine: p_b is the share of bin b, a_b its acceptance rate, abar = sum_b p_b a_b; g_b is the mean
+gradient of the unclipped objective over the bin's sequences, g = sum_b p_b g_b; gc is that of the clipped objective
+over all. With kappa = sum_b p_b |g_b| / |g| >= 1 (how much the bins' gradients cancel), and
+eta = |gc - sum_b p_b a_b g_b| / (abar |g|) (above 0 where clipping within a bin depends on A and weight),
+
+    r = kappa * LRE_max + eta < 1    implies    cos(gc, g) >= sqrt(1 - r**2),
+
+because |gc / abar - g| <= sum_b p_b |a_b / abar - 1| |g_b| + eta |g| <= r |g|. The middle, over |g|, is the r of the
+sharper *mean bound*. Derivation: docs/fairness.md. All of this is defined here.
 """
 
 from __future__ import annotations
@@ -39,64 +48,15 @@ WITHOUT_INTERVAL: Final = ("lre", "lre_max", "r", "bound", "mean_bound")
 _WIDE: Final = 1e9
 
 
-# ---------------------------------------------------------------- the bound on the cosine
-#
-# p_b is the share of bin b, a_b its acceptance rate, abar = sum_b p_b a_b; g_b is the mean gradient of the unclipped
-# objective over the bin's sequences, g = sum_b p_b g_b; gc_b and gc are the same for the clipped objective. With
-# kappa = sum_b p_b |g_b| / |g| and eta = |sum_b p_b (gc_b - a_b g_b)| / (abar |g|),
-#
-#     r = kappa * LRE_max + eta < 1    implies    cos(gc, g) >= sqrt(1 - r**2),
-#
-# because |gc / abar - g| <= sum_b p_b |a_b / abar - 1| |g_b| + eta |g| <= r |g|. Derivation: docs/fairness.md.
-
-
-def cosine(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
+def cosine(first: Array, second: Array) -> float:
     """Cosine of the angle between two vectors; nan if one of them is zero."""
-    a, b = np.asarray(first, dtype=np.float64).ravel(), np.asarray(second, dtype=np.float64).ravel()
-    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / norms if norms > 0 else float("nan")
+    norms = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return float(first @ second) / norms if norms > 0 else math.nan
 
 
-def dispersion_of_gradients(share_B: npt.ArrayLike, gradient_BD: npt.ArrayLike) -> float:
-    """kappa = sum_b p_b |g_b| / |sum_b p_b g_b| >= 1: how much the bins' gradients cancel; inf if completely.
-
-    ``share_B`` are the shares p_b, which sum to 1, ``gradient_BD`` the mean unclipped gradient of each bin.
-    """
-    p, g = np.asarray(share_B, dtype=np.float64), np.asarray(gradient_BD, dtype=np.float64)
-    whole = float(np.linalg.norm(p @ g))
-    return float(p @ np.linalg.norm(g, axis=1)) / whole if whole > 0 else float("inf")
-
-
-def interaction_error(
-    share_B: npt.ArrayLike, rate_B: npt.ArrayLike, gradient_BD: npt.ArrayLike, clipped_gradient_BD: npt.ArrayLike
-) -> float:
-    """eta = |sum_b p_b (gc_b - a_b g_b)| / (abar |g|), above 0 where clipping within a bin depends on A and weight.
-
-    ``rate_B`` are the acceptance rates a_b. inf if nothing is accepted or g is zero.
-    """
-    p, a = np.asarray(share_B, dtype=np.float64), np.asarray(rate_B, dtype=np.float64)
-    g, gc = np.asarray(gradient_BD, dtype=np.float64), np.asarray(clipped_gradient_BD, dtype=np.float64)
-    scale = float(p @ a) * float(np.linalg.norm(p @ g))
-    return float(np.linalg.norm(p @ (gc - a[:, None] * g))) / scale if scale > 0 else float("inf")
-
-
-def cosine_bound(kappa: float, lre_max: float, eta: float = 0.0) -> float:
-    """Lower bound sqrt(1 - r**2) on the cosine, r = kappa * LRE_max + eta; -1, which says nothing, where r >= 1."""
-    r = kappa * lre_max + eta
-    return float(np.sqrt(1.0 - r * r)) if r < 1 else -1.0
-
-
-def mean_cosine_bound(
-    share_B: npt.ArrayLike, rate_B: npt.ArrayLike, gradient_BD: npt.ArrayLike, eta: float = 0.0
-) -> float:
-    """The sharper bound sqrt(1 - r**2), r = sum_b p_b |g_b| |a_b / abar - 1| / |g| + eta; -1 where r >= 1."""
-    p, g = np.asarray(share_B, dtype=np.float64), np.asarray(gradient_BD, dtype=np.float64)
-    a = np.asarray(rate_B, dtype=np.float64)
-    overall, whole = float(p @ a), float(np.linalg.norm(p @ g))
-    if overall <= 0 or whole <= 0:
-        return -1.0
-    r = float((p * np.linalg.norm(g, axis=1)) @ np.abs(a / overall - 1.0)) / whole + eta
-    return float(np.sqrt(1.0 - r * r)) if r < 1 else -1.0
+def bound(r: float) -> float:
+    """Lower bound sqrt(1 - r**2) on the cosine; -1, which says nothing, where r is not below 1."""
+    return math.sqrt(1.0 - r * r) if r < 1 else -1.0
 
 
 # ---------------------------------------------------------------- objectives
@@ -165,24 +125,10 @@ class GradientPlan:
         """Vectors of the measured sequences by fold and bin: of each unclipped objective, then of each clipped one."""
         return (self.families + len(self.family_O)) * self.folds * self.bins
 
-    @property
-    def vectors(self) -> int:
-        """V: the measured vectors, then those of the held-out folds."""
-        return self.measured + self.folds
-
-    def weights(self, unclipped_FB: Array, clipped_OB: Array, fold_B: Indices, bin_B: Indices) -> Array:
-        """[B, measured]: the coefficient of each sequence in each vector."""
-        weights_BV = np.zeros((len(fold_B), self.measured))
-        rows = np.arange(len(fold_B))
-        for index, coefficient_B in enumerate([*unclipped_FB, *clipped_OB]):
-            weights_BV[rows, (index * self.folds + fold_B) * self.bins + bin_B] = coefficient_B
-        return weights_BV
-
-    def held_out_weights(self, coefficient_B: Array, fold_B: Indices) -> Array:
-        """[B, folds]: the same for the held-out sequences."""
-        weights_BV = np.zeros((len(fold_B), self.folds))
-        weights_BV[np.arange(len(fold_B)), fold_B] = coefficient_B
-        return weights_BV
+    def weights(self, coefficient_XB: Sequence[Array], fold_B: Indices, bin_B: Indices) -> Array:
+        """[B, measured]: the coefficient of each sequence in each vector; X, objectives, unclipped ones first."""
+        cell_B = fold_B * self.bins + bin_B
+        return np.hstack([in_columns(each_B, cell_B, self.folds * self.bins) for each_B in coefficient_XB])
 
     def split(self, vectors_VD: Array) -> tuple[Array, Array, Array]:
         """(unclipped [F, J, K, D], clipped [O, J, K, D], held out [H, D])."""
@@ -190,16 +136,14 @@ class GradientPlan:
         return cells[: self.families], cells[self.families :], vectors_VD[self.measured :]
 
 
-def embed(gram_VV: npt.ArrayLike) -> Array:
-    """V vectors of V entries whose inner products are ``gram_VV``. They stand for the gradients in all that follows.
+def in_columns(coefficient_B: Array, column_B: Indices, columns: int) -> Array:
+    """[B, columns]: the coefficient of each sequence in its column, 0 in the others."""
+    return np.eye(columns)[column_B] * coefficient_B[:, None]
 
-    Raises:
-        ValueError: If the matrix is clearly indefinite.
-    """
-    gram = np.asarray(gram_VV, dtype=np.float64)
-    values, vectors = np.linalg.eigh((gram + gram.T) / 2)
-    if not values[0] >= -1e-6 * float(np.abs(gram).max()):
-        raise ValueError(f"the Gram matrix has the eigenvalue {values[0]:g}: it holds no inner products")
+
+def embed(gram_VV: Array) -> Array:
+    """V vectors of V entries whose inner products are ``gram_VV``. They stand for the gradients in all that follows."""
+    values, vectors = np.linalg.eigh((gram_VV + gram_VV.T) / 2)
     return np.asarray(vectors * np.sqrt(np.clip(values, 0, None)))
 
 
@@ -237,126 +181,84 @@ class ClippedObjective:
         """
         total_K = keep_J @ self.total_JK
         filled = total_K > 0
-        share_K = total_K[filled] / total_K.sum()
-        bins_KD = np.einsum("j,jkd->kd", keep_J, self.unclipped_JKD)[filled] / total_K[filled, None]
-        own_D = share_K @ bins_KD
-        clipped_parts_KD = np.einsum("j,jkd->kd", keep_J, self.clipped_JKD)
-        clipped_D = clipped_parts_KD.sum(0) / total_K.sum()
+        count_K, share_K = total_K[filled], total_K[filled] / total_K.sum()
+        unclipped_KD, clipped_KD = (
+            np.einsum("j,jkd->kd", keep_J, cells_JKD) for cells_JKD in (self.unclipped_JKD, self.clipped_JKD)
+        )
+        own_D, clipped_D = (parts_KD.sum(0) / total_K.sum() for parts_KD in (unclipped_KD, clipped_KD))
         held_out_D = keep_H @ self.held_out_HD
-        norm, kappa = float(np.linalg.norm(own_D)), dispersion_of_gradients(share_K, bins_KD)
-        found = {
+        bins_KD = unclipped_KD[filled] / count_K[:, None]
+        norm, norm_K = np.linalg.norm(own_D), np.linalg.norm(bins_KD, axis=1)
+        figures = {
             "cosine": cosine(clipped_D, own_D),
-            "norm_ratio": float(np.linalg.norm(clipped_D)) / norm if norm > 0 else math.nan,
             "held_out": cosine(clipped_D, held_out_D),
             "held_out_unclipped": cosine(own_D, held_out_D),
-            "kappa": kappa,
         }
-        found["held_out_change"] = found["held_out"] - found["held_out_unclipped"]
-        unclipped_parts_KD = np.einsum("j,jkd->kd", keep_J, self.unclipped_JKD)
-        for name, parts_KD in (("share", clipped_parts_KD), ("share_unclipped", unclipped_parts_KD)):
-            along_K = parts_KD @ parts_KD.sum(0)
-            found |= {
-                f"{name}/{k}": float(along / along_K.sum()) if along_K.sum() > 0 else math.nan
-                for k, along in enumerate(along_K)
-            }
-        # Of the clipped gradients only their mean over the bins enters eta, so each bin may be given that mean.
-        clipped_KD = np.broadcast_to(clipped_D, bins_KD.shape)
-        for view, accepted_JK in zip(VIEWS, self.accepted_VJK, strict=True):
-            accepted_K = (keep_J @ accepted_JK)[filled]
-            rate_K = accepted_K / total_K[filled]
-            lre, lre_max = (float(value) for value in plain_lre(accepted_K, total_K[filled]))
-            eta = interaction_error(share_K, rate_K, bins_KD, clipped_KD)
-            found |= {
-                f"{view}/acceptance": float(share_K @ rate_K),
-                f"{view}/lre": lre,
-                f"{view}/lre_max": lre_max,
-                f"{view}/eta": eta,
-                f"{view}/r": kappa * lre_max + eta,
-                f"{view}/bound": cosine_bound(kappa, lre_max, eta),
-                f"{view}/mean_bound": mean_cosine_bound(share_K, rate_K, bins_KD, eta),
-            }
-        return found
+        figures["held_out_change"] = figures["held_out"] - figures["held_out_unclipped"]
+        with np.errstate(divide="ignore", invalid="ignore"):  # nan or inf where nothing is accepted, or g is zero
+            figures["norm_ratio"] = np.linalg.norm(clipped_D) / norm
+            figures["kappa"] = kappa = share_K @ norm_K / norm
+            for name, parts_KD in (("share", clipped_KD), ("share_unclipped", unclipped_KD)):
+                along_K = parts_KD @ parts_KD.sum(0)
+                figures |= {f"{name}/{k}": along / along_K.sum() for k, along in enumerate(along_K)}
+            for view, accepted_JK in zip(VIEWS, self.accepted_VJK, strict=True):
+                accepted_K = (keep_J @ accepted_JK)[filled]
+                rate_K = accepted_K / count_K
+                overall = share_K @ rate_K
+                lre, lre_max = (float(value) for value in plain_lre(accepted_K, count_K))
+                eta = np.linalg.norm(clipped_D - (share_K * rate_K) @ bins_KD) / (overall * norm)
+                r = kappa * lre_max + eta
+                mean_r = (share_K * norm_K) @ np.abs(rate_K / overall - 1.0) / norm + eta
+                figures |= {
+                    f"{view}/acceptance": overall,
+                    f"{view}/lre": lre,
+                    f"{view}/lre_max": lre_max,
+                    f"{view}/eta": eta,
+                    f"{view}/r": r,
+                    f"{view}/bound": bound(r),
+                    f"{view}/mean_bound": bound(mean_r),
+                }
+        return {name: float(value) for name, value in figures.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Jackknife:
-    """Figures with all folds, and with each fold left out in turn: of the measured (J) and of the held-out ones (H)."""
+    """Figures with all folds, and their squared standard errors: each fold left out in turn, measured and held-out.
+
+    The two kinds of folds count as independent. A variance is nan where a figure is undefined without one of them.
+    """
 
     whole: Mapping[str, float]
-    without_J: Sequence[Mapping[str, float]]
-    without_H: Sequence[Mapping[str, float]]
+    variance: Mapping[str, float]
+    folds: int
 
     @classmethod
     def of(cls, figures: Callable[[Array, Array], Mapping[str, float]], folds: int) -> Jackknife:
         """Evaluate ``figures(keep_J, keep_H)`` once with ones and once without each fold."""
         one = np.ones(folds)
-        return cls(
-            whole=figures(one, one),
-            without_J=[figures(one - row, one) for row in np.eye(folds)],
-            without_H=[figures(one, one - row) for row in np.eye(folds)],
-        )
-
-    def variance(self, name: str) -> float:
-        """Squared standard error, taking the two kinds of folds as independent; nan where a figure is undefined."""
-        total = 0.0
-        for replicates in (self.without_J, self.without_H):
-            values = np.array([replicate[name] for replicate in replicates])
-            total += (len(values) - 1) * float(values.var()) if np.isfinite(values).all() else math.nan
-        return total
-
-    @property
-    def freedom(self) -> int:
-        """Degrees of freedom, of one kind of folds."""
-        return len(self.without_J) - 1
+        whole, variance = figures(one, one), {}
+        measured = [figures(one - row, one) for row in np.eye(folds)]
+        held_out = [figures(one, one - row) for row in np.eye(folds)]
+        with np.errstate(invalid="ignore"):
+            for name in whole:
+                values = [[each[name] for each in without] for without in (measured, held_out)]
+                variance[name] = (folds - 1) * float(np.var(values, axis=1).sum())
+        return cls(whole, variance, folds)
 
 
 def mean_over_rounds(rounds: Sequence[Jackknife], name: str) -> Interval:
     """Mean of one figure over independent rounds, with the jackknife's 95% interval (Student's t); ``n`` counts folds.
 
-    The interval is for other prompts and responses at the same policy. It is nan for :data:`WITHOUT_INTERVAL` and with
-    fewer than two folds. The ends of a cosine's interval are cut to -1 and 1.
+    The interval is for other prompts and responses at the same policy. It is nan for :data:`WITHOUT_INTERVAL`. The ends
+    of a cosine's interval are cut to -1 and 1.
     """
     value = float(np.mean([each.whole[name] for each in rounds]))
-    freedom, last = sum(each.freedom for each in rounds), name.rpartition("/")[2]
-    half = math.nan
-    if last not in WITHOUT_INTERVAL and freedom > 0:
-        variance = sum(each.variance(name) for each in rounds) / len(rounds) ** 2
-        half = student_quantile(0.975, freedom) * math.sqrt(variance)
+    folds, last = sum(each.folds for each in rounds), name.rpartition("/")[2]
+    if last in WITHOUT_INTERVAL:
+        return Interval(value, math.nan, math.nan, folds)
+    error = math.sqrt(sum(each.variance[name] for each in rounds)) / len(rounds)
+    half = student_quantile(0.975, folds - len(rounds)) * error
     low, high = value - half, value + half
     if last in ("cosine", "held_out", "held_out_unclipped"):
         low, high = max(low, -1.0), min(high, 1.0)
-    return Interval(value, low, high, freedom + len(rounds))
-
-
-# ---------------------------------------------------------------- noise
-
-
-def split_half_cosine(vectors_JD: Array) -> float:
-    """Mean cosine between the sums over two halves of the folds, of 200 random splits; nan with fewer than two folds.
-
-    Two estimates of the *same* gradient, each from half of the data, agree no better than this.
-    """
-    folds = len(vectors_JD)
-    if folds < 2:
-        return math.nan
-    rng = np.random.default_rng(0)
-    found = []
-    for _ in range(200):
-        order = rng.permutation(folds)
-        half = folds // 2
-        found.append(cosine(vectors_JD[order[:half]].sum(0), vectors_JD[order[half : 2 * half]].sum(0)))
-    return float(np.mean(found))
-
-
-def whole_from_half(half: float) -> float:
-    """Reliability of the whole sum from the cosine of two halves, ``2 h / (1 + h)`` (Spearman and Brown); 0 for h <= 0.
-
-    It is the expected cosine between two independent wholes. Its square root is that between a whole and the gradient
-    without noise.
-    """
-    return 2 * half / (1 + half) if half > 0 else (0.0 if half <= 0 else math.nan)
-
-
-def noise_ceiling(first_half: float, second_half: float) -> float:
-    """Expected cosine between two noisy estimates of one direction: the root of the product of their reliabilities."""
-    return math.sqrt(whole_from_half(first_half) * whole_from_half(second_half))
+    return Interval(value, low, high, folds)

@@ -19,8 +19,6 @@ from benchmarks.alignment.gradients import (
     Jackknife,
     embed,
     mean_over_rounds,
-    noise_ceiling,
-    split_half_cosine,
 )
 from fspo.files import write_json
 from fspo.markdown import markdown_table
@@ -57,29 +55,13 @@ class Round:
             accepted_VJK=np.stack([self.by_cell(accepted_B) for accepted_B in self.accepted_OVB[index]]),
         )
 
-    def noise(self) -> dict[str, float]:
-        """Split-half cosines of the held-out and the unclipped gradients, and what noise leaves between the two."""
-        unclipped_FJKD, _, held_out_HD = self.plan.split(self.vectors_VD)
-        found = {"held_out_split_half": split_half_cosine(held_out_HD)}
-        for family, unclipped_JKD in enumerate(unclipped_FJKD):
-            half = split_half_cosine(unclipped_JKD.sum(axis=1))
-            found[f"unclipped_split_half/{family}"] = half
-            found[f"ceiling/{family}"] = noise_ceiling(half, found["held_out_split_half"])
-        return found
-
 
 def read_rounds(folder: Path, count: int) -> list[Round]:
-    """The first ``count`` rounds' measurements (an earlier measurement may have left more).
-
-    Raises:
-        FileNotFoundError: if one is missing.
-    """
+    """The first ``count`` rounds' measurements (an earlier measurement may have left more)."""
     rounds = []
     for path in (folder / f"round_{index}.npz" for index in range(count)):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: the measurement did not finish all its rounds")
         with np.load(path) as file:
-            data = {name: file[name] for name in file.files}
+            data = dict(file)
         plan = GradientPlan(**json.loads(str(data.pop("plan"))), family_O=tuple(data.pop("family_O").tolist()))
         rounds.append(
             Round(
@@ -94,34 +76,19 @@ def read_rounds(folder: Path, count: int) -> list[Round]:
 
 
 def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Every figure of every objective with its interval and its value in each round, and the noise. Plain values."""
+    """Every figure of every objective with its interval and its value in each round. Plain values."""
     objectives = []
     for index, objective in enumerate(rounds[0].objectives):
         knives = [Jackknife.of(each.clipped(index).figures, each.plan.folds) for each in rounds]
-        figures = {
-            name: mean_over_rounds(knives, name).to_json() | {"rounds": [_finite(k.whole[name]) for k in knives]}
-            for name in knives[0].whole
-        }
+        figures = {}
+        for name in knives[0].whole:
+            values = [knife.whole[name] for knife in knives]
+            finite = [value if math.isfinite(value) else None for value in values]
+            figures[name] = mean_over_rounds(knives, name).to_json() | {"rounds": finite}
         clips = {key: [each.objectives[index][key] for each in rounds] for key in ("clip_low", "clip_high")}
-        objectives.append(
-            {
-                "algo": objective["algo"],
-                "clips": objective["clips"],
-                "unclipped_objective": rounds[0].plan.family_O[index],
-                **clips,
-                "figures": figures,
-            }
-        )
-    noise = [each.noise() for each in rounds]
+        objectives.append({"algo": objective["algo"], "clips": objective["clips"], **clips, "figures": figures})
     return {
         "objectives": objectives,
-        "noise": {
-            name: {
-                "value": _finite(float(np.mean([n[name] for n in noise]))),
-                "rounds": [_finite(n[name]) for n in noise],
-            }
-            for name in noise[0]
-        },
         "rounds": [
             {
                 "sequences": len(each.length_B),
@@ -133,13 +100,9 @@ def analyse(rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 _HEAD: Final = (
     "algo", "clips", "low / high", "accepted", "kept", "cos(clipped, own unclipped)", "norm ratio",
-    "cos(unclipped, held-out)", "change by clipping", "noise ceiling",
+    "cos(unclipped, held-out)", "change by clipping",
 )  # fmt: skip
 
 
@@ -153,27 +116,17 @@ def table(result: Mapping[str, Any]) -> str:
     rows = []
     for objective in result["objectives"]:
         figures = objective["figures"]
-        low, high = (float(np.mean(objective[key])) for key in ("clip_low", "clip_high"))
-        ceiling = result["noise"][f"ceiling/{objective['unclipped_objective']}"]["value"]
-        names = ("cosine", "norm_ratio", "held_out_unclipped", "held_out_change")
-        rows.append(
-            [
-                objective["algo"],
-                objective["clips"],
-                f"{low:.3g} / {high:.3g}",
-                *(f"{figures[f'{view}/acceptance']['value']:.3f}" for view in VIEWS),
-                *(_cell(figures[name]) for name in names),
-                "-" if ceiling is None else f"{ceiling:.3f}",
-            ]
-        )
+        clips = " / ".join(f"{np.mean(objective[key]):.3g}" for key in ("clip_low", "clip_high"))
+        accepted = [f"{figures[f'{view}/acceptance']['value']:.3f}" for view in VIEWS]
+        cells = [_cell(figures[name]) for name in ("cosine", "norm_ratio", "held_out_unclipped", "held_out_change")]
+        rows.append([objective["algo"], objective["clips"], clips, *accepted, *cells])
     return markdown_table(_HEAD, rows)
 
 
 def write_report(folder: Path, config: DictConfig, rounds: Sequence[Round]) -> str:
     """Write ``alignment.json``; returns the table and where it is."""
-    settings = OmegaConf.to_container(config.alignment, resolve=True)
     result = {
-        "settings": settings,
+        "settings": OmegaConf.to_container(config.alignment, resolve=True),
         "seed": config.seed,
         "trained_with": config.fspo.algo,
         "experiment": config.trainer.experiment_name,

@@ -9,7 +9,6 @@ policy gradient is the held-out one. Every round begins at the checkpoint. Nothi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.skip import SkipManager
 from verl.workers.utils.padding import response_from_nested
 
-from benchmarks.alignment.gradients import VIEWS, GradientPlan, assign_bins, gradient_coefficients, without_clip
+from benchmarks.alignment.gradients import (
+    VIEWS,
+    GradientPlan,
+    assign_bins,
+    gradient_coefficients,
+    in_columns,
+    without_clip,
+)
 from benchmarks.alignment.worker import WEIGHTS_FIELD, AlignmentWorker
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS
@@ -123,7 +129,7 @@ class AlignmentTrainer(FSPOTrainer):
         path = Path(self.config.run.dir) / f"round_{index}.npz"
         with atomic_path(path) as temporary, temporary.open("wb") as file:
             np.savez(file, **measured)
-        PROGRESS.say(f"round {index + 1}/{self._request.rounds}: {plan.vectors} gradients measured, saved {path}")
+        PROGRESS.say(f"round {index + 1}/{self._request.rounds}: measured, saved {path}")
 
     def _train_on(self, batch: KVBatchMeta) -> None:
         """Updates with the run's own loss; the learning-rate schedule and everything else as in training."""
@@ -149,21 +155,16 @@ class AlignmentTrainer(FSPOTrainer):
         bin_B = np.zeros(len(batch), dtype=np.int64)
         bin_B[valid_B] = assign_bins(length_B[valid_B], self._request.bins)
 
-        columns = (log_ratio_B[valid_B], length_B[valid_B], plain.advantage_B.numpy()[valid_B])
-        objectives = self._objectives(*columns)
-        unclipped = list(dict.fromkeys(without_clip(objective["settings"]) for objective in objectives))
+        objectives = self._objectives(log_ratio_B[valid_B], length_B[valid_B], plain.advantage_B.numpy()[valid_B])
+        unclipped = list(dict.fromkeys(without_clip(settings) for _, _, settings in objectives))
         plan = GradientPlan(
             folds=self._request.folds,
             bins=self._request.bins,  # in every round, also where equal lengths fill fewer
-            family_O=tuple(unclipped.index(without_clip(objective["settings"])) for objective in objectives),
+            family_O=tuple(unclipped.index(without_clip(settings)) for _, _, settings in objectives),
         )
-        clipped = [gradient_coefficients(*tensors, objective["settings"]) for objective in objectives]
-        weights_BV = plan.weights(
-            np.stack([gradient_coefficients(*tensors, settings)[0] for settings in unclipped]),
-            np.stack([coefficient_B for coefficient_B, _ in clipped]),
-            fold_B,
-            bin_B,
-        )
+        clipped = [gradient_coefficients(*tensors, settings) for _, _, settings in objectives]
+        coefficients = [gradient_coefficients(*tensors, settings)[0] for settings in unclipped]
+        weights_BV = plan.weights([*coefficients, *(each_B for each_B, _ in clipped)], fold_B, bin_B)
         # Every vector is a sum over sequences. Where these are fewer, their own gradients are measured, once each.
         single = len(weights_BV) < plan.measured
         PROGRESS.say(f"measuring {min(weights_BV.shape)} gradients of {int(valid_B.sum())} sequences")
@@ -173,9 +174,8 @@ class AlignmentTrainer(FSPOTrainer):
             for _, out in clipped
         ]
         described = [
-            {key: value for key, value in objective.items() if key != "settings"}
-            | {"clip_low": objective["settings"].clip_low, "clip_high": objective["settings"].clip_high}
-            for objective in objectives
+            {"algo": algo, "clips": clips, "clip_low": settings.clip_low, "clip_high": settings.clip_high}
+            for algo, clips, settings in objectives
         ]
         return {
             "objectives": json.dumps(described),
@@ -191,24 +191,25 @@ class AlignmentTrainer(FSPOTrainer):
 
     def _objectives(
         self, log_ratio_B: np.ndarray, length_B: np.ndarray, advantage_B: np.ndarray
-    ) -> list[Mapping[str, Any]]:
+    ) -> list[tuple[str, str, SequenceLossSettings]]:
         """Each algorithm with its default clips and with those that clip the target share of these sequences."""
-        found: list[Mapping[str, Any]] = []
-        target = self._request.target_clip_rate
-        both = Sequences.from_pairs(log_ratio_B, length_B)
-        active = Sequences.from_pairs(log_ratio_B, length_B, advantage_B)
+        matched = {
+            "matched": Sequences.from_pairs(log_ratio_B, length_B),
+            "matched_active": Sequences.from_pairs(log_ratio_B, length_B, advantage_B),
+        }
+        objectives = []
         for algo, settings in self._settings.items():
-            found.append({"algo": algo, "clips": "default", "settings": settings})
-            for clips, sequences in (("matched", both), ("matched_active", active)):
-                matched = match_clip(sequences, settings, target)
-                found.append({"algo": algo, "clips": clips, "settings": matched.settings})
-        return found
+            objectives.append((algo, "default", settings))
+            for clips, sequences in matched.items():
+                settings_there = match_clip(sequences, settings, self._request.target_clip_rate).settings
+                objectives.append((algo, clips, settings_there))
+        return objectives
 
     def _add_held_out(self, batch: KVBatchMeta, plan: GradientPlan) -> int:
         """Measure the plain policy gradient of sequences that the present policy has sampled; returns their number."""
         old, *others = self._token_tensors(batch)  # of the present policy: nothing has been trained since
         coefficient_B, output = gradient_coefficients(old, old, *others, _PLAIN)
-        self._add_gradients(batch, plan.held_out_weights(coefficient_B, self._prompt_of(batch) % plan.folds))
+        self._add_gradients(batch, in_columns(coefficient_B, self._prompt_of(batch) % plan.folds, plan.folds))
         return int(output.valid_B.sum())
 
     def _add_gradients(self, batch: KVBatchMeta, weights_BV: np.ndarray) -> None:

