@@ -121,10 +121,8 @@ class RunnerHooks(PPOTrainer):
     def _init_dataloader(self) -> None:
         try:
             super()._init_dataloader()
-        except ValueError:  # of torch, if nothing at all is left
+        finally:  # torch raises an error if nothing at all is left
             self._check_prompts()
-            raise
-        self._check_prompts()
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
             run_folder.note(self.config.run.dir, validation_problems=dict(Counter(rows["data_source"])))

@@ -62,13 +62,3 @@ def test_missing_responses_count_as_wrong(monkeypatch: pytest.MonkeyPatch) -> No
     assert source["acc"]["best@2/mean"] == pytest.approx(0.75)  # one of two draws from (1, 1, 0, 0) is right
     assert source["acc"]["worst@4/mean"] == pytest.approx(0.5**4)
     assert source["acc_success_only"]["mean@2"] == 1.0
-
-
-def test_nothing_is_resampled_without_a_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resampled(*_: Any, **__: Any) -> None:
-        raise AssertionError("1,000 resamples of each number of each problem: minutes on one thread")
-
-    monkeypatch.setattr(validation, "_RESAMPLED", resampled)
-    monkeypatch.setattr(metric_utils, "bootstrap_metric", validation.best_and_worst)
-    infos = {"acc": [1.0] * 32, "response_length": list(range(32))}
-    metric_utils.process_validation_metrics(["source"] * 32, ["problem"] * 32, infos)
