@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import write_section
+from benchmarks.starts import Start
 from fspo.markdown import markdown_table
 from fspo.records import complete_lines
 from recipe.runner.faults.preemption import end_on_signals
@@ -39,8 +39,8 @@ LIMIT_S = 1800
 NOT_RUN = {"cuda": "not measured on a GPU yet", "cpu": "not run"}
 
 
-def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
-    """Run one step in this process; returns verdict and finding."""
+def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, str]:
+    """Run one step in this process; returns its verdict and what it has measured, or the reason."""
     import torch
 
     from benchmarks.gpu_check import stack, steps
@@ -69,30 +69,23 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
 
 def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
     """Run one step in processes of its own: one per GPU for the update, otherwise one."""
-    log, ranks = folder / f"{step}.log", gpus if step == "update" else 1
-    for old in folder.glob(f"{step}-*.json"):
-        old.unlink()
-    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if step == "update" else []
-    command = [*start, "-m", "benchmarks.gpu_check", "--device", device, "--gpus", str(gpus), "--out", str(folder)]
+    for old in (folder / f"{step}.log", *folder.glob(f"{step}-*.json")):
+        old.unlink(missing_ok=True)
+    ranks = gpus if step == "update" else 1
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if step == "update" else []
+    options = ["--device", device, "--gpus", str(gpus), "--out", str(folder), "--in-this-process", step]
     begin = time.monotonic()
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *command, "--in-this-process", step],
-            cwd=ROOT,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status: int | str = process.wait(LIMIT_S)
-        except BaseException as error:  # Ctrl-C too: nothing may be left on the GPU
-            os.killpg(process.pid, signal.SIGKILL)
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
-            status = f"killed after {LIMIT_S} s"
+    start = Start(folder, *torchrun, "benchmarks.gpu_check", *options, log=f"{step}.log", PYTHONPATH=str(ROOT))
+    status = f"killed after {LIMIT_S} s"
+    try:
+        status = f"status {start.process.wait(LIMIT_S)}"
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        start.stop()  # after Ctrl-C, too: nothing may be left on the GPU
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{step}-*.json"))]
     row = next((row for row in rows if row["verdict"] == "failed"), rows[0] if len(rows) == ranks else None)
-    row = row or {"verdict": "failed", "found": f"{len(rows)} of {ranks} process(es) gave a result (status {status})"}
+    row = row or {"verdict": "failed", "found": f"{len(rows)} of {ranks} process(es) gave a result ({status})"}
     return {"step": step, "seconds": round(time.monotonic() - begin, 1), **row}
 
 

@@ -70,26 +70,23 @@ def train(folder: Path, overrides: tuple[str, ...]) -> str:
     command = [sys.executable, "-m", "recipe.fspo.main", f"run.dir={folder}", *overrides]
     print("+", *command[1:], flush=True)
     status = subprocess.run(command).returncode  # its output goes into this step's log
-    lines = [line["metrics"] for line in complete_lines(folder / "metrics.jsonl")]
-    found = [line for line in lines if "timing_s/update_actor" in line]
-    if status or len(found) != 2:
-        raise Failed(f"the run ended with status {status} after {len(found)} of 2 steps")
-    last: dict[str, Any] = found[-1]
+    steps = [line["metrics"] for line in complete_lines(folder / "metrics.jsonl")]
+    steps = [metrics for metrics in steps if "timing_s/update_actor" in metrics]
+    if status or len(steps) != 2:
+        raise Failed(f"the run ended with status {status} after {len(steps)} of 2 steps")
+    last: dict[str, Any] = steps[-1]
     difference = last["training/rollout_probs_diff_mean"]
-    text = f"a step {last['timing_s/step']:.1f} s (generation {last['timing_s/gen']:.1f}, update "
-    text += f"{last['timing_s/update_actor']:.1f}), lengths {last['response_length/min']:.0f} to "
-    text += f"{last['response_length/max']:.0f}; probabilities of vLLM and trainer differ by {difference:.1g}; "
-    text += (
-        f"S / sqrt(L) before the first update {last['fspo/first_minibatch_z_rms']:.2g} (its band: 0.03); gradient norm "
+    text = (
+        f"a step {last['timing_s/step']:.1f} s (generation {last['timing_s/gen']:.1f}, update "
+        f"{last['timing_s/update_actor']:.1f}), lengths {last['response_length/min']:.0f} to "
+        f"{last['response_length/max']:.0f}; probabilities of vLLM and trainer differ by {difference:.1g}; "
+        f"S / sqrt(L) before the first update {last['fspo/first_minibatch_z_rms']:.2g} (its band: 0.03); "
+        f"gradient norm {last['actor/grad_norm']:.2g}"
     )
-    text += f"{last['actor/grad_norm']:.2g}"
     if difference > LARGEST_DIFFERENCE:
         raise Failed(f"vLLM and trainer are not one policy; {text}")
-    if "margin" in (
-        floor := {name.rpartition("/")[2]: value for name, value in last.items() if "noise_floor/" in name}
-    ):
-        text += f", half-width of the band over it {floor['margin']:.3g}"
-    return text
+    margins = [value for name, value in last.items() if "noise_floor/" in name and name.endswith("/margin")]
+    return text + "".join(f", half-width of the band over it {margin:.3g}" for margin in margins)
 
 
 def demo(folder: Path, device: str) -> str:

