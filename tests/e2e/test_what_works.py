@@ -1,4 +1,4 @@
-"""What of verl works here: every row of docs/what-works.md is run, or refused, and the table says what this list says.
+"""What of verl works here: every row of docs/what-works.md is run, or refused.
 
 One command runs all rows, some of them in one start of the stack::
 
@@ -8,12 +8,12 @@ One command runs all rows, some of them in one start of the stack::
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,134 +34,67 @@ def slow(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-@dataclass(frozen=True)
-class Works:
-    """A row that runs.
+#: Overrides of each row, by its feature. Names in capitals stand for the paths of :func:`places`.
+ROWS = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/what-works.md").read_text(encoding="utf-8"), re.M))
 
-    Attributes:
-        feature: As the table names it.
-        overrides: As the table gives them; names in capitals stand for the paths of :func:`places`.
-        start: Rows of one name share a start of the stack.
-    """
-
-    feature: str
-    overrides: str
-    start: str
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A row that ends before Ray starts, and what the sentence says."""
-
-    feature: str
-    overrides: str
-    says: str
-
-
-A = "actor_rollout_ref.actor"
-MODEL = "actor_rollout_ref.model"
-ROLLOUT = "actor_rollout_ref.rollout"
-
-WORKS = (
-    Works("LoRA", f"{MODEL}.lora_rank=8 {MODEL}.lora_alpha=16", "lora"),
-    Works("Llama", f"{MODEL}.path=LLAMA", "llama"),
-    Works("Qwen2.5", f"{MODEL}.path=QWEN2", "qwen2"),
-    Works("padded batches", f"{MODEL}.use_remove_padding=false", "qwen2"),
-    Works(
-        "micro-batches by sequences",
-        f"{A}.use_dynamic_bsz=false {A}.ppo_micro_batch_size_per_gpu=16",
-        "qwen2",
-    ),
-    Works("mixture of experts (Qwen3-MoE)", f"{MODEL}.path=QWEN3_MOE", "qwen3_moe"),
-    Works(
-        "tools and several turns, by verl's agent loop",
-        f"{ROLLOUT}.multi_turn.enable=true {ROLLOUT}.agent.default_agent_loop=tool_agent "
-        f"{ROLLOUT}.multi_turn.function_tool_path=TOOL {ROLLOUT}.multi_turn.format=last_number "
-        f"{ROLLOUT}.multi_turn.max_assistant_turns=2",
-        "tools",
-    ),
-    Works(
+#: The rows that run, by the start of the stack that they share.
+STARTS = {
+    "lora": ("LoRA",),
+    "llama": ("Llama", "torch.compile"),
+    "qwen2": ("Qwen2.5", "padded batches", "micro-batches by sequences"),
+    "qwen3_moe": ("mixture of experts (Qwen3-MoE)",),
+    "tools": ("tools and several turns, by verl's agent loop",),
+    "sampling": (
         "dynamic sampling (DAPO)",
-        "algorithm.filter_groups.enable=true algorithm.filter_groups.metric=acc",
-        "sampling",
+        "KL penalty in the reward",
+        "several epochs over a batch",
+        "mini-batches drawn at random",
     ),
-    Works("KL penalty in the reward", "algorithm.use_kl_in_reward=true", "sampling"),
-    Works("several epochs over a batch", f"{A}.ppo_epochs=2", "sampling"),
-    Works("mini-batches drawn at random", f"{A}.shuffle=true", "sampling"),
-    Works("KL loss", f"{A}.use_kl_loss=true {A}.kl_loss_coef=0.01", "penalties"),
-    Works("entropy bonus", f"{A}.entropy_coeff=0.001", "penalties"),
-    Works("importance weights against vLLM", "algorithm.rollout_correction.rollout_is=sequence", "penalties"),
-    Works(
+    "penalties": (
+        "KL loss",
+        "entropy bonus",
+        "importance weights against vLLM",
         "rejection of responses against vLLM",
-        "algorithm.rollout_correction.rollout_rs=seq_mean_k3 algorithm.rollout_correction.rollout_rs_threshold=0.01",
-        "penalties",
-    ),
-    Works("TensorBoard, W&B without network", "trainer.logger=[console,tensorboard,wandb]", "penalties"),
-    Works(
+        "TensorBoard, W&B without network",
         "torch's profiler",
-        f"global_profiler.tool=torch global_profiler.steps=[2] global_profiler.save_path=PROFILE "
-        f"{A}.profiler.enable=true {A}.profiler.tool_config.torch.contents=[cpu]",
-        "penalties",
+        "REINFORCE++",
     ),
-    Works("REINFORCE++", "algorithm.adv_estimator=reinforce_plus_plus", "penalties"),
-    Works(
-        "fp16",
-        f"{A}.fsdp_config.mixed_precision.param_dtype=fp16 {ROLLOUT}.dtype=float16",
-        "fp16",
-    ),
-    Works("torch.compile", f"{A}.use_torch_compile=true {A}.fsdp_config.use_torch_compile=true", "llama"),
-)
+    "fp16": ("fp16",),
+}
 
-REFUSED = (
-    Refused(
-        "verl's own asynchronous trainers", "trainer.v1.trainer_mode=colocate_async", "trainer_mode=colocate_async"
-    ),
-    Refused("verl's own synchronous trainer", "trainer.v1.trainer_mode=sync", "trainer_mode=sync"),
-    Refused("Megatron", "model_engine=megatron", "model_engine=megatron"),
-    Refused("VeOmni, TorchTitan", f"{A}.strategy=veomni", "strategy=veomni"),
-    Refused("SGLang, TensorRT-LLM", f"{ROLLOUT}.name=sglang", "rollout.name=sglang"),
-    Refused(
-        "Ulysses without flash-attn",
-        f"trainer.n_gpus_per_node=2 {A}.ulysses_sequence_parallel_size=2",
-        "ulysses_sequence_parallel_size=2",
-    ),
-    Refused("mixture of experts (Mixtral)", f"{MODEL}.path=MIXTRAL", "is a mixtral"),
-    Refused(
-        "LoRA's checkpoints without the base", f"{MODEL}.lora_rank=8 +{A}.checkpoint.save_lora_only=true", "save_lora"
-    ),
-    Refused("critic and GAE with a sequence-level loss", "algorithm.adv_estimator=gae", "adv_estimator=gae"),
-    Refused(
-        "REINFORCE++ with a KL penalty in the reward",
-        "algorithm.adv_estimator=reinforce_plus_plus algorithm.use_kl_in_reward=true",
-        "reinforce_plus_plus",
-    ),
-    Refused("importance weights by token", "algorithm.rollout_correction.rollout_is=token", "rollout_is=token"),
-    Refused(
-        "rejection by token",
-        "algorithm.rollout_correction.rollout_rs=token_k1 algorithm.rollout_correction.rollout_rs_threshold=2",
-        "rollout_rs=token_k1 removes",
-    ),
-)
+#: The rows that end before Ray starts, and what the sentence names.
+REFUSED = {
+    "verl's own asynchronous trainers": "trainer_mode=colocate_async",
+    "verl's own synchronous trainer": "trainer_mode=sync",
+    "Megatron": "model_engine=megatron",
+    "VeOmni, TorchTitan": "strategy=veomni",
+    "SGLang, TensorRT-LLM": "rollout.name=sglang",
+    "Ulysses without flash-attn": "ulysses_sequence_parallel_size=2",
+    "mixture of experts (Mixtral)": "is a mixtral",
+    "LoRA's checkpoints without the base": "save_lora",
+    "critic and GAE with a sequence-level loss": "adv_estimator=gae",
+    "REINFORCE++ with a KL penalty in the reward": "reinforce_plus_plus",
+    "importance weights by token": "rollout_is=token",
+    "rejection by token": "rollout_rs=token_k1 removes",
+}
 
 
 # ---------------------------------------------------------------- the table
 
 
-def test_the_table_is_this_list() -> None:
-    page = (ROOT / "docs" / "what-works.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+?) \| `([^`]+)` \| ", page, re.M)
-    assert rows == [(row.feature, row.overrides) for row in (*WORKS, *REFUSED)]
+def test_every_row_is_run_or_refused() -> None:
+    assert sorted(ROWS) == sorted([*itertools.chain.from_iterable(STARTS.values()), *REFUSED])
 
 
-@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.feature)
-def test_what_is_not_served_is_refused(row: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("feature", REFUSED)
+def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
     from recipe.fspo.config import problems
     from recipe.runner.launch import checks
     from recipe.runner.launch.prepare import prepare
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
-    overrides = row.overrides.replace("=MIXTRAL", f"={tmp_path}").split()
+    overrides = ROWS[feature].replace("=MIXTRAL", f"={tmp_path}").split()
     if overrides[0].startswith("model_engine="):  # a group of verl's, which composed() does not know
         from recipe.fspo.job import compose
 
@@ -170,7 +103,7 @@ def test_what_is_not_served_is_refused(row: Refused, tmp_path: Path, monkeypatch
         config = composed(f"run.dir={tmp_path}", *overrides)
     config = prepare(config)
     rules = (checks.engine_problems, checks.attention_problems, checks.weight_problems, checks.checkpoint_problems)
-    assert any(row.says in problem for rule in (*rules, problems) for problem in rule(config))
+    assert any(REFUSED[feature] in problem for rule in (*rules, problems) for problem in rule(config))
 
 
 # ---------------------------------------------------------------- what runs
@@ -219,7 +152,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 #: What the test of a start needs besides, or its rows with it.
 BESIDES = {
-    "lora": ("trainer.save_freq=2", "trainer.test_freq=2", f"{A}.optim.lr=1e-3"),
+    "lora": ("trainer.save_freq=2", "trainer.test_freq=2", "actor_rollout_ref.actor.optim.lr=1e-3"),
     "tools": ("data.max_response_length=128", "fspo.record_sequences=true"),
 }
 #: The other starts get a reward that random weights reach half of the time, so that there is something to learn.
@@ -234,7 +167,7 @@ def run(start: Starter, places: dict[str, Path], tmp_path_factory: pytest.TempPa
 
     @functools.cache
     def finished(name: str) -> Start:
-        overrides = " ".join(row.overrides for row in WORKS if row.start == name)
+        overrides = " ".join(ROWS[feature] for feature in STARTS[name])
         folder = tmp_path_factory.mktemp(name)
         for word, path in (places | {"PROFILE": folder / "profile"}).items():
             overrides = re.sub(rf"=\b{word}\b", f"={path}", overrides)
@@ -259,7 +192,7 @@ def sums(run: Start) -> Iterator[tuple[int, int, Any]]:
 
 
 @slow
-@pytest.mark.parametrize("name", dict.fromkeys(row.start for row in WORKS))
+@pytest.mark.parametrize("name", STARTS)
 def test_two_steps(run: Callable[[str], Start], name: str) -> None:
     finished = run(name)
     steps = finished.steps()

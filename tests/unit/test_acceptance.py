@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from batches import loss_output, random_batch
 
 from fspo.acceptance import Gradient, acceptance_counts, kept_output, stack_sums, unclipped_weight
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -21,18 +22,8 @@ def gradient_of(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> G
     return gradient
 
 
-def random_batch(rows: int = 200, width: int = 30) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    old = -torch.rand(rows, width, generator=generator, dtype=torch.float64)
-    new = old + 0.05 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
-    mask = torch.arange(width) < torch.randint(0, width + 1, (rows, 1), generator=generator)
-    advantage = torch.randint(-1, 2, (rows, 1), generator=generator).double().expand(rows, width)
-    return new, old, advantage, mask
-
-
 def test_views_of_acceptance() -> None:
-    new, old, advantage, mask = random_batch()
-    output = sequence_policy_loss(new, old, advantage, mask, ALGORITHMS["fspo"])
+    output = loss_output(200, 30)
     sums_MKF = stack_sums([SequenceSums.zeros().add_(output)])
     valid, A = output.valid_B, output.advantage_B
     kept = valid & ~(output.clipped_high_B | output.clipped_low_B)
@@ -65,7 +56,7 @@ def test_weights_by_hand() -> None:
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_it_is_acceptance_where_a_loss_accepts_or_rejects(name: str) -> None:
-    new, old, advantage, mask = random_batch()
+    new, old, advantage, mask = random_batch(200, 30)
     settings, state = ALGORITHMS[name], BandState()
 
     def loss(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
@@ -116,7 +107,7 @@ def test_what_is_raised_is_kept_and_what_turns_round_is_lost() -> None:
 
 
 def test_what_has_nothing_to_lose_keeps_all() -> None:
-    new, old, advantage, mask = random_batch(20)
+    new, old, advantage, mask = random_batch(20, 30)
     found = kept_output(gradient_of(lambda x, a: (-a * x) * 0), new, old, advantage, mask, "token")
     assert torch.equal(found.accepted_B, found.valid_B.double())
     assert not found.clipped_high_B.any() and not found.clipped_low_B.any() and bool((~found.valid_B).any())

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_log_ratios, uneven_rollout_batch
 from fspo.calibration import BandController, active_line, drift_per_token, leans
-from fspo.fairness import equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.fairness import LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.losses import acceptance_band
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
 from fspo.types import BandState, SequenceLossSettings
@@ -33,17 +33,14 @@ def a_round(sigma: float, seed: int = 0, **options: int) -> list[SequenceSums]:
 
 
 def test_drift_is_recovered_by_position_and_is_zero_on_policy() -> None:
+    assert drift_per_token(-3.0, 1000.0) == pytest.approx(3e-3)
+    assert drift_per_token(3.0, 1000.0) == drift_per_token(0.0, 0.0) == 0.0
     state = BandController(V1).update(a_round(0.06, longest=4000))
     expected = [(0.06 * i / 3) ** 2 / 2 for i in range(4)]
     assert state.drift_by_mini_batch == pytest.approx(expected, rel=0.1)
     # So S = 0, as in the first mini-batch, stays inside the band of long sequences.
     lower, upper = acceptance_band(torch.tensor([10, 4000, 100_000]), V1, state.at_mini_batch(0))
     assert bool((lower <= 0).all()) and bool((upper >= 0).all())
-
-
-def test_drift_is_a_ratio_of_sums_and_never_negative() -> None:
-    assert drift_per_token(-3.0, 1000.0) == pytest.approx(3e-3)
-    assert drift_per_token(3.0, 1000.0) == drift_per_token(0.0, 0.0) == 0.0
 
 
 @pytest.mark.parametrize("target", [0.5, 0.85, 0.95])
@@ -58,27 +55,23 @@ def test_target_acceptance_is_met_on_fresh_gaussian_data(target: float) -> None:
     assert measured_acceptance(S, lengths, settings, state).mean() == pytest.approx(target, abs=0.025)
 
 
+def widths(*parts: tuple[int, int, float]) -> dict[int, float]:
+    """Half-width at some lengths, after so many sequences of each length and dispersion."""
+    lengths, sigma = (np.concatenate([np.full(part[0], part[i]) for part in parts]) for i in (1, 2))
+    S = sigma * np.sqrt(lengths) * np.random.default_rng(0).normal(size=lengths.size)
+    state = BandController(QUANTILE).update([SequenceSums.zeros(), sums_of_log_ratios(S, lengths)])
+    assert len(state.half_width_K) == K and min(state.half_width_K) > 0
+    return {L: state.half_width_K[int(length_bin(torch.tensor([L])))] for L in (10, 100, 200, 5000, 100_000)}
+
+
 def test_local_widths_follow_the_dispersion_and_shrink_where_thin() -> None:
-    rng = np.random.default_rng(0)
-    lengths = np.concatenate([np.full(3000, 10), np.full(3000, 200), np.full(5, 5000)])
-    sigma = np.concatenate([np.full(3000, 0.01), np.full(3000, 0.04), np.full(5, 1.0)])
-    part = sums_of_log_ratios(sigma * np.sqrt(lengths) * rng.normal(size=lengths.size), lengths)
-    widths = BandController(QUANTILE).update([SequenceSums.zeros(), part]).half_width_K
-    at = {L: widths[int(length_bin(torch.tensor([L])))] for L in (1, 10, 200, 5000, 100_000)}
+    at = widths((3000, 10, 0.01), (3000, 200, 0.04), (5, 5000, 1.0))
     assert at[10] == pytest.approx(1.44 * 0.01, rel=0.05) and at[200] == pytest.approx(1.44 * 0.04, rel=0.05)
     pooled = at[100_000]  # no sequence anywhere near: the plain sqrt(L) band
     assert at[10] < pooled < at[200]
     assert pooled < at[5000] < 0.5  # five sequences of dispersion 1 move it by 5 parts in 25
-    assert len(widths) == K and min(widths) > 0
-
-
-def test_thin_bins_borrow_from_their_neighbours_in_length() -> None:
-    rng = np.random.default_rng(0)
-    lengths = np.concatenate([np.full(3000, 10), np.full(10, 100), np.full(3000, 110)])
-    sigma = np.where(lengths == 10, 0.01, 0.04)
-    part = sums_of_log_ratios(sigma * np.sqrt(lengths) * rng.normal(size=lengths.size), lengths)
-    widths = BandController(QUANTILE).update([SequenceSums.zeros(), part]).half_width_K
-    assert widths[int(length_bin(torch.tensor([100])))] == pytest.approx(1.44 * 0.04, rel=0.05)
+    # A thin bin borrows from its neighbours in length.
+    assert widths((3000, 10, 0.01), (10, 100, 0.04), (3000, 110, 0.04))[100] == pytest.approx(1.44 * 0.04, rel=0.05)
 
 
 def test_sequences_that_did_not_move_count_in_the_quantile() -> None:
@@ -140,32 +133,31 @@ def test_the_state_of_another_band_is_refused() -> None:
         BandController(V1).load_state_dict({"drift": "kl", "rounds": []})
 
 
+def fairness(kept: list[tuple[np.ndarray, np.ndarray]]) -> LengthReweightingError:
+    """Of pairs: which sequences are accepted, and the length of each."""
+    rows = [length_bin(torch.from_numpy(np.concatenate(lengths))).numpy()
+            for lengths in ([L[inside] for inside, L in kept], [L for _, L in kept])]  # fmt: skip
+    accepted, total = (np.bincount(row, minlength=K) for row in rows)
+    starts = equal_mass_starts(total, 8)
+    return length_reweighting_error(merge_bins(accepted, starts), merge_bins(total, starts))
+
+
 def test_quantile_band_is_fair_to_length_where_sqrt_is_not() -> None:
     """Debiased LRE at most 0.01 at equal acceptance, applied causally to a run whose dispersion is not sqrt(L)."""
     rng = np.random.default_rng(3)
     run = [uneven_rollout_batch(rng, 256) for _ in range(28)]
-    errors, rates, target = {}, {}, 0.85
     # At the same target without looking at lengths: c is the quantile of |S| / sqrt(L) over the whole run.
-    later = [np.abs(S) / np.sqrt(L) for parts in run[8:] for S, L in parts[1:]]
-    c = float(np.quantile(np.concatenate(later), target))
-    for band, settings in (
-        ("sqrt", SequenceLossSettings(clip_low=c, clip_high=c)),
-        ("quantile", SequenceLossSettings(band="quantile", target_acceptance=target)),
-    ):
-        controller = BandController(settings)
-        counts = np.zeros((2, K))
+    c = float(np.quantile(np.concatenate([np.abs(S) / np.sqrt(L) for parts in run[8:] for S, L in parts[1:]]), 0.85))
+    errors = {}
+    for settings in (SequenceLossSettings(clip_low=c, clip_high=c), QUANTILE):
+        controller, kept = BandController(settings), []
         for number, parts in enumerate(run):
-            for S, L in parts[1:] if number >= 8 else []:
-                inside = measured_acceptance(S, L, settings, controller.state)
-                for row, chosen in enumerate((inside, np.full_like(inside, True))):
-                    counts[row] += np.bincount(length_bin(torch.from_numpy(L[chosen])).numpy(), minlength=K)
+            if number >= 8:
+                kept += [(measured_acceptance(S, L, settings, controller.state), L) for S, L in parts[1:]]
             controller.update([sums_of_log_ratios(*part) for part in parts])
-        starts = equal_mass_starts(counts[1], 8)
-        accepted, total = (merge_bins(row, starts) for row in counts)
-        errors[band] = length_reweighting_error(accepted, total).debiased.value
-        rates[band] = accepted.sum() / total.sum()
-    assert rates["quantile"] == pytest.approx(target, abs=0.02)
-    assert errors["quantile"] <= 0.01 < 0.02 < errors["sqrt"]
+        errors[settings.band] = fairness(kept)
+    assert errors["quantile"].rate == pytest.approx(0.85, abs=0.02)
+    assert errors["quantile"].debiased.value <= 0.01 < 0.02 < errors["sqrt"].debiased.value
 
 
 @pytest.mark.parametrize("target", [0.5, 0.85, 0.95])
@@ -199,14 +191,10 @@ def test_no_active_line_without_enough_leans_or_without_movement() -> None:
     assert active_line(found * [-1, 1], 0.05) is None  # nearly all leans are negative
 
 
-def test_sequences_without_advantage_take_no_part_in_the_active_band() -> None:
+def test_sequences_without_advantage_and_the_first_mini_batch_take_no_part_in_the_active_band() -> None:
     S, L, A = moved(3000, 0)
-    wild = np.where(A == 0, 100 * S, S)
-    np.testing.assert_array_equal(leans(wild, L, A), leans(S, L, A))
+    np.testing.assert_array_equal(leans(np.where(A == 0, 100 * S, S), L, A), leans(S, L, A))
     assert len(leans(S, L, A)) == (A != 0).sum() < S.size
-
-
-def test_active_band_leaves_the_first_mini_batch_out() -> None:
     of_sums, of_leans = rollout_batch(1)
     wild = BandController(ACTIVE).update(of_sums, [leans(*moved(300, 99, 5.0)), *of_leans[1:]])
     assert wild == BandController(ACTIVE).update(of_sums, of_leans)
@@ -215,18 +203,15 @@ def test_active_band_leaves_the_first_mini_batch_out() -> None:
 def test_active_band_is_flat_by_what_the_clip_removes_where_the_others_are_not() -> None:
     """Applied causally to leans of one mean and a dispersion like sqrt(L), which the sqrt band clips when short."""
     controller = BandController(ACTIVE, window=3)
-    kept: dict[str, np.ndarray] = {name: np.zeros((2, K)) for name in ("active", "sqrt")}
-    fixed = {"sqrt": SequenceLossSettings(clip_low=0.021, clip_high=0.021)}
+    both = (ACTIVE, SequenceLossSettings(clip_low=0.021, clip_high=0.021))
+    kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {settings.band: [] for settings in both}
     for number in range(60):
         batches = [moved(800, 1000 * number + i) for i in range(3)]
         for S, L, A in batches[1:] if number >= 3 else []:
-            for name, settings in {"active": ACTIVE, **fixed}.items():
+            for settings in both:
                 upper = acceptance_band(torch.from_numpy(L), settings, controller.state, torch.float64)[1].numpy()
-                keep = np.sign(A) * S <= upper
-                for row, chosen in enumerate((keep & (A != 0), A != 0)):
-                    kept[name][row] += np.bincount(length_bin(torch.from_numpy(L[chosen])).numpy(), minlength=K)
+                kept[settings.band].append(((np.sign(A) * S <= upper)[A != 0], L[A != 0]))
         controller.update([sums_of_log_ratios(S, L) for S, L, _ in batches], [leans(*batch) for batch in batches])
-    starts = equal_mass_starts(kept["active"][1], 8)
-    errors = {name: length_reweighting_error(*merge_bins(rows, starts)) for name, rows in kept.items()}
+    errors = {band: fairness(pairs) for band, pairs in kept.items()}
     assert errors["active"].rate == pytest.approx(0.85, abs=0.01)
     assert errors["active"].debiased.value <= 0.01 < 0.1 < errors["sqrt"].debiased.value

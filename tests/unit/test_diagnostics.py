@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import loss_output
 
 from fspo.diagnostics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
 from fspo.fairness import equal_mass_starts, plain_lre
@@ -20,36 +22,22 @@ from fspo.types import SequenceLossOutput
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def sequences(seed: int, batch: int = 96, width: int = 120, scale: float = 0.03) -> SequenceLossOutput:
-    generator = torch.Generator().manual_seed(seed)
-    length_B = torch.randint(1, width + 1, (batch,), generator=generator)
-    mask_BT = torch.arange(width)[None] < length_B[:, None]
-    log_prob_BT = torch.randn(batch, width, generator=generator, dtype=torch.float64) * scale - scale**2
-    advantage_B = torch.randn(batch, generator=generator).round(decimals=0)
-    return sequence_policy_loss(
-        log_prob_BT, torch.zeros_like(log_prob_BT), advantage_B[:, None].expand(-1, width), mask_BT, ALGORITHMS["fspo"]
-    )
+def sequences(seed: int, batch: int = 96, scale: float = 0.03) -> SequenceLossOutput:
+    return loss_output(batch, 120, seed=seed, scale=scale, shortest=1)
 
 
-def minibatches(seed: int, count: int = 4, batch: int = 96) -> list[SequenceSums]:
+def minibatches(seed: int) -> list[SequenceSums]:
     """The first with S = 0, as after a rollout."""
-    outputs = [sequences(seed * 10 + i, batch, scale=0.0 if i == 0 else 0.03) for i in range(count)]
+    outputs = [sequences(seed * 10 + i, scale=0.03 if i else 0.0) for i in range(4)]
     return [SequenceSums.zeros().add_(output, output.length_B >= 118) for output in outputs]
 
 
 def test_step_metrics_equal_one_pass_over_the_sequences() -> None:
-    outputs = [sequences(seed) for seed in (1, 2)]
-    truncated = [output.length_B >= 118 for output in outputs]
-    total = SequenceSums.zeros()
-    for output, cut in zip(outputs, truncated, strict=True):
-        total.add_(output, cut)
-    metrics = step_metrics(total)
-    s = torch.cat([o.log_ratio_B for o in outputs]).numpy()
-    length = torch.cat([o.length_B for o in outputs]).numpy()
-    accepted = torch.cat([o.accepted_B for o in outputs]).numpy()
-    weight = torch.cat([o.weight_B for o in outputs]).numpy()
-    high = torch.cat([o.clipped_high_B for o in outputs]).numpy()
-    cut = torch.cat(truncated).numpy()
+    output = sequences(1, batch=200)
+    metrics = step_metrics(SequenceSums.zeros().add_(output, output.length_B >= 110))
+    columns = (output.log_ratio_B, output.length_B, output.accepted_B, output.weight_B, output.clipped_high_B)
+    s, length, accepted, weight, high = (column.numpy() for column in columns)
+    cut = length >= 110
     z, mu = s / np.sqrt(length), s.sum() / length.sum()
     expected = {
         "fspo/sequences": len(s),
@@ -120,11 +108,7 @@ def test_window_forgets_and_survives_a_checkpoint() -> None:
 
 
 def test_all_clipped_and_one_sequence_give_no_nan() -> None:
-    output = sequences(1)
-    none = torch.zeros(96, dtype=torch.bool)
-    clipped = SequenceLossOutput(
-        **{n: none if n == "accepted_B" else getattr(output, n) for n in output.__dataclass_fields__}
-    )
+    clipped = dataclasses.replace(sequences(1), accepted_B=torch.zeros(96, dtype=torch.bool))
     metrics = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros().add_(clipped)])
     assert metrics["fspo/clip_frac"] == 1 and "fspo/lre" not in metrics
     one = LengthDiagnostics().update([SequenceSums.zeros(), SequenceSums.zeros().add_(sequences(1, batch=1))])

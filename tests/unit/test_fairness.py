@@ -30,17 +30,15 @@ def test_known_case_by_hand() -> None:
     assert error.lre == pytest.approx(3 / 14)
     assert error.lre_max == pytest.approx(3 / 7)
     np.testing.assert_allclose(error.rate_K, [0.4, 0.8])
+    np.testing.assert_allclose(plain_lre([0, 40, 0, 240], [0, 100, 0, 300]), (3 / 14, 3 / 7))  # empty bins
 
 
 @FAST
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=10), st.integers(1, 9))
 def test_flat_rates_give_zero(tens: list[int], accepted_of_ten: int) -> None:
     assume(sum(tens) > 0)
-    total = np.array(tens) * 10
-    error = length_reweighting_error(np.array(tens) * accepted_of_ten, total, resamples=20)
-    assert error.lre == pytest.approx(0, abs=1e-12)
-    assert error.lre_max == pytest.approx(0, abs=1e-12)
-    assert error.debiased.value == pytest.approx(0, abs=1e-12)
+    error = length_reweighting_error(np.array(tens) * accepted_of_ten, np.array(tens) * 10, resamples=20)
+    assert [error.lre, error.lre_max, error.debiased.value] == pytest.approx([0, 0, 0], abs=1e-12)
 
 
 @FAST
@@ -58,11 +56,6 @@ def test_estimate_is_bounded_and_consistent(total: np.ndarray, seed: int) -> Non
     assert np.isnan(error.rate_K[~seen]).all()
     again = length_reweighting_error(accepted, total, resamples=50, seed=seed)
     assert (again.debiased, again.noise_floor) == (error.debiased, error.noise_floor)
-
-
-def test_empty_bins_change_nothing() -> None:
-    plain, padded = plain_lre([30, 10], [40, 40]), plain_lre([0, 30, 0, 10], [0, 40, 0, 40])
-    np.testing.assert_allclose(plain, padded)
 
 
 @pytest.mark.parametrize("counts", [([0, 0], [0, 0]), ([0, 0], [5, 5]), ([[0]] * 10, [[3]] * 10)])
@@ -126,24 +119,12 @@ def test_the_noise_floor_of_masses_is_what_flat_acceptance_gives() -> None:
     assert 0.9 < floor / lre < 1.1
 
 
-def test_masses_may_exceed_their_total_by_rounding() -> None:
-    error = length_reweighting_error([100 * (1 + 1e-12), 10.0], [100.0, 20.0])
-    assert error.rate_K.tolist() == [1.0, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("accepted", "total", "message"),
-    [
-        ([1, 2], [1], "one shape"),
-        ([3], [2], "exceeds"),
-        ([-1], [2], ">= 0"),
-        ([np.nan], [2], "finite"),
-        ([], [], "one shape"),
-    ],
-)
-def test_bad_counts_are_refused(accepted: list[float], total: list[float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("accepted", "total"), [([1, 2], [1]), ([3], [2]), ([-1], [2]), ([np.nan], [2]), ([], [])])
+def test_bad_counts_are_refused(accepted: list[float], total: list[float]) -> None:
+    with pytest.raises(ValueError, match="accepted"):
         length_reweighting_error(accepted, total)
+    # Masses may exceed their total by rounding.
+    assert length_reweighting_error([100 * (1 + 1e-12), 10.0], [100.0, 20.0]).rate_K.tolist() == [1.0, 0.5]
 
 
 @FAST

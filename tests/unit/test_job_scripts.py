@@ -18,6 +18,13 @@ for word in "$@"; do
 done
 exit 127
 """
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(ROOT)}
+
+
+def install(folder: Path, **programs: str) -> None:
+    for name, text in programs.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
 
 
 def bash(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -57,14 +64,11 @@ def test_a_set_up_may_use_what_is_not_set_and_its_failure_is_named(tmp_path: Pat
 
 
 def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: Path) -> None:
-    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho node1\n")):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+    install(tmp_path, srun=SRUN, scontrol="#!/bin/sh\necho node1\n")
     run, calls = tmp_path / "run", tmp_path / "calls"
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(ROOT)}
     container = {"FSPO_CONTAINER": "/image.sqsh", "FSPO_CONTAINER_RUNTIME": "pyxis"}
     done = bash(
-        "launch.sh", "true", **slurm, **container, CALLS=str(calls),
+        "launch.sh", "true", **SLURM, **container, CALLS=str(calls),
         FSPO_RUN_DIR=os.path.relpath(run, ROOT), PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
@@ -76,14 +80,11 @@ def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
     run, calls = tmp_path / "run", tmp_path / "calls"
     head = '*node.sh\\ head*) echo a:1 >"${@: -1}"; exec sleep 30'
     steps = f'case "$*" in {head} ;; *resources*) exit 0 ;; *) exit 75 ;; esac'
-    programs = {
-        "srun": f"#!/bin/bash\n{steps}\n",
-        "scontrol": f'#!/bin/sh\n[ "$1" != requeue ] || echo "$@" >>{calls}\necho node1\n',
-        "squeue": "#!/bin/sh\nexit 1\n",
-    }
-    for name, text in programs.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_SUBMIT_DIR": str(ROOT)}
-    done = bash("launch.sh", "true", **slurm, FSPO_RUN_DIR=str(run), PATH=f"{tmp_path}:{os.environ['PATH']}")
+    install(
+        tmp_path,
+        srun=f"#!/bin/bash\n{steps}\n",
+        scontrol=f'#!/bin/sh\n[ "$1" != requeue ] || echo "$@" >>{calls}\necho node1\n',
+        squeue="#!/bin/sh\nexit 1\n",
+    )
+    done = bash("launch.sh", "true", **SLURM, FSPO_RUN_DIR=str(run), PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 75 and calls.read_text() == "requeue 7\n", done.stdout + done.stderr

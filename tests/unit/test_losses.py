@@ -12,33 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.losses import (
-    ALGORITHMS,
-    UnusableRowsError,
-    acceptance_band,
-    sequence_log_ratio,
-    sequence_policy_loss,
-)
+from fspo.losses import ALGORITHMS, UnusableRowsError, acceptance_band, sequence_log_ratio, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 F64 = torch.float64
 K = FINE_LENGTH_EDGES.numel() - 1
-STATE = BandState(
-    drift_per_token=2e-3,
-    half_width_K=tuple(np.linspace(0.02, 0.08, K)),
-    active_line=(0.05, 0.02),
-)
+STATE = BandState(drift_per_token=2e-3, half_width_K=tuple(np.linspace(0.02, 0.08, K)), active_line=(0.05, 0.02))
 
 VARIANTS: dict[str, SequenceLossSettings] = {
     **ALGORITHMS,
-    "fspo asymmetric": SequenceLossSettings(clip_low=0.02, clip_high=0.06),
     "fspo v1 asymmetric": SequenceLossSettings(clip_low=0.02, clip_high=0.03, drift="kl"),
     "fspo 1/L": SequenceLossSettings(grad_scale="1/L", grad_multiplier=40.0),
-    "rloo asymmetric": dataclasses.replace(ALGORITHMS["seq_rloo"], clip_low=0.1, clip_high=0.3),
-    "gspo wide": dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01, clip_high=0.02),
     "gspo band, exp S": dataclasses.replace(ALGORITHMS["seq_gspo"], weight="sequence"),
-    "sqrt band, exp S/L": SequenceLossSettings(weight="length_normalised"),
 }
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -275,13 +261,13 @@ def test_gradient_has_the_type_of_the_log_probs(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("which", "value", "message"),
     [
-        (0, math.nan, "log_prob_BT is not finite at response token 2"),
-        (0, -math.inf, "log_prob_BT is not finite at response token 2"),
-        (1, math.inf, "old_log_prob_BT is not finite at response token 2"),
-        (2, 9.0, "advantages_BT varies"),
-        (2, math.nan, "advantages_BT is not finite"),
-        (4, 9.0, "rollout_is_weights_BT varies.*rollout_is=sequence"),
-        (4, math.inf, "rollout_is_weights_BT is not finite"),
+        (0, math.nan, "log_prob_BT .* token 2"),
+        (0, -math.inf, "log_prob_BT .* token 2"),
+        (1, math.inf, "old_log_prob_BT .* token 2"),
+        (2, 9.0, "advantages_BT .* grpo or rloo"),
+        (2, math.nan, "advantages_BT"),
+        (4, 9.0, "rollout_is_weights_BT .*rollout_is=sequence"),
+        (4, math.inf, "rollout_is_weights_BT"),
     ],
 )
 def test_values_that_have_no_loss_are_refused_by_row(which: int, value: float, message: str) -> None:
@@ -293,14 +279,11 @@ def test_values_that_have_no_loss_are_refused_by_row(which: int, value: float, m
         sequence_policy_loss(*arguments[:4], ALGORITHMS["fspo"], None, arguments[4])
 
 
-def test_a_sum_that_overflows_is_refused_too() -> None:
+def test_a_sum_that_overflows_and_other_shapes_are_refused_too() -> None:
     huge = torch.full((2, 2), -3e38)
     mask = torch.tensor([[True, False], [True, True]])
     with pytest.raises(UnusableRowsError, match=r"row 1 .*S is not finite"):
         sequence_policy_loss(huge, torch.zeros(2, 2), torch.ones(2, 2), mask, ALGORITHMS["fspo"])
-
-
-def test_shapes_must_agree() -> None:
     log_prob, old, advantages, mask = batch()
     with pytest.raises(ValueError, match=r"advantages_BT has shape \(64, 1\)"):
         sequence_policy_loss(log_prob, old, advantages[:, :1], mask, ALGORITHMS["fspo"])

@@ -149,10 +149,10 @@ def test_extremes_are_finite_and_bad_rows_are_named(name: str, S: float, dtype: 
 @pytest.mark.parametrize(
     ("cls", "given", "says"),
     [
-        (VespoSettings, {"k_pos": 0}, "k_pos=0 must be a finite number > 0"),
-        (VespoSettings, {"grad_scale": "L"}, "grad_scale='L' is not known"),
-        (CtpoSettings, {"clip_low": -0.1}, r"clip_low=-0\.1 must be"),
-        (CtpoSettings, {"power": "half"}, "power='half' must be"),
+        (VespoSettings, {"k_pos": 0}, "k_pos=0"),
+        (VespoSettings, {"grad_scale": "L"}, "grad_scale='L' .*1/L"),
+        (CtpoSettings, {"clip_low": -0.1}, r"clip_low=-0\.1"),
+        (CtpoSettings, {"power": "half"}, "power='half'"),
     ],
 )
 def test_settings_are_checked(cls: type, given: dict[str, object], says: str) -> None:

@@ -10,10 +10,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from batches import loss_output
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.records import from_record, to_record
 from fspo.sums import (
     FIELDS,
@@ -28,19 +28,6 @@ from fspo.sums import (
 from fspo.types import SequenceLossOutput
 
 FAST = settings(max_examples=25)
-
-
-def loss_output(
-    batch: int, *, seed: int = 0, algo: str = "fspo", width: int = 64, scale: float = 0.04
-) -> SequenceLossOutput:
-    generator = torch.Generator().manual_seed(seed)
-    length_B = torch.randint(0, width + 1, (batch,), generator=generator)
-    mask_BT = torch.arange(width)[None] < length_B[:, None]
-    log_prob_BT = torch.randn(batch, width, generator=generator, dtype=torch.float64) * scale
-    advantage_B = torch.randn(batch, generator=generator).round(decimals=0)
-    return sequence_policy_loss(
-        log_prob_BT, torch.zeros_like(log_prob_BT), advantage_B[:, None].expand(-1, width), mask_BT, ALGORITHMS[algo]
-    )
 
 
 def rows(output: SequenceLossOutput, index: torch.Tensor) -> SequenceLossOutput:
