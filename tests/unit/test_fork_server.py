@@ -7,26 +7,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from composing import composed
 from omegaconf import open_dict
+from waiting import wait_until
 
 from recipe.runner.cpu import fork_server
 from recipe.runner.cpu.fork_server import MODULES, write_program
 from recipe.runner.launch.machine import pass_to_ray_workers
 
 _SERVER = """
-import pathlib, sys
+import sys
 from recipe.runner.cpu import fork_server
 fork_server.MODULES, fork_server.MODULES_WITH_RAY = ("decimal",), ("fractions",)
-path = pathlib.Path(sys.argv[1])
-request = fork_server._serve(path, [])
-if request is not None:
-    fork_server._become(request, path.with_name("python"))
+fork_server.main(sys.argv[1])
 """
 _WORKER = """
 import json, os, sys
@@ -69,18 +66,12 @@ if __name__ == "__main__":
 """
 
 
-def wait_for(path: Path) -> None:
-    limit = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     path = tmp_path / "server" / "socket"
     path.parent.mkdir()
     process = subprocess.Popen([sys.executable, "-c", _SERVER, str(path)], stdin=subprocess.PIPE)
-    wait_for(path)
+    wait_until(path.exists)
     yield process, path
     process.communicate(timeout=30)
     assert process.returncode == 0  # the end of its input ends it
@@ -95,9 +86,7 @@ def run_client(path: Path, tmp_path: Path) -> dict[str, object]:
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         environment = {**os.environ, "ONLY_OF_WORKER": "yes"}
         subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=60)
-    limit = time.monotonic() + 30
-    while not (tmp_path / "err").read_text() and time.monotonic() < limit:
-        time.sleep(0.05)  # a forked worker goes on after its client
+    wait_until((tmp_path / "err").read_text)  # a forked worker goes on after its client
     found: dict[str, object] = json.loads((tmp_path / "out").read_text())
     assert found["argv"] == [str(worker), "a b"]
     assert found["cwd"] == str(folder)
@@ -130,9 +119,7 @@ def run_spawner(tmp_path: Path, command: Callable[[Path], list[str]]) -> dict[st
     spawner.write_text(_SPAWNER, encoding="utf-8")
     with out.open("wb") as file:
         subprocess.run(command(spawner), stdout=file, check=True, timeout=60)
-    limit = time.monotonic() + 60
-    while not out.read_text() and time.monotonic() < limit:
-        time.sleep(0.05)  # a forked worker goes on after its client
+    wait_until(out.read_text, 60)  # a forked worker goes on after its client
     found: dict[str, object] = json.loads(out.read_text())
     return found
 

@@ -50,16 +50,12 @@ def test_a_lead_shorter_than_a_step_and_a_save_is_said_once() -> None:
     assert lead.shortfall() is None
     lead.measured(step_s=81)
     assert lead.shortfall() is None  # hardly more
-    lead.measured(step_s=200)
-    assert lead.shortfall() is not None
-
-
-def test_the_worst_moment_counts_validation_but_not_on_top_of_a_step() -> None:
-    lead = LeadTime(lead_s=None)
-    lead.measured(step_s=50, validation_s=70, save_s=10)
-    lead.measured(step_s=20, save_s=5)
-    assert lead.needed_s == 80
-    assert lead.shortfall() is None  # nobody warns, so there is no lead
+    lead.measured(validation_s=170, save_s=20)  # the longest of each counts, a validation not on top of a step
+    said = lead.shortfall()
+    assert said is not None and "USR1@300" in said
+    nobody_warns = LeadTime(lead_s=None)
+    nobody_warns.measured(step_s=1000)
+    assert nobody_warns.shortfall() is None
 
 
 def test_lead_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,10 @@
 
 Run by path, isolated and without site-packages (``python -I -S``), so that it is up in a few milliseconds; it must
 import nothing of the package. ``fork_client.py SOCKET COMMAND...``: the server forks a process that takes over this
-one's environment, working folder, open files and command. Where the server is gone or cannot, Python itself runs the
-command.
+one's environment, working folder and command, as the kernel knows them, and its open files, which are sent under their
+numbers. Where the server is gone, Python itself runs the command.
 """
 
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ def main() -> None:
     if spawned or not command[0].startswith("-"):  # else it is multiprocessing's resource tracker
         files = [fd for fd in range(256) if os.path.exists(f"/proc/self/fd/{fd}")] if spawned else [0, 1, 2]
         with socket.socket(socket.AF_UNIX) as connection:
-            pid = _hand_on(connection, path, command, files, spawned)
+            pid = _hand_on(connection, path, files)
             if pid and spawned:
                 _stand_in(connection, pid)
             if pid:
@@ -27,14 +26,11 @@ def main() -> None:
     os.execv(sys.executable, [sys.executable, *command])
 
 
-def _hand_on(connection: socket.socket, path: str, command: list[str], files: list[int], spawned: bool) -> int:
+def _hand_on(connection: socket.socket, path: str, files: list[int]) -> int:
     """The forked process; 0 if the server is gone or ended before it forked."""
-    request = {"argv": command, "environ": dict(os.environ), "cwd": os.getcwd(), "files": files}
-    text = json.dumps(request | {"group": os.getpgrp() if spawned else 0}).encode()
     try:
         connection.connect(path)
-        socket.send_fds(connection, [len(text).to_bytes(8, "big")], files)
-        connection.sendall(text)
+        socket.send_fds(connection, [bytes(files)], files)
         return int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big")
     except OSError:
         return 0

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import gc
 import importlib
-import json
 import multiprocessing
 import os
 import runpy
@@ -24,13 +23,15 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 #: What takes long to import and does not import Ray: at once, while the launcher does its own imports and starts Ray.
 MODULES = (
@@ -54,8 +55,8 @@ MODULES_WITH_RAY = (
     "vllm.v1.worker.cpu_worker",
     "ray._private.workers.default_worker",
 )
-#: Bytes of the lengths and process ids that go over the socket, and how many open files a process may pass on.
-INT_BYTES, MAX_FILES = 8, 64
+#: How many open files a process may pass on.
+MAX_FILES = 64
 _py_executable: str | None = None
 
 
@@ -104,54 +105,40 @@ def py_executable() -> str | None:
     return _py_executable
 
 
-@dataclass
-class _Request:
-    """What a client sent: a command, its environment, working folder, process group, and open files by number."""
+class _Client:
+    """What was started in place of Python: its command, environment, working folder and open files are taken over."""
 
-    connection: socket.socket
-    received: list[int]
-    argv: list[str]
-    environ: dict[str, str]
-    cwd: str
-    #: 0 of a worker that Ray has started; multiprocessing starts a process in the group of its parent.
-    group: int
-    files: list[int]
-
-    @classmethod
-    def receive(cls, connection: socket.socket) -> _Request:
-        header, received, _, _ = socket.recv_fds(connection, INT_BYTES, MAX_FILES)
-        with connection.makefile("rb") as file:
-            return cls(connection, received, **json.loads(file.read(int.from_bytes(header, "big"))))
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        (pid,) = struct.unpack_from(
+            "i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+        process = psutil.Process(pid)
+        self.environment, self.folder, self.group = process.environ(), process.cwd(), os.getpgid(pid)
+        command = process.cmdline()
+        self.argv = command[command.index(connection.getsockname()) + 1 :]
+        #: By multiprocessing, not by Ray.
+        self.is_spawned = "--multiprocessing-fork" in self.argv
 
     def take_environment(self) -> None:
         os.environ.clear()
-        os.environ.update(self.environ)
+        os.environ.update(self.environment)
 
     def take_files(self) -> None:
-        """Give the files the numbers that they had, and the connection another where that is one of them.
-
-        Raises:
-            OSError: if this process has a file of its own under such a number.
-        """
-        above, old = max(self.files) + 1, [self.connection.detach(), *self.received]
+        """Give its files the numbers that they have there, and the connection another where that is one of them."""
+        numbers, files, _, _ = socket.recv_fds(self.connection, MAX_FILES, MAX_FILES)
+        above, old = max(numbers) + 1, [self.connection.detach(), *files]
         connection, *files = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in old)
         for fd in old:
             os.close(fd)
         self.connection = socket.socket(fileno=connection)
-        for fd, number in zip(files, self.files, strict=True):
-            if number > 2 and Path(f"/proc/self/fd/{number}").exists():
-                raise FileExistsError(number)
+        for fd, number in zip(files, numbers, strict=True):
             os.dup2(fd, number)
             os.close(fd)
 
-    def close(self) -> None:
-        self.connection.close()
-        for fd in self.received:
-            os.close(fd)
 
-
-def _serve(path: Path, modules: Sequence[str]) -> _Request | None:
-    """Fork for every request; returns it in the forked process, and None when the launcher has ended."""
+def _serve(path: Path, modules: Sequence[str]) -> _Client | None:
+    """Fork for every client; returns it in the forked process, and None when the launcher has ended."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(64)  # workers that are started meanwhile wait
@@ -169,9 +156,9 @@ def _serve(path: Path, modules: Sequence[str]) -> _Request | None:
         if sys.stdin in ready:
             shutil.rmtree(path.parent, ignore_errors=True)  # the launcher does so itself, unless it was killed
             return None
-        request = _Request.receive(listener.accept()[0])
+        connection, _ = listener.accept()
         if first:
-            request.take_environment()
+            _Client(connection).take_environment()
             for module in (*modules, *MODULES_WITH_RAY):
                 importlib.import_module(module)
             make_agent_loops_without_hydra()
@@ -181,64 +168,59 @@ def _serve(path: Path, modules: Sequence[str]) -> _Request | None:
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _take_place(request)
-            return request
-        request.close()
+            return _Client(connection)  # where that cannot be done, the client gets no answer
+        connection.close()
 
 
-def _take_place(request: _Request) -> None:
-    """Become, for all others, the process that the client was started to be; ends where that cannot be."""
-    try:
-        # When a worker ends, Ray ends its process group: a worker leads its own, and what it spawns is in it.
-        os.setpgid(0, request.group)
-        request.take_files()
-        request.connection.sendall(os.getpid().to_bytes(INT_BYTES, "big"))
-    except OSError:
-        os._exit(1)  # the client sees that it gets no answer
-
-
-def _become(request: _Request, program: Path) -> None:
-    """Run the command of ``request`` as a fresh Python would; ``program`` runs what it spawns."""
+def _become(client: _Client, program: Path) -> None:
+    """Run the client's command as a fresh Python would; ``program`` runs what it spawns."""
     import numpy as np
 
-    os.chdir(request.cwd)
-    request.take_environment()
+    # When a worker ends, Ray ends its process group: a worker leads its own, and what it spawns is in it.
+    os.setpgid(0, client.group if client.is_spawned else 0)
+    client.take_files()
+    os.chdir(client.folder)
+    client.take_environment()
+    client.connection.sendall(os.getpid().to_bytes(8, "big"))
     np.random.seed()  # anew, as in every process that imports it; random does so by itself
-    if request.group:
-        _become_spawned(request)
+    if client.is_spawned:
+        _become_spawned(client)
         return
-    request.connection.close()
+    client.connection.close()
     multiprocessing.set_executable(str(program))
-    sys.argv[:] = request.argv
+    sys.argv[:] = client.argv
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def _become_spawned(request: _Request) -> None:
+def _become_spawned(client: _Client) -> None:
     """Run multiprocessing's command: ``[options] -c CODE --multiprocessing-fork``."""
 
     def end_with_client() -> None:
         with contextlib.suppress(OSError):
-            request.connection.recv(1)  # nothing is ever sent: it returns when the client has been killed
+            client.connection.recv(1)  # nothing is ever sent: it returns when the client has been killed
         os.kill(os.getpid(), signal.SIGKILL)
 
     from recipe.runner.cpu.patches import write_titles_as_ray_does
 
     write_titles_as_ray_does()
     threading.Thread(target=end_with_client, daemon=True, name="ends with its client").start()
-    position, status = request.argv.index("-c"), 1
-    sys.argv[:] = request.argv[position::2]
+    position, status = client.argv.index("-c"), 1
+    sys.argv[:] = client.argv[position::2]
     try:
-        exec(request.argv[position + 1], {"__name__": "__main__"})
+        exec(client.argv[position + 1], {"__name__": "__main__"})
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
     finally:
-        request.connection.sendall(bytes([status % 256]))  # what the client ends with, once this process has ended
+        client.connection.sendall(bytes([status % 256]))  # what the client ends with, once this process has ended
+
+
+def main(path: str, *modules: str) -> None:
+    """The server, and every process that is forked from it."""
+    if (client := _serve(Path(path), modules)) is not None:
+        _become(client, Path(path).with_name("python"))
 
 
 if __name__ == "__main__":
-    _path = Path(sys.argv[1])
-    _request = _serve(_path, sys.argv[2:])
-    if _request is not None:
-        _become(_request, _path.with_name("python"))
+    main(*sys.argv[1:])

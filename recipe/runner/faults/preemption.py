@@ -83,13 +83,13 @@ class LeadTime:
         lead_s: Seconds between the warning and the end; None where nobody warns.
         step_s: The longest step so far, without its save.
         validation_s: The longest validation so far; a warning waits for its end as well.
-        save_s: The longest save so far; None before the first.
+        save_s: The longest save so far.
     """
 
     lead_s: float | None
     step_s: float = 0.0
     validation_s: float = 0.0
-    save_s: float | None = None
+    save_s: float = 0.0
     _said_s: float = 0.0
 
     @classmethod
@@ -105,29 +105,24 @@ class LeadTime:
         except ValueError:
             raise ValueError(f"{LEAD_VARIABLE}={text!r} is not a number of seconds") from None
 
-    def measured(self, *, step_s: float = 0.0, validation_s: float = 0.0, save_s: float | None = None) -> None:
+    def measured(self, *, step_s: float = 0.0, validation_s: float = 0.0, save_s: float = 0.0) -> None:
         """Take in what was measured."""
         self.step_s = max(self.step_s, step_s)
         self.validation_s = max(self.validation_s, validation_s)
-        if save_s is not None:
-            self.save_s = max(self.save_s or 0.0, save_s)
-
-    @property
-    def needed_s(self) -> float:
-        """Seconds from a warning at the worst moment to the end of the save."""
-        return max(self.step_s, self.validation_s) + (self.save_s or 0.0)
+        self.save_s = max(self.save_s, save_s)
 
     def shortfall(self) -> str | None:
-        """A sentence if the lead is too short; again only after the need has grown by a tenth."""
-        if self.lead_s is None or self.needed_s <= self.lead_s or self.needed_s < 1.1 * self._said_s:
+        """A sentence if the lead is too short for a warning at the worst moment; again only after the need has grown
+        by a tenth."""
+        needed_s = max(self.step_s, self.validation_s) + self.save_s
+        if self.lead_s is None or needed_s <= self.lead_s or needed_s < 1.1 * self._said_s:
             return None
-        self._said_s = self.needed_s
-        save = "not measured yet" if self.save_s is None else f"{self.save_s:.0f} s"
+        self._said_s = needed_s
         return (
             f"warning: the job is warned {self.lead_s:.0f} s before its end, but a step takes up to {self.step_s:.0f} "
-            f"s, a validation {self.validation_s:.0f} s and a save {save}: a preempted run would lose its work since "
-            f"the last save. Submit with --signal=B:USR1@{1.5 * self.needed_s:.0f} and {LEAD_VARIABLE} set to the "
-            "same, or save more often (trainer.save_freq)"
+            f"s, a validation {self.validation_s:.0f} s and a save {self.save_s:.0f} s: a preempted run would lose its "
+            f"work since the last save. Submit with --signal=B:USR1@{1.5 * needed_s:.0f} and {LEAD_VARIABLE} set to "
+            "the same, or save more often (trainer.save_freq)"
         )
 
 

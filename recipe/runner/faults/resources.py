@@ -31,31 +31,20 @@ FIXED_CPUS = 3
 WAIT_S = 120.0
 
 
-class MissingResourcesError(ExplainedError):
-    """Ray does not have the nodes, GPUs or CPUs that the run needs."""
-
-
 def wait_while(lacking: Callable[[], str | None], limit_s: float, say: Callable[[str], None]) -> str | None:
-    """Poll once a second until nothing is lacking, or the time is over.
+    """Ask once a second what is missing, until nothing is or the time is over; returns what still is.
 
-    Args:
-        lacking: What is missing, as a sentence; None when nothing is.
-        limit_s: Seconds to wait at most.
-        say: Called with what is being waited for, at most every ten seconds.
-
-    Returns:
-        What is still lacking at the end; None if nothing is.
+    ``say`` is called with it every ten seconds.
     """
-    started = time.monotonic()
-    next_word = 0.0
+    started = next_word = time.monotonic()
     while (what := lacking()) is not None:
-        waited = time.monotonic() - started
-        if waited >= limit_s:
+        now = time.monotonic()
+        if now - started >= limit_s:
             return what
-        if waited >= next_word:
-            say(f"{waited:.0f} of at most {limit_s:.0f} s: {what}")
-            next_word = waited + 10
-        time.sleep(min(1.0, limit_s))
+        if now >= next_word:
+            say(f"{now - started:.0f} of at most {limit_s:.0f} s: {what}")
+            next_word = now + 10
+        time.sleep(1.0)
     return None
 
 
@@ -94,20 +83,18 @@ def needs_of(config: DictConfig) -> Needs:
 
 def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
     """A sentence on what ``nodes`` (the resources of each live node) lack; None if they suffice."""
-    capable = [node for node in nodes if node.get("GPU", 0) >= needs.gpus_per_node]
-    if len(capable) < needs.nodes:
-        found = ", ".join(f"{node.get('GPU', 0):g}" for node in nodes) or "none"
+    gpus, cpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("GPU", "CPU"))
+    if sum(node.get("GPU", 0) >= needs.gpus_per_node for node in nodes) < needs.nodes:
+        have = ", ".join(f"{node.get('GPU', 0):g}" for node in nodes) or "none"
         return (
             f"{needs.nodes} node(s) with {needs.gpus_per_node} GPU(s) each are needed (trainer.nnodes, "
-            f"trainer.n_gpus_per_node), but the {len(nodes)} node(s) in Ray have: {found}"
+            f"trainer.n_gpus_per_node), but the {len(nodes)} node(s) in Ray have: {have}"
         )
-    gpus = sum(node.get("GPU", 0) for node in nodes)
     if gpus < needs.gpus:
         return (
             f"{needs.gpus} GPUs are needed (trainer.nnodes * trainer.n_gpus_per_node to train, rollout.nnodes * "
             f"rollout.n_gpus_per_node to generate), Ray has {gpus:g}"
         )
-    cpus = sum(node.get("CPU", 0) for node in nodes)
     if cpus < needs.cpus:
         return (
             f"{needs.cpus} CPUs are needed, Ray has {cpus:g}: set ray_kwargs.ray_init.num_cpus={needs.cpus} (Ray "
@@ -118,14 +105,10 @@ def missing(needs: Needs, nodes: list[Mapping[str, float]]) -> str | None:
 
 
 def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
-    """Return once Ray has what the run needs.
-
-    Args:
-        config: The run's configuration.
-        say: Called with what is being waited for.
+    """Return once Ray has what the run needs; ``say`` is called with what is being waited for.
 
     Raises:
-        MissingResourcesError: after two minutes without.
+        ExplainedError: after two minutes without.
     """
     needs = needs_of(config)
 
@@ -133,7 +116,7 @@ def wait_for_resources(config: DictConfig, say: Callable[[str], None]) -> None:
         return missing(needs, [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
     if (what := wait_while(lacking, WAIT_S, lambda text: say(f"waiting for Ray, {text}"))) is not None:
-        raise MissingResourcesError(f"gave up after {WAIT_S:.0f} s: {what}")
+        raise ExplainedError(f"gave up after {WAIT_S:.0f} s: {what}")
 
 
 def main() -> int:
