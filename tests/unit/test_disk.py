@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from recipe.runner.checkpoints import disk
-from recipe.runner.checkpoints.disk import room_for_save, size_of
+from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import TRACKER_FILE, latest
 from recipe.runner.faults.errors import ExplainedError
 
@@ -90,4 +90,4 @@ def test_what_torch_says_on_a_full_disk_is_understood(small_disk: Path) -> None:
     with pytest.raises(ExplainedError, match="step 2"), room_for_save(small_disk, 2):
         save(small_disk, 2, mib=2.0)  # larger than the one before
     assert latest(small_disk) == small_disk / "global_step_1"
-    assert not (small_disk / "global_step_2").exists() and size_of(small_disk) < 1.1 * MIB
+    assert not (small_disk / "global_step_2").exists()

@@ -28,11 +28,6 @@ _FAILED = (
 )
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 @contextmanager
 def room_for_save(root: Path, step: int) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
@@ -54,7 +49,7 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
 
     root.mkdir(parents=True, exist_ok=True)
     good, folder = latest(root), step_folder(root, step)
-    needed = _MARGIN * size_of(good) if good else 0
+    needed = _MARGIN * sum(path.lstat().st_size for path in good.rglob("*")) if good else 0
     if shutil.disk_usage(root).free < needed:
         raise refusal(f"the last one has {needed / 2**20:.1f} MiB")
     if folder.exists():  # of a run that has gone back since: no mixture of both may be left

@@ -177,9 +177,9 @@ def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, 
     """Of run.json, what was killed with its last sign of life as its end."""
     starts: list[dict[str, Any]] = earlier.get("starts", [])
     if starts and "ended" not in starts[-1]:
-        phase, begun = read_phase(folder), starts[-1]["started"]
-        last = datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else begun
-        starts[-1] |= {"ended": max(last, begun), "status": "killed"}
+        phase, began = read_phase(folder), starts[-1]["started"]
+        last = datetime.fromtimestamp(phase.since, UTC).isoformat(timespec="seconds") if phase else began
+        starts[-1] |= {"ended": max(last, began), "status": "killed"}
     return starts
 
 
