@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.runner.faults.preemption import end_on_signals, watch_for_warning
 from recipe.runner.faults.processes import own_run_id
-from recipe.runner.launch.commands import BAD_INPUT, BadInput, launch_or_exit
-from recipe.runner.launch.compose import SEARCH_PATH, compose, parsed
+from recipe.runner.launch.commands import BAD_INPUT, BadInput, launch_or_exit, split_arguments
+from recipe.runner.launch.compose import compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.restarts import supervise
@@ -36,12 +36,25 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         several: What to use for several runs, in place of Hydra's sweeps.
         arguments: Of the command line.
     """
+    parser = argparse.ArgumentParser(prog=f"python -m {job.command}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job"])
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--multirun", "-m", action="store_true")
+    flags, rest = parser.parse_known_args(arguments)
+    if flags.help:
+        print(usage, end="")
+        return
     try:
-        flags, overrides = _parsed(arguments, several)
-        if flags.help:
-            print(usage, end="")
-            return
-        dry_run, overrides = _dry_run(overrides)
+        settings, overrides = split_arguments(rest, ["dry_run"])
+        dry_run = settings.get("dry_run", False)
+        if type(dry_run) is not bool:
+            raise BadInput(f"dry_run={dry_run}: give true or false")
+        sweeps = [str(override.input_line) for override in parsed(overrides) if override.is_sweep_override()]
+        if flags.multirun or sweeps:
+            what = sweeps[0] if sweeps else "--multirun"
+            raise BadInput(f"{what}: one command is one run; for several use {several}")
         new = len(overrides)
         overrides = with_settings_of_run(overrides, job)
         if kept := overrides[: len(overrides) - new]:
@@ -49,7 +62,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         config = compose(job, overrides, _OWN)
         if not OmegaConf.is_dict(config.run):
             raise BadInput(f"run={config.run}: run is a group of settings; give run.dir=FOLDER, for example")
-        if flags.cfg:
+        if flags.cfg or flags.package or flags.resolve:
             part = config if flags.package in (None, "_global_") else OmegaConf.select(config, flags.package)
             if not OmegaConf.is_config(part):
                 raise BadInput(f"--package {flags.package}: give a group of the configuration, such as trainer")
@@ -74,43 +87,6 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         sys.exit(supervise(job.command, overrides, Path(config.run.dir).absolute(), restarts))
     own_run_id()  # before anything is started: whatever is, inherits it
     launch_or_exit(config, job, overrides)
-
-
-def _parsed(arguments: Sequence[str], several: str) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--help", "-h", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=["job"])
-    parser.add_argument("--package", "-p")
-    parser.add_argument("--resolve", action="store_true")
-    parser.add_argument("--multirun", "-m", action="store_true")
-    try:
-        flags, overrides = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise BadInput(f"{error}; see --help") from None
-    if flags.help:
-        return flags, []
-    if (flags.resolve or flags.package) and not flags.cfg:
-        raise BadInput("--resolve and --package go with --cfg job")
-    if unknown := [each for each in overrides if each.startswith("-")]:
-        folder = f"; a folder of configuration files is '{SEARCH_PATH}=[FOLDER]'" if "config" in unknown[0] else ""
-        raise BadInput(f"{unknown[0]} is no flag of this command: see --help{folder}")
-    sweeps = [str(each.input_line) for each in parsed(overrides) if each.is_sweep_override()]
-    if flags.multirun or sweeps:
-        raise BadInput(f"{sweeps[0] if sweeps else '--multirun'}: one command is one run; for several use {several}")
-    return flags, overrides
-
-
-def _dry_run(overrides: Sequence[str]) -> tuple[bool, list[str]]:
-    """The command's own setting ``dry_run``, and the other overrides."""
-    chosen, rest = False, []
-    for override in parsed(overrides):
-        if override.key_or_group != "dry_run":
-            rest.append(str(override.input_line))
-        elif isinstance(override.value(), bool):
-            chosen = override.value()
-        else:
-            raise BadInput(f"{override.input_line}: give dry_run=true or dry_run=false")
-    return chosen, rest
 
 
 def _tried_out(config: DictConfig, job: Job) -> str:

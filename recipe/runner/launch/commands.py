@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
@@ -13,6 +14,8 @@ from omegaconf.errors import InterpolationResolutionError
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers
+from recipe.runner.launch.run_settings import evaluates, next_commands, run_info
+from recipe.runner.launch.values import PreflightError
 
 #: Exit status of a run that failed.
 FAILED: Final = 1
@@ -20,10 +23,6 @@ FAILED: Final = 1
 BAD_INPUT: Final = 2
 #: Exit status after Ctrl-C, as shells give it.
 INTERRUPTED: Final = 130
-
-
-#: The setting whose value is a name as it stands: 2026_11_23 is a folder and not a number.
-_FOLDER: Final = "out"
 
 
 class BadInput(ValueError):
@@ -40,16 +39,13 @@ def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dic
     overrides = []
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if argument.startswith("~"):
-            overrides.append(argument)
-            continue
-        if not equals or key.startswith("-"):
+        if not argument.startswith("~") and (not equals or key.startswith("-")):
             raise BadInput(f"{argument!r} is not KEY=VALUE; see --help")
         if key not in own:
             overrides.append(argument)
             continue
-        try:
-            values[key] = value if key == _FOLDER else yaml.safe_load(value)
+        try:  # out is a name as it stands: 2026_11_23 is a folder and not a number
+            values[key] = value if key == "out" else yaml.safe_load(value)
         except yaml.YAMLError:
             raise BadInput(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]") from None
     return values, overrides
@@ -67,16 +63,12 @@ def as_list(
         BadInput: if it is something else, or a value is not among ``choices``.
     """
     values = own[key] if isinstance(own[key], list) else [own[key]]
-    if not values or values == [None]:
-        example = f" such as {key}=[{','.join(choices[:2])}]" if choices else ""
-        raise BadInput(f"{key}={own[key]!r}: give a list{example}")
+    if values in ([], [None]) or len(set(map(str, values))) < len(values):
+        raise BadInput(f"{key}={own[key]!r}: give a list of different values")
     for value in values:
         if choices and value not in choices:
-            if sentence := remedy(value):
-                raise BadInput(f"{key}: {sentence}")
-            raise BadInput(f"{key}: {value!r} is not known; choose from {', '.join(choices)}")
-    if len(set(map(str, values))) < len(values):
-        raise BadInput(f"{key}={own[key]!r} names a value twice")
+            why = remedy(value) or f"{value!r} is not known; choose from {', '.join(choices)}"
+            raise BadInput(f"{key}: {why}")
     return values
 
 
@@ -94,37 +86,26 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
         job: What to run.
         overrides: That it was composed with, for the run folder.
     """
+
+    def commands(finished: bool = False) -> list[str]:
+        return next_commands(config, job, finished) if job.resumes and not evaluates(config) else []
+
+    def leave(why: str, status: int) -> None:
+        print(why, *commands(), sep="\n", file=sys.stderr)
+        sys.exit(status)
+
     try:
         with forked_workers(config, job.modules):
-            _launch(config, job, overrides)
-    except KeyboardInterrupt:  # while the stack was imported
-        _end_interrupted("interrupted before the run began")
+            # Here, beside the workers: `start` imports verl, which must wait until the platform is exported.
+            from recipe.runner.faults.errors import TrainingFailed
+            from recipe.runner.launch.prepare import prepare
+            from recipe.runner.launch.start import launch
 
-
-def _end_interrupted(what: str, after: str = "") -> None:
-    status = INTERRUPTED
-    if ENDED_BY:
-        what, status = what.replace("interrupted", f"ended by {ENDED_BY[0].name}"), 128 + ENDED_BY[0]
-    print(f"{what}{after}", file=sys.stderr)
-    sys.exit(status)
-
-
-def _launch(config: DictConfig, job: Job, overrides: Sequence[str]) -> None:
-    # Imported here, beside the workers: `start` imports verl, which must wait until the platform is exported.
-    from recipe.runner.faults.errors import TrainingFailed
-    from recipe.runner.launch.prepare import prepare
-    from recipe.runner.launch.run_settings import evaluates, next_commands
-    from recipe.runner.launch.start import launch
-    from recipe.runner.launch.values import PreflightError
-
-    resumes = job.resumes and not evaluates(config)
-
-    def commands(finished: bool = False) -> str:
-        return "".join(f"\n{line}" for line in next_commands(config, job, finished)) if resumes else ""
-
-    try:
-        config = prepare(config)
-        launch(config, job, overrides)
+            try:
+                config = prepare(config)
+                launch(config, job, overrides)
+            except TrainingFailed as failed:
+                leave(f"error: {failed}", FAILED)
     except PreflightError as error:
         print(error, file=sys.stderr)
         sys.exit(BAD_INPUT)
@@ -132,13 +113,14 @@ def _launch(config: DictConfig, job: Job, overrides: Sequence[str]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except Preempted as ended:
-        print(f"{ended}{commands()}", file=sys.stderr)
-        sys.exit(PREEMPTED)
-    except TrainingFailed as failed:
-        print(f"error: {failed}{commands()}", file=sys.stderr)
-        sys.exit(FAILED)
+        leave(str(ended), PREEMPTED)
     except KeyboardInterrupt:
-        where = f"the newest evaluation in {config.run.dir}" if evaluates(config) else config.run.dir
-        _end_interrupted(f"interrupted; {where} keeps what was done", commands())
-    if resumes:
-        print(commands(finished=True).lstrip(), flush=True)
+        how, status = "interrupted", INTERRUPTED
+        if ENDED_BY:
+            how, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
+        if run_info(Path(config.run.dir)) is None:
+            print(f"{how} before the run began", file=sys.stderr)
+            sys.exit(status)
+        leave(f"{how}; {config.run.dir} keeps what was done", status)
+    if after := commands(finished=True):
+        print(*after, sep="\n", flush=True)

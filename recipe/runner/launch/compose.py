@@ -17,7 +17,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, HydraException
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
@@ -27,7 +27,6 @@ from recipe.runner.launch.job import Job
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 #: Key under which Hydra is told of further folders with configuration files.
 SEARCH_PATH = "hydra.searchpath"
-_VERL_PACKAGE = "pkg://verl.trainer.config"
 #: What people write for true and false; Hydra reads the first two only.
 _LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
 _NO_SUCH_KEY = re.compile(r"Could not override '([^']+)'\.|Could not delete from config\. '([^']+)'")
@@ -58,20 +57,17 @@ def verl_config_dir() -> Path:
 def own_folders(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """The folders that ``hydra.searchpath=[FOLDER]`` adds, absolute, and the other overrides.
 
-    verl's own folder is always searched.
-
     Raises:
         hydra.errors.HydraException: for an argument that is no override, or a folder that does not exist.
     """
     folders: list[str] = []
     rest = []
     for override in parsed(overrides):
-        if override.key_or_group != SEARCH_PATH:
+        if override.key_or_group == SEARCH_PATH:
+            value = override.value()
+            folders = [_absolute(str(folder)) for folder in (value if isinstance(value, list) else [value])]
+        else:
             rest.append(str(override.input_line))
-            continue
-        value = override.value()
-        given = [str(each) for each in (value if isinstance(value, list) else [value])]
-        folders = [_absolute(each) for each in given if each not in (_VERL_PACKAGE, f"file://{verl_config_dir()}")]
     return folders, rest
 
 
@@ -107,22 +103,21 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
         hydra.errors.HydraException: for an unknown group option or key, naming it, the choices and what is like it; for
             a word in place of true or false; for what an earlier version had, saying what to use instead.
     """
+    _check_switches(job, overrides)
+    _refuse_removed(job, [override for override in overrides if "policy_loss." not in override])
     try:
-        _check_switches(job, overrides)
-        config = _compose(job, overrides)
-        # Whatever the key, +KEY composes; below a class of settings (verl's, or the user's own) that class refuses it.
-        _refuse_removed(job, (each for each in overrides if each.startswith("+") and "policy_loss." not in each))
-        return config
+        return _compose(job, overrides)
     except ConfigCompositionException as error:
-        _refuse_removed(job, overrides)
+        _refuse_removed(job, overrides)  # a loss of the user's may have a field of such a name
         match = _NO_SUCH_KEY.search(str(error))
         if match is None:
             raise
+        groups = [path.name for path in job.config.parent.iterdir() if path.is_dir()]
         # There is a critic's key beside many of the actor's.
-        keys = (key for key in _keys(OmegaConf.to_container(_with_groups_of(job, overrides))) if key[:7] != "critic.")
-        like = did_you_mean(match[1] or match[2], [*own, *_groups(job), *keys])
-        said, _, rest = str(error).partition("\n")
-        raise ConfigCompositionException("\n".join(line for line in (f"{said}{like}", rest) if line)) from error
+        keys = [key for key in _keys(OmegaConf.to_container(_compose(job, []))) if not key.startswith("critic.")]
+        like = did_you_mean(match[1] or match[2], [*own, *groups, *keys])
+        first, newline, rest = str(error).partition("\n")
+        raise ConfigCompositionException(f"{first}{like}{newline}{rest}".rstrip()) from error
 
 
 def _compose(job: Job, overrides: Sequence[str]) -> DictConfig:
@@ -145,21 +140,8 @@ def _check_switches(job: Job, overrides: Sequence[str]) -> None:
         key, value = str(override.key_or_group), override.value()
         if not isinstance(value, str) or not difflib.get_close_matches(value.lower(), _LIKE_A_SWITCH, cutoff=0.7):
             continue
-        if isinstance(OmegaConf.select(_with_groups_of(job, overrides), key), bool):
+        if isinstance(OmegaConf.select(_compose(job, []), key), bool):
             raise ConfigCompositionException(f"{key}={value}: give true or false")
-
-
-def _groups(job: Job) -> set[str]:
-    return {path.name for path in job.config.parent.iterdir() if path.is_dir()}
-
-
-def _with_groups_of(job: Job, overrides: Sequence[str]) -> DictConfig:
-    """The configuration that these overrides would change."""
-    chosen = {*_groups(job), SEARCH_PATH}
-    try:
-        return _compose(job, [each for each in overrides if each.partition("=")[0] in chosen])
-    except HydraException:
-        return _compose(job, [])
 
 
 def _keys(values: Any, place: str = "") -> Iterator[str]:
@@ -170,6 +152,6 @@ def _keys(values: Any, place: str = "") -> Iterator[str]:
 
 def choices(job: Job, group: str, overrides: Sequence[str] = ()) -> list[str]:
     """The options of a configuration group: those of the job, and those of the user's own folders."""
-    added = own_folders(overrides)[0]
-    folders = [job.config.parent, *(Path(each.removeprefix("file://")) for each in added)]
-    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+    folders = [str(job.config.parent), *own_folders(overrides)[0]]
+    paths = (Path(folder.removeprefix("file://")) / group for folder in folders)
+    return sorted({file.stem for path in paths for file in path.glob("*.yaml")})
