@@ -164,30 +164,62 @@ def _is_by_sequence(config: DictConfig) -> bool:
     return config.actor_rollout_ref.actor.policy_loss.loss_mode in (*ALGORITHMS, *RELATIVES)
 
 
-def _mode_problems(config: DictConfig) -> Iterator[str]:
-    """A trainer that writes no run folder."""
-    mode = config.trainer.v1.trainer_mode
-    if mode not in _TRAINER_MODES:
-        yield (
-            f"trainer.v1.trainer_mode={mode} is a trainer of verl's that would leave the run folder empty, without "
-            "metrics, checks or resume: remove it and give mode=sync, colocate_async or separate_async, or train with "
-            "plain verl, which knows the losses too (python -m verl.trainer.main_ppo)"
-        )
-
-
-def _pi_old_problems(config: DictConfig) -> Iterator[str]:
-    """vLLM's log-probabilities where they are needed, and a correction that would compare them with themselves."""
+def _setting_problems(config: DictConfig) -> Iterator[str]:
+    """Settings that contradict each other, or that make S, L or the importance ratios those of something else."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    mode, loss = config.trainer.v1.trainer_mode, actor.policy_loss
     correction = config.algorithm.get("rollout_correction") or {}
     corrects = correction.get("rollout_is") is not None or correction.get("rollout_rs") is not None
     by_rollout = config.fspo.pi_old == "rollout"
-    if (corrects or by_rollout) and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        needs = "fspo.pi_old=rollout" if by_rollout else "algorithm.rollout_correction"
-        yield f"{_ROLLOUT}.calculate_log_probs=false: {needs} needs vLLM's log-probabilities; set it to true"
-    if corrects and by_rollout:
-        yield (
-            "algorithm.rollout_correction has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities "
-            "with themselves; set fspo.pi_old to actor, or rollout_is and rollout_rs to null"
-        )
+    needs = "fspo.pi_old=rollout" if by_rollout else "algorithm.rollout_correction"
+    unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
+    new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
+    scaled = loss.loss_mode in ALGORITHMS or own_loss.is_own(loss)
+    for wrong, setting, why in (
+        (
+            mode not in _TRAINER_MODES,
+            f"trainer.v1.trainer_mode={mode}",
+            "is a trainer of verl's that would leave the run folder empty, without metrics, checks or resume: give "
+            "mode=sync, colocate_async or separate_async, or train with plain verl, which knows the losses too (python "
+            "-m verl.trainer.main_ppo)",
+        ),
+        (
+            (corrects or by_rollout) and not rollout.calculate_log_probs,
+            f"{_ROLLOUT}.calculate_log_probs=false:",
+            f"{needs} needs vLLM's log-probabilities; set it to true",
+        ),
+        (
+            corrects and by_rollout,
+            "algorithm.rollout_correction",
+            "has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities with themselves; set "
+            "fspo.pi_old to actor, or rollout_is and rollout_rs to null",
+        ),
+        # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
+        (
+            rollout.top_p != 1,
+            f"{_ROLLOUT}.top_p={rollout.top_p}",
+            "cuts the sampling distribution, so importance ratios are biased: set it to 1 (val_kwargs has its own)",
+        ),
+        (
+            rollout.top_k != -1,
+            f"{_ROLLOUT}.top_k={rollout.top_k}",
+            "cuts the sampling distribution, so importance ratios are biased: set it to -1 (val_kwargs has its own)",
+        ),
+        # 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
+        (
+            _is_by_sequence(config) and actor[new] != rollout[old],
+            f"{_ACTOR}.{new}={actor[new]}",
+            f"differs from {_ROLLOUT}.{old}={rollout[old]}: old and new log-probabilities would be rounded "
+            "differently; set them equal",
+        ),
+        (
+            scaled and config.fspo.match_scale == "matched" and config.fspo.reference_length is None,
+            "fspo.reference_length=null:",
+            "match_scale=matched needs a typical length of responses, above 0",
+        ),
+    ):
+        if wrong:
+            yield f"{setting} {why}"
 
 
 def _correction_problems(config: DictConfig) -> Iterator[str]:
@@ -213,17 +245,6 @@ def _correction_problems(config: DictConfig) -> Iterator[str]:
             compute_rollout_correction_weights(0 * mask_BT, mask_BT, weights, correction.get("rollout_is_threshold"))
     except (TypeError, ValueError) as error:
         yield f"algorithm.rollout_correction: {error}"
-
-
-def _sampling_problems(config: DictConfig) -> Iterator[str]:
-    """Truncated sampling: the log-probabilities are those of another distribution (trl#6789)."""
-    rollout = config.actor_rollout_ref.rollout
-    for key, neutral in (("top_p", 1), ("top_k", -1)):
-        if rollout[key] != neutral:
-            yield (
-                f"{_ROLLOUT}.{key}={rollout[key]} cuts the sampling distribution, so importance ratios are biased: set "
-                f"it to {neutral} (validation has its own val_kwargs.{key})"
-            )
 
 
 def _advantage_problems(config: DictConfig) -> Iterator[str]:
@@ -264,38 +285,11 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
             yield f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}: set {_POLICY_LOSS}.* instead"
 
 
-def _micro_batch_problems(config: DictConfig) -> Iterator[str]:
-    """Old and new log-probabilities of micro-batches of different sizes, which are rounded differently.
-
-    1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
-    """
-    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
-    new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
-    if _is_by_sequence(config) and actor[new] != rollout[old]:
-        yield (
-            f"{_ACTOR}.{new}={actor[new]} differs from {_ROLLOUT}.{old}={rollout[old]}: old and new log-probabilities "
-            "would be rounded differently; set them equal"
-        )
-
-
-def _scale_problems(config: DictConfig) -> Iterator[str]:
-    """A matched gradient scale without the length to which it is matched."""
-    loss = config.actor_rollout_ref.actor.policy_loss
-    scaled = loss.loss_mode in ALGORITHMS or own_loss.is_own(loss)
-    if scaled and config.fspo.match_scale == "matched" and config.fspo.reference_length is None:
-        yield "fspo.reference_length=null: match_scale=matched needs a typical length of responses, above 0"
-
-
 #: The table.
 RULES: Final[tuple[Rule, ...]] = (
     own_loss.problems,  # first, because it imports the module of an own loss, which may register more than a loss
-    _mode_problems,
-    _pi_old_problems,
+    _setting_problems,
     _correction_problems,
-    _sampling_problems,
     _advantage_problems,
     _clip_problems,
-    _micro_batch_problems,
-    _scale_problems,
 )

@@ -13,7 +13,6 @@ from composing import composed
 from hydra.utils import instantiate
 
 from benchmarks.studies import asynchronous, clipping
-from fspo.files import local_path
 from fspo.losses import ALGORITHMS
 from recipe.fspo import config as method
 from recipe.fspo.compare.__main__ import FAIR
@@ -73,20 +72,12 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
 #: Overrides with a mistake, and what one of the sentences must hold: the key, the value, the remedy.
 MISTAKES = (
     # values of another kind, or out of range
-    ("data.train_batch_size=null", "data.train_batch_size=null "),
     ("actor_rollout_ref.rollout.n=2.5", "rollout.n=2.5 ", "integer"),
     ("actor_rollout_ref.rollout.temperature=0", "rollout.temperature=0 ", "greater than 0"),
-    ("actor_rollout_ref.rollout.dtype=bf61", "rollout.dtype=bf61 ", "bfloat16"),
     ("actor_rollout_ref.actor.optim.lr=0.1", "optim.lr=0.1 ", "less than 0.01"),
     ("actor_rollout_ref.actor.fsdp_config.fsdp_size=0", "fsdp_size=0 ", "-1"),
-    ("seed=-1", "seed=-1 "),
     ("trainer.save_freq=-2", "save_freq=-2 ", "-1"),
-    ("trainer.logger=null", "trainer.logger=null "),
-    ("trainer.resume_mode=foo", "resume_mode=foo ", "'resume_path'"),
-    ("run.restarts=-1", "run.restarts=-1 ", "0"),
-    ("run.hang_after_s=soon", "run.hang_after_s=soon "),
     ("run.log=few", "run.log=few ", "'headline' or 'all'"),
-    ("fspo.lre_bins=two", "fspo.lre_bins=two ", "integer"),
     ("fspo.kl_to_start=2", "fspo.kl_to_start=2 ", "boolean"),
     ("fspo.drop=fairly", "fspo.drop=fairly ", "'evenly'"),
     (f"{LOSS}.clip_low=abc", f"{LOSS}.clip_low=abc ", "number"),
@@ -134,12 +125,10 @@ MISTAKES = (
     ("actor_rollout_ref.rollout.top_p=0.9", "rollout.top_p=0.9 ", "to 1 "),
     ("actor_rollout_ref.rollout.top_k=50", "rollout.top_k=50 ", "to -1 "),
     ("actor_rollout_ref.actor.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", LOSS),
-    ("algo=vespo actor_rollout_ref.actor.clip_ratio_high=0.3", "clip_ratio_high=0.3 ", "loss_mode=vespo"),
     ("algo=gspo_verl actor_rollout_ref.actor.clip_ratio_low=0.2", "clip_ratio_low=0.2 ", "3e-4"),
     (f"{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "nearly every", "band=sqrt", "0.03"),
     (f"{LOSS}.clip_high=0.2", f"{LOSS}.clip_high=0.2 ", "never clip", "band=sqrt", "0.03"),
     (f"algo=gspo {LOSS}.clip_high=0.03", f"{LOSS}.clip_high=0.03 ", "never clip", "band=linear", "4e-4"),
-    (f"{LOSS}.clip_low=-1", f"{LOSS}.clip_low=-1 "),
     (f"{LOSS}.drift=ema", f"{LOSS}.drift='ema' "),
     (f"+{LOSS}.clip=1", f"{LOSS}: ", "'clip'", "docs/algorithms.md"),
     (f"algo=vespo {LOSS}.k_pos=0", f"{LOSS}._target_=", "k_pos=0 "),
@@ -170,7 +159,6 @@ MISTAKES = (
     ("match_scale=matched fspo.reference_length=null", "fspo.reference_length=null", "match_scale=matched"),
     # what verl refuses
     ("actor_rollout_ref.actor.loss_agg_mode=foo", "verl refuses the configuration", "loss_agg_mode: foo"),
-    ("actor_rollout_ref.actor.optim.lr_scheduler_type=foo", "verl refuses the configuration", "FSDPOptimizerConfig"),
 )
 
 
@@ -181,11 +169,13 @@ def test_a_mistake_is_named_with_key_value_and_remedy(problems: Problems, mistak
 
 
 def test_there_are_at_most_60_rules() -> None:
-    """A rule is a sentence that a function of the two tables yields; the types of the settings count as one."""
+    """A rule is a sentence that the two tables yield, a row of three included; the types of settings count as one."""
     modules = {inspect.getmodule(rule) for rule in (*checks.RULES, *method.RULES)} | {values}
-    trees = [ast.parse(inspect.getsource(module)) for module in modules]
-    sentences = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Yield)]
-    assert 40 < len(sentences) <= 60, f"{len(sentences)}: a new rule replaces one that costs less"
+    nodes = [node for module in modules for node in ast.walk(ast.parse(inspect.getsource(module)))]
+    loops = [node.iter.elts for node in nodes if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple)]
+    rows = [row for loop in loops for row in loop if isinstance(row, ast.Tuple) and len(row.elts) == 3]
+    rules = len(rows) + sum(isinstance(node, ast.Yield) for node in nodes)
+    assert 40 < rules <= 60, f"{rules}: a new rule replaces one that costs less"
 
 
 def test_all_problems_are_told_at_once(problems: Problems) -> None:
@@ -221,11 +211,6 @@ def test_a_run_starts_a_ray_of_its_own_unless_it_is_told_a_cluster(
     starts = prepared == "local"
     assert ("num_cpus" in ray_init) == ("num_gpus" in ray_init) == starts, "ray.init refuses both where it joins"
     assert ("FSPO_RUN_ID" in ray_init.runtime_env.env_vars) != starts
-
-
-def test_package_paths_become_folders() -> None:
-    assert Path(local_path("pkg://fspo.data/assets")).is_dir()
-    assert local_path("/a/b") == "/a/b"
 
 
 @pytest.mark.parametrize(("algo", "multiplier"), [("fspo", 1 / 60), ("rloo", 1 / 60), ("gspo", 1), ("grpo", None)])

@@ -102,7 +102,6 @@ FUNCTION = "reward.custom_reward_function"
     ("overrides", "says"),
     [
         ([f"{FUNCTION}.name=score"], "name='score': it has no function 'score'"),
-        ([f"{FUNCTION}.name=null"], "name=None: .*it has compute_score"),
         (
             [f"+{FUNCTION}.reward_kwargs.solution_str=x"],
             "reward_kwargs={'solution_str': 'x'}: reward_kwargs would replace",
@@ -115,8 +114,6 @@ FUNCTION = "reward.custom_reward_function"
         ),
         ([f"+{FUNCTION}.reward_kwargs.format_weight=abc"], "format_weight=abc must be a valid number"),
         ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], "time_limit_s=-1: give"),
-        ([f"+{FUNCTION}.reward_kwargs.memory_limit_mb=1e3"], "memory_limit_mb=1000.0 must be a valid integer"),
-        ([f"+{FUNCTION}.reward_kwargs.flags=1"], "flags=1 must be a valid boolean"),
         (["custom_reward_function.path=x.py"], f"custom_reward_function is set, .* use {FUNCTION}"),
         (["reward_model.reward_manager=dapo"], "reward_model is set, .* use reward.reward_model"),
         (["reward.reward_manager.module.path=x.py"], "reward.reward_manager.module.path='/.*/x.py' is not a file"),

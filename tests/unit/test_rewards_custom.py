@@ -15,7 +15,6 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
     ("text", "name", "keywords", "says"),
     [
         (GOOD, "compute_score", [], None),
-        (GOOD, "compute_score", ["weight"], None),
         ("class Reward:\n    def __call__(self, *, data_source, **kwargs): ...\nscore = Reward()", "score", [], None),
         (GOOD, "score", [], "it has no function 'score'; it has compute_score"),
         (GOOD, "compute_score", ["extra_info"], "reward_kwargs would replace extra_info"),
@@ -23,9 +22,7 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
         (GOOD.replace(", **kwargs", ""), "compute_score", ["weight"], "unexpected keyword argument 'weight'"),
         (GOOD.replace("**kwargs", "*, weight"), "compute_score", [], "missing a required argument: 'weight'"),
         ("x = 1 / 0", "compute_score", [], "importing it raised ZeroDivisionError"),
-        ("import no_such_package", "compute_score", [], "No module named 'no_such_package'"),
         ("raise SystemExit(3)", "compute_score", [], "importing it raised SystemExit: 3"),
-        ("def compute_score(:", "compute_score", [], "importing it raised SyntaxError"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, name: str, keywords: list[str], says: str | None) -> None:

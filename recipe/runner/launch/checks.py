@@ -106,11 +106,8 @@ def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
     if not isinstance(heads, int):
         return
     for key, size in (
-        (
-            "actor_rollout_ref.rollout.tensor_model_parallel_size",
-            config.actor_rollout_ref.rollout.tensor_model_parallel_size,
-        ),
-        ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", ulysses(config)),
+        (f"{_ROLLOUT}.tensor_model_parallel_size", config.actor_rollout_ref.rollout.tensor_model_parallel_size),
+        (f"{_ACTOR}.ulysses_sequence_parallel_size", ulysses(config)),
     ):
         if size < 1 or heads % size:
             smaller = max(d for d in range(1, max(2, size)) if heads % d == 0)
@@ -182,75 +179,62 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
             )
 
 
-# ---------------------------------------------------------------- settings that contradict each other
+# ---------------------------------------------------------------- settings by themselves (docs/what-works.md)
 
 
-def validation_problems(config: DictConfig) -> Iterator[str]:
-    """Several responses to one problem that are all the same."""
-    val = config.actor_rollout_ref.rollout.val_kwargs
-    if val.n > 1 and not val.do_sample:
-        yield (
-            f"{_ROLLOUT}.val_kwargs.n={val.n} with do_sample=false draws the same greedy response {val.n} times: set "
-            "val_kwargs.do_sample=true, or n=1"
-        )
-
-
-def checkpoint_problems(config: DictConfig) -> Iterator[str]:
-    """Checkpoints that could not be resumed, be lost or not be exported."""
-    if OmegaConf.select(config, f"{_ACTOR}.checkpoint.async_save"):
-        yield (
-            f"{_ACTOR}.checkpoint.async_save=true never writes the file that a resume reads (verl issue 7952), so a "
-            "restarted run would silently begin again: set it to false"
-        )
-    keep = config.trainer.max_actor_ckpt_to_keep
-    if keep is not None and keep < 2:
-        yield (
-            f"trainer.max_actor_ckpt_to_keep={keep} deletes the old checkpoint before the new one is registered, and a "
-            "crash in between loses both: set it to 2 or more, or to null"
-        )
-    if config.actor_rollout_ref.model.lora_rank and OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_lora_only"):
-        yield (
-            f"{_ACTOR}.checkpoint.save_lora_only=true leaves the base weights out of the checkpoints, so that they "
-            "cannot be exported: set it to false"
-        )
-
-
-# ---------------------------------------------------------------- what of verl is not served (docs/what-works.md)
-
-
-def engine_problems(config: DictConfig) -> Iterator[str]:
-    """Engines that nothing here was written for."""
+def setting_problems(config: DictConfig) -> Iterator[str]:
+    """Settings that lose work, give wrong numbers in silence, or that nothing here was written for."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ulysses(config)
+    checkpoint = config.actor_rollout_ref.actor.get("checkpoint") or {}
+    attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     for key, served in _SERVED.items():
         value = OmegaConf.select(config, key)
         if value is not None and value not in served:
             yield f"{key}={value} is not served: set it to {' or '.join(served)}, or train with plain verl"
-
-
-def attention_problems(config: DictConfig) -> Iterator[str]:
-    """Sequences spread over ranks of which each would attend to its own part."""
-    parts = ulysses(config)
-    attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
-    if parts > 1 and attention not in (None, "flash_attention_2"):
-        yield (
-            f"{_ACTOR}.ulysses_sequence_parallel_size={parts} with attn_implementation={attention}: verl exchanges the "
-            "parts of a sequence in flash attention only, and the log-probabilities would be wrong without a word; set "
-            "it to 1, or use flash_attention_2 on GPUs"
-        )
-
-
-def weight_problems(config: DictConfig) -> Iterator[str]:
-    """Weights that vLLM would wait for, or that would not be loaded."""
-    model = config.actor_rollout_ref.model
-    if inputs.read_model_config(config).get("model_type") == "mixtral":
-        yield (
-            f"{_MODEL}.path={model.path} is a mixtral: verl 0.9.1 sends its experts to vLLM under names that vLLM does "
-            "not know for it, and the run would wait for ever; Qwen3-MoE works"
-        )
-    if model.get("lora_adapter_path") and not model.get("lora_rank"):
-        yield (
-            f"{_MODEL}.lora_adapter_path={model.lora_adapter_path} is not loaded as long as {_MODEL}.lora_rank=0: set "
-            "it to the adapter's rank"
-        )
+    for wrong, setting, why in (
+        (
+            val.n > 1 and not val.do_sample,
+            f"{_ROLLOUT}.val_kwargs.n={val.n}",
+            "with do_sample=false draws the same greedy response each time: set val_kwargs.do_sample=true, or n=1",
+        ),
+        (
+            checkpoint.get("async_save"),
+            f"{_ACTOR}.checkpoint.async_save=true",
+            "never writes the file that a resume reads (verl issue 7952), so a restarted run would silently begin "
+            "again: set it to false",
+        ),
+        (
+            keep is not None and keep < 2,
+            f"trainer.max_actor_ckpt_to_keep={keep}",
+            "deletes the old checkpoint before the new one is registered, and a crash in between loses both: set it to "
+            "2 or more, or to null",
+        ),
+        (
+            model.lora_rank and checkpoint.get("save_lora_only"),
+            f"{_ACTOR}.checkpoint.save_lora_only=true",
+            "leaves the base weights out of the checkpoints, so that they cannot be exported: set it to false",
+        ),
+        (
+            parts > 1 and attention not in (None, "flash_attention_2"),
+            f"{_ACTOR}.ulysses_sequence_parallel_size={parts}",
+            f"with attn_implementation={attention}: verl exchanges the parts of a sequence in flash attention only, "
+            "and the log-probabilities would be wrong without a word; set it to 1, or use flash_attention_2 on GPUs",
+        ),
+        (
+            inputs.read_model_config(config).get("model_type") == "mixtral",
+            f"{_MODEL}.path={model.path}",
+            "is a mixtral: verl 0.9.1 sends its experts to vLLM under names that vLLM does not know for it, and the "
+            "run would wait for ever; Qwen3-MoE works",
+        ),
+        (
+            model.get("lora_adapter_path") and not model.get("lora_rank"),
+            f"{_MODEL}.lora_adapter_path={model.get('lora_adapter_path')}",
+            f"is not loaded as long as {_MODEL}.lora_rank=0: set it to the adapter's rank",
+        ),
+    ):
+        if wrong:
+            yield f"{setting} {why}"
 
 
 def advantage_problems(config: DictConfig) -> Iterator[str]:
@@ -282,11 +266,7 @@ RULES: Final[tuple[Rule, ...]] = (
     loggers.problems,
     batch_problems,
     _shape_problems,
-    validation_problems,
-    checkpoint_problems,
-    engine_problems,
-    attention_problems,
-    weight_problems,
+    setting_problems,
     advantage_problems,
 )
 
@@ -307,6 +287,5 @@ def check(config: DictConfig, further: Rule, without: Sequence[Rule] = ()) -> No
     Raises:
         PreflightError: listing all problems, not only the first.
     """
-    problems = [problem for rule in (*RULES, further) if rule not in without for problem in rule(config)]
-    if problems:
+    if problems := [problem for rule in (*RULES, further) if rule not in without for problem in rule(config)]:
         raise PreflightError(*problems)

@@ -153,14 +153,14 @@ def data_problems(config: DictConfig) -> Iterator[str]:
                     yield f"{key}: {file} {problem}"
         for problem in join_problems(schemas):
             yield f"{key}: {problem}"
-        limit = config.data.get(name.replace("files", "max_samples")) or -1
+        of_samples = f"data.{name.replace('files', 'max_samples')}"
+        limit = OmegaConf.select(config, of_samples) or -1
         taken = limit if 0 < limit < rows else rows
         if taken < needed and all(file in generated or file in schemas for file in files):
-            cut = f", of which {taken} are taken (data.{name.split('_')[0]}_max_samples)" if taken < rows else ""
             yield (
-                f"{key}: {rows} rows in {len(files)} file(s){cut}, but at least {needed} are needed"
-                + (" (data.train_batch_size): give a smaller batch, or more data" if needed > 1 else ": give more data")
-                + ", made with `python -m fspo.data prepare` for example"
+                f"{key}: {rows} rows in {len(files)} file(s), of which {taken} are taken ({of_samples}={limit}), and "
+                f"{needed} are needed (data.train_batch_size, or 1): give more data, made with `python -m fspo.data "
+                "prepare` for example, or a smaller batch"
             )
 
 
