@@ -126,8 +126,8 @@ def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     ("name", "damage", "message"),
     [
         ("math500", lambda p: p.write_bytes(b""), "no rows"),
-        ("math500", lambda p: p.write_bytes(b'{"problem": "\xff"}\n'), "0xff"),
-        ("math500", lambda p: p.write_text('{"a": 1}\n{]\n', encoding="utf-8"), "JSON"),
+        ("math500", lambda p: p.write_bytes(b'{"problem": "\xff"}\n'), "line 1: .*0xff"),
+        ("math500", lambda p: p.write_text("\n{]\n", encoding="utf-8"), "line 2"),
         ("math500", corrupt(lambda row: row.pop("answer")), "row 2: column 'answer'.*None"),
         ("math500", corrupt(lambda row: row.update(problem=" ")), "row 2: column 'problem'"),
         ("amc23", lambda p: p.write_bytes(b"PAR1 but not really"), "Parquet"),
