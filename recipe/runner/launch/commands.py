@@ -14,7 +14,7 @@ from omegaconf.errors import InterpolationResolutionError
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers
-from recipe.runner.launch.run_settings import evaluates, next_commands, run_info
+from recipe.runner.launch.run_settings import evaluates, next_commands
 from recipe.runner.launch.values import PreflightError
 
 #: Exit status of a run that failed.
@@ -118,7 +118,7 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
         how, status = "interrupted", INTERRUPTED
         if ENDED_BY:
             how, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
-        if run_info(Path(config.run.dir)) is None:
+        if not Path(config.run.dir).exists():
             print(f"{how} before the run began", file=sys.stderr)
             sys.exit(status)
         leave(f"{how}; {config.run.dir} keeps what was done", status)
