@@ -102,7 +102,8 @@ def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch
     else:
         config = composed(f"run.dir={tmp_path}", *overrides)
     config = prepare(config)
-    assert any(REFUSED[feature] in problem for rule in (checks.setting_problems, problems) for problem in rule(config))
+    rules = (checks.engine_problems, checks.setting_problems, problems)
+    assert any(REFUSED[feature] in problem for rule in rules for problem in rule(config))
 
 
 # ---------------------------------------------------------------- what runs

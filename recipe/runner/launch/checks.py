@@ -182,16 +182,20 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
 # ---------------------------------------------------------------- settings by themselves (docs/what-works.md)
 
 
-def setting_problems(config: DictConfig) -> Iterator[str]:
-    """Settings that lose work, give wrong numbers in silence, or that nothing here was written for."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ulysses(config)
-    checkpoint = config.actor_rollout_ref.actor.get("checkpoint") or {}
-    attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
+def engine_problems(config: DictConfig) -> Iterator[str]:
+    """Engines that nothing here was written for; their configuration has other keys."""
     for key, served in _SERVED.items():
         value = OmegaConf.select(config, key)
         if value is not None and value not in served:
             yield f"{key}={value} is not served: set it to {' or '.join(served)}, or train with plain verl"
+
+
+def setting_problems(config: DictConfig) -> Iterator[str]:
+    """Settings that lose work or give wrong numbers in silence."""
+    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
+    val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ulysses(config)
+    checkpoint = config.actor_rollout_ref.actor.get("checkpoint") or {}
+    attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     for wrong, setting, why in (
         (
             val.n > 1 and not val.do_sample,
@@ -266,6 +270,7 @@ RULES: Final[tuple[Rule, ...]] = (
     loggers.problems,
     batch_problems,
     _shape_problems,
+    engine_problems,
     setting_problems,
     advantage_problems,
 )
