@@ -297,14 +297,12 @@ def cell_of(row: Row) -> Cell:
     return row["process"], row.get("how", "killed"), row["moment"]
 
 
-def run_rows(kind: str, folder: Path, minutes: float, only: Sequence[str]) -> None:
-    """Run rows until all are done or the time is over; one start more shows how what the last left is resumed."""
-    limit, path, ran = time.monotonic() + 60 * minutes, ROWS[kind], False
+def run_rows(kind: str, folder: Path, only: Sequence[str]) -> None:
+    """Run rows until all are done; one start more shows how what the last left is resumed."""
+    path, ran = ROWS[kind], False
     done = set(map(cell_of, complete_lines(path)))
     asked = [cell for cell in CELLS[kind] if (":".join(cell) in only if only else cell not in done)]
     for cell in asked:
-        if time.monotonic() > limit:
-            break
         print(f"{time.strftime('%H:%M:%S')} {' '.join(cell)}", flush=True)
         try:
             row, resumed = run_row(folder, kind, cell)
@@ -399,14 +397,12 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=ROWS)
-    parser.add_argument("--folder", type=Path, help="run folder (default: one in the temporary folder)")
-    parser.add_argument("--minutes", type=float, default=120.0, help="start no row after this time")
     parser.add_argument("--only", nargs="*", default=[], metavar="PROCESS:WHAT:MOMENT", help="these rows, again")
     parser.add_argument("--table", action="store_true", help="only write the table from the rows that there are")
     asked = parser.parse_args()
     if not asked.table:
-        folder = asked.folder or Path(tempfile.gettempdir()) / f"fspo-{asked.kind}"
-        run_rows(asked.kind, folder.absolute(), asked.minutes, asked.only)
+        folder = Path(tempfile.gettempdir()) / f"fspo-{asked.kind}"
+        run_rows(asked.kind, folder, asked.only)
     write_section(PAGE, asked.kind, TABLES[asked.kind](complete_lines(ROWS[asked.kind])))
 
 

@@ -1,9 +1,9 @@
-"""Hostile answers, a seeded set of them: for the tests and ``python -m benchmarks.rewards --speed``."""
+"""Hostile answers, a seeded set of them, for the tests of the reward's processes."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 
 def _box(content: str) -> str:
@@ -104,13 +104,10 @@ CATEGORIES: dict[str, Callable[[random.Random], str]] = {
     "unbalanced": _unbalanced,
     "expensive": _expensive,
 }
-NAMED = tuple(name for name in CATEGORIES if name != "expensive")
-"""All but honest-looking mathematics that takes SymPy for ever: only the time limit can end those."""
-
 TRUTHS = ("34", r"\frac{x+1}{2}", "0.5", "(1,2]")
 
 
-def hostile_answers(n: int, seed: int, names: Sequence[str] = tuple(CATEGORIES)) -> list[tuple[str, str, str]]:
+def hostile_answers(n: int, seed: int) -> list[tuple[str, str, str]]:
     """`n` triples (category, response, ground truth), the categories in turn; none of them is a correct answer."""
-    rng = random.Random(seed)
+    rng, names = random.Random(seed), list(CATEGORIES)
     return [(name, CATEGORIES[name](rng), rng.choice(TRUTHS)) for name in (names[i % len(names)] for i in range(n))]

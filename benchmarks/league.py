@@ -21,10 +21,10 @@ from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch
 from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.fairness import LengthReweightingError
 from fspo.losses import ALGORITHMS
 from fspo.markdown import markdown_table
 from fspo.records import Array, read_sequences
+from fspo.report.tables import show_lre
 from recipe.fspo.check_losses import actors, policy_loss
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "check-loss.md"
@@ -39,16 +39,9 @@ LEAGUE: Final = (
     *("gspo_verl", "grpo", "dapo", "sapo", "gmpo", "cispo", "dppo_tv", "dppo_kl"),
 )
 _AGGREGATIONS: Final = (
-    *("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
-)
+    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm",
+)  # fmt: skip
 _NEWTON_STEPS: Final = 8
-
-
-def lre(error: LengthReweightingError) -> str:
-    """Debiased LRE with its interval."""
-    if math.isnan(error.lre):
-        return "nothing kept"
-    return f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}]"
 
 
 def _name(known: Mapping[str, dict[str, Any]], name: str) -> str:
@@ -70,7 +63,7 @@ def table_of_losses(known: Mapping[str, dict[str, Any]]) -> str:
     rows = []
     for name in known:
         report = check(policy_loss(known[name]))
-        kept = [f"{clip.kept:.3f}, {lre(clip.errors['active'])}" for clip in report.clips.values()]
+        kept = [f"{clip.kept:.3f}, {show_lre(clip.errors['active'])}" for clip in report.clips.values()]
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([_name(known, name), _checks(report), _exponent(report), weight, *kept])
     clips = [f"kept, active LRE at {sigma:g}" for sigma in DISPERSIONS]
@@ -189,7 +182,7 @@ def league(known: Mapping[str, dict[str, Any]], samples: Sequence[Batch]) -> str
 
 
 def _by_length(clip: Clip) -> list[str]:
-    return [*(lre(clip.errors[view]) for view in VIEWS), f"{clip.kept_J[0]:.3f}, {clip.kept_J[-1]:.3f}"]
+    return [*(show_lre(clip.errors[view]) for view in VIEWS), f"{clip.kept_J[0]:.3f}, {clip.kept_J[-1]:.3f}"]
 
 
 def main() -> None:

@@ -37,6 +37,11 @@ class Batch:
     advantages_BT: torch.Tensor
     response_mask_BT: torch.Tensor
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """In the order in which a loss takes them."""
+        return self.log_prob_BT, self.old_log_prob_BT, self.advantages_BT, self.response_mask_BT
+
     @classmethod
     def random(cls, sequences: int, width: int, device: str, dtype: torch.dtype = torch.float32) -> Batch:
         """Lengths uniform up to the width, log-ratios of 0.01 a token."""
@@ -55,8 +60,7 @@ def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     state = BandState(drift_per_token=1e-5, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
 
     def run(name: str) -> torch.Tensor:
-        tensors = (batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.response_mask_BT)
-        output = sequence_policy_loss(*tensors, ALGORITHMS[name], state)
+        output = sequence_policy_loss(*batch.tensors, ALGORITHMS[name], state)
         SequenceSums.zeros().add_(output)
         return output.loss_B.sum() / batch.log_prob_BT.shape[0]
 
@@ -80,14 +84,9 @@ def verl_losses(batch: Batch, names: Iterable[str] = ("gspo", "vanilla")) -> dic
             policy_loss=PolicyLossConfig(loss_mode=name),
         )
         config.global_batch_info.update(dp_size=1, batch_num_tokens=tokens, global_batch_size=rows)
-        arguments = {
-            "old_log_prob": batch.old_log_prob_BT,
-            "log_prob": batch.log_prob_BT,
-            "advantages": batch.advantages_BT,
-            "response_mask": batch.response_mask_BT,
-        }
+        new, old, advantages, mask = batch.tensors
         loss = get_policy_loss_fn(name)
-        return lambda: loss(**arguments, loss_agg_mode="seq-mean-token-mean", config=config)[0]
+        return lambda: loss(old, new, advantages, mask, loss_agg_mode="seq-mean-token-mean", config=config)[0]
 
     return {f"verl {name}": call_of(name) for name in names}
 

@@ -69,9 +69,7 @@ def _worker_parts(sequences_per_rank: int) -> list[Part]:
     import recipe.fspo.policy_loss  # noqa: F401
 
     whole = Batch.random(ROWS, WIDTH, "cpu")
-    output = sequence_policy_loss(
-        whole.log_prob_BT, whole.old_log_prob_BT, whole.advantages_BT, whole.response_mask_BT, ALGORITHMS["fspo"]
-    )
+    output = sequence_policy_loss(*whole.tensors, ALGORITHMS["fspo"])
     sums = SequenceSums.zeros()
     names = {"gspo": "verl gspo", "vanilla": "verl vanilla", "fspo": "fspo with recorder"}
     parts = []
@@ -97,10 +95,7 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
     from recipe.runner.launch.run_folder import RunLog
 
     batch = Batch.random(sequences // RANKS // MINI_BATCHES, WIDTH, "cpu")
-    output = sequence_policy_loss(
-        batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.response_mask_BT, ALGORITHMS["fspo"]
-    )
-    sums = SequenceSums.zeros().add_(output)
+    sums = SequenceSums.zeros().add_(sequence_policy_loss(*batch.tensors, ALGORITHMS["fspo"]))
     # Copies, since pickle writes an object that it meets again as a reference.
     ranks = [[MiniBatch(copy.deepcopy(sums), np.empty((4, 0))) for _ in range(MINI_BATCHES)] for _ in range(RANKS)]
     joined = [mini_batch.sums for mini_batch in join_ranks(ranks)]
@@ -121,31 +116,25 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
         diagnostics.outcome_metrics("acc", reward_B, length_B)
         status_rates("correct" for _ in range(sequences))
 
+    def sent() -> None:
+        join_ranks([pickle.loads(pickle.dumps(rank, protocol=5)) for rank in ranks])
+
+    def written() -> None:
+        log.append("length_stats.jsonl", [to_record(sums, step=1, minibatch=i) for i, sums in enumerate(joined)])
+        log.log(metrics, 1)
+
     return [
+        Part("sums of 8 ranks: pickled, unpickled, added", "driver", sent, 1),
         Part(
-            "sums of 8 ranks: pickled, unpickled, added",
+            f"LengthDiagnostics.update, window of {WINDOW_STEPS} steps",
             "driver",
-            lambda: join_ranks([pickle.loads(pickle.dumps(rank, protocol=5)) for rank in ranks]),
+            partial(diagnostics.update, joined),
             1,
         ),
-        Part(
-            f"LengthDiagnostics.update, window of {WINDOW_STEPS} steps", "driver", lambda: diagnostics.update(joined), 1
-        ),
-        Part("BandController.update (quantile band)", "driver", lambda: controller.update(joined), 1),
-        Part("records and metrics to the run folder", "driver", lambda: _write(log, joined, metrics), 1),
+        Part("BandController.update (quantile band)", "driver", partial(controller.update, joined), 1),
+        Part("records and metrics to the run folder", "driver", written, 1),
         Part("outcome metrics", "driver", outcomes, 1),
     ]
-
-
-def _write(log: Any, joined: list[SequenceSums], metrics: dict[str, float]) -> None:
-    log.append("length_stats.jsonl", [to_record(sums, step=1, minibatch=i) for i, sums in enumerate(joined)])
-    log.log(metrics, 1)
-
-
-def measure(parts: list[Part], repeats: int) -> dict[str, float]:
-    """Median seconds of each part, by turns, of which the first is left out."""
-    seconds = alternated({part.name: part.call for part in parts}, repeats, 1)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def main() -> None:
@@ -158,7 +147,8 @@ def main() -> None:
     step_s, sequences = planned.time["total"], planned.setup.sequences
     with tempfile.TemporaryDirectory() as folder:
         parts = [*_worker_parts(sequences // RANKS), *_driver_parts(sequences, folder)]
-        seconds = measure(parts, repeats)
+        turns = alternated({part.name: part.call for part in parts}, repeats, 1)
+    seconds = {name: statistics.median(values) for name, values in turns.items()}
     reference = seconds[REFERENCE] * parts[0].per_step
     print(f"step: {sequences} sequences on {RANKS} ranks, {step_s:.0f} s by the planner; {WIDTH} tokens wide; ", end="")
     print(f"medians of {repeats} alternated turns, one CPU thread\n")

@@ -59,10 +59,6 @@ _FIGURES: Final = {
 }
 
 
-class StartFailed(RuntimeError):
-    """A start ended, or was ended, before its last step."""
-
-
 def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str]]:
     """Words after ``python -m``, and environment, of verl's own trainer with everything else that a run has.
 
@@ -101,13 +97,6 @@ def command(variant: str, run_dir: Path) -> tuple[list[str], dict[str, str]]:
     return ["recipe.fspo.main", f"run.dir={run_dir}", *shared], {STEPS_VARIABLE: str(run_dir / STEPS_FILE)}
 
 
-def lines_written(path: Path) -> int:
-    """Complete lines of a file; none if it is not there."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes().count(b"\n")
-    return 0
-
-
 def pss_mib(pids: Sequence[int]) -> float:
     """Resident pages of these processes, those that several share counted once in all."""
     total = 0
@@ -131,11 +120,7 @@ def step_times(entries: Sequence[Mapping[str, Any]], ended_s: Sequence[float]) -
 
 
 def measure(variant: str) -> dict[str, Any]:
-    """Start a variant and watch it to its end.
-
-    Raises:
-        StartFailed: with the end of its output, if it does not reach its last step.
-    """
+    """Start a variant and watch it to its end; leaves with the end of its output if it does not reach its last step."""
     with tempfile.TemporaryDirectory(prefix="versus-verl-") as folder:
         run_dir = Path(folder)
         words, environment = command(variant, run_dir)
@@ -144,7 +129,7 @@ def measure(variant: str) -> dict[str, Any]:
         began, start = time.monotonic(), Start(run_dir, *words, **environment)
         try:
             while (now := time.monotonic() - began) < TIME_LIMIT_S and len(ended) < STEPS:
-                ended += [now] * (lines_written(run_dir / STEPS_FILE) - len(ended))
+                ended += [now] * (len(complete_lines(run_dir / STEPS_FILE)) - len(ended))
                 if start.process.poll() is not None:
                     break
                 if now >= memory_at:
@@ -152,8 +137,7 @@ def measure(variant: str) -> dict[str, Any]:
                     peak_mib = max(peak_mib, pss_mib(start.pids()))
                 time.sleep(0.1)
             if len(ended) < STEPS:
-                steps = f"{variant}: {len(ended)} of {STEPS} steps in {now:.0f} s"
-                raise StartFailed(f"{steps}\n{start.output()[-3000:]}")
+                sys.exit(f"error: {variant}: {len(ended)} of {STEPS} steps in {now:.0f} s\n{start.output()[-3000:]}")
             times = step_times(complete_lines(run_dir / STEPS_FILE), ended)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 start.process.wait(60)
@@ -174,7 +158,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(["", "plain verl", "this recipe", "recipe / verl"], lines)
 
 
-def main() -> int:
+def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="finished starts wanted of each (3)")
@@ -186,17 +170,12 @@ def main() -> int:
         variant = min(ALGOS, key=count.__getitem__)
         if count[variant] >= arguments.runs:
             break
-        try:
-            row = measure(variant)
-        except StartFailed as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+        row = measure(variant)
         with arguments.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
     print(table(complete_lines(arguments.out)))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

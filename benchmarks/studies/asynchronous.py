@@ -19,7 +19,7 @@ from fspo.fairness.bootstrap import mean_interval
 from fspo.funnel import STAGES, FunnelSteps, stage_fairness
 from fspo.markdown import markdown_table
 from fspo.report.runs import Run, load_run
-from fspo.report.tables import NOT_RUN, show_interval
+from fspo.report.tables import NOT_RUN, show_interval, show_lre
 from fspo.sums import FINE_LENGTH_EDGES
 
 ALGOS: Final = ("fspo", "rloo", "gspo", "fspo_quantile")
@@ -133,14 +133,11 @@ def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
     """
     ended_MSK = FunnelSteps.join([run.funnel for run in runs]).ended_MSK[..., :-1]
     dropped = stage_fairness(ended_MSK, starts).get("kept")
-    cell = "none dropped"
-    if dropped is not None:
-        cell = f"{dropped.debiased.value:.3f} [{dropped.debiased.low:.3f}, {dropped.debiased.high:.3f}]"
     symmetric = [own_counts(run, "symmetric") for run in runs]
     ended_MSJ = merge_bins(ended_MSK, starts)
     both = Counts(ended_MSJ[:, -1] * accepted_by_length(symmetric, starts), ended_MSJ.sum(1))
     return [
-        cell,
+        show_lre(dropped) if dropped is not None else "none dropped",
         lre_cell(symmetric, starts),
         lre_cell([own_counts(run, "active") for run in runs], starts),
         lre_cell([both], np.arange(len(starts))) if dropped is not None else "as the clip",

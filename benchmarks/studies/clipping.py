@@ -44,31 +44,32 @@ CANDIDATES: Final = {
     "lr 3e-3, 4 updates": (f"{_LR}=3e-3",),
 }
 SEARCH_SEEDS: Final = (1, 2)
+#: The first of them at which training without a clip failed: the comparison is made there.
+REGIME: Final = "lr 7e-4, 4 updates"
 ALGOS: Final = ("fspo", "unclipped", "fspo_quantile", "fspo_active", "rloo", "gspo", "luspo")
 SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 #: How far below the reference's mean accuracy both seeds must end.
 LOSS: Final = 0.10
+_NAMES: Final = list(CANDIDATES)
 
 
 def run_missing(folder: Path) -> int:
-    """Go on with the search, then with the comparison; the exit status of what fails, else 0."""
-    while (chosen := regime(found := searched(folder))) is None:
-        name = next(name for name in CANDIDATES if name not in found)
+    """Go on with the search up to REGIME, then with the comparison; the exit status of what fails, else 0."""
+    for name in _NAMES[: _NAMES.index(REGIME) + 1]:
         for seed in SEARCH_SEEDS:  # each a grid of its own: what fails here is not begun again
             if not _ended(_run(place := _place(folder, name, seed))):
                 code = compare(place, ["unclipped"], [seed], *DESIGN, *CANDIDATES[name])
                 if not _ended(_run(place)):
                     return code
-    matched = "comparisons=[matched_active]"
-    return compare(_grid(folder, chosen), ALGOS, SEEDS, matched, *DESIGN, *CANDIDATES[chosen])
+    return compare(_grid(folder), ALGOS, SEEDS, "comparisons=[matched_active]", *DESIGN, *CANDIDATES[REGIME])
 
 
-def _grid(folder: Path, name: str) -> Path:
-    return folder / f"comparison-{list(CANDIDATES).index(name)}"
+def _grid(folder: Path) -> Path:
+    return folder / f"comparison-{_NAMES.index(REGIME)}"
 
 
 def _place(folder: Path, name: str, seed: int) -> Path:
-    return folder / "search" / f"{list(CANDIDATES).index(name)}-{seed}"
+    return folder / "search" / f"{_NAMES.index(name)}-{seed}"
 
 
 def _run(place: Path) -> Run:
@@ -110,27 +111,16 @@ def fails(runs: Sequence[Run], reference: Sequence[Run]) -> bool:
     return all(accuracy(run) <= goal for run in runs) or all(rewards(run)[1] < rewards(run)[0] for run in runs)
 
 
-def regime(found: Mapping[str, Sequence[Run]]) -> str | None:
-    """The first candidate at which training fails, else the harshest; None while the search goes on."""
-    names = list(CANDIDATES)
-    for name in names[1:]:
-        if name not in found:
-            return None
-        if fails(found[name], found[names[0]]):
-            return name
-    return names[-1]
-
-
-def search_table(found: Mapping[str, Sequence[Run]]) -> str:
+def search_table(searched: Mapping[str, Sequence[Run]]) -> str:
     """The table of the search."""
-    rows, over, first = [], False, next(iter(CANDIDATES))
+    rows = []
     for name in CANDIDATES:
-        if (runs := found.get(name)) is None:
-            rows.append([name, "not needed" if over else NOT_RUN, "", ""])
+        if (runs := searched.get(name)) is None:
+            needed = _NAMES.index(name) <= _NAMES.index(REGIME)
+            rows.append([name, NOT_RUN if needed else "not needed", "", ""])
             continue
         reward = ", ".join(f"{first:.2f} -> {last:.2f}" for first, last in map(rewards, runs))
-        failed = name != first and fails(runs, found[first])
-        over |= failed
+        failed = name != _NAMES[0] and fails(runs, searched[_NAMES[0]])
         rows.append([name, ", ".join(f"{accuracy(run):.3f}" for run in runs), reward, "fails" if failed else ""])
     return markdown_table(
         ("without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", ""), rows
@@ -222,12 +212,12 @@ def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, 
 
 def sections(folder: Path) -> dict[str, str]:
     """The search, and the comparison at what it found."""
-    found = searched(folder)
-    parts = {"search": search_table(found)}
-    if (chosen := regime(found)) is not None and (grid := _grid(folder, chosen)).exists():
-        runs = compared(grid)
-        text = [comparison_table(runs, found[next(iter(CANDIDATES))]), fairness.tables(grid, common=False)]
-        if spreads := spread(runs):
+    runs = searched(folder)
+    parts = {"search": search_table(runs)}
+    if (grid := _grid(folder)).exists():
+        there = compared(grid)
+        text = [comparison_table(there, runs[_NAMES[0]]), fairness.tables(grid, common=False)]
+        if spreads := spread(there):
             text += ["### How S spreads by length", spreads]
         parts["clipping"] = fairness.headed("\n\n".join(text), "clipping")
     return parts

@@ -23,7 +23,7 @@ from fspo.matching import Sequences, match_clip
 from fspo.records import LENGTH_STATS_FILE, MiniBatches, from_record, read_sequences, step_lines
 from fspo.report.groups import RunGroup, group_runs, shared_starts, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
-from fspo.report.tables import Table, final_numbers, grid_table, group_heads, paired_differences
+from fspo.report.tables import Table, final_numbers, grid_table, group_heads, paired_differences, show_lre
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
@@ -113,10 +113,7 @@ def lre_cell(parts: Sequence[Counts], starts: Array) -> str:
         np.concatenate([part.total for part in parts]),
         np.concatenate(squared) if squared else None,
     ).error(starts)
-    return (
-        f"{error.debiased.value:.3f} [{error.debiased.low:.3f}, {error.debiased.high:.3f}] "
-        f"(floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
-    )
+    return f"{show_lre(error)} (floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
 
 
 def lre_row(name: str, counts: Callable[[str], Sequence[Counts]], views: Sequence[str], starts: Array) -> list[str]:
@@ -212,20 +209,11 @@ def recorded(groups: Sequence[RunGroup]) -> list[tuple[Path, MiniBatches]]:
 
 def pool(records: Sequence[tuple[Path, MiniBatches]], first_step: int = 0, active: bool = False) -> Sequences:
     """The sequences of all runs together, from a step on; ``active``: with their advantages."""
-    names = ("s", "length", "advantage") if active else ("s", "length")
-    return Sequences.from_pairs(
-        *(
-            np.concatenate(
-                [
-                    values
-                    for _, sequences in records
-                    for values, step in zip(getattr(sequences, name), sequences.step, strict=True)
-                    if step >= first_step
-                ]
-            )
-            for name in names
-        )
-    )
+    columns = []
+    for name in ("s", "length", "advantage") if active else ("s", "length"):
+        pairs = [pair for _, part in records for pair in zip(getattr(part, name), part.step, strict=True)]
+        columns.append(np.concatenate([values for values, step in pairs if step >= first_step]))
+    return Sequences.from_pairs(*columns)
 
 
 def spread_table(group: RunGroup, starts: Array, resamples: int = 1000) -> str:

@@ -15,12 +15,11 @@ from benchmarks import faults, versus_verl
 from benchmarks.faults import KILLS, MOMENTS, PAGE, PROCESSES, ROWS, TABLES, verdict
 from benchmarks.pages import replace_section
 from benchmarks.studies import __main__ as studies
-from benchmarks.studies import clipping, fairness
+from benchmarks.studies import fairness
 from fspo.calibration import active_line, leans
 from fspo.losses import ALGORITHMS
 from fspo.matching import match_clip
 from fspo.records import complete_lines
-from fspo.report.runs import Run
 from fspo.types import BandState
 from recipe.runner.faults.phase import PHASES
 
@@ -35,13 +34,6 @@ def test_start_up_and_steps_come_from_verls_log() -> None:
         "first_step_ends_s": 100.0,
         "step_s": 6.75,
     }
-
-
-def test_a_line_in_the_middle_of_being_written_is_not_counted(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    assert versus_verl.lines_written(path) == 0
-    path.write_text('{"step": 1}\n{"step":', encoding="utf-8")
-    assert (versus_verl.lines_written(path), complete_lines(path)) == (1, [{"step": 1}])
 
 
 def test_the_table_has_medians_ranges_and_the_recipes_share() -> None:
@@ -147,7 +139,7 @@ def test_rows_are_kept_and_the_last_gets_its_resume(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(faults, "run_row", run_row)
     monkeypatch.setattr(faults, "see_resume", lambda folder, kind: "step 3")
     for only in ([], ["GCS:stopped:update"]):
-        faults.run_rows("hangs", tmp_path, 1.0, only)
+        faults.run_rows("hangs", tmp_path, only)
         rows = complete_lines(faults.ROWS["hangs"])
         assert sorted(map(faults.cell_of, rows)) == sorted(faults.HANGS)
         assert {each["resume"] for each in rows} == {"step 3"}
@@ -200,20 +192,3 @@ def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str,
     page = studies.PAGES[study].read_text(encoding="utf-8")
     for section, text in studies.sections(study, *archives).items():
         assert replace_section(page, section, text) == page, section
-
-
-def test_the_first_setting_at_which_training_without_a_clip_fails_is_chosen() -> None:
-    def runs(accuracy: float, last: float = 0.9, status: str = "finished") -> list[Run]:
-        steps = {step: {"critic/rewards/mean": 0.5 if step < 4 else last} for step in range(1, 16)}
-        steps[15][clipping.ACCURACY] = accuracy
-        return [Run(Path(), {"status": status}, steps)] * 2
-
-    names = list(clipping.CANDIDATES)
-    found = {names[0]: runs(0.7), names[1]: runs(0.65)}
-    assert clipping.regime(found) is None
-    assert clipping.regime(found | {names[2]: runs(0.59)}) == names[2]  # 0.1 below the reference
-    assert clipping.regime(found | {names[2]: runs(0.65, last=0.4)}) == names[2]  # the reward falls
-    assert clipping.regime(found | {names[2]: runs(0.65, status="failed")}) == names[2]
-    assert clipping.regime({name: runs(0.7) for name in names}) == names[-1]
-    table = clipping.search_table(found | {names[2]: runs(0.59)}).splitlines()
-    assert "| fails |" in table[4] and "not needed" in table[5] and "0.700, 0.700" in table[2]
