@@ -115,10 +115,6 @@ assert functional.logprobs_from_logits_v2(logits_TV.bfloat16(), labels_T).shape 
 """
 
 
-def test_verl_still_takes_logsumexp_token_by_token_and_the_patch_changes_no_bit() -> None:
-    succeeds(LOG_PROBS)
-
-
 AGENT_LOOPS = """
 import hydra, inspect, verl.experimental.agent_loop.agent_loop as module, recipe.runner.cpu.patches as patches
 assert "agent_loop = hydra.utils.instantiate(" in inspect.getsource(module.AgentLoopWorker._run_agent_loop)
@@ -131,10 +127,6 @@ assert by_hydra.own["turns"] == 3 and by_hydra.tokenizer == 1
 """
 
 
-def test_verl_still_has_hydra_make_every_agent_loop_and_the_patch_makes_the_same() -> None:
-    succeeds(AGENT_LOOPS)
-
-
 PACK = """
 import torch, verl
 import vllm.model_executor.layers.utils as utils
@@ -143,18 +135,12 @@ weight = layer.weight.detach().clone()
 {patch}
 utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
 kept = layer.weight.shape == weight.shape
-assert kept is {kept}, layer.weight.shape
+assert kept is {patched}, layer.weight.shape
 if kept:
     layer.weight.data.mul_(2.0)
     x = torch.ones(1, 32)
     assert torch.allclose(layer.cpu_linear(x, layer.weight, None), 2 * x @ weight.T)
 """
-
-
-def test_vllm_still_drops_packed_weights_and_the_patch_keeps_them() -> None:
-    succeeds(PACK.format(patch="", kept=False))
-    patch = "import recipe.runner.cpu.patches as p; p.keep_vllm_linear_weights()"
-    succeeds(PACK.format(patch=patch, kept=True))
 
 
 EXPERTS = """
@@ -166,14 +152,8 @@ layer.w13_weight = weight = torch.nn.Parameter(torch.randn(2, 128, 64).bfloat16(
 layer.w2_weight = torch.nn.Parameter(torch.randn(2, 64, 64).bfloat16(), requires_grad=False)
 {patch}
 CPUFusedMOE(layer)
-assert (layer.w13_weight is weight) is {kept}
+assert (layer.w13_weight is weight) is {patched}
 """
-
-
-def test_vllm_still_replaces_the_weights_of_experts_and_the_patch_keeps_them() -> None:
-    succeeds(EXPERTS.format(patch="", kept=False))
-    patch = "import recipe.runner.cpu.patches as p; p.keep_vllm_linear_weights()"
-    succeeds(EXPERTS.format(patch=patch, kept=True))
 
 
 TITLE = """
@@ -185,11 +165,23 @@ os.environ.update(environment, ANOTHER="variable")
 import setproctitle
 setproctitle.setproctitle("VLLM::EngineCore")
 title = pathlib.Path("/proc/self/cmdline").read_text().split(chr(0))[0]
-assert (title == "VLLM::EngineCore") is {named}, title
+assert (title == "VLLM::EngineCore") is {patched}, title
 """
 
 
-def test_setproctitle_still_loses_its_place_and_rays_copy_finds_it() -> None:
-    succeeds(TITLE.format(patch="", named=False))
-    patch = "import recipe.runner.cpu.patches as p; p.write_titles_as_ray_does()"
-    succeeds(TITLE.format(patch=patch, named=True))
+@pytest.mark.parametrize("code", [LOG_PROBS, AGENT_LOOPS], ids=["log-probabilities", "agent loops"])
+def test_verl_is_still_slow_and_the_patch_gives_the_same(code: str) -> None:
+    succeeds(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "patch"),
+    [
+        pytest.param(PACK, "keep_vllm_linear_weights", id="vLLM replaces packed weights"),
+        pytest.param(EXPERTS, "keep_vllm_linear_weights", id="vLLM replaces the weights of experts"),
+        pytest.param(TITLE, "write_titles_as_ray_does", id="setproctitle loses its place"),
+    ],
+)
+def test_the_package_still_does_that_and_the_patch_mends_it(code: str, patch: str) -> None:
+    succeeds(code.format(patch="", patched=False))
+    succeeds(code.format(patch=f"import recipe.runner.cpu.patches as p; p.{patch}()", patched=True))

@@ -85,7 +85,7 @@ def run_client(path: Path, tmp_path: Path) -> dict[str, object]:
     command = [str(write_program(path)), str(worker), "a b"]
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         environment = {**os.environ, "ONLY_OF_WORKER": "yes"}
-        subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=60)
+        subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=120)
     wait_until((tmp_path / "err").read_text)  # a forked worker goes on after its client
     found: dict[str, object] = json.loads((tmp_path / "out").read_text())
     assert found["argv"] == [str(worker), "a b"]
@@ -118,7 +118,7 @@ def run_spawner(tmp_path: Path, command: Callable[[Path], list[str]]) -> dict[st
     spawner, out = tmp_path / "spawner.py", tmp_path / "out"
     spawner.write_text(_SPAWNER, encoding="utf-8")
     with out.open("wb") as file:
-        subprocess.run(command(spawner), stdout=file, check=True, timeout=60)
+        subprocess.run(command(spawner), stdout=file, check=True, timeout=120)
     wait_until(out.read_text, 60)  # a forked worker goes on after its client
     found: dict[str, object] = json.loads(out.read_text())
     return found
@@ -159,24 +159,20 @@ def test_modules_imported_before_the_first_worker_do_not_import_ray() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "forks"),
+    ("override", "server", "program"),
     [
-        ("seed=1", True),
-        ("ray_kwargs.ray_init.address=auto", False),  # workers on other machines
+        ("seed=1", "the client", "the client"),
+        ("seed=1", None, None),  # that of an earlier run is forgotten
+        ("ray_kwargs.ray_init.address=auto", "the client", "of an earlier run"),  # workers on other machines
     ],
 )
-def test_only_workers_of_this_machine_are_forked(override: str, forks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_workers_of_this_machine_are_forked(
+    override: str, server: str | None, program: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    monkeypatch.setattr(fork_server, "_py_executable", "the client")
+    monkeypatch.setattr(fork_server, "_py_executable", server)
     config = composed("run.dir=RUN", override)
-    pass_to_ray_workers(config)
-    assert (config.ray_kwargs.ray_init.runtime_env.py_executable == "the client") is forks
-
-
-def test_the_server_of_an_earlier_run_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    config = composed("run.dir=RUN")
     with open_dict(config):
-        config.ray_kwargs.ray_init.runtime_env.py_executable = "a client of a server that is gone"
+        config.ray_kwargs.ray_init.runtime_env.py_executable = "of an earlier run"
     pass_to_ray_workers(config)
-    assert config.ray_kwargs.ray_init.runtime_env.py_executable is None
+    assert config.ray_kwargs.ray_init.runtime_env.py_executable == program

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipe.runner.faults.preemption import LEAD_VARIABLE, LeadTime, StopRequest
+from recipe.runner.faults.preemption import LEAD_VARIABLE, LeadTime
 
 SLURM = Path(__file__).resolve().parents[2] / "slurm"
 
@@ -31,13 +31,6 @@ def test_a_process_that_ignored_the_signal_until_now_notes_it_once() -> None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGUSR1)
         assert process.wait(30) == 75
-
-
-def test_a_request_before_the_first_step_is_told_apart() -> None:
-    stop = StopRequest()
-    assert stop.request() is False and stop.requested
-    stop.training = True
-    assert stop.request() is True
 
 
 def test_a_lead_shorter_than_a_step_and_a_save_is_said_once() -> None:
