@@ -6,8 +6,8 @@ with the targets in `judge`. The shortcuts are:
 - `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence that begins with their
   first "answer". math-verify extracts that part in any case, so the worker parses the part alone. The whole response is
   parsed only if nothing can be read from the part.
-- `decide_exactly` compares such a part with the ground truth without math-verify. It needs the same text, two plain
-  integers or fractions, or two points or intervals made of such numbers.
+- `decide_exactly` compares such a part with the ground truth without math-verify. It needs the same text, or two plain
+  integers or fractions.
 
 tests/unit/test_rewards_verdicts.py compares both with direct math-verify.
 """
@@ -37,7 +37,6 @@ _FRACTION = re.compile(
 _ANSWER_WORD = re.compile(r"(?:final )?answer", re.IGNORECASE)
 _MAX_SENTENCE = 60
 _INTEGER_SENTENCE = re.compile(r"(?:final )?answer(?: is|:) (\$?)(-?(?:0|[1-9][0-9]{0,17}))\1\.?", re.IGNORECASE)
-_SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\s")
 # Inside the box these could start an environment of their own, or another box.
 _AMBIGUOUS = re.compile(r"\$|\\\(|\\\[|\\\)|\\\]|\\boxed|\\fbox")
 
@@ -108,11 +107,8 @@ def decide_exactly(part: str, truth: str) -> bool | None:
     # A digit guarantees that normalisation (which removes units and commands) leaves something to compare.
     if content == truth and re.search(r"\d", truth) and not _AMBIGUOUS.search(truth):
         return True
-    for read in (_fraction, _point_or_interval):
-        answer, target = read(content), read(truth)
-        if answer is not None and target is not None:
-            return answer == target
-    return None
+    answer, target = _fraction(content), _fraction(truth)
+    return None if answer is None or target is None else answer == target
 
 
 def _fraction(text: str) -> Fraction | None:
@@ -121,20 +117,6 @@ def _fraction(text: str) -> Fraction | None:
         return None
     value = Fraction(int(match["p"] or match["num"]), int(match["q"] or match["den"] or 1))
     return -value if match["sign"] else value
-
-
-def _point_or_interval(text: str) -> tuple[str, str, tuple[Fraction, ...]] | None:
-    """Brackets and components of `(p,q,...)` or of an interval with increasing ends, all of them plain fractions."""
-    text = _SPACING.sub("", text)
-    opening, closing = text[:1], text[-1:]
-    values = [_fraction(part) for part in text[1:-1].split(",")]
-    components = tuple(value for value in values if value is not None)
-    if len(components) < len(values) or len(components) < 2:
-        return None
-    is_point = opening == "(" and closing == ")"
-    # With ends in the wrong order, SymPy makes every interval the empty set.
-    is_interval = opening in "[(" and closing in "])" and len(components) == 2 and components[0] < components[1]
-    return (opening, closing, components) if is_point or is_interval else None
 
 
 def bounded(response: str) -> str:

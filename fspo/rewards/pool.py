@@ -84,6 +84,9 @@ class _Launcher:
         (value,) = REPLY.unpack(data)
         return int(value)
 
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def close(self) -> None:
         self._socket.close()
         try:
@@ -134,10 +137,7 @@ class WorkerPool:
             self._reset()
         worker = self._slots.get()
         try:
-            if worker is not None and worker.launcher is not self._launcher:
-                worker.connection.close()
-                worker = None
-            # One retry after a crash: the kernel may have killed the worker for another reason.
+            # One retry after a crash: the kernel may have killed the worker, or its launcher, for another reason.
             for last_try in (False, True):
                 if worker is None:
                     worker = self._start()
@@ -170,20 +170,12 @@ class WorkerPool:
         return Status(status), bool(cacheable)
 
     def _start(self) -> _Worker:
-        """A new worker; a launcher that has died since is replaced once."""
-        for last_try in (False, True):
-            with self._lock:
-                if self._launcher is None:
-                    self._launcher = _Launcher(self.time_limit_s, self.memory_limit_mb)
-                    weakref.finalize(self, self._launcher.close)
-                launcher = self._launcher
-            try:
-                return _Worker(launcher)
-            except OSError as error:
-                self._drop(launcher)
-                if last_try:
-                    raise WorkerStartError("the math-verify launcher died twice in a row") from error
-        raise AssertionError("unreachable")
+        with self._lock:
+            if self._launcher is None or self._launcher.ended():
+                self._launcher = _Launcher(self.time_limit_s, self.memory_limit_mb)
+                weakref.finalize(self, self._launcher.close)
+            launcher = self._launcher
+        return _Worker(launcher)
 
     def _bury(self, worker: _Worker, stuck: bool) -> Status:
         """Collect a dead or stuck worker and say what ended it."""
@@ -200,16 +192,10 @@ class WorkerPool:
         try:
             return worker.launcher.reap(worker.pid)
         except OSError:
-            self._drop(worker.launcher)
+            worker.launcher.close()
             return None
-
-    def _drop(self, launcher: _Launcher) -> None:
-        with self._lock:
-            if self._launcher is launcher:
-                self._launcher = None
-        launcher.close()
 
     def close(self) -> None:
         """End all processes. The pool starts new ones if it is used again."""
         if os.getpid() == self._pid and self._launcher is not None:
-            self._drop(self._launcher)
+            self._launcher.close()

@@ -15,14 +15,6 @@ from fspo.rewards.verdict import Status, Verdict
 
 _CACHE_SIZE = 65_536
 
-Key = tuple[str, str, bool]
-"""Decisive part, ground truth, exact: what a cached verdict depends on."""
-
-
-def _key(task: Task) -> Key | None:
-    part, _, truth, exact = task
-    return None if part is None else (part, truth, exact)
-
 
 class MathScorer:
     r"""Scores responses against ground truths by math-verify, in worker processes: their crashes cannot end the caller.
@@ -65,19 +57,16 @@ class MathScorer:
         self._pool = WorkerPool(n_workers, time_limit_s, memory_limit_mb)
         self._normalise = normalise
         self._lock = threading.Lock()
-        self._cache: OrderedDict[Key, Status] = OrderedDict()
-        self._in_progress: dict[Key, threading.Event] = {}
+        #: The oldest first, by what a verdict depends on: decisive part, ground truth, exact.
+        self._cache: OrderedDict[tuple[str, str, bool], Status] = OrderedDict()
         self._counts: Counter[str] = Counter()
 
     def score(self, response: str, ground_truth: str) -> Verdict:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
 
         Raises:
-            TypeError: the response or the ground truth is not a string.
             WorkerStartError: math-verify cannot be run at all on this machine.
         """
-        if not isinstance(response, str) or not isinstance(ground_truth, str):
-            raise TypeError(f"expected a response and a ground truth, got {type(response)} and {type(ground_truth)}")
         text, truth = bounded(response), ground_truth.strip()
         part = decisive_part(text)
         status = plain = self._status((part, text, truth, False))
@@ -104,66 +93,37 @@ class MathScorer:
             return list(executor.map(self.score, responses, ground_truths))
 
     def _status(self, task: Task) -> Status:
-        """Threads that ask for the same decisive part wait until the verdict of the first is cached."""
-        status = self._without_worker(task)
-        if status is not None:
-            return status
-        key = _key(task)
-        if key is None:
-            return self._judge(task)
-        with self._lock:
-            other = self._in_progress.get(key)
-            if other is None:
-                self._in_progress[key] = threading.Event()
-        if other is not None:
-            other.wait()
-            status = self._without_worker(task)
-            return self._judge(task) if status is None else status
-        try:
-            return self._judge(task)
-        finally:
-            with self._lock:
-                self._in_progress.pop(key).set()
-
-    def _without_worker(self, task: Task) -> Status | None:
-        part, text, truth, _ = task
+        part, text, truth, exact = task
         if not text.strip():
             return Status.NO_ANSWER
-        key = _key(task)
-        if part is None or key is None:
-            return None
-        equal = decide_exactly(part, truth)
-        if equal is not None:
+        if part is None:
+            return self._pool.run(task)[0]
+        if (equal := decide_exactly(part, truth)) is not None:
             with self._lock:
                 self._counts["decided_exactly"] += 1
             return Status.CORRECT if equal else Status.WRONG
+        key = (part, truth, exact)
         with self._lock:
-            status = self._cache.get(key)
-            if status is not None:
-                self._cache.move_to_end(key)
+            if (known := self._cache.get(key)) is not None:
                 self._counts["from_cache"] += 1
-        return status
-
-    def _judge(self, task: Task) -> Status:
+                return known
         status, cacheable = self._pool.run(task)
-        key = _key(task)
         # A crash may have had another cause, so the same answer is judged again next time.
-        if key is not None and cacheable and status is not Status.CRASHED:
+        if cacheable and status is not Status.CRASHED:
             with self._lock:
                 self._cache[key] = status
                 if len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
         return status
 
-    def counts(self) -> dict[str, int]:
+    def counts(self) -> Counter[str]:
         """Number of verdicts since the start, by status.
 
-        Every status is present. Further keys are `normalised` (verdicts that differ from math-verify's own),
-        `decided_exactly` and `from_cache` (judgements that needed no worker), and `workers_replaced`.
+        Further keys are `normalised` (verdicts that differ from math-verify's own), `decided_exactly` and `from_cache`
+        (judgements that needed no worker), and `workers_replaced`.
         """
         with self._lock:
-            counts = {key: self._counts[key] for key in [*Status, "normalised", "decided_exactly", "from_cache"]}
-        return {str(key): n for key, n in counts.items()} | {"workers_replaced": self._pool.replaced}
+            return self._counts + Counter(workers_replaced=self._pool.replaced)
 
     def close(self) -> None:
         """End the worker processes; they start again if the scorer is used again."""

@@ -12,14 +12,12 @@ def soft_overlong_penalty(response_length: int, max_response_length: int, buffer
     `L_max - L_cache`, then `((L_max - L_cache) - L) / L_cache`, and -1 beyond `L_max`.
 
     Raises:
-        ValueError: a negative length, or a buffer outside (0, max_response_length].
+        ValueError: a buffer outside (0, max_response_length].
     """
     if not 0 < buffer_length <= max_response_length:
         raise ValueError(
             f"buffer_length={buffer_length}: it must be positive and at most max_response_length={max_response_length}"
         )
-    if response_length < 0:
-        raise ValueError(f"response_length={response_length} is negative")
     free = max_response_length - buffer_length
     return min(0.0, max(-1.0, (free - response_length) / buffer_length))
 

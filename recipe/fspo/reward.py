@@ -32,7 +32,6 @@ def compute_score(
     overlong_buffer: int | None = 0,
     overlong_weight: float = 1.0,
     max_response_length: int | None = None,
-    flags: bool = True,
     n_workers: int | None = None,
     time_limit_s: float = 1.0,
     memory_limit_mb: int = 1024,
@@ -51,7 +50,6 @@ def compute_score(
         format_weight: weight of `fspo.rewards.format_reward`.
         overlong_buffer: tokens of DAPO's soft overlong penalty; 0 or None turns it off. Needs `max_response_length` and
             the reward manager of `recipe.fspo.reward_manager`, which tells the length of the response in tokens.
-        flags: whether to report the flags below; without them, count the statuses with `fspo.rewards.status_rates`.
         n_workers, time_limit_s, memory_limit_mb: see `fspo.rewards.MathScorer`; per reward worker of verl.
         normalise: whether mathematical answers are normalised before math-verify judges them; False gives its own
             verdicts.
@@ -88,8 +86,8 @@ def compute_score(
     return {
         "score": score,
         "acc": verdict.score,
-        **({"acc_plain": float(verdict.plain is Status.CORRECT)} if flags else {}),
-        **{flag.value: float(verdict.status is flag) for flag in FLAGS if flags},
+        "acc_plain": float(verdict.plain is Status.CORRECT),
+        **{flag.value: float(verdict.status is flag) for flag in FLAGS},
         "response_length": length,
         "status": verdict.status.value,
         "data_source": data_source,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,12 +26,6 @@ _SHOWN: Final = 300  # characters of a response and a ground truth in a message
 _ASK_S: Final = 30.0
 
 
-def _checked(result: Any) -> Any:
-    if (problem := result_problem(result)) is not None:
-        raise BadReward(problem)
-    return result
-
-
 class TokenLengthRewardManager(NaiveRewardManager):
     """Puts `response_length` (tokens) and a missing `problem_id` into `extra_info` before the reward function runs.
 
@@ -45,15 +38,6 @@ class TokenLengthRewardManager(NaiveRewardManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.failure: str | None = None
-        reward = self.compute_score
-        if inspect.iscoroutinefunction(reward):
-
-            async def checked(**given: Any) -> Any:
-                return _checked(await reward(**given))
-
-            self.compute_score = checked
-        else:
-            self.compute_score = lambda **given: _checked(reward(**given))
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """As verl's, with what :mod:`fspo.evaluation` and the trainer read of a response.
@@ -78,6 +62,9 @@ class TokenLengthRewardManager(NaiveRewardManager):
             info["problem_id"] = problem
         try:
             result: dict[str, Any] = await super().run_single(data)
+            returned = result["reward_extra_info"]  # of a reward that returns a number, that number as acc
+            if (wrong := result_problem(returned if "score" in returned else result["reward_score"])) is not None:
+                raise BadReward(wrong)
         except Exception as error:
             response = self.tokenizer.decode(tokens[: int(mask.sum())], skip_special_tokens=True)
             message = self._message(row, response, error)

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fspo.rewards import MathScorer, Status
 from fspo.rewards.extraction import bounded, decisive_part
@@ -104,16 +102,4 @@ def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -
         for response, truth in ((r"\boxed{50\%}", "50"), (r"\boxed{1.41421356}", r"\sqrt{2}")):
             verdict = plain.score(response, truth)
             assert verdict.status is verdict.plain is scorer.score(response, truth).plain
-        assert plain.counts()["normalised"] == 0
     assert scorer.counts()["normalised"] >= 2
-
-
-@settings(max_examples=150)
-@given(
-    content=st.text(alphabet="0123456789.,;:%$*{}()[]<>\\ xknABCepiortcdfras^_|=+-/", max_size=40),
-    truth=st.text(alphabet="0123456789.,%{}()[]<>\\ xkA=pi", min_size=1, max_size=20),
-)
-def test_any_text_is_rewritten_or_left_and_a_rewritten_pair_is_final(content: str, truth: str) -> None:
-    found = rewritten(f"\\boxed{{{content}}}", truth.strip() or "1")
-    if found is not None:
-        assert found[0].startswith("\\boxed{") and found[1]

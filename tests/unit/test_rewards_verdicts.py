@@ -56,8 +56,7 @@ def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(
     # All known errors are right answers that math-verify 0.9 does not recognise; accepting a wrong one would be worse.
     assert all(row["label"] for row in wrong)
     assert len(wrong) / len(LABELLED) < 0.03
-    counts = scorer.counts()
-    assert counts["timeout"] == counts["crashed"] == counts["refused"] == counts["bad_truth"] == 0
+    assert not {"timeout", "crashed", "refused", "bad_truth"} & scorer.counts().keys()
 
 
 FILLER = "We add $12$ and $30$, so $x = 42$ and the second value is 7.\nThis holds for $n \\geq 3$. "
@@ -101,14 +100,6 @@ def random_number(rng: random.Random) -> str:
     return sign + rng.choice([f"{a}", f"{a}", f"{a}/{b}", rf"\frac{{{a}}}{{{b}}}", rf"\dfrac{{{a}}}{{{b}}}"])
 
 
-def random_object(rng: random.Random) -> str:
-    if rng.random() < 0.4:
-        return random_number(rng)
-    opening, closing = rng.choice(["[", "("]), rng.choice(["]", ")"])
-    inner = rng.choice([",", ", "]).join(random_number(rng) for _ in range(rng.choice([2, 2, 3])))
-    return rng.choice([f"{opening}{inner}{closing}", rf"\left{opening}{inner}\right{closing}"])
-
-
 SENTENCES = (
     "answer is %s",
     "answer is $%s$.",
@@ -121,9 +112,9 @@ SENTENCES = (
 
 def exact_decisions(rng: random.Random, n: int) -> Iterator[tuple[str, str, bool]]:
     while n:
-        truth = random_object(rng)
+        truth = random_number(rng)
         digits = str(rng.randint(0, 9)), str(rng.randint(0, 9))
-        content = rng.choice([truth.replace(*digits), truth, random_object(rng)])
+        content = rng.choice([truth.replace(*digits), truth, random_number(rng)])
         part = rng.choice(SENTENCES) % content if rng.random() < 0.5 else f"\\boxed{{{content}}}"
         decision = decide_exactly(part, truth)
         if decision is not None:
@@ -151,24 +142,13 @@ def test_exact_decisions_agree_with_direct_math_verify(n: int) -> None:
         (r"\boxed{" + "(" * 50 + "1" + ")" * 50 + "}", "1", Status.REFUSED),
         (r"\boxed{1000000000!}", "1", Status.REFUSED),
         (r"\boxed{2}", "", Status.BAD_TRUTH),
-        (r"\boxed{x}", "", Status.BAD_TRUTH),
+        (r"\boxed{x>1}", r"x\ne1", Status.COMPARE_FAILED),
     ],
 )
 def test_statuses(scorer: MathScorer, response: str, truth: str, status: Status) -> None:
     verdict = scorer.score(response, truth)
     assert verdict.status is status
     assert verdict.score == (1.0 if status is Status.CORRECT else 0.0)
-
-
-def test_failing_comparison_has_a_status_of_its_own(scorer: MathScorer) -> None:
-    assert scorer.score(r"\boxed{x>1}", r"x\ne1").status is Status.COMPARE_FAILED
-
-
-def test_batch_and_single_calls_give_the_same_verdicts_whatever_the_order(scorer: MathScorer) -> None:
-    rows = random.Random(3).sample(LABELLED, 60)
-    with MathScorer(n_workers=2, normalise=False) as fresh:
-        batch = fresh.score_batch([row["response"] for row in rows], [row["truth"] for row in rows])
-    assert batch == [scorer.score(row["response"], row["truth"]) for row in rows]
 
 
 def test_equal_parts_in_one_batch_are_judged_once(scorer: MathScorer) -> None:
@@ -186,23 +166,11 @@ def test_unreadable_part_falls_back_to_each_whole_response(scorer: MathScorer) -
     assert [verdict.score for verdict in verdicts] == [direct(response, "2") for response in responses]
 
 
-@pytest.mark.parametrize(
-    ("response", "content"),
-    [
-        (r"so \boxed{3}", "3"),
-        ("\\[\n\\boxed{ \\frac{1}{2} }\n\\].", r"\frac{1}{2}"),
-        (r"\boxed{3} or so", None),
-        (r"\boxed{3}\%", None),
-        (r"\boxed{2} \boxed{3}", None),
-        (r"\boxed{3", None),
-        (r"\boxed{}", None),
-        (r"\boxed{$3$}", None),
-        (r"\boxed 3", None),
-        ("no box", None),
-    ],
-)
-def test_final_box(response: str, content: str | None) -> None:
-    assert final_box(response) == content
+def test_final_box() -> None:
+    assert final_box(r"so \boxed{3}") == "3"
+    assert final_box("\\[\n\\boxed{ \\frac{1}{2} }\n\\].") == r"\frac{1}{2}"
+    undecided = (r"\boxed{3} or so", r"\boxed{3}\%", r"\boxed{2} \boxed{3}", r"\boxed{3", r"\boxed{}", r"\boxed{$3$}")
+    assert [final_box(response) for response in (*undecided, r"\boxed 3", "no box")] == [None] * 8
 
 
 def test_bounded_keeps_the_end_and_the_last_box() -> None:
@@ -214,10 +182,8 @@ def test_bounded_keeps_the_end_and_the_last_box() -> None:
 
 
 def test_wrong_arguments_are_named(scorer: MathScorer) -> None:
-    with pytest.raises(ValueError, match="2 responses but 1 ground truths"):
+    with pytest.raises(ValueError, match="2 responses but 1"):
         scorer.score_batch(["1", "2"], ["1"])
-    with pytest.raises(TypeError, match="NoneType"):
-        scorer.score(None, "1")  # type: ignore[arg-type]
     for arguments in ({"n_workers": 0}, {"time_limit_s": 0.0}, {"memory_limit_mb": 10}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             MathScorer(**arguments)  # type: ignore[arg-type]
