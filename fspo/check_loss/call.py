@@ -140,8 +140,6 @@ class PolicyLoss:
                 f"verl calls a policy loss with the keyword arguments {', '.join(ARGUMENTS)}, and this one cannot be "
                 f"called so ({error}): give them these names, and end its parameters with **_"
             ) from None
-        except ValueError:
-            pass  # a function without a signature; the first call tells
 
     def value(self, batch: Batch, dp_size: int = 1, whole: Batch | None = None, seed: int = 0) -> torch.Tensor:
         """The scalar of one micro-batch of ``whole``.
@@ -172,21 +170,15 @@ class PolicyLoss:
                 )
         except (Exception, SystemExit) as error:
             frames = traceback.extract_tb(error.__traceback__)
-            place = next((each for each in reversed(frames) if each.filename != __file__), frames[-1])
-            remedy = "see what it expects"
-            if isinstance(error, MissingSetting):
-                remedy = f"give it with --config {error.key}=VALUE"
-            elif isinstance(error, KeyError):
-                remedy = "if it is a key of config, give it with --config KEY=VALUE"
-            what = f"{type(error).__name__} {' '.join(str(error).split())[:300]}".strip()
+            place = next(each for each in reversed(frames) if each.filename != __file__)
+            key = error.key if isinstance(error, MissingSetting) else "KEY"
+            remedy = f"a setting that config lacks is given with --config {key}=VALUE"
+            what = " ".join(f"{type(error).__name__} {error}".split())
             raise LossError(f"the loss raises {what} ({place.filename}:{place.lineno}): {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
-            what = f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else repr(scalar)
-            raise LossError(
-                f"the loss returns {what[:80]}: return the scalar tensor to differentiate, or a tuple of it and a "
-                "dictionary of metrics"
-            )
+            what = f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else type(scalar)
+            raise LossError(f"the loss returns {what}: return a scalar tensor, or a tuple of it and a dict of metrics")
         return scalar.reshape(())
 
     def gradient(
@@ -201,8 +193,5 @@ class PolicyLoss:
                 "what the loss returns does not depend on log_prob for autograd: do not detach it, and compute it "
                 "outside torch.no_grad()"
             )
-        try:
-            (gradient_BT,) = torch.autograd.grad(scalar, leaf_BT, allow_unused=True)
-        except RuntimeError as error:
-            raise LossError(f"the backward pass of the loss raises {error}: see what it expects") from error
+        (gradient_BT,) = torch.autograd.grad(scalar, leaf_BT, allow_unused=True)
         return torch.zeros_like(leaf_BT) if gradient_BT is None else gradient_BT, float(scalar.detach())

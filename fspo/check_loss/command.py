@@ -10,8 +10,8 @@ Exit status: 0 if every check passed, 1 if one failed, 2 if a loss could not be 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
+import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,28 +122,21 @@ def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = No
     Raises:
         LossError: If it cannot be imported, is not there, cannot be called, or does not take the settings.
     """
-    module_name, colon, function_name = name.partition(":")
-    if not colon or not module_name or not function_name:
-        raise LossError(f"{name} is not of the form module:function: give, for example, my_loss:policy_loss")
     try:
-        module = importlib.import_module(module_name)
+        function = pkgutil.resolve_name(name)
     except (Exception, SystemExit) as error:
+        module, _, attribute = name.partition(":")
+        close = did_you_mean(attribute, dir(sys.modules.get(module)))
         raise LossError(
-            f"{module_name} cannot be imported ({type(error).__name__}: {error}): start in the folder that holds it, "
-            "or install its package"
+            f"it cannot be imported ({type(error).__name__}: {error}){close}: give MODULE:FUNCTION, and start in the "
+            "folder that holds the module, or install its package"
         ) from error
-    if not hasattr(module, function_name):
-        raise LossError(
-            f"{module_name} has no {function_name}{did_you_mean(function_name, dir(module))}: name the function that "
-            "is to be registered with verl"
-        )
-    function = getattr(module, function_name)
     if isinstance(function, PolicyLoss):
         if settings or loss_agg_mode:
             raise LossError(f"{name} has settings of its own: leave --config and --loss-agg-mode out")
         return function
     if not callable(function):
-        raise LossError(f"{name} is {str(function)[:80]!r}, which cannot be called: name the loss function")
+        raise LossError("this is not a function: give MODULE:FUNCTION")
     return PolicyLoss(function, configured(settings), loss_agg_mode or "token-mean")
 
 
@@ -163,8 +156,6 @@ def configured(settings: Sequence[str]) -> Config:
         for part in path:
             place += f"{part}."
             level = level.setdefault(part, Config(place=place))
-            if not isinstance(level, Config):
-                raise LossError(f"--config {setting}: {part} is a value, not a group of settings: leave it out")
         try:
             level[last] = json.loads(text)
         except ValueError:

@@ -67,25 +67,23 @@ class _Held(TorchFunctionMode):
         return type(value)(map(self._hold, value)) if type(value) in (list, tuple) else value
 
 
-def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor, held: bool) -> list[torch.Tensor]:
-    """Central differences of a scalar function by the entries of ``at_BT`` inside the mask, one tensor for each step.
+def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor) -> list[torch.Tensor]:
+    """Central differences by the entries of ``at_BT`` inside the mask, one tensor for each step.
+
+    What the function detaches is held at its value at ``at_BT``.
 
     Args:
         value: The function; it may use autograd and ``torch.no_grad()``.
         at_BT: Where, float64 [B, T].
         mask_BT: Which entries; the others are 0 in the result.
-        held: Hold what the function detaches at its value at ``at_BT``.
     """
     with _Held() as base:
         value(at_BT.clone().requires_grad_())
     recorded = [each.detach() for each in base.seen]
 
     def evaluate(point_BT: torch.Tensor) -> float:
-        point_BT = point_BT.requires_grad_()
-        if not held:
-            return float(value(point_BT).detach())
         with _Held(recorded):
-            result = value(point_BT)
+            result = value(point_BT.requires_grad_())
         return float(result.detach())
 
     found = []

@@ -37,27 +37,6 @@ class TokenKinds:
         shift *= sigma / math.sqrt(float(np.mean(p * (1 - p) * shift**2)))
         return cls(p, 1 / (1 + np.exp(-(logit + shift))))
 
-    @property
-    def kl_per_token(self) -> float:
-        """KL(pi_old || pi) per token, in nats: the exact drift is ``-L`` times this."""
-        p, q = self.p_J, self.q_J
-        return float(np.mean(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))))
-
-    @property
-    def sigma(self) -> float:
-        """Standard deviation of the log-ratio of one token: ``Var(S) = sigma**2 * L`` exactly."""
-        up, down = self._log_ratios_J()
-        return float(math.sqrt(np.mean(self.p_J * up**2 + (1 - self.p_J) * down**2) - self.kl_per_token**2))
-
-    def log_ratios(self, length_B: Lengths, rng: np.random.Generator) -> Array:
-        """S of sequences of the given lengths, by counting hits per kind instead of drawing tokens one by one."""
-        kinds = self.p_J.size
-        positions_BJ = rng.multinomial(length_B, np.full(kinds, 1 / kinds))
-        hits_BJ = rng.binomial(positions_BJ, self.p_J)
-        up, down = self._log_ratios_J()
-        result: Array = hits_BJ @ up + (positions_BJ - hits_BJ) @ down
-        return result
-
     def log_probs(
         self, length_B: Lengths, width: int, rng: np.random.Generator
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -69,6 +48,3 @@ class TokenKinds:
         log_prob_BT = np.where(mask_BT, np.log(np.where(hit_BT, q_BT, 1 - q_BT)), 0.0)
         old_log_prob_BT = np.where(mask_BT, np.log(np.where(hit_BT, p_BT, 1 - p_BT)), 0.0)
         return torch.from_numpy(log_prob_BT), torch.from_numpy(old_log_prob_BT), torch.from_numpy(mask_BT)
-
-    def _log_ratios_J(self) -> tuple[Array, Array]:
-        return np.log(self.q_J / self.p_J), np.log((1 - self.q_J) / (1 - self.p_J))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fspo.check_loss.call import LossError
 from fspo.check_loss.command import configured, main
 
 SOURCE = """
@@ -28,9 +27,6 @@ def fed(config, **given):
     assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
     return sound(config=config, **given)
 
-def quits(**_):
-    raise SystemExit(3)
-
 def undefined(log_prob, **_):
     return log_prob.sum() * float("nan")
 
@@ -41,58 +37,47 @@ bound = PolicyLoss(sound, Config(global_batch_info={}))
 """
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "check_loss_example.py").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "check_loss_quits.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
 
 
-def test_a_sound_loss_conforms(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check_loss_example:sound"]) == 0
-    output = capsys.readouterr().out
-    assert output.count("\nok ") == 8 and "FAIL" not in output and "conforms: 8 checks" in output
-    assert "per token ~ L^-1.00" in output and "weight near the old policy: token" in output
-    assert "clip at 0.03" in output and "keeps 100.0%" in output and "LRE symmetric  0.000 [0.000, 0.000]" in output
-
-
-def test_a_faulty_one_does_not(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check_loss_example:mean"]) == 1
-    output = capsys.readouterr().out
-    assert "FAIL  micro-batches" in output and "does not conform: padding, micro-batches" in output
-    assert main(["check_loss_example:fed", "--config", "policy_loss.beta=0.5", "--config", "name=x"]) == 0
-    capsys.readouterr()
-    assert main(["check_loss_example:undefined"]) == 1
-    output = capsys.readouterr().out
-    assert "FAIL  direction" in output and "keeps 0.0% of" in output
-
-
-def test_one_that_cannot_be_checked_does_not_keep_the_others_waiting(
-    own: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("arguments", "status", "lines"),
+    [
+        (["sound"], 0, ["conforms: 8 checks", "per token ~ L^-1.00", "the old policy: token", "keeps 100.0%",
+                        "LRE symmetric  0.000 [0.000, 0.000]"]),
+        (["mean"], 1, ["FAIL  micro-batches", "does not conform: padding, micro-batches"]),
+        (["fed", "--config", "policy_loss.beta=0.5", "--config", "name=x"], 0, ["conforms"]),
+        (["undefined"], 1, ["FAIL  direction", "keeps 0.0% of"]),
+        (["hungry", "check_loss_example:sound"], 2, ["check_loss_example:hungry", "conforms: 8 checks"]),
+    ],
+)  # fmt: skip
+def test_the_report_and_the_exit_status(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, lines: list[str]
 ) -> None:
-    assert main(["check_loss_example:hungry", "check_loss_example:sound"]) == 2
-    output = capsys.readouterr()
-    assert "check_loss_example:hungry" in output.err and "conforms: 8 checks" in output.out
+    assert main([f"check_loss_example:{arguments[0]}", *arguments[1:]]) == status
+    output = "".join(capsys.readouterr())
+    assert all(line in output for line in lines) and (status or "FAIL" not in output), output
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["check_loss_example"], "module:function"),
-        (["no_such_module:f"], "ModuleNotFoundError"),
+        (["check_loss_example"], "MODULE:FUNCTION"),
+        (["no_such_module:f"], "install its package"),
         (["check_loss_example:sond"], "did you mean sound?"),
-        (["check_loss_example:number"], "'3'"),
-        (["check_loss_example:quits"], "SystemExit 3"),
+        (["check_loss_example:number"], "MODULE:FUNCTION"),
         (["check_loss_quits:sound"], "SystemExit"),
         (["check_loss_example:hungry"], "--config policy_loss.beta=VALUE"),
         (["check_loss_example:sound", "--config", "clip"], "KEY=VALUE"),
-        (["check_loss_example:sound", "--config", "clip_ratio.low=1"], "clip_ratio.low=1"),
-        (["check_loss_example:bound", "--config", "clip_ratio=1"], "leave --config"),
+        (["check_loss_example:bound", "--config", "clip_ratio=1"], "--config"),
     ],
 )
 def test_what_cannot_be_checked_ends_with_a_sentence(
-    own: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
@@ -104,5 +89,3 @@ def test_settings_are_read_as_values() -> None:
     config = configured(["clip_ratio_high=0.28", "policy_loss.vespo.k_pos=2", "loss_agg_mode=token-sum"])
     assert (config.clip_ratio_high, config.policy_loss.vespo.k_pos, config.loss_agg_mode) == (0.28, 2, "token-sum")
     assert config.get("clip_ratio_c", 20.0) == 3.0
-    with pytest.raises(LossError, match="KEY=VALUE"):
-        configured(["policy_loss.=1"])
