@@ -42,8 +42,6 @@ class Record:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
             raise NotAnAccuracyError(f"score={self.score} of {self.problem_id}: an accuracy must lie in [0, 1]")
-        if self.response_length < 0:
-            raise ValueError(f"response_length={self.response_length} of {self.problem_id} is negative")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -73,15 +71,9 @@ def read_records(path: Path) -> list[Record]:
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Probability that k of n responses, drawn without replacement, hold a correct one: `1 - C(n-c, k) / C(n, k)`.
 
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1), in its numerically stable product form.
-
-    Raises:
-        ValueError: not 0 <= correct <= n, or not 1 <= k <= n.
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, equation 1), in its numerically stable product form;
+    0 <= correct <= n and 1 <= k <= n.
     """
-    if not 0 <= correct <= n:
-        raise ValueError(f"correct={correct} must lie between 0 and n={n}")
-    if not 1 <= k <= n:
-        raise ValueError(f"k={k} must lie between 1 and the number of responses, {n}")
     if n - correct < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))

@@ -132,7 +132,7 @@ class LengthFunnel:
         """Restore what :meth:`state_dict` returned, in place."""
         self._begin_step()
         self._under_way, self._started = int(state["under_way"]), int(state["started"])
-        self._columns[: len(state["ended"])] = state["ended"]  # older checkpoints have the stages alone
+        self._columns[:] = state["ended"]
         self._tokens = dict(state["tokens"])
         self.first_issue = dict(state["first_issue"])
 

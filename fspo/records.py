@@ -61,10 +61,8 @@ def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]
     problems = [] if problems is None else problems
     try:
         return _object(path.read_text(encoding="utf-8", errors="replace"), str(path), problems) or {}
-    except FileNotFoundError:
-        problems.append(f"{path}: missing")
     except OSError as error:
-        problems.append(f"{path}: cannot be read ({error})")
+        problems.append(f"{path}: {error.strerror}")
     return {}
 
 
@@ -82,12 +80,10 @@ def numbered_lines(path: Path, problems: list[str] | None = None) -> Iterator[tu
             for number, text in enumerate(file, start=1):
                 if text.strip() and (value := _object(text, f"{path}:{number}", reported)) is not None:
                     yield number, value
-    except FileNotFoundError:
-        reported.append(f"{path}: missing")
     except OSError as error:
-        if problems is None:
+        if problems is None and not isinstance(error, FileNotFoundError):
             raise
-        reported.append(f"{path}: cannot be read ({error})")
+        reported.append(f"{path}: {error.strerror}")
 
 
 def complete_lines(path: Path) -> list[dict[str, Any]]:
@@ -158,8 +154,6 @@ def from_record(record: Mapping[str, Any]) -> SequenceSums:
     try:
         rows = torch.tensor(record["rows"], dtype=torch.float64).reshape(-1, 1 + len(FIELDS))
         hist = torch.tensor(record["hist"], dtype=torch.int64).reshape(-1, 3)
-        if bool((rows[:, 0] < 0).any() or (hist < 0).any()):
-            raise ValueError("a bin or a count is negative")
         sums.sums_KF[rows[:, 0].long()] = rows[:, 1:]
         sums.hist_KH[hist[:, 0], hist[:, 1]] = hist[:, 2]
     except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:

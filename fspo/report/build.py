@@ -18,9 +18,9 @@ from fspo.files import atomic_path, check_folder, is_own_json, write_json
 from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_record_table
 from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
-from fspo.report.findings import compared, differing_settings, findings, mixed_settings
+from fspo.report.findings import compared, differing_settings, findings
 from fspo.report.funnel import funnel_table
-from fspo.report.groups import LengthProfile, RunGroup, clip_profiles, group_runs, shared_starts, standard_measures
+from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, shared_starts, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.samples import shown_samples
 from fspo.report.tables import NOT_RUN, final_numbers, grid_table, paired_differences, provenance_table
@@ -68,7 +68,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     problems += [problem for run in loaded for problem in run.problems]
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
     missing = sum(not folder.is_dir() for folder in planned)
-    comparisons = _comparisons(runs, out / "figures", problems) if runs else []
+    comparisons = _comparisons(runs, out / "figures") if runs else []
     text = _TEMPLATES.get_template("page.html").render(
         title=title,
         runs=len(runs),
@@ -102,7 +102,7 @@ def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
     return list(kept.values())
 
 
-def _comparisons(runs: Sequence[Run], figures: Path, problems: list[str]) -> list[dict[str, Any]]:
+def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
     """What the page shows of each comparison; of its tables only those with content."""
     groups, starts = group_runs(runs), shared_starts(runs)
     # A measure of a run is looked up several times per table.
@@ -112,7 +112,6 @@ def _comparisons(runs: Sequence[Run], figures: Path, problems: list[str]) -> lis
     for name in dict.fromkeys(group.comparison for group in groups):
         chosen = [group for group in groups if group.comparison == name]
         settings, profiles = differing_settings(chosen), clip_profiles(chosen, starts)
-        problems += mixed_settings(chosen, settings)
         tables = {
             "final": final_numbers(chosen, measures),
             "paired": paired_differences(chosen, measures),
@@ -133,10 +132,7 @@ def _comparisons(runs: Sequence[Run], figures: Path, problems: list[str]) -> lis
 
 
 def _draw(
-    groups: Sequence[RunGroup],
-    profiles: Mapping[str, Mapping[str, LengthProfile | None]],
-    looks: Mapping[str, Look],
-    prefix: Path,
+    groups: Sequence[RunGroup], profiles: Profiles, looks: Mapping[str, Look], prefix: Path
 ) -> dict[str, dict[str, str]]:
     """Draw the figures as files; for the page each one's title, and its PNG in base64."""
     pictures = {}

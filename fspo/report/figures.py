@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentForma
 from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
 from fspo.matching import Sequences
-from fspo.report.groups import LengthProfile, RunGroup, problems_interval
+from fspo.report.groups import LengthProfile, Profiles, RunGroup, problems_interval
 from fspo.report.runs import Array, Run
 from fspo.report.tables import show_lre
 from fspo.sums import SequenceSums
@@ -94,9 +94,7 @@ def curves(runs: Sequence[Run]) -> list[Curve]:
 
 
 def comparison_figures(
-    groups: Sequence[RunGroup],
-    profiles: Mapping[str, Mapping[str, LengthProfile | None]],
-    looks: Mapping[str, Look],
+    groups: Sequence[RunGroup], profiles: Profiles, looks: Mapping[str, Look]
 ) -> Iterator[tuple[str, str, Figure]]:
     """All figures of one comparison with the names of their files and their titles, for :data:`STYLE`.
 

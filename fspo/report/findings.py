@@ -6,7 +6,7 @@ three such seeds nothing is claimed, and nothing from runs of one seed that ende
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from fspo.fairness import Interval
 from fspo.report.groups import (
-    LengthProfile,
     Measure,
+    Profiles,
     RunGroup,
     group_interval,
     paired_interval,
@@ -58,19 +58,6 @@ def compared(groups: Sequence[RunGroup], settings: Differing) -> Table:
     return Table(group_heads(groups), rows + [(key, "", [" or ".join(v) for v in values]) for key, values in settings])
 
 
-def mixed_settings(groups: Sequence[RunGroup], settings: Differing) -> list[str]:
-    """A sentence about each group whose runs have different settings: its numbers are of all of them together."""
-    sentences = []
-    for index, group in enumerate(groups):
-        mixed = [f"{key} ({' or '.join(values[index])})" for key, values in settings if len(values[index]) > 1]
-        if mixed:
-            sentences.append(
-                f"{group.comparison}, {group.algo}: its runs are taken together, and differ in {', '.join(mixed)}: "
-                "report on the runs of one setting alone"
-            )
-    return sentences
-
-
 def differing_settings(groups: Sequence[RunGroup]) -> Differing:
     """The settings that are not the same in all runs; reads every run's config.yaml.
 
@@ -86,7 +73,7 @@ def differing_settings(groups: Sequence[RunGroup]) -> Differing:
         absent = "the loss's own, not described" if key == f"{LOSS_KEY}.band" else "not set"
         values = [list(dict.fromkeys(_shown(one.get(key, absent)) for one in group)) for group in by_group]
         if (
-            any(value != values[0] or len(value) > 1 for value in values)
+            len({value for group in values for value in group}) > 1
             and (whole or key.startswith(LOSS_KEY))
             and "seed" not in key
             and not key.startswith("ray_kwargs.")
@@ -103,7 +90,7 @@ def _shown(value: Any) -> str:
 
 def findings(
     groups: Sequence[RunGroup],
-    profiles: Mapping[str, Mapping[str, LengthProfile | None]],
+    profiles: Profiles,
     measures: Sequence[Measure],
     starts: npt.NDArray[np.int64],
 ) -> list[Finding]:

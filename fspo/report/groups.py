@@ -81,14 +81,14 @@ def length_profile(
         return LengthProfile(length_K / count_K, acceptance_counts(sums_MKF, view).error(starts, resamples))
 
 
-def clip_profiles(
-    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]
-) -> dict[str, dict[str, LengthProfile | None]]:
+Profiles = dict[str, dict[str, LengthProfile | None]]
+"""By view and algorithm."""
+
+
+def clip_profiles(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) -> Profiles:
     """Acceptance by length of each group, for the two views that a report shows side by side."""
-    return {
-        view: {group.algo: length_profile(group.runs, starts, view) for group in groups}
-        for view in ("symmetric", "active")
-    }
+    views = ("symmetric", "active")
+    return {view: {group.algo: length_profile(group.runs, starts, view) for group in groups} for view in views}
 
 
 def shared_starts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -135,13 +134,9 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its key, from config.yaml; only those of the loss, from run.json, where that is missing."""
-        try:
-            config = yaml.load(
-                (self.path / CONFIG_FILE).read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            )
-        except (OSError, ValueError, yaml.YAMLError):
-            config = {}
-        loss = self.loss_settings
+        path, loss = self.path / CONFIG_FILE, self.loss_settings
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first in C
+        config = yaml.load(path.read_text("utf-8"), loader) if path.exists() else {}
         return dict(_leaves(config)) | dict(_leaves({LOSS_KEY: dataclasses.asdict(loss) if loss else {}}))
 
     def series(self, *names: str) -> tuple[npt.NDArray[np.int64], Array]:
@@ -173,19 +168,12 @@ def load_run(path: Path) -> Run:
         What could be read, with ``problems`` naming the rest.
     """
     run = Run(path)
-    if not path.is_dir():
-        run.problems.append(f"{path}: not a folder; give the folder that holds {METRICS_FILE}")
-        return run
     run.info = read_object(path / INFO_FILE, run.problems)
     for step, metrics in _records(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):
-        values = {name: v for name, v in metrics.items() if isinstance(v, (int, float)) and math.isfinite(v)}
-        if bad := sorted(name for name in metrics if name not in values and metrics[name] is not None):
-            run.problems.append(f"{path / METRICS_FILE}: step {step}: not a finite number, left out: {', '.join(bad)}")
-        # Validation and training of one step may come on two lines.
+        # Validation and training of one step may come on two lines; null means undefined.
+        values = {name: value for name, value in metrics.items() if value is not None}
         run.steps[step] = run.steps.get(step, {}) | values
     run.steps = dict(sorted(run.steps.items()))
-    if not run.steps:
-        run.problems.append(f"{path / METRICS_FILE}: no step logged")
     sums = _records(
         path / LENGTH_STATS_FILE, run.problems, lambda line: (operator.index(line["minibatch"]), from_record(line))
     )

@@ -23,7 +23,7 @@ def summarise(folder: Path) -> str:
     for name in run.validation_metrics():
         steps, values = run.series(name)
         lines.append(f"held-out {name.removeprefix('val-core/')}")
-        for label, place in (("before", 0), ("after ", -1)):
+        for label, place in [("once  ", -1)] if len(steps) == 1 else [("before", 0), ("after ", -1)]:
             text = f"  {label} (step {steps[place]}): {values[place]:.3f}"
             if (over := problems_interval([run], name, values[place])) is not None:
                 text += f"  95% interval [{over[1]:.3f}, {over[2]:.3f}] over {over[0]} problems"

@@ -64,12 +64,9 @@ def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table
     status: dict[tuple[str, str], dict[int | None, str]] = {}
     for plan in planned.values():
         status.setdefault((plan.comparison, plan.algo), {})[plan.seed] = NOT_RUN
-    by_path = {folder.resolve(): plan for folder, plan in planned.items()}
     for run in runs:
-        # A planned run whose run.json is unreadable still has its place in the grid.
-        place = by_path.get(run.path.resolve(), run)
         text = f"{run.ending}, {max(run.steps)} steps" if run.steps else "no data"
-        status.setdefault((place.comparison, place.algo), {})[place.seed] = text
+        status.setdefault((run.comparison, run.algo), {})[run.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
     rows = [
         (algo, comparison, [row.get(seed, "(not planned)") for seed in seeds])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,20 +26,14 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_sequences(run: Path, rng: np.random.Generator, n: int = 400) -> None:
-    """Two mini-batches: S = 0 in the first, S = 0.03 sqrt(L) * normal in the second."""
-    run.mkdir(parents=True)
-    length = rng.integers(4, 200, n)
+    """Two mini-batches, S = 0 in the first, S = 0.03 sqrt(L) * normal in the second; this one done twice."""
+    run.mkdir(parents=True, exist_ok=True)
+    length, a = rng.integers(4, 200, n), np.arange(n) % 3 - 1.0
+    s = 0.03 * np.sqrt(length) * rng.standard_normal(n)
     rows = [
-        {"step": 1, "minibatch": 0, "S": [0.0] * n, "L": length.tolist(), "A": [1.0] * n},
-        {
-            "step": 1,
-            "minibatch": 1,
-            "S": (0.03 * np.sqrt(length) * rng.standard_normal(n)).tolist(),
-            "L": length.tolist(),
-            "A": (np.arange(n) % 3 - 1.0).tolist(),
-        },
+        {"step": 1, "minibatch": i, "S": (i * s).tolist(), "L": length.tolist(), "A": a.tolist()} for i in (0, 1, 1)
     ]
-    (run / "sequences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "sequences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 1, "mini')
 
 
 def write_run(folder: Path, status: str) -> None:
@@ -47,17 +42,32 @@ def write_run(folder: Path, status: str) -> None:
     (folder / "length_stats.jsonl").write_text("{}\n")
 
 
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Runs that train nothing: those that have ``begun``, in order, and the exit ``codes`` of those that fail."""
+    runs = SimpleNamespace(begun=[], codes={})
+
+    def command_of(run: PlannedRun, request: Request) -> list[str]:
+        folder, code = request.out / run.path, runs.codes.get(run.path, 0)
+        runs.begun.append(run.path)
+        write_run(folder, "failed" if code else "finished")
+        if run.path == "default/fspo/seed1":
+            write_sequences(folder, np.random.default_rng(0))
+        if code != 2:
+            (folder / "metrics.jsonl").touch()
+        return ["sh", "-c", f"exit {code}"]
+
+    monkeypatch.setattr(grid, "command_of", command_of)
+    return runs
+
+
 def test_whole_seeds_first_and_default_clips_before_matched_ones() -> None:
     request = parse(["experiment=demo", "algos=[fspo,gspo]", "seeds=[3,1]", "comparisons=[matched,default]"])
     assert [run.path for run in request.runs()] == [
-        "default/fspo/seed3",
-        "default/gspo/seed3",
-        "default/fspo/seed1",
-        "default/gspo/seed1",
-        "matched/fspo/seed3",
-        "matched/gspo/seed3",
-        "matched/fspo/seed1",
-        "matched/gspo/seed1",
+        f"{comparison}/{algo}/seed{seed}"
+        for comparison in ("default", "matched")
+        for seed in (3, 1)
+        for algo in ("fspo", "gspo")
     ]
     assert request.pilot().path == "default/fspo/seed3"
 
@@ -82,7 +92,6 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("seeds=[1,1]", r"seeds"),
         ("comparisons=[equal]", r"comparisons: 'equal' .*default, matched, matched_active"),
         ("target_clip_rate=1.5", r"target_clip_rate=1\.5 .* 0 and 1"),
-        ("run=0 dry_run=true", r"leave run=N out"),
         ("run=9", r"run=9: .* 0 to 8"),
         ("algo=fspo", r"algo=fspo"),
         ("algos=[fspo,fspo_adaptive]", r"algo=fspo_adaptive was removed: use algo=fspo_quantile"),
@@ -119,50 +128,27 @@ def test_conditions_may_change_as_long_as_no_run_has_begun(tmp_path: Path) -> No
     assert (made["overrides"][-1], len(made["runs"])) == ("trainer.test_freq=5", 1)
 
 
-def test_a_folder_is_what_is_written_and_a_deletion_is_an_override() -> None:
-    assert parse(["out=2026_11_23"]).out == Path.cwd() / "2026_11_23"
-    assert "~trainer.nnodes" in parse(["~trainer.nnodes", "+trainer.nnodes=1"]).overrides
-
-
 def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, runs: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun: list[str] = []
-
-    def command_of(run: PlannedRun, request: Request) -> list[str]:
-        begun.append(run.path)
-        write_run(request.out / run.path, "finished")
-        return ["true"]
-
-    monkeypatch.setattr(grid, "command_of", command_of)
     out = tmp_path / "grid"
     assert grid.run(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}", "dry_run=true"])) == 0
     assert not out.exists() and "default/rloo/seed2: not run" in capsys.readouterr().out
     plan(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}"]))  # and interrupted
     assert grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={out}"])) == 0
-    assert begun == ["default/fspo/seed1", "default/fspo/seed2"]
+    assert runs.begun == ["default/fspo/seed1", "default/fspo/seed2"]
     assert "default/rloo/seed1: not run" in capsys.readouterr().out, "the report is on all that was planned"
 
 
-def test_a_calibration_needs_no_second_pilot_and_says_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[str] = []
-
-    def command_of(run: PlannedRun, request: Request) -> list[str]:
-        begun.append(run.path)
-        if run.comparison == "default" and run.algo == "fspo":
-            write_sequences(request.out / run.path, np.random.default_rng(0))
-        write_run(request.out / run.path, "finished")
-        return ["true"]
-
-    monkeypatch.setattr(grid, "command_of", command_of)
+def test_a_calibration_needs_no_second_pilot_and_says_what_it_lacks(tmp_path: Path, runs: SimpleNamespace) -> None:
     common = ["seeds=[1]", "comparisons=[matched]", f"out={tmp_path}"]
     assert grid.run(parse(["algos=[fspo,rloo]", *common])) == grid.run(parse(["algos=[gspo]", *common])) == 0
-    assert begun == ["default/fspo/seed1", *(f"matched/{algo}/seed1" for algo in ("fspo", "rloo", "gspo"))]
+    assert runs.begun == ["default/fspo/seed1", *(f"matched/{algo}/seed1" for algo in ("fspo", "rloo", "gspo"))]
     (tmp_path / "default/fspo/seed1/sequences.jsonl").unlink()
-    with pytest.raises(BadInput, match=r"comparisons=matched: .*default/fspo/seed1 has no recorded sequences"):
+    with pytest.raises(BadInput, match=r"comparisons=matched: .*default/fspo/seed1.*record_sequences=true"):
         grid.run(parse(["algos=[luspo]", *common]))
+    with pytest.raises(ValueError, match="algo=grpo uses the loss 'vanilla'"):
+        parse(["algos=[grpo]", *common])
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -197,7 +183,8 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     request = parse(["algos=[fspo]", "seeds=[1]", f"out={tmp_path}/jürgen's (1),=[a]&#!"])
     config = composed(*grid.command_of(request.runs()[0], request)[3:])
     assert config.run.dir == f"{tmp_path}/jürgen's (1),=[a]&#!/default/fspo/seed1"
-    assert parse(["out=3"]).out.name == "3"
+    assert parse(["out=3"]).out == Path.cwd() / "3" and parse(["out=2026_11_23"]).out == Path.cwd() / "2026_11_23"
+    assert "~trainer.nnodes" in parse(["~trainer.nnodes", "+trainer.nnodes=1"]).overrides
 
 
 def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) -> None:
@@ -214,6 +201,9 @@ def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) ->
     key = "actor_rollout_ref.actor.policy_loss"
     first_batch = [f"{key}.clip_low={clip:.6g}", f"{key}.clip_high={clip:.6g}"]
     assert found["algos"]["fspo_quantile"]["overrides"] == [*first_batch, f"{key}.target_acceptance=0.8"]
+    write_sequences(tmp_path / "other", np.random.default_rng(1))
+    later = calibrate(tmp_path, "other", ["fspo", "luspo"], FAIR, 0.2, "matched")
+    assert later["algos"]["fspo"] == found["algos"]["fspo"] and later["pilot"] == "pilot", "as runs were made with"
 
 
 def test_calibration_gives_every_algorithm_the_same_active_clip_rate(tmp_path: Path) -> None:
@@ -234,73 +224,19 @@ def test_calibration_gives_every_algorithm_the_same_active_clip_rate(tmp_path: P
         assert (moved > clip).mean() == pytest.approx(0.2, abs=1 / sequences.length_B.size)
 
 
-def test_a_mini_batch_that_was_done_again_counts_once(tmp_path: Path) -> None:
-    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    path = tmp_path / "pilot" / "sequences.jsonl"
-    once, lines = recorded_sequences(tmp_path / "pilot"), path.read_text().splitlines(keepends=True)
-    path.write_text("".join([*lines, *lines[1:], lines[1][:20]]))
-    assert np.array_equal(recorded_sequences(tmp_path / "pilot").log_ratio_B, once.log_ratio_B)
-
-
-def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    request = parse(["experiment=demo", "algos=[fspo,rloo]", "seeds=[1,2]", f"out={tmp_path}"])
-    runs, codes, begun = request.runs(), {"default/fspo/seed1": 1, "default/fspo/seed2": 2}, []
-
-    def command_of(run: PlannedRun, request: Request) -> list[str]:
-        folder = request.out / run.path
-        folder.mkdir(parents=True, exist_ok=True)
-        begun.append(run.path)
-        if codes.get(run.path) != 2:
-            (folder / "metrics.jsonl").touch()
-        (folder / "run.json").write_text(
-            json.dumps({"algo": run.algo, "status": "failed" if run.path in codes else "finished"})
-        )
-        return ["sh", "-c", f"exit {codes.get(run.path, 0)}"]
-
-    monkeypatch.setattr(grid, "command_of", command_of)
-    assert grid._run_all(runs, request) == (2, True)
-    assert begun == ["default/fspo/seed1", "default/rloo/seed1", "default/fspo/seed2"]
-    codes.clear()
-    assert grid._run_all(runs, request) == (0, False)
-    assert begun[3:] == ["default/fspo/seed1", "default/fspo/seed2", "default/rloo/seed2"]
+def test_a_run_that_fails_in_training_does_not_keep_the_others_waiting(tmp_path: Path, runs: SimpleNamespace) -> None:
+    request = parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={tmp_path}"])
+    runs.codes |= {"default/fspo/seed1": 1, "default/fspo/seed2": 2}
+    assert grid.run(request) == 2
+    assert runs.begun == ["default/fspo/seed1", "default/rloo/seed1", "default/fspo/seed2"]
+    runs.codes.clear()
+    assert grid.run(request) == 0
+    assert runs.begun[3:] == ["default/fspo/seed1", "default/fspo/seed2", "default/rloo/seed2"]
 
 
 @pytest.mark.parametrize("failing", ["rloo", "fspo"])
-def test_matched_runs_wait_for_the_pilot_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    begun: list[str] = []
-
-    def command_of(run: PlannedRun, request: Request) -> list[str]:
-        begun.append(run.path)
-        failed = run.path == f"default/{failing}/seed1"
-        if run.path == "default/fspo/seed1":
-            write_sequences(request.out / run.path, np.random.default_rng(0))
-        write_run(request.out / run.path, "failed" if failed else "finished")
-        (request.out / run.path / "metrics.jsonl").touch()
-        return ["false" if failed else "true"]
-
-    monkeypatch.setattr(grid, "command_of", command_of)
-    request = parse(["algos=[fspo,rloo]", "seeds=[1]", "comparisons=[default,matched]", f"out={tmp_path}"])
-    assert grid._run_grid(request) == 1
+def test_matched_runs_wait_for_the_pilot_only(tmp_path: Path, runs: SimpleNamespace, failing: str) -> None:
+    runs.codes[f"default/{failing}/seed1"] = 1
+    assert grid.run(parse(["algos=[fspo,rloo]", "seeds=[1]", "comparisons=[default,matched]", f"out={tmp_path}"])) == 1
     matched = ["matched/fspo/seed1", "matched/rloo/seed1"] if failing == "rloo" else []
-    assert begun == ["default/fspo/seed1", "default/rloo/seed1", *matched]
-
-
-def test_calibration_keeps_what_runs_were_made_with(tmp_path: Path) -> None:
-    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    first = calibrate(tmp_path, "pilot", ["fspo"], FAIR, 0.2, "matched")
-    write_sequences(tmp_path / "other", np.random.default_rng(1))
-    second = calibrate(tmp_path, "other", ["fspo", "rloo"], FAIR, 0.2, "matched")
-    assert second["algos"]["fspo"] == first["algos"]["fspo"]
-    assert second["pilot"] == "pilot"
-    assert "rloo" in second["algos"]
-
-
-def test_calibration_says_what_it_cannot_match(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="record_sequences=true"):
-        calibrate(tmp_path, "empty", ["fspo"], FAIR, 0.2, "matched")
-    write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    with pytest.raises(ValueError, match="algo=grpo uses the loss 'vanilla'"):
-        calibrate(tmp_path, "pilot", ["grpo"], FAIR, 0.2, "matched")
+    assert runs.begun == ["default/fspo/seed1", "default/rloo/seed1", *matched]

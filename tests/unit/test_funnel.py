@@ -62,8 +62,3 @@ def test_lre_of_a_stage_that_removes_long_responses_only() -> None:
     assert errors["kept"].debiased.value == errors["stale"].debiased.value
     assert errors.keys() == {"stale", "kept"}
     assert stage_fairness(ended * 0, np.array([0, 20])) == {}
-
-
-def test_an_unknown_stage_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not in tuple"):
-        LengthFunnel().end("lost", [1])

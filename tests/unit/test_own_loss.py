@@ -97,7 +97,6 @@ def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pyt
         ([f"{KEY}.exponent=2"], r"_target_=my_loss\.PowerLossConfig: .*exponent=2, .*0 < exponent <= 1"),
         ([f"{KEY}.loss_mode=fspo_pwoer"], r"loss_mode=fspo_pwoer .*fspo_power"),
         ([f"{KEY}._target_=my_los.PowerLossConfig"], r"_target_=my_los\.PowerLossConfig: .*install"),
-        ([f"{KEY}._target_=my_loss.band_of"], r"_target_=my_loss\.band_of: .*"),
         (["actor_rollout_ref.model.external_lib=nowhere"], r"external_lib=nowhere .*install"),
     ],
 )

@@ -24,7 +24,7 @@ from fspo.report.__main__ import main
 from fspo.report.build import build_report
 from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import common_records
-from fspo.report.findings import compared, differing_settings, findings, mixed_settings
+from fspo.report.findings import compared, differing_settings, findings
 from fspo.report.groups import (
     clip_profiles,
     group_runs,
@@ -170,15 +170,9 @@ def test_a_difference_that_is_there_is_told_with_its_sign(tmp_path: Path) -> Non
     assert claims(found["Learning"]) == ["lower than gspo"]
     swapped = sentences(tmp_path / "swapped", fspo=("seq_rloo", same), rloo=("fspo", same))
     assert claims(swapped["Acceptance by length"]) == ["higher than rloo"]
-
-
-def test_few_runs_make_no_claim(tmp_path: Path) -> None:
-    one = sentences(tmp_path / "one", fspo=("fspo", {0: 0}))
-    assert list(one) == ["Acceptance by length", "What the clip removes", "Learning"]
-    two = sentences(tmp_path / "two", fspo=("fspo", {0: 0}), rloo=("seq_rloo", {0: 0}))
-    assert len(two) == 3 and all("fewer than 3" in sentence for sentence in two.values())
-    apart = sentences(tmp_path / "apart", fspo=("fspo", {0: 0, 1: 1, 2: 2}), rloo=("seq_rloo", {7: 0}))
-    assert not any(claims(sentence) for each in (one, two, apart) for sentence in each.values())
+    for name, seeds in (("two", {0: 0, 1: 1}), ("apart", {7: 0, 8: 1, 9: 2})):
+        few = sentences(tmp_path / name, fspo=("fspo", same), rloo=("seq_rloo", seeds))
+        assert len(few) == 3 and not any(claims(sentence) for sentence in few.values())
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -215,12 +209,9 @@ def test_settings_that_differ_are_those_that_a_reader_wants_to_see(tmp_path: Pat
             (folder / "config.yaml").write_text(json.dumps(config))
             runs.append(load_run(folder))
     groups = group_runs(runs)
-    settings = differing_settings(groups)
-    assert {head: row for head, _, row in compared(groups, settings).rows} == {
+    assert {head: row for head, _, row in compared(groups, differing_settings(groups)).rows} == {
         "seeds": ["0, 1", "0, 1"], "steps": ["4", "4"], "optim.lr": ["0.0001", "1e-05"], "micro": ["0", "0 or 1"]
     }  # fmt: skip
-    (problem,) = mixed_settings(groups, settings)
-    assert "rloo" in problem and "micro (0 or 1)" in problem
     (runs[0].path / "config.yaml").unlink()
     assert not differing_settings(groups), "of one run only the loss is known"
 
@@ -238,19 +229,13 @@ def test_dumped_responses_can_be_read_and_filtered(tmp_path: Path) -> None:
         whole = [{"input": "2+2=", "output": "4", "score": 1.0} | line for line in lines]
         path.write_text("".join(json.dumps(line) + "\n" for line in whole))
 
-    for step in range(1, 21):
+    for step in range(1, 20):
         dump(dumps / f"{step}.jsonl", *({"output": f"{step}", "score": float(i > 4)} for i in range(10)))
     dump(dumps / "20.jsonl", {"output": attack, "score": 1.0, "acc": 0.0})
-    (dumps / "1.jsonl").write_text('{"output": "cut')
     dump(folder / "val/7.jsonl", {"output": "a" * 9000})  # of a run folder that was moved
-    report = build_report([folder], tmp_path / "out")
-    (problem,) = report.problems
-    assert f"{dumps}/1.jsonl:1" in problem
-    page = Page(report.page)
+    page = Page(build_report([folder], tmp_path / "out").page)
     assert attack not in page.source and attack in page.text and page.source.count("<script>") == 1
-    assert page.source.count(">2+2=</pre>") == page.source.count("<details")
-    assert page.source.count('<details class="sample"') == 4 * 6 + 1 + 1, "three right and wrong ones of some steps"
-    assert page.source.count('data-from="training"') == 25
+    assert page.source.count('data-from="training"') == 5 * 6 + 1, "three right and wrong ones of some steps"
     assert 'data-from="validation" data-step="7" data-verdict="right"' in page.source
     assert 'data-step="20" data-verdict="wrong"' in page.source, "acc, where there is one"
     assert "6000 characters left out" in page.text and "<option>validation</option>" in page.source
@@ -259,20 +244,18 @@ def test_dumped_responses_can_be_read_and_filtered(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_path: Path) -> None:
     metrics, lengths = grid / "fspo/0/metrics.jsonl", grid / "fspo/1/length_stats.jsonl"
-    metrics.write_text('{"step": 1, "metrics": {"critic/rewards/mean": "high", "a": null}}\nnonsense\n{"step": 2, "m')
+    metrics.write_text('{"step": 1, "metrics": {"critic/rewards/mean": 0.5, "a": null}}\nnonsense\n{"step": 2, "m')
     lines = lengths.read_text().splitlines()
     layout = lines[1].replace('"layout": 1', '"layout": 99')
     lengths.write_text("\n".join([lines[0], '{"step": 1}', layout, *lines[3:]]))
-    (grid / "seq_rloo/0/run.json").write_text("[1]")
     absent = tmp_path / "absent"
     report = build_report([grid, absent], tmp_path / "out")
     for place, what in (
-        (metrics, "critic/rewards/mean"), (f"{metrics}:2", "JSON"), (f"{metrics}:3", "cut short"),
-        (f"{lengths}:2", "minibatch"), (f"{lengths}:3", "99"), (grid / "seq_rloo/0/run.json", "object"),
-        (absent, "not a folder"),
+        (f"{metrics}:2", "JSON"), (f"{metrics}:3", "cut short"), (f"{lengths}:2", "minibatch"),
+        (f"{lengths}:3", "99"), (absent / "metrics.jsonl", "No such file"),
     ):  # fmt: skip
         assert any(problem.startswith(f"{place}:") and what in problem for problem in report.problems), (place, what)
-    assert not any("left out: a" in problem for problem in report.problems), "null means undefined, which is no fault"
+    assert not any(problem.startswith(f"{metrics}:1:") for problem in report.problems), "null means undefined"
     assert report.runs == 7
     assert 'id="problems"' in report.page.read_text()
     assert main([str(absent), "--out", str(tmp_path / "out")]) == 2, "nothing can be read"
@@ -282,12 +265,12 @@ def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_
 def test_files_that_no_report_has_written_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = write_run(tmp_path / "run", "fspo", 0), tmp_path / "out"
     for name in ("report.html", "summary.json"):
-        out.mkdir()
-        (out / name).write_text("[1]")
-        assert main([str(run), "--out", str(out)]) == 2
-        assert f"{out / name} exists" in capsys.readouterr().err
-        assert [file.name for file in out.iterdir()] == [name] and (out / name).read_text() == "[1]"
-        shutil.rmtree(out)
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("[1]")
+        assert main([str(run), "--out", str(folder)]) == 2
+        assert f"{folder / name} exists" in capsys.readouterr().err
+        assert [file.name for file in folder.iterdir()] == [name] and (folder / name).read_text() == "[1]"
     assert [main([str(run), "--out", str(out)]) for _ in range(2)] == [0, 0], "its own are replaced"
 
 
@@ -341,23 +324,15 @@ def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     text = summarise(whole)
     assert re.search(r"\(step 0\): 0\.200  .*\[0\.\d+, 0\.\d+\] over 200 problems", text)
     assert "1 restart(s); 93% of the time" in text
-    assert "(step 3): 3.700\n" in summarise(part), "no interval of a reward that is no share"
-
-
-def test_loading_joins_lines_and_leaves_out_the_first_minibatch(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", "fspo", 1, validation_problems={"a/sums": 31, "sums": 200}))
-    assert run.problems == []
-    assert list(run.steps) == list(range(STEPS + 1))
-    assert {"critic/rewards/mean", ACCURACY} <= run.steps[STEPS].keys()
-    assert len(run.lengths.step_M) == len(run.lengths.cells_M) == 3 * STEPS
-    assert run.lengths.sums_MKF[..., 0].sum() == sum(part[:, 2].sum() for part in run.lengths.cells_M) == 3 * STEPS * 64
-    assert run.validation_problems(ACCURACY) == 200
-    assert run.validation_problems("val-core/a/sums/acc/mean@1") == 31, "a data source with a slash"
-    assert run.validation_problems("val-core/other/acc/mean@1") is None
+    assert summarise(part).count("(step 3): 3.700\n") == 1, "one validation, and no interval of what is no share"
 
 
 def test_final_numbers_are_of_the_metrics_and_sums_of_a_run(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", "fspo", 1))
+    run = load_run(write_run(tmp_path / "run", "fspo", 1, validation_problems={"a/sums": 31, "sums": 200}))
+    assert run.problems == [] and {"critic/rewards/mean", ACCURACY} <= run.steps[STEPS].keys(), "two lines of one step"
+    assert run.lengths.sums_MKF[..., 0].sum() == sum(part[:, 2].sum() for part in run.lengths.cells_M) == 3 * STEPS * 64
+    problems = [run.validation_problems(f"val-core/{name}/acc/mean@1") for name in ("sums", "a/sums", "other")]
+    assert problems == [200, 31, None], "a data source may have a slash"
     for step, margin in ((1, 7.5), (2, 9.0)):
         run.steps[step]["fspo/noise_floor/margin"] = margin
     values: dict[str, Any] = {

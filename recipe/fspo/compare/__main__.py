@@ -65,8 +65,6 @@ def parse(arguments: Sequence[str]) -> Request:
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
     check_share(own, "target_clip_rate")
-    if type(own["dry_run"]) is not bool:
-        raise BadInput(f"dry_run={own['dry_run']!r} must be true or false")
     overrides = [*FAIR, *overrides]
     try:
         config = compose(overrides, _DEFAULTS)
@@ -80,15 +78,13 @@ def parse(arguments: Sequence[str]) -> Request:
         seeds=tuple(seeds),
         comparisons=tuple(as_list(own, "comparisons", COMPARISONS)),
         target_clip_rate=float(own["target_clip_rate"]),
-        dry_run=own["dry_run"],
+        dry_run=bool(own["dry_run"]),
         overrides=tuple(overrides),
         only=own["run"],
     )
     if request.only is not None:
         if request.comparisons != ("default",):
             raise BadInput(f"run={own['run']!r} goes with comparisons=[default]: matched clip values need a pilot run")
-        if request.dry_run:
-            raise BadInput("dry_run=true lists the whole grid: leave run=N out")
         if type(request.only) is not int or not 0 <= request.only < len(request.runs()):
             raise BadInput(
                 f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "

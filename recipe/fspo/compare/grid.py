@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from fspo.files import write_json
-from fspo.records import GRID_FILE, METRICS_FILE, PlannedRun
+from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, PlannedRun
 from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import quoted
@@ -59,10 +59,6 @@ def status(folder: Path) -> str:
     return "not run" if info is None else str(info["status"])
 
 
-def _begun(folder: Path) -> bool:
-    return has_results(folder) or status(folder) == "running"
-
-
 def plan(request: Request) -> list[PlannedRun]:
     """The runs that are asked for and those of earlier commands; unless it is a dry run, ``grid.json`` names them all.
 
@@ -82,7 +78,8 @@ def plan(request: Request) -> list[PlannedRun]:
             raise BadInput(
                 f"{path} is damaged, or not of this command ({type(error).__name__}: {error}): give another out=FOLDER"
             ) from None
-        if changed and any(_begun(info.parent) for info in request.out.glob("*/*/*/run.json")):
+        folders = [info.parent for info in request.out.glob("*/*/*/run.json")]
+        if changed and any(has_results(folder) or status(folder) == "running" for folder in folders):
             key, old, new = changed[0]
             raise BadInput(
                 f"{path} was made with {key}={old}, not {new}: runs made under different conditions are not "
@@ -91,9 +88,9 @@ def plan(request: Request) -> list[PlannedRun]:
         if not changed:
             runs = earlier | runs
         elif not request.dry_run:
-            for info in request.out.glob("*/*/*/run.json"):  # a start that came to nothing; it keeps no settings
-                if (found := run_info(info.parent)) is not None:
-                    write_json(info, found | {"overrides": []})
+            for folder in folders:  # a start that came to nothing; it keeps no settings
+                if (found := run_info(folder)) is not None:
+                    write_json(folder / INFO_FILE, found | {"overrides": []})
     if not request.dry_run:
         try:
             request.out.mkdir(parents=True, exist_ok=True)
@@ -160,7 +157,7 @@ def _run_grid(request: Request) -> int:
 def run(request: Request) -> int:
     """Run the grid, or one run of it, and report on it; returns the exit status."""
     runs = plan(request)
-    if request.only is not None:
+    if request.only is not None and not request.dry_run:
         only = request.runs()[request.only]
         if status(request.out / only.path) == "finished":
             print(f"{only.path}: finished")
