@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fspo.check_loss.command import configured, main
+from fspo.check_loss.call import synthetic_batch
+from fspo.check_loss.command import configured, load, main
 
 SOURCE = """
 import torch
@@ -47,12 +48,12 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "lines"),
     [
-        (["sound"], 0, ["conforms: 8 checks", "per token ~ L^-1.00", "the old policy: token", "keeps 100.0%",
-                        "LRE symmetric  0.000 [0.000, 0.000]"]),
+        (["hungry", "check_loss_example:sound"], 2, [
+            "check_loss_example:hungry", "conforms: 8 checks", "per token ~ L^-1.00", "the old policy: token",
+            "keeps 100.0%", "LRE symmetric  0.000 [0.000, 0.000]",
+        ]),
         (["mean"], 1, ["FAIL  micro-batches", "does not conform: padding, micro-batches"]),
-        (["fed", "--config", "policy_loss.beta=0.5", "--config", "name=x"], 0, ["conforms"]),
         (["undefined"], 1, ["FAIL  direction", "keeps 0.0% of"]),
-        (["hungry", "check_loss_example:sound"], 2, ["check_loss_example:hungry", "conforms: 8 checks"]),
     ],
 )  # fmt: skip
 def test_the_report_and_the_exit_status(
@@ -60,7 +61,7 @@ def test_the_report_and_the_exit_status(
 ) -> None:
     assert main([f"check_loss_example:{arguments[0]}", *arguments[1:]]) == status
     output = "".join(capsys.readouterr())
-    assert all(line in output for line in lines) and (status or "FAIL" not in output), output
+    assert all(line in output for line in lines) and ("FAIL" in output) == (status == 1), output
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,5 @@ def test_settings_are_read_as_values() -> None:
     config = configured(["clip_ratio_high=0.28", "policy_loss.vespo.k_pos=2", "loss_agg_mode=token-sum"])
     assert (config.clip_ratio_high, config.policy_loss.vespo.k_pos, config.loss_agg_mode) == (0.28, 2, "token-sum")
     assert config.get("clip_ratio_c", 20.0) == 3.0
+    batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
+    assert load("check_loss_example:fed", ["policy_loss.beta=0.5", "name=x"]).value(batch).numel() == 1
