@@ -177,8 +177,11 @@ class PolicyLoss:
             raise LossError(f"the loss raises {what} ({place.filename}:{place.lineno}): {remedy}") from error
         scalar = result[0] if isinstance(result, tuple | list) and result else result
         if not isinstance(scalar, torch.Tensor) or scalar.numel() != 1:
-            what = f"a tensor of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else type(scalar)
-            raise LossError(f"the loss returns {what}: return a scalar tensor, or a tuple of it and a dict of metrics")
+            what = str(tuple(scalar.shape)) if isinstance(scalar, torch.Tensor) else type(scalar).__name__
+            raise LossError(
+                f"the loss returns something of shape or type {what}: return a scalar tensor, or a tuple of it and a "
+                "dictionary of metrics"
+            )
         return scalar.reshape(())
 
     def gradient(

@@ -43,6 +43,8 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "check_loss_example.py").write_text(SOURCE, encoding="utf-8")
     (tmp_path / "check_loss_quits.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("fspo.check_loss.command.DISPERSIONS", (0.03,))
+    monkeypatch.setattr("fspo.check_loss.length_bias._MINI_BATCHES", 5)
 
 
 @pytest.mark.parametrize(
