@@ -156,7 +156,6 @@ def test_what_ends_the_command_ends_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
     """Without waiting for it, it would train on, and keep the same command out of its folder."""
-    monkeypatch.setattr("recipe.runner.launch.restarts._CTRL_C_S", 0.1)
     told = tmp_path / "told"
     run_trains = f"trap 'echo > {told}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
     monkeypatch.setattr(grid, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
