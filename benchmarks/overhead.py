@@ -36,6 +36,7 @@ from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
+from fspo.positions import PositionSums
 from fspo.records import to_record
 from fspo.rewards import status_rates
 from fspo.sums import SequenceSums
@@ -96,8 +97,12 @@ def _driver_parts(sequences: int, folder: str) -> list[Part]:
 
     batch = Batch.random(sequences // RANKS // MINI_BATCHES, WIDTH, "cpu")
     sums = SequenceSums.zeros().add_(sequence_policy_loss(*batch.tensors, ALGORITHMS["fspo"]))
+
     # Copies, since pickle writes an object that it meets again as a reference.
-    ranks = [[MiniBatch(copy.deepcopy(sums), np.empty((4, 0))) for _ in range(MINI_BATCHES)] for _ in range(RANKS)]
+    def recorded() -> MiniBatch:
+        return MiniBatch(copy.deepcopy(sums), PositionSums.zeros(), np.empty((4, 0)))
+
+    ranks = [[recorded() for _ in range(MINI_BATCHES)] for _ in range(RANKS)]
     joined = [mini_batch.sums for mini_batch in join_ranks(ranks)]
     diagnostics = LengthDiagnostics(bins=8, window=WINDOW_STEPS)
     for _ in range(WINDOW_STEPS):

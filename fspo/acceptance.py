@@ -19,6 +19,7 @@ of the loss cancel, so that any two losses can be compared.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -28,8 +29,9 @@ import numpy.typing as npt
 import torch
 
 from fspo.fairness import Array, LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.losses import acceptance_band
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, RATIO_LOG_CAP, SequenceSums
-from fspo.types import SequenceLossOutput
+from fspo.types import SequenceLossOutput, SequenceLossSettings
 
 VIEWS: Final[dict[str, str]] = {
     "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
@@ -157,25 +159,85 @@ def kept_output(
         whole_BT = on_policy_BT.to(dtype) * weight_BT
         plus_BT, minus_BT = (each.to(dtype).clamp(min=0.0).minimum(whole_BT) for each in (plus_BT, minus_BT))
         whole_B, length_B = whole_BT.sum(-1), mask_BT.sum(-1)
-        valid_B = length_B > 0
-        advantage_B = torch.where(mask_BT, advantages_BT.to(dtype), 0.0).sum(-1) / length_B.clamp(min=1)
 
         def share(kept_BT: torch.Tensor) -> torch.Tensor:
             share_B = torch.where(whole_B == 0, 1.0, kept_BT.sum(-1) / whole_B)
             return torch.where(torch.isfinite(share_B), share_B, 0.0).clamp(max=1.0)
 
-        infinite_B, never_B = torch.full_like(whole_B, torch.inf), torch.zeros_like(valid_B)
-        return SequenceLossOutput(
-            loss_B=torch.zeros_like(whole_B),
-            log_ratio_B=log_ratio_BT.sum(-1),
-            length_B=length_B,
-            lower_B=-infinite_B,
-            upper_B=infinite_B,
-            weight_B=torch.where(valid_B, weight_BT.sum(-1) / length_B.clamp(min=1), 1.0),
-            advantage_B=advantage_B,
-            accepted_B=share(plus_BT.minimum(minus_BT)) * valid_B,
+        output = without_rule(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT)
+        advantage_B = output.advantage_B
+        return dataclasses.replace(
+            output,
+            weight_B=torch.where(output.valid_B, weight_BT.sum(-1) / length_B.clamp(min=1), 1.0),
+            accepted_B=share(plus_BT.minimum(minus_BT)) * output.valid_B,
             clipped_high_B=(1 - share(plus_BT)) * (advantage_B > 0),
             clipped_low_B=(1 - share(minus_BT)) * (advantage_B < 0),
-            overflow_B=never_B,
-            valid_B=valid_B,
         )
+
+
+@torch.no_grad()
+def judged(
+    log_ratio_B: torch.Tensor, length_B: torch.Tensor, advantage_B: torch.Tensor, settings: SequenceLossSettings
+) -> SequenceLossOutput:
+    """What a band makes of recorded sequences: the output of the loss without loss and gradient.
+
+    Args:
+        log_ratio_B: S, nats.
+        length_B: L, at least 1.
+        advantage_B: A.
+        settings: A loss with a fixed band.
+    """
+    lower_B, upper_B = acceptance_band(length_B, settings, None, log_ratio_B.dtype)
+    per_weight_B = length_B if settings.weight == "length_normalised" else torch.ones_like(length_B)
+    log_weight_B = log_ratio_B / per_weight_B
+    above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
+    return SequenceLossOutput(
+        loss_B=torch.zeros_like(log_ratio_B),
+        log_ratio_B=log_ratio_B,
+        length_B=length_B,
+        lower_B=lower_B,
+        upper_B=upper_B,
+        weight_B=log_weight_B.clamp(max=settings.s_max).exp(),
+        advantage_B=advantage_B,
+        accepted_B=~above_B & ~below_B,
+        clipped_high_B=above_B & (advantage_B > 0),
+        clipped_low_B=below_B & (advantage_B < 0),
+        overflow_B=log_weight_B > settings.s_max,
+        valid_B=torch.ones_like(above_B),
+    )
+
+
+@torch.no_grad()
+def without_rule(
+    log_prob_BT: torch.Tensor,
+    old_log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    response_mask_BT: torch.Tensor,
+) -> SequenceLossOutput:
+    """S, L and A of each sequence under a loss whose rule is not known: all are accepted, band edges are infinite.
+
+    Args:
+        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T].
+        advantages_BT: A is its mean over the tokens of a sequence.
+        response_mask_BT: Nonzero on response tokens; rows without any are padding.
+    """
+    mask_BT = response_mask_BT.to(torch.bool)
+    dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
+    log_ratio_B = (log_prob_BT.to(dtype) - old_log_prob_BT).masked_fill(~mask_BT, 0.0).sum(-1)
+    length_B = mask_BT.sum(-1)
+    valid_B = length_B > 0
+    infinite_B, never_B = torch.full_like(log_ratio_B, torch.inf), torch.zeros_like(valid_B)
+    return SequenceLossOutput(
+        loss_B=torch.zeros_like(log_ratio_B),
+        log_ratio_B=log_ratio_B,
+        length_B=length_B,
+        lower_B=-infinite_B,
+        upper_B=infinite_B,
+        weight_B=torch.ones_like(log_ratio_B),
+        advantage_B=torch.where(mask_BT, advantages_BT.to(dtype), 0.0).sum(-1) / length_B.clamp(min=1),
+        accepted_B=valid_B,
+        clipped_high_B=never_B,
+        clipped_low_B=never_B,
+        overflow_B=never_B,
+        valid_B=valid_B,
+    )

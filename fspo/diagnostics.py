@@ -147,6 +147,37 @@ class LengthDiagnostics:
         self._window.extend([SequenceSums.from_state_dict(part) for part in step] for step in state["window"])
 
 
+class NormClipWatch:
+    """Says once that the clip of the gradient norm binds all the time. Defined here.
+
+    A sum over tokens, as FSPO's, has a gradient about L times that of a mean, as GSPO's. Where ``grad_clip`` binds in
+    every step, all steps are equally long whatever their gradients, and the loss's scale has no effect.
+
+    Args:
+        clip: ``grad_clip``.
+    """
+
+    STEPS: Final = 10
+
+    def __init__(self, clip: float) -> None:
+        self._clip, self._bound = clip, 0
+
+    def warning(self, norm: float) -> str | None:
+        """A sentence after the tenth step in a row in which the clip bound every gradient; None otherwise.
+
+        Args:
+            norm: The smallest norm of a step's gradients, before clipping.
+        """
+        self._bound = self._bound + 1 if norm > self._clip else 0
+        if self._bound != self.STEPS:
+            return None
+        return (
+            f"warning: grad_clip={self._clip:g} has bound every gradient of the last {self.STEPS} steps (norm now "
+            f"{norm:.3g}): all steps are equally long, whatever their gradients. Divide the loss by a typical length "
+            "(policy_loss.grad_multiplier; in this recipe match_scale=matched), or raise grad_clip"
+        )
+
+
 def step_metrics(sums: SequenceSums) -> dict[str, float]:
     """Metrics over all lengths from the summed mini-batches of one step; undefined ones are nan."""
     share = {name: _ratio(sums, *columns) for name, columns in _STEP.items()}

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from fspo.positions import PositionSums
     from fspo.sums import SequenceSums
 
 Array = npt.NDArray[np.float64]
@@ -114,17 +115,21 @@ def step_lines(path: Path) -> list[dict[str, Any]]:
     return [line for _, line in numbered_steps(path)]
 
 
-def to_record(sums: SequenceSums, *, step: int, minibatch: int) -> dict[str, Any]:
+def to_record(
+    sums: SequenceSums, positions: PositionSums | None = None, *, step: int, minibatch: int
+) -> dict[str, Any]:
     """The nonzero fine bins of one mini-batch.
 
     Args:
-        sums: Over all ranks and micro-batches of the mini-batch.
+        sums: Over all micro-batches of the mini-batch, by final length.
+        positions: The same by position in the response.
         step: Training step.
         minibatch: Position of the mini-batch in the step, from 0; mini-batch 0 has S = 0.
 
     Returns:
-        ``{"layout", "step", "minibatch", "rows", "hist"}``. Each row is [fine bin, value of each of FIELDS]; each entry
-        of hist is [fine bin, cell of Z_EDGES, count]. Values have nine significant digits; counts are exact.
+        ``{"layout", "step", "minibatch", "rows", "hist", "positions"}``. A row is [fine bin, value of each of FIELDS];
+        an entry of hist is [fine bin, cell of Z_EDGES, count]; positions are :meth:`fspo.positions.PositionSums.rows`.
+        Values have nine significant digits; counts are exact.
     """
     from fspo.sums import LAYOUT_VERSION
 
@@ -135,6 +140,7 @@ def to_record(sums: SequenceSums, *, step: int, minibatch: int) -> dict[str, Any
         "minibatch": minibatch,
         "rows": [[k, *(_compact(x) for x in sums.sums_KF[k].tolist())] for k in filled],
         "hist": sums.cells().tolist(),
+        "positions": [[_compact(x) for x in row] for row in positions.rows()] if positions is not None else [],
     }
 
 
@@ -161,8 +167,19 @@ def from_record(record: Mapping[str, Any]) -> SequenceSums:
     return sums
 
 
+def positions_from_record(record: Mapping[str, Any]) -> PositionSums:
+    """The sums by position of a record; none in those of earlier versions.
+
+    Raises:
+        ValueError: If they are malformed.
+    """
+    from fspo.positions import PositionSums
+
+    return PositionSums.from_rows(record.get("positions", ()))
+
+
 def _compact(value: float) -> float | int:
-    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.9g}")
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(f"{value:.9g}")
 
 
 @dataclass(frozen=True, slots=True)

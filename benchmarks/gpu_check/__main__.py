@@ -2,7 +2,7 @@
 
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
 has passed on this machine with this torch is not repeated unless ``--again`` names it. The first four need torch,
-transformers and psutil alone. ``--device cpu`` runs these four in sizes that two CPU cores manage.
+transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
 """
 
 from __future__ import annotations
@@ -48,15 +48,13 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, str]:
     try:
         if device == "cpu":
             torch.set_num_threads(1)
-            if step in ("demo", "smoke"):
-                raise steps.Skipped("needs a GPU; on CPUs python -m recipe.fspo.rehearse shows the same")
         elif step != "versions" and not torch.cuda.is_available():
             raise steps.Skipped("torch sees no GPU (see the step `versions`)")
         size = steps.SIZES[device]
         if step == "demo":
-            text = stack.demo(folder)
+            text = stack.demo(folder, device)
         elif step == "smoke":
-            text = stack.smoke(folder, size, gpus)
+            text = stack.smoke(folder, size, device, gpus)
         else:
             text = getattr(steps, step)(size, device)
         return {"verdict": "passed", "found": text}

@@ -13,9 +13,26 @@ import torch
 
 from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
+from benchmarks.starts import SMALL
 from fspo.records import complete_lines
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
+_REWARD = "+reward.custom_reward_function.reward_kwargs"
+ON_A_CPU = (*SMALL, "trainer.test_freq=2", "trainer.save_freq=2")
+#: What of experiment=gpu_smoke a CPU can do.
+SHAPED_ON_A_CPU = (
+    *ON_A_CPU,
+    "actor_rollout_ref.rollout.dtype=bfloat16",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+    "actor_rollout_ref.actor.pad_to_length=true",
+    f"{_FSDP}.mixed_precision.param_dtype=bf16",
+    f"{_FSDP}.param_offload=true",
+    f"{_FSDP}.optimizer_offload=true",
+    f"{_FSDP}.pad_to_length_bucket=2048",
+    f"{_REWARD}.overlong_buffer=64",
+    f"{_REWARD}.max_response_length=64",
+)
 #: vLLM's and the trainer's probabilities of a token differ by about 1e-3 in bf16; above this they are not one policy.
 LARGEST_DIFFERENCE = 0.05
 
@@ -72,10 +89,10 @@ def train(folder: Path, overrides: tuple[str, ...]) -> str:
     return text + "".join(f", half-width of the band over it {margin:.3g}" for margin in margins)
 
 
-def demo(folder: Path) -> str:
+def demo(folder: Path, device: str) -> str:
     """The whole stack with the demo's model on one GPU."""
     model = "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model"
-    return train(folder / "demo", ("experiment=gpu_smoke", model))
+    return train(folder / "demo", ON_A_CPU if device == "cpu" else ("experiment=gpu_smoke", model))
 
 
 def smoke_on(gpus: int) -> tuple[str, ...]:
@@ -83,7 +100,9 @@ def smoke_on(gpus: int) -> tuple[str, ...]:
     return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", f"{_FSDP}.pad_to_length_bucket={4096 * gpus}")
 
 
-def smoke(folder: Path, size: Size, gpus: int) -> str:
+def smoke(folder: Path, size: Size, device: str, gpus: int) -> str:
     """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs."""
-    write_model(folder / "model", size, "cuda", mean_length=64)
-    return train(folder / "smoke", (*smoke_on(gpus), f"actor_rollout_ref.model.path={folder / 'model'}"))
+    model = folder / "model"
+    write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
+    overrides = smoke_on(gpus) if device == "cuda" else SHAPED_ON_A_CPU
+    return train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}"))

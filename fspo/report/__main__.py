@@ -13,7 +13,9 @@ from fspo.report.build import build_report
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line. Exit status: 0, or 2 if not one run could be read or the report cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m fspo.report", description="Report on training runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or a folder with grid.json")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folders, a folder with grid.json, audits, parquet"
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html and figures/")
     parser.add_argument("--title", default="Length fairness report", help="title of the page")
     options = parser.parse_args(arguments)

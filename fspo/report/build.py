@@ -21,7 +21,7 @@ from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
 from fspo.report.findings import compared, differing_settings, findings
 from fspo.report.funnel import funnel_table
 from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, shared_starts, standard_measures
-from fspo.report.runs import Run, expand_paths, load_run
+from fspo.report.runs import Run, expand_paths, load_runs
 from fspo.report.samples import shown_samples
 from fspo.report.tables import NOT_RUN, final_numbers, grid_table, paired_differences, provenance_table
 
@@ -48,7 +48,8 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     """Write ``report.html`` (self-contained), ``figures/*.png`` and ``summary.json``.
 
     Args:
-        paths: Run folders, or folders with grid.json (docs/run-folder.md). What cannot be read is named in the report.
+        paths: Run folders, folders with grid.json (docs/run-folder.md), folders of an audit, parquet files of S, L
+            and A. What cannot be read is named in the report.
         out: Folder for the files; made if needed. Each file is replaced whole.
         title: Title of the page.
 
@@ -64,7 +65,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
         path = summary if summary.exists() else page
         raise FileExistsError(f"{path} exists and was not written by a report: give another folder, or move it")
     folders, planned, problems = expand_paths(list(paths))
-    loaded = [load_run(folder) for folder in folders]
+    loaded = [run for folder in folders for run in load_runs(folder)]
     problems += [problem for run in loaded for problem in run.problems]
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
     missing = sum(not folder.is_dir() for folder in planned)

@@ -11,11 +11,14 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 import yaml  # type: ignore[import-untyped]
 
-from fspo.acceptance import stack_sums
+from fspo.acceptance import judged, stack_sums
+from fspo.audit import PREFIX, SUFFIX, read_audit
+from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
-from fspo.losses import resolve_settings
+from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.records import (
     CONFIG_FILE,
     FUNNEL_FILE,
@@ -156,6 +159,53 @@ class Run:
         if isinstance(count, dict):
             count = count.get("/".join(metric.split("/")[1:-2]))  # a source may hold slashes
         return count if isinstance(count, int) and count > 0 else None
+
+
+def load_runs(path: Path) -> list[Run]:
+    """Read a run folder, an audit's folder, or a parquet file of sequences; what could not be read is in ``problems``.
+
+    A parquet file has the columns S (nats), L and A, and perhaps ``step`` and ``minibatch`` (from 0, whose sequences
+    are left out). It is read once for each of :data:`fspo.expected_clip.BANDS`, with that band's default clip values.
+    """
+    if path.suffix == ".parquet":
+        return _parquet_runs(path)
+    if not any(path.glob(f"{PREFIX}*{SUFFIX}")):
+        return [load_run(path)]
+    records = read_audit(path)
+    info = {"algo": records.loss or path.name}
+    lengths = LengthStats.of(records.sums if records.acceptance else {})
+    if not records.acceptance:
+        records.problems.append(
+            f"{path}: of the loss {records.loss} no rule is known: python -m fspo.audit shows S by L"
+        )
+    return [Run(path, info, lengths=lengths, problems=records.problems)]
+
+
+def _parquet_runs(path: Path) -> list[Run]:
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(path)
+        s, a = (torch.tensor(table[name].to_numpy(np.float64)) for name in ("S", "A"))
+        length = torch.tensor(table["L"].to_numpy(np.int64))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Run(path, problems=[f"{path}: needs columns of numbers S, L and A ({error!r})"])]
+    one = np.ones(len(table), np.int64)
+    where = zip(table.get("step", one), table.get("minibatch", one), strict=True)
+    rows: dict[tuple[int, int], list[int]] = {}
+    for row, (step, minibatch) in enumerate(where):
+        rows.setdefault((int(step), int(minibatch)), []).append(row)
+    runs = []
+    for name, loss in BANDS.items():
+        settings = ALGORITHMS[loss]
+        parts = {
+            key: SequenceSums.zeros().add_(judged(s[index], length[index], a[index], settings))
+            for key, index in rows.items()
+        }
+        loss_settings = {"loss_mode": loss, **dataclasses.asdict(settings)}
+        place = path.with_suffix("")  # no folder: a file holds nothing else of a run
+        runs.append(Run(place, {"algo": name, "loss": loss_settings}, lengths=LengthStats.of(parts)))
+    return runs
 
 
 def load_run(path: Path) -> Run:

@@ -164,6 +164,13 @@ def _is_by_sequence(config: DictConfig) -> bool:
     return config.actor_rollout_ref.actor.policy_loss.loss_mode in (*ALGORITHMS, *RELATIVES)
 
 
+def plain_problems(config: DictConfig) -> Iterator[str]:
+    """What plain verl would find out in the first mini-batch of a loss of this repository."""
+    if _is_by_sequence(config):
+        yield from _correction_problems(config)
+        yield from _advantage_problems(config)
+
+
 def _setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that contradict each other, or that make S, L or the importance ratios those of something else."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout

@@ -8,5 +8,20 @@ themselves, and so show it.
 import recipe.runner.plugin
 
 # isort: split
+import os
+
 import recipe.fspo.policy_loss
 import recipe.fspo.relatives  # noqa: F401
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+
+# A run of this recipe checks more by itself, and keeps an audit's sums in its own folder.
+if RUN_ID_VARIABLE not in os.environ:
+    from verl.trainer import constants_ppo
+
+    from recipe.fspo.plain import check_before_ray
+
+    check_before_ray(constants_ppo)
+    if os.environ.get("FSPO_AUDIT"):
+        from recipe.fspo.audit import install
+
+        install()

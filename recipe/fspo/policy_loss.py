@@ -4,15 +4,16 @@ Each name of :data:`fspo.losses.ALGORITHMS` becomes a value of ``actor_rollout_r
 plain verl, where ``policy_loss`` has no clip values of ours, the documented defaults apply; verl's ``clip_ratio*`` keys
 are never read, because a token-level ratio bound means nothing here.
 
-In a worker of this recipe, verl's own losses are recorded too (:func:`observe_verl_losses`), so that references such as
-GRPO stand in the same tables and figures. The losses themselves are unchanged.
+In a worker of this recipe, and in an audit, verl's own losses are recorded too (:func:`observe_losses`), so that
+references such as GRPO stand in the same tables and figures. The losses themselves are unchanged.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import cache, wraps
+from contextlib import AbstractContextManager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from fspo.acceptance import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import SequenceLossOutput
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.own_loss import is_verls
 from recipe.fspo.recorder import RECORDER
 
 #: By what verl's losses weigh a token without their clip; gspo has a band, and bypass_mode is another loss inside.
@@ -87,7 +87,7 @@ def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
     ) -> tuple[torch.Tensor, dict[str, float]]:
         tensors = (log_prob, old_log_prob, advantages, response_mask)
         output = compute(tensors, config.policy_loss, rollout_is_weights)
-        RECORDER.add(output, response_mask)
+        RECORDER.add(name, tensors, output)
         return _mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info), _metrics(output)
 
 
@@ -129,7 +129,7 @@ def _describe(
     return kept_output(gradient, *arguments, weight=UNCLIPPED_WEIGHTS[name])
 
 
-def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
+def _observed(name: str, loss: Callable[..., Any], guard: Callable[[], AbstractContextManager[None]]) -> Any:
     @wraps(loss)
     def policy_loss(
         old_log_prob: torch.Tensor,
@@ -144,20 +144,27 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
             unweighted = others | {"rollout_is_weights": None}
             return loss(old_log_prob, log_prob_BT, advantages_BT, response_mask, *rest, config=config, **unweighted)
 
-        output = _describe(name, config, call, (log_prob.detach(), old_log_prob, advantages, response_mask))
-        if output is not None:
-            RECORDER.add(output, response_mask)
-        return loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)
+        recorded = RECORDER.added
+        result = loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)
+        if RECORDER.added == recorded:  # the loss does not record itself, as ours do
+            with guard():
+                tensors = (log_prob.detach(), old_log_prob, advantages, response_mask)
+                RECORDER.add(name, tensors, _describe(name, config, call, tensors))
+        return result
 
+    policy_loss.observed = True  # type: ignore[attr-defined]
     return policy_loss
 
 
-@cache  # a process may hold several workers
-def observe_verl_losses() -> None:
-    """Wrap verl's own losses in this process. A loss of the user's records itself."""
+def observe_losses(guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    """Record all losses of verl's registry in this process; a later call adds those that are new.
+
+    Args:
+        guard: What holds back an error of the recording.
+    """
     for name, loss in POLICY_LOSS_REGISTRY.items():
-        if is_verls(name):
-            POLICY_LOSS_REGISTRY[name] = _observed(name, loss)
+        if not getattr(loss, "observed", False):
+            POLICY_LOSS_REGISTRY[name] = _observed(name, loss, guard)
 
 
 for _name in ALGORITHMS:

@@ -2,8 +2,9 @@
 
 verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. Exact
 figures by length, and per mini-batch, therefore travel beside verl's metrics: the loss adds each micro-batch to the
-mini-batch in progress, and the trainer collects the list after the update (:mod:`recipe.fspo.worker`). One recorder
-exists per process, because verl's loss registry holds plain functions.
+mini-batch in progress (:class:`fspo.audit.Audit`), and the trainer collects the list after the update
+(:mod:`recipe.fspo.worker`). Under plain verl the worker writes them to files instead (:mod:`recipe.fspo.audit`). One
+recorder exists per process, because verl's loss registry holds plain functions.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from fspo.sums import SequenceSums
+from fspo.audit import Audit
 
 if TYPE_CHECKING:
+    from fspo.positions import PositionSums
+    from fspo.sums import SequenceSums
     from fspo.types import BandState, SequenceLossOutput
 
 #: Rows of :attr:`MiniBatch.sequences`, as a line of sequences.jsonl names them.
@@ -33,7 +36,8 @@ class MiniBatch:
     """What was recorded of one mini-batch, by one rank or, joined with ``+``, by all.
 
     Attributes:
-        sums: Sums by length.
+        sums: Sums by final length.
+        positions: Sums by position in the response.
         sequences: float64 [6, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
             A, weight, its row in the rollout batch (-1 if not sent), accepted (1) or not (0); empty unless asked for.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
@@ -41,6 +45,7 @@ class MiniBatch:
     """
 
     sums: SequenceSums
+    positions: PositionSums
     sequences: np.ndarray
     grad_norm: float | None = None
     learning_rate: float | None = None
@@ -53,6 +58,7 @@ class MiniBatch:
     def __add__(self, other: MiniBatch) -> MiniBatch:
         return MiniBatch(
             self.sums + other.sums,
+            self.positions + other.positions,
             np.concatenate([self.sequences, other.sequences], axis=1),
             self.grad_norm,
             self.learning_rate,
@@ -81,23 +87,6 @@ def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
     return torch.where(response_mask_BT.to(torch.bool), position_T, 0).amax(dim=-1)
 
 
-def count_unmoved(mini_batches: Sequence[MiniBatch], pi_old: str = "actor") -> int:
-    """How many mini-batches came before any weight had moved, so that S is 0 but for rounding.
-
-    The first, and more where the learning rate is 0; none where pi_old is vLLM's (``rollout``), from which S differs at
-    once. The run folder numbers these mini-batches 0 (:func:`numbers`), and its readers leave number 0 out.
-    """
-    if pi_old == "rollout":
-        return 0
-    moved = next((index for index, each in enumerate(mini_batches) if each.moves), len(mini_batches))
-    return min(moved + 1, len(mini_batches))
-
-
-def numbers(mini_batches: int, unmoved: int) -> list[int]:
-    """Numbers of the mini-batches of a step in the run folder: 0, which readers leave out, if no weight had moved."""
-    return [0 if index < unmoved else index + (unmoved == 0) for index in range(mini_batches)]
-
-
 def sequence_record(step: int, index: int, mini_batch: MiniBatch) -> dict[str, Any]:
     """A line of ``sequences.jsonl``: :data:`SEQUENCE_COLUMNS` of every sequence of one mini-batch."""
     *measured, row_B, accepted_B = mini_batch.sequences
@@ -111,6 +100,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
+        #: What the losses add to; None (plain verl, without an audit) records nothing.
+        self.audit: Audit | None = None
+        #: Micro-batches that losses have handed over.
+        self.added = 0
         self._max_response_length: int | None = None
         self._keep_sequences = False
         self._forget()
@@ -121,9 +114,10 @@ class Recorder:
         self._band_state: BandState | None = None
         self._done = 0
         self._mini_batches: list[MiniBatch] = []
+        self._sequences: list[np.ndarray] | None = None
 
     def enable(self, max_response_length: int, sequences: bool = False, run_dir: Path | None = None) -> None:
-        """Start recording. Without this call (plain verl) :meth:`add` does nothing.
+        """Start recording.
 
         Args:
             max_response_length: responses that end here or later count as truncated.
@@ -131,6 +125,7 @@ class Recorder:
             run_dir: the run's folder, for what a worker itself has to write.
         """
         self._forget()
+        self.audit = Audit()
         self._max_response_length, self._keep_sequences, self.run_dir = max_response_length, sequences, run_dir
 
     def begin_update(self, band_state: BandState | None, done: int) -> None:
@@ -145,35 +140,47 @@ class Recorder:
 
     def begin_mini_batch(self) -> None:
         """Open the records of the next mini-batch."""
-        if self._max_response_length is not None:
-            self._mini_batches.append(MiniBatch(SequenceSums.zeros(), np.empty((len(SEQUENCE_COLUMNS), 0))))
+        self._sequences = [np.empty((len(SEQUENCE_COLUMNS), 0))]
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
-        if self._band_state is None or not self._mini_batches:
+        if self._band_state is None or self._sequences is None:
             return self._band_state
-        return self._band_state.at_mini_batch(self._done + len(self._mini_batches) - 1)
+        return self._band_state.at_mini_batch(self._done + len(self._mini_batches))
 
-    def add(self, output: SequenceLossOutput, response_mask_BT: torch.Tensor) -> None:
-        """Add one micro-batch to the mini-batch in progress."""
-        if not self._mini_batches or not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
+    def add(self, loss: str, tensors: Sequence[torch.Tensor], output: SequenceLossOutput | None) -> None:
+        """Add one micro-batch to the mini-batch in progress.
+
+        Args:
+            loss: Name of the loss.
+            tensors: What the loss was called with: log_prob, old_log_prob, advantages, response_mask, [B, T].
+            output: What it made of them; None where its rule of acceptance is not known.
+        """
+        self.added += 1
+        if self.audit is None or (output is None and self._max_response_length is not None):
+            return  # in a run of this recipe, sums without acceptance would pass for an acceptance of 100%
+        self.audit.loss = loss
+        log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
+        if output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
             return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
-        truncated_B: torch.Tensor = end_of_response(response_mask_BT) >= self._max_response_length
-        mini_batch = self._mini_batches[-1]
-        mini_batch.sums.add_(output, truncated_B=truncated_B)
-        if self._keep_sequences:
+        truncated_B = None
+        if self._max_response_length is not None:
+            truncated_B = end_of_response(mask_BT) >= self._max_response_length
+        self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, output, truncated_B)
+        if self._keep_sequences and output is not None and self._sequences is not None:
             row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
-            told = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
+            measured = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
             # Of a loss that keeps a share: accepted if most of the weight is.
-            columns = (*told, row_B.to(output.length_B.device), output.accepted_B > 0.5)
+            columns = (*measured, row_B.to(output.length_B.device), output.accepted_B > 0.5)
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
-            mini_batch.sequences = np.concatenate([mini_batch.sequences, rows.cpu().numpy()], axis=1)
+            self._sequences.append(rows.cpu().numpy())
 
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
-        """Keep the gradient norm (before clipping) and the learning rate of the mini-batch in progress."""
-        if self._mini_batches:
-            self._mini_batches[-1].grad_norm = grad_norm
-            self._mini_batches[-1].learning_rate = learning_rate
+        """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
+        if self.audit is not None and self._sequences is not None:
+            sequences = np.concatenate(self._sequences, axis=1)
+            self._mini_batches.append(MiniBatch(*self.audit.take(), sequences, grad_norm, learning_rate))
+        self._sequences = None
 
     def pop(self) -> list[MiniBatch]:
         """Hand over the mini-batches recorded since the last call, in the order of their updates."""

@@ -18,7 +18,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from fspo.losses import UnusableRowsError
 from fspo.types import BandState
-from recipe.fspo.policy_loss import observe_verl_losses
+from recipe.fspo.policy_loss import observe_losses
 from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
 from recipe.runner.faults.nonfinite import guarded_update
 
@@ -86,7 +86,7 @@ class FSPOWorker(ActorRolloutRefWorker):
     actor_worker_cls = RecordingTrainingWorker
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        observe_verl_losses()
+        observe_losses()
         super().__init__(*args, **kwargs)
         RECORDER.enable(max_response_length=self.config.rollout.response_length)
 

@@ -1,13 +1,15 @@
 """Loaded by verl in every process that imports it, through the ``verl.plugins`` entry point.
 
-Selects nothing and starts nothing: it makes the CPU platform known where ``VERL_PLATFORM=cpu`` (never on a GPU run). In
-a run of the runner's it also gives the run's sockets names of their own, and lets its processes tell their stacks.
+Selects nothing and starts nothing: it makes the CPU platform known where ``VERL_PLATFORM=cpu`` (never on a GPU run),
+and gives each Ray's sockets names of their own. In a run of the runner's its processes also write their stacks when
+asked.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import zlib
 from typing import Any
 
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
@@ -21,8 +23,8 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     report_vllm_version()
 
 
-def name_sockets_by_run(run_id: str) -> None:
-    """Add the run to what Ray says of its job, in processes of a run of this recipe.
+def name_sockets_by_ray() -> None:
+    """Add the address of its Ray to what Ray says of its job.
 
     verl 0.9.1 names the socket in /tmp through which a node's weights go to vLLM by that number, as if it were unique
     on the machine. It counts from 1 in every Ray: of two runs at a time on one machine, each with a Ray of its own, one
@@ -34,11 +36,11 @@ def name_sockets_by_run(run_id: str) -> None:
 
     @functools.wraps(original)
     def get_job_id(self: Any) -> str:
-        return f"{original(self)}-{run_id}"
+        return f"{original(self)}-{zlib.crc32(self.gcs_address.encode()):08x}"
 
     RuntimeContext.get_job_id = get_job_id
 
 
+name_sockets_by_ray()
 if RUN_ID_VARIABLE in os.environ:
-    name_sockets_by_run(os.environ[RUN_ID_VARIABLE])
     write_when_asked()

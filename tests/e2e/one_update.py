@@ -2,6 +2,9 @@
 
 ``one_update.py RANKS NODES BATCH OUT FOLDER``: RANKS FSDP ranks on NODES Ray nodes of this machine. The batch is made
 and recorded in the file BATCH if that does not exist; losses, gradients, weights and exact sums go to OUT.
+
+``... FOLDER KIND LOSS...``: an update with each of these losses instead, by the workers of the recipe (KIND ``recipe``)
+or by verl's own (``verl``), which an audit records.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import numpy as np
 from recipe.fspo.job import compose
 from recipe.runner.launch.machine import export_platform
 
-RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:])
+RANKS, NODES, BATCH, OUT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), *map(Path, sys.argv[3:6])
+KIND, LOSSES = sys.argv[6] if len(sys.argv) > 6 else "", sys.argv[7:]
 CONFIG = compose(
     [
         "experiment=demo",
@@ -28,6 +32,8 @@ CONFIG = compose(
         f"trainer.nnodes={NODES}",
         f"trainer.n_gpus_per_node={RANKS // NODES}",
         f"run.dir={FOLDER}",
+        # The recipe's worker registers the CPU engine itself.
+        *(["actor_rollout_ref.model.external_lib=recipe.runner.cpu.engine"] if KIND == "verl" else []),
     ]
 )
 export_platform(CONFIG)  # before verl is imported
@@ -45,6 +51,7 @@ from verl.single_controller.ray import (  # noqa: E402
     create_colocated_worker_cls,
 )
 from verl.utils import tensordict_utils as tu  # noqa: E402
+from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
 from recipe.fspo.recorder import join_ranks  # noqa: E402
@@ -87,6 +94,28 @@ class ProbeWorker(FSPOWorker):
         return self.actor.gradients, weights.numpy()
 
 
+class OtherLoss:
+    """Another loss from now on."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def use(self, name: str) -> None:
+        loss_fn = self.actor.loss_fn  # type: ignore[attr-defined]
+        while "config" not in loss_fn.keywords:
+            loss_fn = loss_fn.args[0]
+        object.__setattr__(loss_fn.keywords["config"].policy_loss, "loss_mode", name)
+
+
+class RecipeWorker(OtherLoss, FSPOWorker):
+    """Of the recipe."""
+
+
+class VerlWorker(OtherLoss, ActorRolloutRefWorker):
+    """verl's own."""
+
+
+WORKERS = {"": ProbeWorker, "recipe": RecipeWorker, "verl": VerlWorker}
+
+
 def start_ray(config: DictConfig) -> None:
     """One raylet per node, all on this machine."""
     options = {"num_cpus": 16, "num_gpus": RANKS // NODES, "object_store_memory": 200_000_000}
@@ -102,7 +131,7 @@ def start_workers(config: DictConfig) -> Any:
     """As verl's trainer does, for the actor's role alone."""
     manager = ResourcePoolManager({"global_pool": [RANKS // NODES] * NODES}, {"actor": "global_pool"})
     manager.create_resource_pool()
-    init = RayClassWithInitArgs(ray.remote(ProbeWorker), config=config.actor_rollout_ref, role="actor")
+    init = RayClassWithInitArgs(ray.remote(WORKERS[KIND]), config=config.actor_rollout_ref, role="actor")
     colocated = create_colocated_worker_cls(class_dict={"actor": init})
     group = RayWorkerGroup(manager.get_resource_pool("actor"), colocated, device_name=config.trainer.device)
     workers = group.spawn(prefix_set=["actor"])["actor"]
@@ -142,9 +171,9 @@ def record(workers: Any) -> dict[str, list[torch.Tensor]]:
     """Make the batch: the policy's own log-probabilities, moved a little, so that ratios mean something."""
     generator = torch.Generator().manual_seed(0)
     data = sequences(generator)
-    asked = data.clone()
-    tu.assign_non_tensor(asked, calculate_entropy=False, compute_loss=False, temperature=TEMPERATURE)
-    log_probs = response_from_nested(workers.compute_log_prob(asked)["log_probs"], data["response_mask"])
+    question = data.clone()
+    tu.assign_non_tensor(question, calculate_entropy=False, compute_loss=False, temperature=TEMPERATURE)
+    log_probs = response_from_nested(workers.compute_log_prob(question)["log_probs"], data["response_mask"])
     lengths = data["responses"].offsets().diff().tolist()
     rows = {name: list(data[name].unbind()) for name in sorted(data.keys())}
     noise = 0.02 * torch.randn(sum(lengths), generator=generator)
@@ -162,13 +191,13 @@ def in_order_of_ranks(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
     return TensorDict({name: nested([values[i] for i in index]) for name, values in rows.items()}, SEQUENCES)
 
 
-def main() -> None:
-    config = prepare(CONFIG)
-    start_ray(config)
-    workers = start_workers(config)
-    workers.record(sequences=False, run_dir=str(FOLDER))
-    rows = torch.load(BATCH) if BATCH.exists() else record(workers)
-    _, before = workers.kept()[0]
+def flat(mini_batches: list[Any]) -> np.ndarray:
+    """The sums by final length of each mini-batch, in a row."""
+    return np.stack([np.concatenate([each.sums.sums_KF.ravel(), each.sums.hist_KH.ravel()]) for each in mini_batches])
+
+
+def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
+    """The batch with what verl's trainer says of an update."""
     data = in_order_of_ranks(rows)
     size = SEQUENCES // MINI_BATCHES
     tu.assign_non_tensor(
@@ -183,9 +212,34 @@ def main() -> None:
         dataloader_kwargs={"shuffle": False},
         temperature=TEMPERATURE,
     )
-    metrics = workers.update_actor(data)["metrics"]
+    return data
+
+
+def update_with_other_losses(workers: Any, rows: dict[str, list[torch.Tensor]]) -> None:
+    """The sums of each loss's mini-batches go to OUT, or, of verl's workers, to the audit's folder."""
+    sums = []
+    for name in LOSSES:
+        workers.use(name)
+        workers.update_actor(asked(rows))
+        if KIND == "recipe":
+            sums.append(flat(join_ranks(workers.pop_mini_batches())))
+    np.savez(OUT, sums=np.array(sums))
+
+
+def main() -> None:
+    config = prepare(CONFIG)
+    start_ray(config)
+    workers = start_workers(config)
+    if KIND != "verl":
+        workers.record(sequences=False, run_dir=str(FOLDER))
+    rows = torch.load(BATCH) if BATCH.exists() else record(workers)
+    if LOSSES:
+        update_with_other_losses(workers, rows)
+        ray.shutdown()
+        return
+    _, before = workers.kept()[0]
+    metrics = workers.update_actor(asked(rows))["metrics"]
     gradients, after = workers.kept()[0]
-    sums = [mini_batch.sums for mini_batch in join_ranks(workers.pop_mini_batches())]
     placed = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     np.savez(
         OUT,
@@ -194,9 +248,7 @@ def main() -> None:
         used=len({ray.get(worker.__ray_call__.remote(where)) for worker in workers.workers}),
         gradients=np.stack(gradients),
         change=after - before,
-        sums=np.stack(
-            [np.concatenate([part.numpy().ravel() for part in (each.sums_KF, each.hist_KH)]) for each in sums]
-        ),
+        sums=flat(join_ranks(workers.pop_mini_batches())),
         **{
             name: np.array(metrics[name], dtype=np.float64)
             for name in ("loss", "grad_norm", "actor/pg_loss", "kl_loss")

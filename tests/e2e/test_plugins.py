@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.starts import SMALL, Start
 from benchmarks.versus_verl import STEPS_FILE, plain_verl
+from fspo.audit import LIVE_COLUMNS, live_metrics, read_audit
 from fspo.records import complete_lines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -72,11 +73,19 @@ def test_verls_own_grpo_trains_in_the_runners_care(tmp_path: Path) -> None:
     assert "of the recipe: []" in start.output()
 
 
-def test_verls_own_trainer_trains_with_fspo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of the recipe is its loss: trainer, workers and settings of the loss are verl's."""
+@pytest.mark.parametrize("loss", ["fspo", "gspo", "vanilla"])
+def test_verls_own_trainer_trains_with_fspo_and_an_audit(
+    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the recipe is its loss and the audit: trainer, workers and settings of the loss are verl's."""
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
-    words, environment = plain_verl(tmp_path, *SMALL, "trainer.save_freq=-1", "trainer.logger=[file]")
-    start = Start(tmp_path, *words, **environment, VERL_USE_EXTERNAL_PLUGINS="fspo")
+    settings = (*SMALL, "trainer.save_freq=-1", "trainer.logger=[file]")
+    words, environment = plain_verl(tmp_path, *settings)
+    words += [f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"]
+    if loss == "gspo":
+        words += ["actor_rollout_ref.actor.clip_ratio_low=3e-3", "actor_rollout_ref.actor.clip_ratio_high=4e-3"]
+    audit = {} if loss == "fspo" else {"FSPO_AUDIT": str(tmp_path / "audit")}
+    start = Start(tmp_path, *words, **environment, **audit, VERL_USE_EXTERNAL_PLUGINS="fspo")
     try:
         assert start.process.wait(600) == 0, start.output()[-6000:]
     finally:
@@ -85,4 +94,16 @@ def test_verls_own_trainer_trains_with_fspo(tmp_path: Path, monkeypatch: pytest.
     assert sorted(steps) == [1, 2]
     for metrics in steps.values():
         assert math.isfinite(metrics["actor/pg_loss"])
-        assert "actor/seq_outside_band" in metrics  # only this package's losses report it
+        assert ("actor/seq_outside_band" in metrics) == (loss == "fspo")  # only this package's losses report it
+    if loss == "fspo":
+        return
+    assert start.output().count("FSPO_AUDIT: ") == 1 and f"loss {loss}" in start.output()
+    records = read_audit(tmp_path / "audit")
+    assert (records.problems, records.loss, records.acceptance) == ([], loss, True)
+    assert sum(part.total("count") for part in records.sums.values()) == 2 * 8 * 8  # steps, prompts, responses each
+    for step, metrics in steps.items():
+        (part,) = (records.sums[key] for key in records.sums if key[0] == step and key[1] > 0)
+        columns = {name: part.column(name).numpy() for name in LIVE_COLUMNS}
+        for name, value in live_metrics(columns).items():
+            assert metrics[f"fspo_audit/{name}"] == pytest.approx(value, rel=1e-7), name
+        assert not any("fspo_audit_sums" in name for name in metrics)

@@ -12,12 +12,17 @@ import numpy as np
 import pytest
 from real_stack import run_marked
 
+from fspo.audit import read_audit
+from fspo.sums import FIELDS
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("one_update.py")
 #: FSDP ranks and Ray nodes; the first records the batch.
 PLACES = ((1, 1), (2, 1), (2, 2))
 Result = dict[str, np.ndarray]
+#: Two losses of this package, two of verl's.
+LOSSES = ("fspo", "seq_gspo", "gspo", "vanilla")
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +75,30 @@ def test_two_nodes_change_nothing_at_all(results: dict[tuple[int, int], Result])
     """The same two ranks on one node and on two: the same sums in the same order."""
     for name in ("gradients", "change", "loss"):
         assert relative(results[2, 1][name], results[2, 2][name]) < 1e-6, name
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_audit_of_verls_workers_has_the_sums_of_ours(
+    tmp_path_factory: pytest.TempPathFactory, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.getbasetemp()  # both numbers of ranks update with one batch
+    out = folder / f"sums_{ranks}.npz"
+    for kind in ("recipe", "verl"):
+        if kind == "verl":
+            monkeypatch.setenv("FSPO_AUDIT", str(folder / f"audit_{ranks}"))
+        places = [str(folder / "audited.pt"), str(out), str(folder / f"{kind}_{ranks}")]
+        run = run_marked(str(PROGRAM), str(ranks), "1", *places, kind, *LOSSES, timeout=280)
+        assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+        if kind == "recipe":
+            ours = np.load(out)["sums"]
+    records = read_audit(folder / f"audit_{ranks}")
+    assert records.problems == [] and records.acceptance
+    # "truncated" needs the length at which responses are cut, which verl's workers are not told.
+    columns = [index for index, name in enumerate(FIELDS) if not name.startswith("truncated")]
+    for step in range(len(LOSSES)):
+        for index in range(2):
+            theirs = records.sums[step + 1, index].sums_KF.numpy()[:, columns]
+            mine = ours[step, index, : theirs.shape[0] * len(FIELDS)].reshape(-1, len(FIELDS))[:, columns]
+            assert mine[:, 0].sum() == theirs[:, 0].sum() == 16
+            # On CPUs the recipe takes the log-probabilities of many tokens at once, which rounds otherwise.
+            assert relative(mine, theirs) < 1e-4, (LOSSES[step], index)

@@ -161,13 +161,16 @@ def _engine_config(config: DictConfig, model: str) -> Any:
 
 def _chosen(engine: Any) -> dict[str, Any]:
     return {
+        "architecture": engine.model_config.architectures[0],
         "model runner": "V2" if engine.use_v2_model_runner else "V1",
         "async scheduling": bool(engine.scheduler_config.async_scheduling),
         "cudagraph mode": engine.compilation_config.cudagraph_mode.name,
+        "largest captured batch": engine.compilation_config.max_cudagraph_capture_size,
         "dtype": str(engine.model_config.dtype).removeprefix("torch."),
         "max_model_len": engine.model_config.max_model_len,
         "max_num_seqs": engine.scheduler_config.max_num_seqs,
         "tensor parallel": engine.parallel_config.tensor_parallel_size,
+        "executor": str(engine.parallel_config.distributed_executor_backend),
         "sleep mode": bool(engine.model_config.enable_sleep_mode),
         "logprobs mode": str(engine.model_config.logprobs_mode),
     }

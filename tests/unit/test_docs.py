@@ -277,19 +277,36 @@ def check_alignment(_run: str, *arguments: str) -> None:
     composes(*own_settings(arguments)[1])
 
 
+def readme_commands() -> list[str]:
+    return [shlex.join(words) for block in blocks(ROOT / "README.md", "bash") for words in split_commands(block)]
+
+
 def check_plain_verl(*arguments: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+    from recipe.fspo.config import plain_problems
+
+    if arguments[0] == "...":  # the reader's own command; README's will do
+        (own,) = (words for words in map(shlex.split, readme_commands()) if "verl.trainer.main_ppo" in words)
+        arguments = (*own[3:], *arguments[1:])
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
         config = hydra_compose("ppo_trainer", overrides=[os.path.expandvars(each) for each in arguments])
+    assert list(plain_problems(config)) == []
+    omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     validate_config(config, need_reference_policy(config), need_critic(config))
 
 
 def check_files(*words: str) -> None:
     files = [word.partition("::")[0] for word in words if "/" in word and not word.startswith(("-", "/"))]
     assert all((ROOT / file).exists() for file in files), files
+
+
+def check_expected_clip(*arguments: str) -> None:
+    from fspo.expected_clip import main
+
+    assert main(arguments) == 0
 
 
 #: What accepts the arguments of a module; the others have a parser of Python's.
@@ -299,6 +316,7 @@ MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.plan": check_plan,
     "recipe.fspo.rehearse": check_rehearse,
     "benchmarks.alignment": check_alignment,
+    "fspo.expected_clip": check_expected_clip,
     "verl.trainer.main_ppo": check_plain_verl,
     "pytest": check_files,
     "venv": lambda folder: None,

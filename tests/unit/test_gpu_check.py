@@ -117,6 +117,10 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
     assert actor.fsdp_config.pad_to_length_bucket == actor.ppo_max_token_len_per_gpu * gpus  # one shape for all packs
 
 
+def test_what_a_cpu_starts_composes() -> None:
+    assert composed(*stack.SHAPED_ON_A_CPU).actor_rollout_ref.actor.fsdp_config.param_offload
+
+
 def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,8 +28,8 @@ LAYERS: dict[str, set[str]] = {
 #: What the runner may import of the library: files, names, a run folder's records, data, a user's reward.
 RUNNER_MAY = ("fspo.files", "fspo.names", "fspo.records", "fspo.data", "fspo.rewards.custom")
 #: Lines of Python. They only fall, down to 7,300, 2,800, 5,600, 4,500 and 11,500; raising one needs a line in
-#: docs/decisions.md.
-LIMITS = {"fspo": 8130, "recipe/fspo": 2610, "recipe/runner": 7670, "benchmarks": 5650, "tests": 16400}
+#: docs/decisions.md (17 is the only one so far).
+LIMITS = {"fspo": 8560, "recipe/fspo": 2815, "recipe/runner": 7055, "benchmarks": 5020, "tests": 15430}
 Graph = dict[str, set[str]]
 
 
@@ -214,7 +214,7 @@ found = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not found, found
 """
 
-SOCKETS_BY_RUN = """
+SOCKETS_BY_RAY = """
 import inspect, sys, types, ray, verl
 import verl.workers.rollout.vllm_rollout.vllm_async_server as server
 from ray.runtime_context import RuntimeContext
@@ -223,8 +223,13 @@ from verl.workers.rollout.vllm_rollout import ServerAdapter
 assert "job_id = ray.get_runtime_context().get_job_id()" in inspect.getsource(ServerAdapter.__init__)
 assert 'os.environ["VERL_RAY_JOB_ID"] = ray.get_runtime_context().get_job_id()' in inspect.getsource(server)
 ray.is_initialized = lambda: True
-job = types.SimpleNamespace(current_job_id=types.SimpleNamespace(hex=lambda: "01000000"))
-assert RuntimeContext(job).get_job_id() == "01000000{suffix}", RuntimeContext(job).get_job_id()
+
+def worker(address):
+    job, client = types.SimpleNamespace(hex=lambda: "01000000"), types.SimpleNamespace(address=address)
+    return types.SimpleNamespace(current_job_id=job, gcs_client=client, check_connected=lambda: None)
+
+one, other, same = (RuntimeContext(worker(f"192.0.2.1:{port}")).get_job_id() for port in (6379, 6380, 6379))
+assert one == same != other and one.startswith("01000000-") and len(one) == len(other) == 17, (one, other)
 """
 
 
@@ -233,13 +238,7 @@ assert RuntimeContext(job).get_job_id() == "01000000{suffix}", RuntimeContext(jo
     [
         pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
         pytest.param(VERL_ON_CPUS, ON_CPUS, id="verl has the losses and the platform", marks=pytest.mark.slow),
-        pytest.param(
-            SOCKETS_BY_RUN.format(suffix="-abc"),
-            ON_CPUS | {"FSPO_RUN_ID": "abc"},
-            id="a run has sockets of its own",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(SOCKETS_BY_RUN.format(suffix=""), ON_CPUS, id="plain verl is left alone", marks=pytest.mark.slow),
+        pytest.param(SOCKETS_BY_RAY, ON_CPUS, id="each Ray has sockets of its own", marks=pytest.mark.slow),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],
 )

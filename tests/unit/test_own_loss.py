@@ -37,7 +37,7 @@ def configured(*overrides: str) -> DictConfig:
 def outcome(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, Any, SequenceLossOutput]:
     """Loss, gradient and what is recorded, of the loss as a worker calls it."""
     recorded: list[SequenceLossOutput] = []
-    monkeypatch.setattr(RECORDER, "add", lambda output, mask: recorded.append(output))
+    monkeypatch.setattr(RECORDER, "add", lambda loss, tensors, output: recorded.append(output))
     actor = SimpleNamespace(
         policy_loss=instantiate(config.actor_rollout_ref.actor.policy_loss),
         global_batch_info={"global_batch_size": 64, "dp_size": 1},

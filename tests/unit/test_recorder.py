@@ -8,18 +8,23 @@ import numpy as np
 import pytest
 import torch
 
+from fspo.audit import numbers
 from fspo.calibration import BandController, active_line, leans
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
-from recipe.fspo.recorder import MiniBatch, Recorder, count_unmoved, end_of_response, join_ranks, sequence_record
+from recipe.fspo.recorder import MiniBatch, Recorder, end_of_response, join_ranks, sequence_record
+
+Added = tuple[str, tuple[torch.Tensor, ...], SequenceLossOutput]
 
 
-def micro_batch(seed: int) -> tuple[SequenceLossOutput, torch.Tensor]:
+def micro_batch(seed: int) -> Added:
+    """What a loss adds to the recorder: its name, its tensors, its output."""
     generator = torch.Generator().manual_seed(seed)
     old = -torch.rand(4, 8, generator=generator)
     new = old + 0.1 * torch.randn(4, 8, generator=generator)
     mask = torch.arange(8) < torch.tensor([8, 5, 2, 0])[:, None]
-    return sequence_policy_loss(new, old, torch.ones(4, 8), mask, ALGORITHMS["fspo"]), mask
+    tensors = (new, old, torch.ones(4, 8), mask)
+    return "fspo", tensors, sequence_policy_loss(*tensors, ALGORITHMS["fspo"])
 
 
 def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
@@ -32,6 +37,7 @@ def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
         recorder.begin_mini_batch()
         for seed in mini_batch:
             recorder.add(*micro_batch(seed))
+        recorder.end_mini_batch(grad_norm=None)
     first, second = (mini_batch.sums for mini_batch in recorder.pop())
     assert (first.total("count"), second.total("count")) == (6, 3)
     assert (first.total("truncated"), second.total("truncated")) == (2, 1)
@@ -46,6 +52,7 @@ def test_band_state_follows_the_mini_batch() -> None:
         recorder.begin_mini_batch()
         state = recorder.current_band_state()
         assert state is not None and state.drift_per_token == expected
+        recorder.end_mini_batch(grad_norm=None)
     recorder.pop()
     recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), done=1)  # an update for each mini-batch
     recorder.begin_mini_batch()
@@ -65,7 +72,7 @@ def test_ranks_are_joined_by_mini_batch() -> None:
         per_rank.append(recorder.pop())
     first, _ = join_ranks([*per_rank, None])  # under Ulysses another rank speaks for the last one
     assert first.sums.total("count") == 6
-    outputs = micro_batch(0)[0], micro_batch(2)[0]
+    outputs = micro_batch(0)[-1], micro_batch(2)[-1]
     assert first.sums.total("S") == pytest.approx(sum(float(output.log_ratio_B.sum()) for output in outputs))
     assert first.grad_norm == 1.5
     row = sequence_record(3, 0, first)
@@ -85,11 +92,12 @@ def test_the_active_band_is_the_same_bit_for_bit_on_any_ranks(ranks: list[list[i
             recorder.begin_mini_batch()
             for seed in seeds:
                 recorder.add(*micro_batch(10 * mini_batch + seed))
+            recorder.end_mini_batch(grad_norm=None)
         per_rank.append(recorder.pop())
     mini_batches = join_ranks(per_rank)
     controller = BandController(ALGORITHMS["fspo_active"])
     state = controller.update([x.sums for x in mini_batches], [leans(*x.sequences[:3]) for x in mini_batches])
-    outputs = [micro_batch(10 + seed)[0] for seed in range(8)]
+    outputs = [micro_batch(10 + seed)[-1] for seed in range(8)]
     rows = [leans(x.log_ratio_B[:3], x.length_B[:3], x.advantage_B[:3]) for x in outputs]
     assert state.active_line == active_line(np.concatenate(rows), 0.85) is not None
 
@@ -110,7 +118,8 @@ def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
     recorder = Recorder()
     recorder.enable(max_response_length=8, sequences=True)
     recorder.begin_mini_batch()
-    recorder.add(output, mask)
+    recorder.add("fspo", (new, old, torch.ones(3, 8), mask), output)
+    recorder.end_mini_batch(grad_norm=None)
     (mini_batch,) = recorder.pop()
     assert (mini_batch.sums.total("count"), mini_batch.sums.total("truncated")) == (2, 1)
     assert sequence_record(1, 0, mini_batch)["L"] == [6, 5]
@@ -126,10 +135,11 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
             first = 8 * (mini_batch % 2) + 4 * rank
             recorder.row_B = torch.tensor([first + i for i in (2, 0, 1, 3)])
             recorder.add(*micro_batch(seed=4 * mini_batch + rank))
+            recorder.end_mini_batch(grad_norm=None)
         ranks.append(recorder.pop())
     line = sequence_record(1, 0, join_ranks(ranks)[0])
     assert line["row"] == [2, 0, 1, 6, 4, 5], "the fourth row of each micro-batch is padding"
-    outputs = [micro_batch(seed=rank)[0] for rank in range(2)]
+    outputs = [micro_batch(seed=rank)[-1] for rank in range(2)]
     assert line["S"] == pytest.approx(torch.cat([output.log_ratio_B[:3] for output in outputs]).tolist())
     assert line["accepted"] == torch.cat([output.accepted_B[:3] for output in outputs]).int().tolist()
     assert 0 < sum(line["accepted"]) < 6
@@ -155,4 +165,6 @@ def mini_batch(learning_rate: float | None, grad_norm: float | None = 1.0) -> Mi
 def test_mini_batches_before_the_first_step_that_moves_are_unmoved(
     steps: list[tuple[float | None, float | None]], unmoved: int
 ) -> None:
-    assert count_unmoved([mini_batch(*step) for step in steps]) == unmoved
+    moves = [mini_batch(*step).moves for step in steps]
+    assert numbers(moves) == [0] * unmoved + list(range(unmoved, len(steps)))
+    assert numbers(moves, on_policy=False) == list(range(1, len(steps) + 1))

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from fspo.audit import Audit
 from fspo.diagnostics import LengthDiagnostics
 from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -33,9 +35,9 @@ from fspo.report.groups import (
     shared_starts,
     standard_measures,
 )
-from fspo.report.runs import load_run
+from fspo.report.runs import load_run, load_runs
 from fspo.report.summary import summarise
-from fspo.sums import SequenceSums
+from fspo.sums import FIELDS, SequenceSums
 
 STEPS = 4
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -433,3 +435,29 @@ def test_the_length_funnel_of_runs_that_lose_responses(tmp_path: Path) -> None:
     assert rows["staleness"][0].startswith("1.15 ") and rows["versions"][0].startswith("1.38 ")
     assert float(rows["trained on: LRE"][0][:5]) > 0.2 and rows["trained on: LRE"][1].startswith("0.000 ")
     assert rows["stale: LRE"] == rows["trained on: LRE"], "no other stage lost a response of known length"
+
+
+def test_an_audit_and_a_parquet_of_sequences_are_reported(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    audit, tables = Audit(tmp_path / "audit", ALGORITHMS["fspo"], loss="fspo"), []
+    for step in range(4):
+        for index in range(2):
+            old, length = -torch.rand(256, 64, generator=generator), torch.randint(1, 65, (256, 1), generator=generator)
+            mask, advantage = torch.arange(64) < length, torch.randn(256, generator=generator)
+            new = old + 0.02 * index * torch.randn(256, 64, generator=generator)
+            audit.add(new, old, mask, advantage)
+            audit.end_mini_batch(step)
+            s = ((new - old) * mask).sum(1)
+            columns = {"S": s, "L": length[:, 0], "A": advantage}
+            tables.append(pd.DataFrame({"step": step, "minibatch": index} | {k: v.numpy() for k, v in columns.items()}))
+    pd.concat(tables).to_parquet(tmp_path / "own.parquet")
+    (audited,), judged_runs = load_runs(tmp_path / "audit"), load_runs(tmp_path / "own.parquet")
+    assert [run.algo for run in judged_runs] == ["fspo", "rloo", "gspo"] and audited.algo == "fspo"
+    for name in ("count", "accepted", "clipped_high", "clipped_low", "length"):
+        column = FIELDS.index(name)
+        theirs, ours = (run.lengths.sums_MKF[..., column] for run in (judged_runs[0], audited))
+        np.testing.assert_allclose(theirs, ours, atol=1e-9)
+    report = build_report([tmp_path / "audit", tmp_path / "own.parquet"], tmp_path / "report")
+    assert report.runs == 4 and report.problems == []
+    pd.DataFrame({"S": [0.1]}).to_parquet(tmp_path / "bad.parquet")
+    assert "bad.parquet" in build_report([tmp_path / "bad.parquet"], tmp_path / "bad").problems[0]

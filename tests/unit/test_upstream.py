@@ -64,6 +64,15 @@ NAMES: dict[str, dict[str, str]] = {
         "verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)": "replaced: verl's number has no setting",
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
     },
+    "recipe/fspo/audit.py": {
+        "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "it forwards a fixed list of variables",
+        "verl.utils.tracking:Tracking": "where the sums of a step become ratios",
+        "verl.utils.tracking:Tracking.log(data, step)": "the same",
+        f"{_WORKERS}:TrainingWorker": "wrapped: verl has no hook for a mini-batch",
+        f"{_WORKERS}:TrainingWorker.train_mini_batch(data)": "a rollout batch begins",
+        f"{_WORKERS}:TrainingWorker.train_batch(data)": "a mini-batch begins",
+        f"{_WORKERS}:TrainingWorker._postprocess_output(output, forward_only)": "its metrics, before ranks join them",
+    },
     "recipe/fspo/trainer.py": {
         f"{_BASE}:PPOTrainer.on_init_end": PUBLIC,
         f"{_BASE}:PPOTrainer._reissue_inflight_prompts": "verl forgets when a prompt was first issued",
@@ -105,7 +114,6 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/fspo/reward_manager.py": {
         f"{_NAIVE}:NaiveRewardManager.run_single(data)": "verl keeps the response's length in tokens to itself",
-        f"{_NAIVE}:NaiveRewardManager.compute_score": "replaced, to look at what the user's function returns",
     },
     "recipe/runner/validation.py": {
         f"{_METRICS}:bootstrap_metric(data, subset_size, reduce_fns)": "replaced: resamples for minutes",
@@ -121,7 +129,7 @@ NAMES: dict[str, dict[str, str]] = {
         ),
     },
     "recipe/runner/plugin.py": {
-        "ray.runtime_context:RuntimeContext.get_job_id()": "the run's id is added: sockets",
+        "ray.runtime_context:RuntimeContext.get_job_id()": "the address of its Ray is added: sockets",
     },
     "recipe/runner/cpu/patches.py": {
         "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop(trajectory) as module.hydra": (

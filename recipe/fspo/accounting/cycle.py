@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 
+from fspo.audit import numbers
 from fspo.calibration import BandController, leans
-from fspo.diagnostics import LengthDiagnostics, noise_floor
+from fspo.diagnostics import LengthDiagnostics, NormClipWatch, noise_floor
 from fspo.drops import EvenDrops
 from fspo.fairness import equal_mass_starts
 from fspo.funnel import LengthFunnel
@@ -19,7 +20,7 @@ from fspo.types import BandState
 from recipe.fspo.accounting.outcomes import Outcomes, grad_norm_metrics, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.config import policy_loss_settings
-from recipe.fspo.recorder import MiniBatch, count_unmoved, numbers, sequence_record
+from recipe.fspo.recorder import MiniBatch, sequence_record
 from recipe.runner.checkpoints.state import Stateful
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
@@ -44,6 +45,7 @@ class Cycle:
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
         self.drops = EvenDrops(config.fspo.lre_bins, groups) if config.fspo.drop == "evenly" else None
         self._warned_margin = math.inf
+        self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.grad_clip))
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
 
@@ -86,7 +88,8 @@ class Cycle:
         """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band."""
         mini_batches, outcomes = self._mini_batches, Outcomes.join(self._outcomes)
         self._mini_batches, self._outcomes = [], []
-        unmoved = count_unmoved(mini_batches, self._config.fspo.pi_old)
+        numbered = numbers([each.moves for each in mini_batches], on_policy=self._config.fspo.pi_old != "rollout")
+        unmoved = numbered.count(0)
         sums = [mini_batch.sums for mini_batch in mini_batches]
         metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])
         if unmoved:
@@ -95,9 +98,11 @@ class Cycle:
             of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
             self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
-        grad_clip = float(self._config.actor_rollout_ref.actor.grad_clip)
-        metrics |= grad_norm_metrics([each.grad_norm for each in mini_batches], grad_clip)
-        self._record(step, mini_batches, outcomes, unmoved, log)
+        norms = [each.grad_norm for each in mini_batches if each.grad_norm is not None]
+        metrics |= grad_norm_metrics(norms, float(self._config.actor_rollout_ref.actor.grad_clip))
+        if norms and (warning := self._norm_clip.warning(min(norms))) is not None:
+            PROGRESS.say(warning)
+        self._record(step, list(zip(numbered, mini_batches, strict=True)), outcomes, log)
         funnel_metrics, ends = self.funnel.end_step(step)
         log.append(FUNNEL_FILE, [ends])
         return metrics | funnel_metrics
@@ -112,13 +117,11 @@ class Cycle:
             PROGRESS.say(warning)
         return floor.metrics()
 
-    def _record(
-        self, step: int, mini_batches: Sequence[MiniBatch], outcomes: Outcomes, unmoved: int, log: RunLog
-    ) -> None:
+    def _record(self, step: int, numbered: Sequence[tuple[int, MiniBatch]], outcomes: Outcomes, log: RunLog) -> None:
         """Append the cycle's exact sums, and its sequences if they are asked for, to the run folder."""
-        each = list(zip(numbers(len(mini_batches), unmoved), mini_batches, strict=True))
-        log.append(LENGTH_STATS_FILE, [to_record(part.sums, step=step, minibatch=i) for i, part in each])
+        records = [to_record(part.sums, part.positions, step=step, minibatch=i) for i, part in numbered]
+        log.append(LENGTH_STATS_FILE, records)
         if self._config.fspo.record_sequences:
             longest = self._config.data.max_response_length
-            lines = [sequence_record(step, i, part) for i, part in each]
+            lines = [sequence_record(step, i, part) for i, part in numbered]
             log.append(SEQUENCES_FILE, [line | outcome_columns(outcomes, line["row"], longest) for line in lines])

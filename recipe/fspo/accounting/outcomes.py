@@ -34,14 +34,13 @@ def _reward_info(extra_fields: Any) -> dict[str, Any]:
     return (fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {}
 
 
-def grad_norm_metrics(norms: Sequence[float | None], clip: float) -> dict[str, float]:
+def grad_norm_metrics(norms: Sequence[float], clip: float) -> dict[str, float]:
     """Over the mini-batches of a step: the largest gradient norm, and the share in which the norm clip binds."""
-    known = [norm for norm in norms if norm is not None]
-    if not known:
+    if not norms:
         return {}
     return {
-        "fspo/grad_norm/max": max(known),
-        "fspo/grad_norm/clipped_share": sum(not norm <= clip for norm in known) / len(known),
+        "fspo/grad_norm/max": max(norms),
+        "fspo/grad_norm/clipped_share": sum(not norm <= clip for norm in norms) / len(norms),
     }
 
 

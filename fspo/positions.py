@@ -1,0 +1,105 @@
+"""How S grows inside a response: exact, addable sums by position. Defined here.
+
+Sums by *final* length (:mod:`fspo.sums`) and sums by *position* answer different questions. Long responses may
+consist of more certain tokens than short ones; then S spreads less with final length than it does along a response.
+Both kinds of sums are needed to tell these cases apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+OCTAVES: Final = 18
+"""Octave k holds the numbers 2**k <= n < 2**(k + 1); the last one is open-ended."""
+
+PREFIX_FIELDS: Final = ("responses", "S", "S_squared")
+"""Of the prefix log-ratio S_t at t = 2**k: responses with L >= t, sum of S_t, sum of S_t**2."""
+
+TOKEN_FIELDS: Final = ("tokens", "d", "d_squared")
+"""Of the tokens at positions in octave k: their number, sum of d_t, sum of d_t**2."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionSums:
+    """Sums over a set of responses by octave of the final length L and octave of the position t = 1, 2, ....
+
+    Attributes:
+        prefix_LPF: float64 [18, 18, 3], :data:`PREFIX_FIELDS` of S_t = d_1 + ... + d_t at t = 2**P.
+        token_LPF: float64 [18, 18, 3], :data:`TOKEN_FIELDS` of the tokens whose position lies in octave P.
+
+    d_t = log pi(y_t) - log pi_old(y_t), in nats. Tokens of a tool or an environment have no position. Sets of responses
+    are joined with ``+``.
+    """
+
+    prefix_LPF: torch.Tensor
+    token_LPF: torch.Tensor
+
+    @classmethod
+    def zeros(cls) -> PositionSums:
+        """The sums of no response."""
+        shape = (OCTAVES, OCTAVES, 3)
+        return cls(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64))
+
+    def add_(self, log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor) -> PositionSums:
+        """Add the responses of one micro-batch in place.
+
+        Args:
+            log_ratio_BT: d_t, nats; what stands outside the mask is not read.
+            mask_BT: Nonzero on the response tokens; a row without any is padding.
+        """
+        mask_BT = mask_BT.to(torch.bool)
+        d_BT = log_ratio_BT.detach().to(torch.float64).masked_fill(~mask_BT, 0.0)
+        position_BT = mask_BT.cumsum(dim=-1)
+        length_B = position_BT[:, -1].contiguous()
+        prefix_BT = d_BT.cumsum(dim=-1)
+        octave_BT = _octave(position_BT)
+        # Column T of a prefix sum is the last one at which t tokens of the model have been seen.
+        t_P = 2 ** torch.arange(OCTAVES, device=d_BT.device)
+        column_BP = torch.searchsorted(position_BT, t_P.expand(len(d_BT), -1).contiguous())
+        column_BP = column_BP.clamp(max=d_BT.shape[-1] - 1)
+        s_BP = prefix_BT.gather(1, column_BP)
+        reached_BP = (length_B[:, None] >= t_P).to(torch.float64)
+        prefix_BPF = torch.stack([reached_BP, s_BP * reached_BP, s_BP**2 * reached_BP], dim=-1)
+        token_BPF = torch.zeros_like(prefix_BPF)
+        values_BTF = torch.stack([mask_BT.to(torch.float64), d_BT, d_BT**2], dim=-1)
+        token_BPF.scatter_add_(1, octave_BT[..., None].expand_as(values_BTF), values_BTF)
+        row_B = _octave(length_B).cpu()
+        keep_B = (length_B > 0).cpu()
+        for sums_LPF, added_BPF in ((self.prefix_LPF, prefix_BPF), (self.token_LPF, token_BPF)):
+            sums_LPF.index_add_(0, row_B[keep_B], added_BPF.cpu()[keep_B])
+        return self
+
+    def __add__(self, other: PositionSums) -> PositionSums:
+        return PositionSums(self.prefix_LPF + other.prefix_LPF, self.token_LPF + other.token_LPF)
+
+    def rows(self) -> list[list[float]]:
+        """The filled cells for a file: [octave of L, octave of t, the PREFIX_FIELDS, the TOKEN_FIELDS]."""
+        both_LPF = torch.cat([self.prefix_LPF, self.token_LPF], dim=-1)
+        filled = (both_LPF != 0).any(dim=-1).nonzero()
+        return [[*cell, *both_LPF[tuple(cell)].tolist()] for cell in filled.tolist()]
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sequence[float]]) -> PositionSums:
+        """Inverse of :meth:`rows`.
+
+        Raises:
+            ValueError: If a row is not of this layout.
+        """
+        sums, width = cls.zeros(), len(PREFIX_FIELDS)
+        try:
+            table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2 + 2 * width)
+            where = table[:, 0].long(), table[:, 1].long()
+            sums.prefix_LPF[where], sums.token_LPF[where] = table[:, 2 : 2 + width], table[:, 2 + width :]
+        except (TypeError, RuntimeError, IndexError) as error:
+            raise ValueError(f"malformed sums by position: {error}") from error
+        return sums
+
+
+def _octave(number: torch.Tensor) -> torch.Tensor:
+    """floor(log2(n)) of integers, at most the last octave; 0 for n = 0."""
+    edges = 2 ** torch.arange(1, OCTAVES, device=number.device)
+    return torch.bucketize(number, edges, right=True)

@@ -1,0 +1,313 @@
+"""The length audit: in anyone's loop, its files, and what it hooks into verl."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+
+from fspo import audit as library
+from fspo.acceptance import acceptance_counts
+from fspo.audit import LIVE_COLUMNS, Audit, describe, live_metrics, read_audit
+from fspo.diagnostics import NormClipWatch
+from fspo.fairness import equal_mass_starts, merge_bins, plain_lre
+from fspo.losses import ALGORITHMS
+from fspo.positions import PositionSums
+from fspo.sums import SequenceSums
+from recipe.fspo import audit, policy_loss
+from recipe.fspo.plain import check_before_ray
+from recipe.fspo.recorder import Recorder
+
+RANKS, STEPS, MINI_BATCHES = 2, 2, 3
+GSPO = ALGORITHMS["seq_gspo"]
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def micro_batch(seed: int, moved: bool = True) -> Tensors:
+    """log_prob, old_log_prob, mask, one advantage per sequence."""
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(16, 64, generator=generator)
+    mask = torch.arange(64) < torch.randint(0, 65, (16, 1), generator=generator)
+    new = old + 3e-3 * moved * torch.randn(16, 64, generator=generator)
+    return new, old, mask, torch.randn(16, generator=generator)
+
+
+def train(folder: Path, run: str = "run", ranks: range = range(RANKS)) -> None:
+    """A loop as anyone writes it."""
+    for rank in ranks:
+        audit = Audit(folder, GSPO, loss="seq_gspo", rank=rank, ranks=RANKS, run=run)
+        for step in range(STEPS):
+            for mini_batch in range(MINI_BATCHES):
+                for micro in range(2):
+                    audit.add(*micro_batch(1000 * rank + 100 * step + 10 * mini_batch + micro, mini_batch > 0))
+                audit.end_mini_batch(step)
+
+
+def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
+    train(tmp_path)
+    records = read_audit(tmp_path)
+    assert records.problems == [] and (records.loss, records.acceptance) == ("seq_gspo", True)
+    assert sorted(records.sums) == [(step, index) for step in range(STEPS) for index in range(MINI_BATCHES)]
+    tensors = [micro_batch(1000 * rank + 100 + 20 + micro) for rank in range(RANKS) for micro in range(2)]
+    sums = records.sums[1, 2]
+    length = torch.cat([mask.sum(1) for _, _, mask, _ in tensors])
+    s = torch.cat([((new - old) * mask).sum(1) for new, old, mask, _ in tensors])[length > 0]
+    mean = s / length[length > 0]
+    assert sums.total("count") == int((length > 0).sum())
+    assert sums.total("S") == pytest.approx(float(s.sum()), rel=1e-6)
+    inside = (mean.exp() >= 1 - GSPO.clip_low) & (mean.exp() <= 1 + GSPO.clip_high)
+    assert sums.total("accepted") == int(inside.sum())
+    assert records.sums[1, 0].total("S") == 0
+    table = describe(records)
+    assert f"{sum(part.total('count') for part in records.moved()):.0f} sequences" in table and "LRE" in table
+    assert library.main([str(tmp_path)]) == 0
+
+
+def test_without_a_rule_nothing_is_claimed_of_acceptance(tmp_path: Path) -> None:
+    audit = Audit(tmp_path, loss="mine")
+    for index in range(2):
+        audit.add(*micro_batch(index))
+        audit.end_mini_batch(1)
+    records = read_audit(tmp_path)
+    assert not records.acceptance and "LRE" not in describe(records)
+    columns = {name: records.sums[1, 1].column(name).numpy() for name in LIVE_COLUMNS}
+    assert set(live_metrics(columns, records.acceptance)) == {
+        "length_short", "length_long", "S_std_short", "S_std_long"
+    }  # fmt: skip
+
+
+def broken(folder: Path, how: str) -> str:
+    train(folder, ranks=range(1) if how == "a rank is missing" else range(RANKS))
+    path = folder / "audit-run-00000.jsonl"
+    if how == "two runs":
+        train(folder, run="again")
+        return "again, run"
+    if how == "a rank is missing":
+        return "of 2 ranks, 1"
+    lines = path.read_text().splitlines(keepends=True)
+    if how == "a line is cut":
+        path.write_text("".join([*lines[:-1], lines[-1][:50]]))
+        return f"{path}:{len(lines)}"
+    if how == "a rank stopped early":
+        path.write_text("".join(lines[:-1]))
+        return "step 1, mini-batch 2"
+    path.write_text("".join([*lines[:-1], json.dumps({"step": 1, "minibatch": 2, "layout": 0})]))
+    return "layout is 0"
+
+
+@pytest.mark.parametrize(
+    "how", ["two runs", "a rank is missing", "a line is cut", "a rank stopped early", "another layout", "empty"]
+)
+def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = broken(tmp_path, how) if how != "empty" else str(tmp_path)
+    assert any(expected in problem for problem in read_audit(tmp_path).problems)
+    assert library.main([str(tmp_path)]) == 1 and expected in capsys.readouterr().err
+    if how == "two runs":
+        assert read_audit(tmp_path, "again").problems == []
+
+
+def test_sums_by_position_against_the_formula() -> None:
+    new, old, mask, _ = micro_batch(5)
+    mask = mask & (torch.arange(64) % 7 != 3)  # tokens of a tool have no position
+    d = torch.where(mask, new - old, torch.nan).double()
+    whole = PositionSums.zeros().add_(d, mask)
+    parts = PositionSums.zeros().add_(d[:7], mask[:7]) + PositionSums.zeros().add_(d[7:], mask[7:])
+    torch.testing.assert_close(parts.prefix_LPF, whole.prefix_LPF)
+    torch.testing.assert_close(parts.token_LPF, whole.token_LPF)
+    prefix, token = np.zeros((18, 18, 3)), np.zeros((18, 18, 3))
+    for row, kept in zip(d, mask, strict=True):
+        tokens = row[kept].numpy()
+        octave = max(len(tokens), 1).bit_length() - 1
+        for k in range(18):
+            if len(tokens) >= 2**k:
+                prefix[octave, k] += 1, tokens[: 2**k].sum(), tokens[: 2**k].sum() ** 2
+            inside = tokens[2**k - 1 : 2 ** (k + 1) - 1]
+            token[octave, k] += len(inside), inside.sum(), (inside**2).sum()
+    np.testing.assert_allclose(whole.prefix_LPF, prefix, atol=1e-12)
+    np.testing.assert_allclose(whole.token_LPF, token, atol=1e-12)
+    again = PositionSums.from_rows(whole.rows())
+    assert torch.equal(again.prefix_LPF, whole.prefix_LPF) and torch.equal(again.token_LPF, whole.token_LPF)
+    with pytest.raises(ValueError, match="position"):
+        PositionSums.from_rows([[1, 2, 3]])
+
+
+# ----------------------------------------------------------------- under verl
+
+
+class Engine:
+    """A part of verl's engine: what an audit asks it for, and a loss over two micro-batches."""
+
+    optimizer = SimpleNamespace(param_groups=[{"lr": 1e-6}])
+
+    def __init__(self, rank: int, registry: dict[str, Any], loss: str) -> None:
+        self.rank, self.registry, self.loss = rank, registry, loss
+
+    def get_data_parallel_rank(self) -> int:
+        return self.rank
+
+    def get_data_parallel_size(self) -> int:
+        return RANKS
+
+
+class Worker:
+    """In the place of verl's TrainingWorker. A rank that sees the sequences of another one reports nothing."""
+
+    def __init__(self, engine: Engine, speaks: bool = True) -> None:
+        self.engine, self.speaks = engine, speaks
+
+    def train_mini_batch(self, step: int) -> list[Any]:
+        return [self.train_batch(100 * step + 10 * index, index > 0) for index in range(MINI_BATCHES)]
+
+    def train_batch(self, seed: int, moved: bool) -> Any:
+        for micro in range(2):
+            new, old, mask, advantage = micro_batch(1000 * self.engine.rank + seed + micro, moved)
+            self.engine.registry[self.engine.loss](
+                old, new, advantage[:, None].expand(mask.shape), mask, config=SimpleNamespace(clip_ratio=3e-4,
+                clip_ratio_low=None, clip_ratio_high=None),
+            )  # fmt: skip
+        if self.speaks:
+            return self._postprocess_output({"metrics": {"grad_norm": 1.0}}, forward_only=False)
+        return None
+
+    def _postprocess_output(self, output: dict[str, Any], *, forward_only: bool) -> dict[str, Any]:
+        return output["metrics"]
+
+
+@pytest.fixture
+def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Starts a rank in this process: its worker, after ``install`` has wrapped the class."""
+    monkeypatch.setenv(audit.FOLDER, str(tmp_path))
+    monkeypatch.setenv(audit.RUN, "run")
+
+    def loss(old: Any, new: Any, advantages: Any, mask: Any, config: Any = None, **_: Any) -> Any:
+        return torch.zeros(()), {}
+
+    def start(rank: int, name: str = "gspo", speaks: bool = True) -> Worker:
+        registry = {name: loss}
+        recorder = Recorder()
+        for module in (audit, policy_loss):
+            monkeypatch.setattr(module, "RECORDER", recorder)
+        monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry)
+        monkeypatch.setattr(audit, "_State", type("_State", (), dict(vars(audit._State), failed=False, update=0)))
+        wrapped = type("Wrapped", (Worker,), {})
+        audit._wrap_worker(wrapped)
+        return wrapped(Engine(rank, registry, name), speaks)
+
+    return start
+
+
+def averaged(reports: list[list[dict[str, Any]]]) -> dict[str, float]:
+    """What verl makes of the reports of all ranks, [rank][mini-batch]: unweighted means."""
+    names = [name for name in reports[0][0] if name.startswith(audit.SUMS)]
+    values = {name: [report[name][0] for rank in reports for report in rank] for name in names}
+    return {f"actor/{name}": float(np.mean(each)) for name, each in values.items()}
+
+
+def test_logged_numbers_are_those_of_the_files(verl: Any, tmp_path: Path) -> None:
+    reports = [verl(rank).train_mini_batch(1) for rank in range(RANKS)]
+    logged = audit.live(averaged(reports) | {"actor/lr": 1e-6})
+    records = read_audit(tmp_path)
+    assert records.problems == [] and records.loss == "gspo" and records.acceptance
+    parts = records.moved()
+    assert len(parts) == MINI_BATCHES - 1
+    whole = sum(parts, SequenceSums.zeros())
+    counts = acceptance_counts(np.stack([part.sums_KF.numpy() for part in parts]))
+    starts = equal_mass_starts(whole.column("count").numpy(), 8)
+    lre = plain_lre(*(merge_bins(each.sum(0), starts) for each in (counts.accepted, counts.total)))[0]
+    assert logged["actor/lr"] == 1e-6 and 0.05 < logged["fspo_audit/lre"] == pytest.approx(float(lre), rel=1e-9)
+    assert logged["fspo_audit/accept_rate"] == pytest.approx(whole.total("accepted") / whole.total("count"), rel=1e-12)
+    removed = whole.total("clipped_high") + whole.total("clipped_low")
+    assert logged["fspo_audit/removed"] == pytest.approx(removed / whole.total("count"), rel=1e-12)
+    assert logged["fspo_audit/S_std_long"] > logged["fspo_audit/S_std_short"] > 0
+    assert not any(audit.SUMS in name for name in logged)
+
+
+def test_a_sequence_counts_once_on_ranks_that_see_the_same(verl: Any, tmp_path: Path) -> None:
+    for speaks in (True, False):
+        verl(0, speaks=speaks).train_mini_batch(1)
+    verl(1).train_mini_batch(1)
+    tensors = [micro_batch(1000 * rank + 100 + 10 + micro) for rank in range(RANKS) for micro in range(2)]
+    assert read_audit(tmp_path).sums[1, 1].total("count") == sum(int(mask.any(1).sum()) for _, _, mask, _ in tensors)
+
+
+def test_of_an_unknown_loss_only_s_l_and_a_are_summed(verl: Any, tmp_path: Path) -> None:
+    reports = [verl(rank, "mine").train_mini_batch(1) for rank in range(RANKS)]
+    assert not read_audit(tmp_path).acceptance
+    assert "fspo_audit/lre" not in audit.live(averaged(reports))
+
+
+def test_an_error_ends_the_audit_and_not_the_run(
+    verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.joinpath("file").touch()
+    monkeypatch.setenv(audit.FOLDER, str(tmp_path / "file"))  # no folder
+    assert verl(0).train_mini_batch(1) == [{"grad_norm": 1.0}] * MINI_BATCHES
+    assert capsys.readouterr().out.count("FSPO_AUDIT: ") == 1
+
+
+def test_the_driver_says_when_no_worker_recorded(verl: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    verl(0)  # a fresh state
+    logged: list[dict[str, float]] = []
+
+    class Tracking:
+        def __init__(self, project: str, experiment: str, backend: Any = None, config: Any = None) -> None:
+            pass
+
+        def log(self, data: dict[str, float], step: int) -> None:
+            logged.append(data)
+
+    audit._wrap_tracking(Tracking)
+    config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}, "grad_clip": 1.0}}}
+    tracking = Tracking("p", "e", config=config)
+    tracking.log({"val-core/acc": 1.0}, 0)
+    assert capsys.readouterr().out == ""
+    for step in (1, 2):
+        tracking.log({"actor/pg_loss": 0.0}, step)
+    assert capsys.readouterr().out.count("no worker") == 1
+    assert logged == [{"val-core/acc": 1.0}, {"actor/pg_loss": 0.0}, {"actor/pg_loss": 0.0}]
+
+
+def test_rays_workers_get_the_variables_and_the_driver_says_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv(audit.FOLDER, str(tmp_path))
+    monkeypatch.setenv(audit.RUN, "run")
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
+    audit._forward_environment(constants)
+    expected = {"A": "1", audit.FOLDER: str(tmp_path), audit.RUN: "run"}
+    config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
+    assert constants.get_ppo_ray_runtime_env(config=config)["env_vars"] == expected
+    said = capsys.readouterr().out
+    assert "gspo" in said and str(tmp_path) in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("norms", "warnings"), [([2.0] * 11, 1), ([2.0] * 9 + [0.5] + [2.0] * 9, 0)])
+def test_a_norm_clip_that_always_binds_is_said_once(norms: list[float], warnings: int) -> None:
+    watch = NormClipWatch(1.0)
+    sentences = [sentence for norm in norms if (sentence := watch.warning(norm)) is not None]
+    assert len(sentences) == warnings and all("grad_clip=1" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("key", "override"),
+    [("rollout_is=token", "+algorithm.rollout_correction.rollout_is=token"), ("gae", "algorithm.adv_estimator=gae")],
+)
+@pytest.mark.parametrize("loss", ["fspo", "vanilla"])
+def test_plain_verl_refuses_before_ray_what_a_sequence_loss_cannot_use(key: str, override: str, loss: str) -> None:
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
+    check_before_ray(constants)
+    overrides = [f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}", "algorithm.adv_estimator=grpo", override]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", ["actor_rollout_ref.rollout.n=4", *overrides])
+    if loss == "vanilla":
+        assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
+        return
+    with pytest.raises(ValueError, match=key):
+        constants.get_ppo_ray_runtime_env(config)

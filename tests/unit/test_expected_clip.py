@@ -1,0 +1,86 @@
+"""The clip fraction that a band should show: against simulation, an audit, and figures that can be checked by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fspo.audit import Audit
+from fspo.expected_clip import BANDS, Spread, main, table
+from fspo.losses import ALGORITHMS, acceptance_band, sequence_policy_loss
+
+FSPO = ALGORITHMS["fspo"]
+
+
+@pytest.mark.parametrize("name", BANDS)
+@pytest.mark.parametrize(("exponent", "drift"), [(0.5, True), (0.3, False)])
+def test_shares_are_those_of_a_simulation(name: str, exponent: float, drift: bool) -> None:
+    settings = ALGORITHMS[BANDS[name]]
+    spread = Spread.model(0.02, [64, 1024], exponent, drift)
+    draws = np.random.default_rng(0).normal(spread.mean_N, spread.std_N, (200_000, 2))
+    lower, upper = (edge.numpy() for edge in acceptance_band(torch.tensor([64, 1024]), settings, None, torch.float64))
+    below, above = spread.outside(settings)
+    np.testing.assert_allclose(below, (draws < lower).mean(0), atol=0.005)
+    np.testing.assert_allclose(above, (draws > upper).mean(0), atol=0.005)
+
+
+def test_the_default_clip_value_leaves_72_percent_outside_at_4000_tokens() -> None:
+    below, above = Spread.model(0.04, [4000]).outside(FSPO)
+    assert (float(below[0]), float(above[0])) == pytest.approx((0.697, 0.022), abs=5e-4)  # drift -3.2, half-width 1.9
+
+
+@pytest.mark.parametrize("name", BANDS)
+def test_a_clip_value_for_a_wanted_acceptance(name: str) -> None:
+    spread, settings = Spread.model(0.02, [100, 400]), ALGORITHMS[BANDS[name]]
+    clip = spread.clip_for(settings, 0.8)
+    chosen = dataclasses.replace(settings, clip_low=clip, clip_high=clip)
+    assert spread.accepted(chosen) == pytest.approx(0.8, abs=1e-6)
+    if name == "rloo":
+        with pytest.raises(ValueError, match=r"accept=0\.99"):
+            Spread.model(5.0, [100]).clip_for(settings, 0.99)
+
+
+def test_an_audit_is_measured(tmp_path: Path) -> None:
+    audit, generator = Audit(tmp_path, FSPO), torch.Generator().manual_seed(0)
+    inside = total = 0
+    for mini_batch in range(2):
+        old = torch.zeros(4096, 32)
+        length = torch.randint(1, 33, (4096, 1), generator=generator)
+        new = 0.03 * mini_batch * torch.randn(old.shape, generator=generator)
+        mask, advantages = torch.arange(32) < length, torch.ones_like(old)
+        audit.add(new, old, mask, advantages)
+        audit.end_mini_batch(step=1)
+        inside, total = int(sequence_policy_loss(new, old, advantages, mask, FSPO).accepted_B.sum()), 4096
+    spread = Spread.measured(tmp_path)
+    assert spread.accepted(FSPO) == pytest.approx(inside / total, abs=0.02)
+    assert main([f"audit={tmp_path}"]) == 0
+
+
+def test_the_command_prints_a_row_for_each_band(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sigma=0.03", "lengths=[1000,4000]", "gspo=[1e-3,2e-3]", "accept=0.85"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == list(BANDS)
+    assert "0.001, 0.002" in lines[-1] and "85%" in lines[0]
+    assert table(Spread.model(0.03, [1000]), {"fspo": FSPO}).count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "remedy"),
+    [
+        (["sigma=0.03"], "lengths=", "needed"),
+        (["sigma=x", "lengths=[10]"], "sigma=x", "number"),
+        (["sigma=0.03", "lengths=[10,-1]"], "lengths=-1", "number"),
+        (["sigam=0.03"], "sigam", "sigma"),
+        (["sigma=0.03", "lengths=[10]", "drift=no"], "drift=no", "none"),
+        (["audit=nowhere"], "audit=nowhere", "FSPO_AUDIT"),
+        (["audit=nowhere", "sigma=1"], "sigma=1", "leave one"),
+    ],
+)
+def test_a_wrong_call_is_named(words: list[str], key: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err.splitlines()[0]
+    assert key in error and remedy in error
