@@ -83,7 +83,7 @@ def _end(metrics: dict[str, Any]) -> None:
     moves = _State.learning_rate != 0 and (norm is None or bool(np.isfinite(float(norm))))
     sums = audit.end_mini_batch(_State.update, moves)
     # A list, because verl joins what the ranks report as lists.
-    values = {"ranks": audit.ranks, "mini_batch": audit.mini_batches, "acceptance": audit.knows_acceptance}
+    values = {"ranks": audit.ranks, "position": audit.mini_batches, "acceptance": audit.knows_acceptance}
     metrics.update({f"{SUMS}{name}": [float(value)] for name, value in values.items()})
     for name in LIVE_COLUMNS:
         for k, value in enumerate(sums.column(name).tolist()):
@@ -131,7 +131,7 @@ def live(metrics: Mapping[str, Any]) -> dict[str, float]:
     if not sums:
         return others
     # The mini-batches of a step report 1, 2, ..., M, whose mean is (M + 1) / 2.
-    terms = sums["ranks"] * (2 * sums["mini_batch"] - 1)
+    terms = sums["ranks"] * (2 * sums["position"] - 1)
     fine_bins = sum(name.startswith("count/") for name in sums)
     columns = {name: np.array([sums[f"{name}/{k}"] for k in range(fine_bins)]) * terms for name in LIVE_COLUMNS}
     columns["count"] = np.rint(columns["count"])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from verl.utils.metric import reduce_metrics
 
 from fspo import audit as library
 from fspo.acceptance import acceptance_counts
@@ -206,8 +207,8 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 def averaged(reports: list[list[dict[str, Any]]]) -> dict[str, float]:
     """What verl makes of the reports of all ranks, [rank][mini-batch]: unweighted means."""
     names = [name for name in reports[0][0] if name.startswith(audit.SUMS)]
-    values = {name: [report[name][0] for rank in reports for report in rank] for name in names}
-    return {f"actor/{name}": float(np.mean(each)) for name, each in values.items()}
+    values = {f"actor/{name}": [report[name][0] for rank in reports for report in rank] for name in names}
+    return reduce_metrics(values)
 
 
 def test_logged_numbers_are_those_of_the_files(verl: Any, tmp_path: Path) -> None:
