@@ -55,22 +55,24 @@ class PositionSums:
         d_BT = log_ratio_BT.detach().to(torch.float64).masked_fill(~mask_BT, 0.0)
         position_BT = mask_BT.cumsum(dim=-1)
         length_B = position_BT[:, -1].contiguous()
-        prefix_BT = d_BT.cumsum(dim=-1)
-        octave_BT = _octave(position_BT)
-        # Column T of a prefix sum is the last one at which t tokens of the model have been seen.
+        # The column of position t = 2**P, and whether the response has one.
         t_P = 2 ** torch.arange(OCTAVES, device=d_BT.device)
         column_BP = torch.searchsorted(position_BT, t_P.expand(len(d_BT), -1).contiguous())
         column_BP = column_BP.clamp(max=d_BT.shape[-1] - 1)
-        s_BP = prefix_BT.gather(1, column_BP)
-        reached_BP = (length_B[:, None] >= t_P).to(torch.float64)
-        prefix_BPF = torch.stack([reached_BP, s_BP * reached_BP, s_BP**2 * reached_BP], dim=-1)
-        token_BPF = torch.zeros_like(prefix_BPF)
-        values_BTF = torch.stack([mask_BT.to(torch.float64), d_BT, d_BT**2], dim=-1)
-        token_BPF.scatter_add_(1, octave_BT[..., None].expand_as(values_BTF), values_BTF)
-        row_B = _octave(length_B).cpu()
-        keep_B = (length_B > 0).cpu()
-        for sums_LPF, added_BPF in ((self.prefix_LPF, prefix_BPF), (self.token_LPF, token_BPF)):
-            sums_LPF.index_add_(0, row_B[keep_B], added_BPF.cpu()[keep_B])
+        reached_BP = length_B[:, None] >= t_P
+        prefixes = [reached_BP.to(torch.float64)]
+        tokens = [_by_octave((t_P - 1).minimum(length_B[:, None]), length_B)]
+        for power, terms_BT in ((1, d_BT), (2, d_BT**2)):
+            sum_BT = terms_BT.cumsum(dim=-1)
+            up_to_BP = sum_BT.gather(1, column_BP)
+            before_BP = torch.where(reached_BP, up_to_BP - terms_BT.gather(1, column_BP), sum_BT[:, -1:])
+            if power == 1:
+                s_BP = torch.where(reached_BP, up_to_BP, 0.0)
+                prefixes += [s_BP, s_BP**2]
+            tokens.append(_by_octave(before_BP, sum_BT[:, -1]))
+        row_B, keep_B = _octave(length_B).cpu(), (length_B > 0).cpu()
+        for sums_LPF, columns in ((self.prefix_LPF, prefixes), (self.token_LPF, tokens)):
+            sums_LPF.index_add_(0, row_B[keep_B], torch.stack(columns, dim=-1).cpu()[keep_B])
         return self
 
     def __add__(self, other: PositionSums) -> PositionSums:
@@ -97,6 +99,11 @@ class PositionSums:
         except (TypeError, RuntimeError, IndexError) as error:
             raise ValueError(f"malformed sums by position: {error}") from error
         return sums
+
+
+def _by_octave(before_BP: torch.Tensor, total_B: torch.Tensor) -> torch.Tensor:
+    """Sums over the positions of each octave, float64 [B, P], from the sums over all positions before it."""
+    return torch.cat([before_BP, total_B[:, None]], dim=1).to(torch.float64).diff(dim=1)
 
 
 def _octave(number: torch.Tensor) -> torch.Tensor:
