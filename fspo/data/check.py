@@ -149,7 +149,8 @@ class _Row:
         roles = [message.get("role") for message in self.messages]
         if not set(roles) <= set(ROLES) or roles[-1] == "assistant":
             return f"a role that is not one of {', '.join(ROLES)}, or a last message of the assistant's"
-        return None if self.source and str(self.truth or "").strip() else "no data_source or reward_model.ground_truth"
+        has_truth = self.truth is not None and str(self.truth).strip()  # 0 is one
+        return None if self.source and has_truth else "no data_source or reward_model.ground_truth"
 
     def text(self) -> str:
         """The messages as they are compared: contents that are not text (images) by their representation."""

@@ -188,8 +188,9 @@ def local_files(source: Source, folder: Path) -> list[Path]:
 
     A folder NAME may be a copy of the hub repository. Raises SourceError if there is no file.
     """
-    places = [*folder.glob(f"{source.name}.*")] or sorted((folder / source.name).rglob("*"))
-    files = [path for path in places if path.suffix in (".parquet", ".jsonl", ".json") and path.is_file()]
+    suffixes = (".parquet", ".jsonl", ".json")
+    named = [path for suffix in suffixes if (path := folder / f"{source.name}{suffix}").is_file()]
+    files = named or sorted(path for path in (folder / source.name).rglob("*") if path.suffix in suffixes)
     if not files:
         raise SourceError(
             f"{folder}: no {source.name}.parquet, .jsonl or .json and no such file in a folder {source.name}/; "

@@ -139,7 +139,11 @@ class Run:
         """Every setting by its key, from config.yaml; only those of the loss, from run.json, where that is missing."""
         path, loss = self.path / CONFIG_FILE, self.loss_settings
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first in C
-        config = yaml.load(path.read_text("utf-8"), loader) if path.exists() else {}
+        try:
+            config = yaml.load(path.read_text("utf-8"), loader) if path.exists() else {}
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            self.problems.append(f"{path}: cannot be read ({' '.join(str(error).split())})")
+            config = {}
         return dict(_leaves(config)) | dict(_leaves({LOSS_KEY: dataclasses.asdict(loss) if loss else {}}))
 
     def series(self, *names: str) -> tuple[npt.NDArray[np.int64], Array]:

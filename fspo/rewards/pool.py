@@ -169,13 +169,19 @@ class WorkerPool:
         worker.answered += 1
         return Status(status), bool(cacheable)
 
-    def _start(self) -> _Worker:
+    def _start(self, again: bool = True) -> _Worker:
         with self._lock:
             if self._launcher is None or self._launcher.ended():
                 self._launcher = _Launcher(self.time_limit_s, self.memory_limit_mb)
                 weakref.finalize(self, self._launcher.close)
             launcher = self._launcher
-        return _Worker(launcher)
+        try:
+            return _Worker(launcher)
+        except OSError:
+            if not again:
+                raise
+            launcher.close()  # it was about to end
+            return self._start(again=False)
 
     def _bury(self, worker: _Worker, stuck: bool) -> Status:
         """Collect a dead or stuck worker and say what ended it."""

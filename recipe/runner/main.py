@@ -47,6 +47,10 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         print(usage, end="")
         return
     try:
+        # Settings of the command: with a + Hydra would take them for new keys of the configuration.
+        rest = [
+            word.lstrip("+") if word.lstrip("+").startswith(tuple(f"{key}=" for key in _OWN)) else word for word in rest
+        ]
         settings, overrides = split_arguments(rest, ["dry_run"])
         dry_run = settings.get("dry_run", False)
         if type(dry_run) is not bool:

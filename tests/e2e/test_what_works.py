@@ -92,6 +92,7 @@ def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch
     from recipe.fspo.config import problems
     from recipe.runner.launch import checks
     from recipe.runner.launch.prepare import prepare
+    from recipe.runner.launch.values import PreflightError
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
     overrides = ROWS[feature].replace("=MIXTRAL", f"={tmp_path}").split()
@@ -102,8 +103,9 @@ def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch
     else:
         config = composed(f"run.dir={tmp_path}", *overrides)
     config = prepare(config)
-    rules = (checks.engine_problems, checks.setting_problems, problems)
-    assert any(REFUSED[feature] in problem for rule in rules for problem in rule(config))
+    with pytest.raises(PreflightError) as refused:
+        checks.check(config, problems, (*checks.GPUS_AND_DISK, *checks.MODEL_AND_DATA))
+    assert any(REFUSED[feature] in problem for problem in refused.value.problems)
 
 
 # ---------------------------------------------------------------- what runs

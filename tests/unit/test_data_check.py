@@ -96,6 +96,7 @@ def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row,
 def test_a_row_that_verl_leaves_out_or_stops_at_is_named(write: Callable[..., str], changed: Row, says: str) -> None:
     bad = rows(3)
     bad[2] |= changed
+    bad[1]["reward_model"] = {"style": "rule", "ground_truth": "0"}  # an answer like any other
     (problem,) = check([write(bad)], str(shipped_model()), 7).problems
     assert says in problem and "row 2 of " in problem
 

@@ -154,6 +154,8 @@ def test_damaged_sources_are_named_and_leave_an_older_result(
 
 def test_plain_json_lists_are_read(tmp_path: Path) -> None:
     (tmp_path / "aime25.json").write_text(json.dumps(ROWS["aime25"]), encoding="utf-8")
+    (tmp_path / "aime25.manifest.json").write_text("{}")  # as prepare itself writes
+    (tmp_path / "aime25.zip").touch()
     assert prepare("aime25", tmp_path / "out", tmp_path)["rows"] == 1
 
 

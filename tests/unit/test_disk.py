@@ -15,7 +15,7 @@ import torch
 
 from recipe.runner.checkpoints import disk
 from recipe.runner.checkpoints.disk import room_for_save
-from recipe.runner.checkpoints.integrity import TRACKER_FILE, latest
+from recipe.runner.checkpoints.integrity import TRACKER_FILE, latest, name_latest
 from recipe.runner.faults.errors import ExplainedError
 
 MIB = 2**20
@@ -47,6 +47,8 @@ def test_a_half_written_checkpoint_is_removed(tmp_path: Path, before: int | None
         save(tmp_path, before)
     with pytest.raises(ExplainedError, match="step 4"), room_for_save(tmp_path, 4):
         (tmp_path / "global_step_4").mkdir()
+        if before:
+            name_latest(tmp_path / "global_step_4")  # verl had noted it already
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert not (tmp_path / "global_step_4").exists()
     assert latest(tmp_path) == (tmp_path / "global_step_2" if before else None)

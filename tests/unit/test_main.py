@@ -132,7 +132,7 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
         (tmp_path / "run.json").write_text(json.dumps(begun))
     before = sorted(tmp_path.iterdir())
     command = ["experiment=qwen3_8b", "algo=gspo", f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", ["main", *command, "dry_run=true"])
+    monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=true" if new else "dry_run=true"])
     main()
     said = capsys.readouterr().out
     for part in (

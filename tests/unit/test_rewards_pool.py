@@ -58,6 +58,15 @@ def test_worker_killed_from_outside_costs_no_verdict(scorer: MathScorer) -> None
     assert scorer.score(r"\boxed{u+2}", "2+u").status is Status.CORRECT
 
 
+def test_a_launcher_that_is_about_to_end_is_replaced(scorer: MathScorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scorer.score(r"\boxed{w+1}", "1+w").status is Status.CORRECT
+    launcher = scorer._pool._launcher
+    assert launcher is not None
+    monkeypatch.setattr(type(launcher), "ended", lambda self: False)  # as long as nobody has waited for it
+    launcher_of(scorer).kill()
+    assert scorer.score(r"\boxed{w+2}", "2+w").status is Status.CORRECT
+
+
 def test_worker_that_dies_twice_is_a_crash_and_not_remembered(
     scorer: MathScorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -390,6 +390,10 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
         assert continues_from(monkeypatch, *later) == begins, "it has saved nothing"
     assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == begins
     own = saved_by(run, 20)
+    tracker = own.parent / "latest_checkpointed_iteration.txt"
+    for more in ((), ("evaluate=true",)):  # killed between its first save and verl's note of it
+        tracker.unlink()
+        assert continues_from(monkeypatch, f"resume={run}", *more) == own and tracker.read_text() == "20"
     for later in (command, (f"resume={run}",), command):
         assert continues_from(monkeypatch, *later) == own
     assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == own
@@ -399,7 +403,7 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
     with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
     info = json.loads((run / "run.json").read_text())
-    assert info["status"] == "interrupted" and [each["status"] for each in info["starts"]] == ["interrupted"] * 6
+    assert info["status"] == "interrupted" and [each["status"] for each in info["starts"]] == ["interrupted"] * 7
 
 
 def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

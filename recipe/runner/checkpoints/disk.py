@@ -7,6 +7,7 @@ stays the one to resume.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from recipe.runner.checkpoints.integrity import latest, step_folder
+from recipe.runner.checkpoints.integrity import latest, name_latest, step_folder
 from recipe.runner.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
@@ -62,4 +63,7 @@ def room_for_save(root: Path, step: int) -> Iterator[None]:
             raise
         explained = refusal(why)  # with the room that there was when it failed
         shutil.rmtree(folder, ignore_errors=True)
+        if good is not None:  # verl may have registered the new one already
+            with contextlib.suppress(OSError):
+                name_latest(good)
         raise explained from error

@@ -270,7 +270,6 @@ RULES: Final[tuple[Rule, ...]] = (
     loggers.problems,
     batch_problems,
     _shape_problems,
-    engine_problems,
     setting_problems,
     advantage_problems,
 )
@@ -292,5 +291,6 @@ def check(config: DictConfig, further: Rule, without: Sequence[Rule] = ()) -> No
     Raises:
         PreflightError: listing all problems, not only the first.
     """
-    if problems := [problem for rule in (*RULES, further) if rule not in without for problem in rule(config)]:
+    problems = list(engine_problems(config))  # alone: the other rules read keys of the engines that are served
+    if problems := problems or [each for rule in (*RULES, further) if rule not in without for each in rule(config)]:
         raise PreflightError(*problems)

@@ -92,7 +92,8 @@ def problems(config: DictConfig) -> Iterator[str]:
             yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(_LOGGERS)}"
         elif importlib.util.find_spec(package) is None:
             yield f"trainer.logger: {name} needs the package {package}, which is not installed: pip install {package}"
-    if "wandb" in names and not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE")):
+    online = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
+    if "wandb" in names and online and not os.environ.get("WANDB_API_KEY"):
         host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
         try:
             known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)

@@ -172,7 +172,7 @@ def with_beginning(config: DictConfig) -> DictConfig:
     """
     before = (run_info(Path(config.run.dir)) or {}).get("resume_from_path")
     named = config.trainer.resume_mode == "resume_path"
-    if named and (config.trainer.resume_from_path != before or evaluates(config)):
+    if named and (not before or config.trainer.resume_from_path != before or evaluates(config)):
         return config
     config = copy.deepcopy(config)
     trainer = config.trainer

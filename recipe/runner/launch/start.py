@@ -68,9 +68,10 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
         TrainingFailed: if a process of the run failed or died.
     """
     run_id = own_run_id()
-    config = settle(config, job)
-    if repaired := integrity.repair_tracker(config):
+    # Before anything asks where the run would go on; only in a folder of a run.
+    if run_folder.run_info(Path(config.run.dir)) and (repaired := integrity.repair_tracker(config)):
         print(f"note: {repaired}", flush=True)
+    config = settle(config, job)
     config, notes = check(config, job)
     changed = allowed_changes(config, job) if resumes(config, job) else []
     with run_folder.held(config.run.dir):
