@@ -20,9 +20,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fspo.acceptance import acceptance_counts, stack_sums, without_rule
@@ -84,7 +85,7 @@ class Audit:
         run = run or uuid.uuid4().hex[:12]
         self._file = None if folder is None else Path(folder) / f"{PREFIX}{run}-{rank:05d}{SUFFIX}"
         self._whose = {"run": run, "rank": rank, "ranks": ranks}
-        self.loss, self.ranks = loss, ranks
+        self.loss = loss
         self._rule, self._on_policy = rule, on_policy
         self.knows_acceptance = rule is not None
         self._step = -1
@@ -117,12 +118,7 @@ class Audit:
             if output is None:
                 output = without_rule(*tensors) if self._rule is None else sequence_policy_loss(*tensors, self._rule)
             self.sums.add_(output, truncated_B)
-            self.positions.add_(log_prob_BT - old_log_prob_BT, mask_BT)
-
-    @property
-    def mini_batches(self) -> int:
-        """Mini-batches of the present step so far."""
-        return len(self._moves)
+            self.positions.add_(log_prob_BT.double() - old_log_prob_BT, mask_BT)
 
     def take(self) -> tuple[SequenceSums, PositionSums]:
         """The sums of the mini-batch in progress, by final length and by position; the next one begins."""
@@ -157,9 +153,11 @@ class Audit:
 
 @dataclass
 class AuditRecords:
-    """What an audit's folder holds, joined over its ranks.
+    """What an audit's folder holds of one run, joined over its ranks.
 
     Attributes:
+        run: Which start of several.
+        others: The other starts in the folder.
         loss: Name of the loss.
         acceptance: Whether the rule of acceptance was known; otherwise only S, L and A mean something.
         sums: By (step, mini-batch); mini-batch 0 came before any weight had moved.
@@ -167,6 +165,8 @@ class AuditRecords:
         problems: What is missing or cannot be read, each with its file.
     """
 
+    run: str = ""
+    others: list[str] = field(default_factory=list)
     loss: str = ""
     acceptance: bool = True
     sums: dict[tuple[int, int], SequenceSums] = field(default_factory=dict)
@@ -183,55 +183,85 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
 
     Args:
         folder: What :class:`Audit` was given.
-        run: Which start to read, where the folder holds several.
+        run: Which start to read, where the folder holds several; the newest by default.
 
     Returns:
-        The records of all mini-batches that every rank wrote. ``problems`` names a missing rank, a cut line, several
-        runs in one folder, and mini-batches that some rank lacks.
+        The records of all mini-batches that every rank wrote. ``problems`` names a missing rank, a cut line, and
+        mini-batches that some rank lacks, but for the last one, which a running training may be writing.
     """
     records, folder = AuditRecords(), Path(folder)
-    files = sorted(folder.glob(f"{PREFIX}{run}*{SUFFIX}"))
-    headers: dict[Path, dict[str, Any]] = {}
-    counts: dict[tuple[int, int], int] = defaultdict(int)
-    for path in files:
-        repeats: dict[tuple[int, int], int] = defaultdict(int)
+    by_run: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
+        by_run[path.name.removeprefix(PREFIX).rpartition("-")[0]].append(path)
+    if not by_run or (run and run not in by_run):
+        of_run = f" of run {run}; there are {', '.join(by_run)}" if by_run else ""
+        records.problems.append(f"{folder}: no file {PREFIX}*{SUFFIX}{of_run}; give the folder that FSPO_AUDIT named")
+        return records
+    records.run = run or list(by_run)[-1]
+    records.others = [name for name in by_run if name != records.run]
+    ranks: set[int] = set()
+    keys: list[set[tuple[int, int]]] = []
+    expected = 0
+    for path in by_run[records.run]:
+        keys.append(set())
         for number, line in numbered_lines(path, records.problems):
-            if "audit" in line:
-                headers[path] = line
-                continue
             try:
+                if "audit" in line:
+                    records.loss, records.acceptance = str(line["loss"]), bool(line["acceptance"])
+                    expected = int(line["ranks"])
+                    ranks.add(int(line["rank"]))
+                    continue
                 key = (int(line["step"]), int(line["minibatch"]))
                 sums, positions = from_record(line), positions_from_record(line)
             except (KeyError, TypeError, ValueError) as error:
-                records.problems.append(f"{path}:{number}: not a mini-batch of an audit ({error})")
+                records.problems.append(f"{path}:{number}: not a line of an audit ({error})")
                 continue
-            repeats[key] += 1
+            keys[-1].add(key)
             records.sums[key] = records.sums.get(key, SequenceSums.zeros()) + sums
             records.positions[key] = records.positions.get(key, PositionSums.zeros()) + positions
-        for key in repeats:
-            counts[key] += 1
-    if not headers:
-        records.problems.append(f"{folder}: holds no file {PREFIX}*{SUFFIX}; give the folder that FSPO_AUDIT named")
-        return records
-    first = next(iter(headers.values()))
-    records.loss, records.acceptance = first["loss"], first["acceptance"]
-    runs = sorted({header["run"] for header in headers.values()})
-    if len(runs) > 1:
-        records.problems.append(f"{folder}: holds {len(runs)} runs, {', '.join(runs)}; give one of them as --run")
-    absent = sorted(set(range(first["ranks"])) - {header["rank"] for header in headers.values()})
-    if absent:
-        records.problems.append(f"{folder}: of {first['ranks']} ranks, {', '.join(map(str, absent))} wrote nothing")
-    for key in [key for key, count in counts.items() if count < len(headers)]:
-        records.problems.append(f"{folder}: step {key[0]}, mini-batch {key[1]} is left out: some rank lacks it")
+    if absent := [str(rank) for rank in range(expected) if rank not in ranks]:
+        records.problems.append(f"{folder}: of {expected} ranks, {', '.join(absent)} wrote nothing")
+    everywhere, last = set.intersection(*keys), max(records.sums, default=None)
+    for key in sorted(records.sums.keys() - everywhere):
         del records.sums[key], records.positions[key]
+        if key != last:
+            records.problems.append(f"{folder}: step {key[0]}, mini-batch {key[1]} is left out: some rank lacks it")
     return records
+
+
+@dataclass(frozen=True)
+class LengthBins:
+    """Eight length bins of equal mass: the columns of the sums by bin, [J] each, and what follows from them."""
+
+    starts: npt.NDArray[np.int64]
+    columns: dict[str, Array]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Array]) -> LengthBins:
+        """From :data:`LIVE_COLUMNS` by fine length bin, [K] each."""
+        starts = equal_mass_starts(columns["count"], _BINS)
+        return cls(starts, {name: merge_bins(columns[name], starts) for name in LIVE_COLUMNS})
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[SequenceSums]) -> LengthBins:
+        """From the sums of mini-batches."""
+        whole = sum(parts, SequenceSums.zeros())
+        return cls.of({name: whole.column(name).numpy() for name in LIVE_COLUMNS})
+
+    def mean(self, name: str) -> Array:
+        """Mean of a column over the sequences of each bin, [J]."""
+        return np.asarray(self.columns[name] / self.columns["count"])
+
+    def spread(self) -> Array:
+        """Standard deviation of S in each bin, [J]."""
+        return np.asarray(np.sqrt(np.maximum(self.mean("S_squared") - self.mean("S") ** 2, 0.0)))
 
 
 def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[str, float]:
     """A handful of numbers of one step, from its sums by fine length bin. Defined here.
 
     Args:
-        columns: :data:`LIVE_COLUMNS`, [K] each.
+        columns: :data:`LIVE_COLUMNS`, [K] each, or all of them times one factor.
         acceptance: Whether the rule of acceptance is known.
 
     Returns:
@@ -242,21 +272,14 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
     count = columns["count"].sum()
     if count == 0:
         return {}
-    starts = equal_mass_starts(columns["count"], _BINS)
-    by_bin = {name: merge_bins(column, starts) for name, column in columns.items()}
-    n_J = by_bin["count"]
-    length_J, mean_J = by_bin["length"] / n_J, by_bin["S"] / n_J
-    spread_J = np.sqrt(np.maximum(by_bin["S_squared"] / n_J - mean_J**2, 0.0))
-    metrics = {
-        "length_short": length_J[0],
-        "length_long": length_J[-1],
-        "S_std_short": spread_J[0],
-        "S_std_long": spread_J[-1],
-    }
+    bins = LengthBins.of(columns)
+    length_J, spread_J = bins.mean("length"), bins.spread()
+    metrics = {"length_short": length_J[0], "length_long": length_J[-1]}
+    metrics |= {"S_std_short": spread_J[0], "S_std_long": spread_J[-1]}
     if acceptance:
         metrics["accept_rate"] = columns["accepted"].sum() / count
         metrics["removed"] = (columns["clipped_high"] + columns["clipped_low"]).sum() / count
-        metrics["lre"] = plain_lre(by_bin["accepted"], n_J)[0]
+        metrics["lre"] = plain_lre(bins.columns["accepted"], bins.columns["count"])[0]
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -265,39 +288,37 @@ def describe(records: AuditRecords) -> str:
     parts = records.moved()
     if not parts:
         return "no mini-batch in which a weight had moved before: the audit needs two optimizer steps per rollout batch"
-    whole = sum(parts, SequenceSums.zeros())
-    starts = equal_mass_starts(whole.column("count").numpy(), _BINS)
-    names = ("count", "accepted", "clipped_high", "clipped_low", "length", "S", "S_squared")
-    n, accepted, high, low, length, s, squared = (merge_bins(whole.column(name).numpy(), starts) for name in names)
-    length, s = length / n, s / n
-    spread = np.sqrt(np.maximum(squared / n - s**2, 0.0))
-    heads = ["mean length", "sequences", "mean S", "std of S", "std / sqrt(L)"]
-    columns = [
-        [f"{x:.0f}" for x in length],
-        [f"{x:.0f}" for x in n],
-        [f"{x:+.4f}" for x in s],
-        [f"{x:.4f}" for x in spread],
-        [f"{x:.4f}" for x in spread / np.sqrt(length)],
-    ]
-    lines = [f"loss {records.loss or 'not named'}: {len(parts)} mini-batches, {n.sum():.0f} sequences"]
+    bins = LengthBins.of_parts(parts)
+    length_J, spread_J = bins.mean("length"), bins.spread()
+    columns = {
+        "mean length": [f"{x:.0f}" for x in length_J],
+        "sequences": [f"{x:.0f}" for x in bins.columns["count"]],
+        "mean S": [f"{x:+.4f}" for x in bins.mean("S")],
+        "std of S": [f"{x:.4f}" for x in spread_J],
+        "std / sqrt(L)": [f"{x:.4f}" for x in spread_J / np.sqrt(length_J)],
+    }
+    name, sequences = records.loss or "not named", bins.columns["count"].sum()
+    lines = [f"loss {name}: {len(parts)} mini-batches, {sequences:.0f} sequences"]
     if records.acceptance:
-        heads += ["accepted", "removed, A > 0", "removed, A < 0"]
-        columns += [[f"{x:.1%}" for x in share] for share in (accepted / n, high / n, low / n)]
-        error = acceptance_counts(stack_sums(parts)).error(starts)
+        shares = {"accepted": "accepted", "removed, A > 0": "clipped_high", "removed, A < 0": "clipped_low"}
+        columns |= {head: [f"{x:.1%}" for x in bins.mean(column)] for head, column in shares.items()}
+        error = acceptance_counts(stack_sums(parts)).error(bins.starts)
         lines.append(
             f"accepted {error.rate:.1%}; LRE {error.debiased.value:.3f} [{error.debiased.low:.3f}, "
             f"{error.debiased.high:.3f}] (0: acceptance does not depend on length; noise floor {error.noise_floor:.3f})"
         )
-    return "\n".join([*lines, "", markdown_table(heads, list(zip(*columns, strict=True)))])
+    return "\n".join([*lines, "", markdown_table(list(columns), list(zip(*columns.values(), strict=True)))])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m fspo.audit FOLDER``; status 1 if something is missing."""
     parser = argparse.ArgumentParser(prog="python -m fspo.audit", description="A table by length of an audit.")
     parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named")
-    parser.add_argument("--run", default="", help="one of several starts in the folder")
+    parser.add_argument("--run", default="", help="one of several starts in the folder; the newest by default")
     chosen = parser.parse_args(arguments)
     records = read_audit(chosen.folder, chosen.run)
+    if records.others:
+        print(f"note: run {records.run}; --run reads another one: {', '.join(records.others)}", file=sys.stderr)
     for problem in records.problems:
         print(f"warning: {problem}", file=sys.stderr)
     if records.sums:

@@ -150,11 +150,11 @@ class LengthDiagnostics:
 class NormClipWatch:
     """Says once that the clip of the gradient norm binds all the time. Defined here.
 
-    A sum over tokens, as FSPO's, has a gradient about L times that of a mean, as GSPO's. Where ``grad_clip`` binds in
-    every step, all steps are equally long whatever their gradients, and the loss's scale has no effect.
+    A sum over tokens, as FSPO's, has a gradient about L times that of a mean, as GSPO's. Where ``optim.clip_grad``
+    binds in every step, all steps are equally long whatever their gradients, and the loss's scale has no effect.
 
     Args:
-        clip: ``grad_clip``.
+        clip: ``actor.optim.clip_grad`` (``actor.grad_clip`` is read by nothing in verl 0.9.1).
     """
 
     STEPS: Final = 10
@@ -163,18 +163,19 @@ class NormClipWatch:
         self._clip, self._bound = clip, 0
 
     def warning(self, norm: float) -> str | None:
-        """A sentence after the tenth step in a row in which the clip bound every gradient; None otherwise.
+        """A sentence after the tenth step in a row whose gradients were longer than the clip; None otherwise.
 
         Args:
-            norm: The smallest norm of a step's gradients, before clipping.
+            norm: Of the step's gradients before clipping: the smallest, or, where only that is known, the mean.
         """
         self._bound = self._bound + 1 if norm > self._clip else 0
         if self._bound != self.STEPS:
             return None
         return (
-            f"warning: grad_clip={self._clip:g} has bound every gradient of the last {self.STEPS} steps (norm now "
-            f"{norm:.3g}): all steps are equally long, whatever their gradients. Divide the loss by a typical length "
-            "(policy_loss.grad_multiplier; in this recipe match_scale=matched), or raise grad_clip"
+            f"warning: the gradients of the last {self.STEPS} steps were longer than actor.optim.clip_grad="
+            f"{self._clip:g} (norm now {norm:.3g}): all steps are equally long, whatever their gradients. Divide the "
+            "loss by a typical length (policy_loss.grad_multiplier; in this recipe match_scale=matched), or raise "
+            "clip_grad"
         )
 
 

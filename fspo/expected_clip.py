@@ -23,12 +23,11 @@ import torch
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.stats import norm  # type: ignore[import-untyped]
 
-from fspo.audit import read_audit
-from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
+from fspo.audit import LengthBins, read_audit
+from fspo.fairness import Array, plain_lre
 from fspo.losses import ALGORITHMS, acceptance_band
 from fspo.markdown import markdown_table
 from fspo.names import did_you_mean
-from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
 
 #: The bands by the names that a reader knows.
@@ -58,8 +57,8 @@ class Spread:
         return cls(length_N, -(std_N**2) / 2 * drift, std_N, np.ones_like(length_N))
 
     @classmethod
-    def measured(cls, folder: Path, bins: int = 8) -> Spread:
-        """From the mini-batches of an audit in which the policy had moved.
+    def measured(cls, folder: Path) -> Spread:
+        """From the mini-batches of an audit in which the policy had moved, in eight bins of equal mass.
 
         Raises:
             ValueError: if the folder has none, or is not whole.
@@ -68,11 +67,8 @@ class Spread:
         parts = records.moved()
         if records.problems or not parts:
             raise ValueError(f"audit={folder}: {'; '.join(records.problems) or 'no mini-batch after a moved weight'}")
-        whole = sum(parts, SequenceSums.zeros())
-        starts = equal_mass_starts(whole.column("count").numpy(), bins)
-        names = ("count", "length", "S", "S_squared")
-        n, length, s, squared = (merge_bins(whole.column(name).numpy(), starts) for name in names)
-        return cls(length / n, s / n, np.sqrt(np.maximum(squared / n - (s / n) ** 2, 1e-24)), n)
+        bins = LengthBins.of_parts(parts)
+        return cls(bins.mean("length"), bins.mean("S"), np.maximum(bins.spread(), 1e-12), bins.columns["count"])
 
     def outside(self, settings: SequenceLossSettings) -> tuple[Array, Array]:
         """Share of sequences below and above the band, [N] each."""
@@ -145,7 +141,10 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
     settings = {}
     for name, loss in BANDS.items():
         pair = values.get(name, [ALGORITHMS[loss].clip_low, ALGORITHMS[loss].clip_high])
-        low, high = (pair if isinstance(pair, list) else [pair, pair])[:2]
+        pair = pair if isinstance(pair, list) else [pair, pair]
+        if len(pair) != 2:
+            raise ValueError(f"{name}={pair}: give one clip value, or a lower and an upper one")
+        low, high = pair
         read = _number(name, 0, 1e3)
         settings[name] = dataclasses.replace(ALGORITHMS[loss], clip_low=read(low), clip_high=read(high))
     accept = _number("accept", 0, 1)(values["accept"]) if "accept" in values else None
@@ -156,6 +155,8 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
     if "sigma" not in values or "lengths" not in values:
         raise ValueError("sigma= and lengths= are needed, or audit=FOLDER")
     lengths = values["lengths"] if isinstance(values["lengths"], list) else [values["lengths"]]
+    if not lengths:
+        raise ValueError("lengths=[]: give at least one length in tokens")
     spread = Spread.model(
         _number("sigma", 0, 10)(values["sigma"]),
         [_number("lengths", 0, 2**31)(length) for length in lengths],

@@ -2,14 +2,16 @@
 
 verl imports this in every process through its plugins. With the variable set, :func:`install` wraps what verl has no
 hook for: the actor's ``TrainingWorker`` (where a mini-batch ends), the losses of the registry, the environment of Ray's
-workers and ``Tracking``, which logs a step. Each rank writes a file (:mod:`fspo.audit`). Beside verl's metrics travel
-the step's sums by fine length bin; the driver turns them into a handful of numbers.
+workers, and ``Tracking``, which logs a step. Each rank writes a file (:mod:`fspo.audit`). Each rank also adds its sums
+by fine length bin to verl's metrics, and the driver turns these into a handful of numbers.
 
 An error in here is printed once, and the run goes on without an audit.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import uuid
 from collections.abc import Iterator, Mapping
@@ -24,10 +26,11 @@ from fspo.audit import LIVE_COLUMNS, Audit, live_metrics
 from fspo.diagnostics import NormClipWatch
 from recipe.fspo.recorder import RECORDER
 
-#: Folder of the audit, and the identifier of the run that the driver gives to all processes.
+#: Folder of the audit; what the driver tells all processes of the run, in JSON.
 FOLDER, RUN = "FSPO_AUDIT", "FSPO_AUDIT_RUN"
-#: Prefix of the sums among verl's metrics. No name after it may hold "max" or "min": verl would not average it.
-SUMS: Final = "fspo_audit_sums/"
+#: Prefix of the sums among verl's metrics. verl averages a metric over mini-batches, ranks and updates, but for names
+#: that hold "max", "min", "sum" or "total".
+RAW: Final = "fspo_audit_raw/"
 _WHY_NOT: Final = "install fspo on every node, and let VERL_USE_EXTERNAL_PLUGINS name it (or leave it unset)"
 
 
@@ -35,7 +38,9 @@ class _State:
     """Of this process."""
 
     failed = False
-    update = 0
+    calls = 0
+    begins = True
+    added = 0
     learning_rate: float | None = None
     logged = False
     norm_clip: NormClipWatch | None = None
@@ -43,12 +48,12 @@ class _State:
 
 @contextmanager
 def _on_trial() -> Iterator[None]:
-    """What fails inside ends the audit in this process, and nothing else."""
+    """What fails inside ends this process's part in the audit, and nothing else."""
     try:
         yield
     except Exception as error:
         if not _State.failed:
-            print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process records nothing more", flush=True)
+            print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process audits nothing more", flush=True)
         _State.failed = True
         RECORDER.audit = None
 
@@ -57,37 +62,42 @@ def _on_trial() -> Iterator[None]:
 
 
 def _begin(worker: Any) -> None:
-    """Before a mini-batch: open the file with the first one."""
+    """Before a mini-batch."""
     from recipe.fspo.policy_loss import observe_losses
 
-    observe_losses(guard=_on_trial)
-    if RECORDER.audit is None:
-        engine = worker.engine
+    observe_losses()
+    if RECORDER.audit is None or not RECORDER.audit.loss:  # or it was made for a critic of this process
+        run = json.loads(os.environ.get(RUN, "{}"))
+        RECORDER.guard = _on_trial
         RECORDER.audit = Audit(
             os.environ[FOLDER],
-            rank=engine.get_data_parallel_rank(),
-            ranks=engine.get_data_parallel_size(),
-            run=os.environ.get(RUN, ""),
+            rank=worker.engine.get_data_parallel_rank(),
+            ranks=worker.engine.get_data_parallel_size(),
+            run=run.get("run", ""),
+            on_policy=run.get("on_policy", True),
         )
     RECORDER.audit.take()
+    _State.added = RECORDER.added
     groups = getattr(worker.engine.optimizer, "param_groups", None)
     _State.learning_rate = float(groups[0]["lr"]) if groups else None
 
 
 def _end(metrics: dict[str, Any]) -> None:
-    """After a mini-batch of a rank that speaks for its sequences: write its line, and add its sums to the metrics."""
+    """After a mini-batch, on a rank that reports it: write its line, and add its sums to the metrics."""
     audit = RECORDER.audit
-    if audit is None or audit.sums.total("count") == 0:
+    if audit is None or RECORDER.added == _State.added:
         return  # of a critic
     norm = metrics.get("grad_norm")
-    moves = _State.learning_rate != 0 and (norm is None or bool(np.isfinite(float(norm))))
-    sums = audit.end_mini_batch(_State.update, moves)
+    moves = _State.learning_rate != 0 and (norm is None or math.isfinite(float(norm)))
+    _State.calls += _State.begins
+    _State.begins = False
+    # separate_async calls for every mini-batch, the other modes once for all of a rollout batch.
+    per_batch = json.loads(os.environ.get(RUN, "{}")).get("updates_per_rollout_batch", 1)
+    sums = audit.end_mini_batch((_State.calls - 1) // per_batch + 1, moves)
     # A list, because verl joins what the ranks report as lists.
-    values = {"ranks": audit.ranks, "position": audit.mini_batches, "acceptance": audit.knows_acceptance}
-    metrics.update({f"{SUMS}{name}": [float(value)] for name, value in values.items()})
+    metrics[f"{RAW}acceptance"] = [float(audit.knows_acceptance)]
     for name in LIVE_COLUMNS:
-        for k, value in enumerate(sums.column(name).tolist()):
-            metrics[f"{SUMS}{name}/{k}"] = [value]
+        metrics |= {f"{RAW}{name}/{k}": [value] for k, value in enumerate(sums.column(name).tolist())}
 
 
 def _wrap_worker(worker_class: Any) -> None:
@@ -96,7 +106,7 @@ def _wrap_worker(worker_class: Any) -> None:
 
     @wraps(train_mini_batch)
     def numbered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _State.update += 1
+        _State.begins = True
         return train_mini_batch(self, *args, **kwargs)
 
     @wraps(train_batch)
@@ -121,22 +131,17 @@ def _wrap_worker(worker_class: Any) -> None:
 
 
 def live(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a step as a logger gets them: the sums give way to ``fspo_audit/...``.
+    """A handful of numbers of a step from the averages that verl made of its sums; empty if there are none.
 
-    verl has averaged every sum over ranks and mini-batches, all with the same weight. Their number times the average is
-    the sum; counts are whole numbers, so rounding makes them exact.
+    All sums are averaged with the same weights, so the ratio of two averages is the ratio of the two sums.
     """
-    sums = {name.partition(SUMS)[2]: value for name, value in metrics.items() if SUMS in name}
-    others = {name: value for name, value in metrics.items() if SUMS not in name}
-    if not sums:
-        return others
-    # The mini-batches of a step report 1, 2, ..., M, whose mean is (M + 1) / 2.
-    terms = sums["ranks"] * (2 * sums["position"] - 1)
-    fine_bins = sum(name.startswith("count/") for name in sums)
-    columns = {name: np.array([sums[f"{name}/{k}"] for k in range(fine_bins)]) * terms for name in LIVE_COLUMNS}
-    columns["count"] = np.rint(columns["count"])
-    numbers = live_metrics(columns, acceptance=sums["acceptance"] == 1)
-    return others | {f"fspo_audit/{name}": value for name, value in numbers.items()}
+    raw = {name.partition(RAW)[2]: value for name, value in metrics.items() if RAW in name}
+    if not raw:
+        return {}
+    fine_bins = sum(name.startswith("count/") for name in raw)
+    columns = {name: np.array([raw[f"{name}/{k}"] for k in range(fine_bins)]) for name in LIVE_COLUMNS}
+    numbers = live_metrics(columns, acceptance=raw["acceptance"] == 1)
+    return {f"fspo_audit/{name}": value for name, value in numbers.items()}
 
 
 def _wrap_tracking(tracking: Any) -> None:
@@ -146,24 +151,44 @@ def _wrap_tracking(tracking: Any) -> None:
     def watching(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
         config = kwargs.get("config") or (args[3] if len(args) > 3 else None)
-        with _on_trial():
-            actor = config["actor_rollout_ref"]["actor"] if config else {}
-            _State.norm_clip = NormClipWatch(float(actor["grad_clip"])) if actor else None
+        clip = _at(config, "actor_rollout_ref", "actor", "optim", "clip_grad")
+        _State.norm_clip = None if clip is None else NormClipWatch(float(clip))
 
     @wraps(log)
     def divided(self: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> None:
+        logged = {name: value for name, value in data.items() if RAW not in name}
+        norm = data.get("actor/grad_norm")  # an actor's update, and not a critic's before it
+        if norm is not None and not _State.logged and len(logged) == len(data):
+            print(f"FSPO_AUDIT: no worker recorded the first update; {_WHY_NOT}", flush=True)
+        _State.logged |= norm is not None
         with _on_trial():
-            is_update = any(name.startswith("actor/") for name in data)
-            if is_update and not _State.logged and not any(SUMS in name for name in data):
-                print(f"FSPO_AUDIT: no worker recorded the first update; {_WHY_NOT}", flush=True)
-            _State.logged |= is_update
-            watch = _State.norm_clip if "actor/grad_norm" in data else None
-            if watch is not None and (warning := watch.warning(float(data["actor/grad_norm"]))) is not None:
+            watch = _State.norm_clip if norm is not None else None
+            if watch is not None and (warning := watch.warning(float(norm))) is not None:
                 print(f"FSPO_AUDIT: {warning}", flush=True)
-            data = live(data)
-        log(self, data, step, *args, **kwargs)
+            logged |= live(data)
+        log(self, logged, step, *args, **kwargs)
 
     tracking.__init__, tracking.log = watching, divided
+
+
+def _at(config: Any, *keys: str) -> Any:
+    """A value of a configuration; None if there is no such key."""
+    for key in keys:
+        config = config.get(key) if config is not None else None
+    return config
+
+
+def _announce(config: Any) -> None:
+    """Say where the audit goes, and tell the workers how the run forms its rollout batches."""
+    loss = _at(config, "actor_rollout_ref", "actor", "policy_loss", "loss_mode")
+    print(f"FSPO_AUDIT: sums by length of the loss {loss or 'of this run'} go to {os.environ[FOLDER]}", flush=True)
+    calls = 1
+    if _at(config, "trainer", "v1", "trainer_mode") == "separate_async":
+        calls = _at(config, "trainer", "v1", "separate_async", "parameter_sync_step") or 1
+    by_rollout = bool(_at(config, "algorithm", "rollout_correction", "bypass_mode"))
+    os.environ[RUN] = json.dumps(
+        {"run": uuid.uuid4().hex[:12], "updates_per_rollout_batch": calls, "on_policy": not by_rollout}
+    )
 
 
 def _forward_environment(constants: Any) -> None:
@@ -173,10 +198,9 @@ def _forward_environment(constants: Any) -> None:
     @wraps(environment)
     def with_audit(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         runtime_env = environment(config, *args, **kwargs)
-        runtime_env["env_vars"] |= {name: os.environ[name] for name in (FOLDER, RUN)}
         with _on_trial():
-            loss = config["actor_rollout_ref"]["actor"]["policy_loss"]["loss_mode"] if config else "of this run"
-            print(f"FSPO_AUDIT: sums by length of the loss {loss} go to {os.environ[FOLDER]}", flush=True)
+            _announce(config)
+            runtime_env["env_vars"] |= {name: os.environ[name] for name in (FOLDER, RUN)}
         return runtime_env
 
     constants.get_ppo_ray_runtime_env = with_audit
@@ -189,7 +213,6 @@ def install() -> None:
     from verl.workers.engine_workers import TrainingWorker
 
     os.environ[FOLDER] = str(Path(os.environ[FOLDER]).absolute())  # workers stand in other folders
-    os.environ.setdefault(RUN, uuid.uuid4().hex[:12])
     _forward_environment(constants_ppo)
     _wrap_worker(TrainingWorker)
     _wrap_tracking(Tracking)

@@ -1,6 +1,6 @@
 """What the plugin does for plain verl besides registering losses: on the driver it refuses what they cannot use.
 
-Otherwise verl comes to the first mini-batch, after the models have been loaded and a batch has been generated.
+Otherwise the run would fail in its first mini-batch, when models have been loaded and a batch has been generated.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ if RUN_ID_VARIABLE not in os.environ:
 
     check_before_ray(constants_ppo)
     if os.environ.get("FSPO_AUDIT"):
-        from recipe.fspo.audit import install
+        try:
+            from recipe.fspo.audit import install
 
-        install()
+            install()
+        except Exception as error:  # verl would say so at DEBUG only
+            print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process audits nothing", flush=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -129,7 +128,7 @@ def _describe(
     return kept_output(gradient, *arguments, weight=UNCLIPPED_WEIGHTS[name])
 
 
-def _observed(name: str, loss: Callable[..., Any], guard: Callable[[], AbstractContextManager[None]]) -> Any:
+def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(loss)
     def policy_loss(
         old_log_prob: torch.Tensor,
@@ -146,8 +145,8 @@ def _observed(name: str, loss: Callable[..., Any], guard: Callable[[], AbstractC
 
         recorded = RECORDER.added
         result = loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)
-        if RECORDER.added == recorded:  # the loss does not record itself, as ours do
-            with guard():
+        if RECORDER.audit is not None and RECORDER.added == recorded:  # the loss does not record itself, as ours do
+            with RECORDER.guard():
                 tensors = (log_prob.detach(), old_log_prob, advantages, response_mask)
                 RECORDER.add(name, tensors, _describe(name, config, call, tensors))
         return result
@@ -156,15 +155,11 @@ def _observed(name: str, loss: Callable[..., Any], guard: Callable[[], AbstractC
     return policy_loss
 
 
-def observe_losses(guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-    """Record all losses of verl's registry in this process; a later call adds those that are new.
-
-    Args:
-        guard: What holds back an error of the recording.
-    """
+def observe_losses() -> None:
+    """Record all losses of verl's registry in this process; a later call adds those that are new."""
     for name, loss in POLICY_LOSS_REGISTRY.items():
         if not getattr(loss, "observed", False):
-            POLICY_LOSS_REGISTRY[name] = _observed(name, loss, guard)
+            POLICY_LOSS_REGISTRY[name] = _observed(name, loss)
 
 
 for _name in ALGORITHMS:

@@ -10,7 +10,8 @@ recorder exists per process, because verl's loss registry holds plain functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -104,6 +105,8 @@ class Recorder:
         self.audit: Audit | None = None
         #: Micro-batches that losses have handed over.
         self.added = 0
+        #: Holds back an error of the recording, in an audit.
+        self.guard: Callable[[], AbstractContextManager[None]] = nullcontext
         self._max_response_length: int | None = None
         self._keep_sequences = False
         self._forget()
@@ -159,6 +162,11 @@ class Recorder:
         self.added += 1
         if self.audit is None or (output is None and self._max_response_length is not None):
             return  # in a run of this recipe, sums without acceptance would pass for an acceptance of 100%
+        with self.guard():
+            self._add(loss, tensors, output)
+
+    def _add(self, loss: str, tensors: Sequence[torch.Tensor], output: SequenceLossOutput | None) -> None:
+        assert self.audit is not None
         self.audit.loss = loss
         log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
         if output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():

@@ -36,7 +36,11 @@ def name_sockets_by_ray() -> None:
 
     @functools.wraps(original)
     def get_job_id(self: Any) -> str:
-        return f"{original(self)}-{zlib.crc32(self.gcs_address.encode()):08x}"
+        try:
+            address = self.gcs_address
+        except AttributeError:  # of Ray's client, which has no part in a node's sockets
+            return original(self)
+        return f"{original(self)}-{zlib.crc32(address.encode()):08x}"
 
     RuntimeContext.get_job_id = get_job_id
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from verl.trainer.ppo.v1.utils import MetricsAggregator
 from verl.utils.metric import reduce_metrics
 
 from fspo import audit as library
@@ -87,9 +88,6 @@ def test_without_a_rule_nothing_is_claimed_of_acceptance(tmp_path: Path) -> None
 def broken(folder: Path, how: str) -> str:
     train(folder, ranks=range(1) if how == "a rank is missing" else range(RANKS))
     path = folder / "audit-run-00000.jsonl"
-    if how == "two runs":
-        train(folder, run="again")
-        return "again, run"
     if how == "a rank is missing":
         return "of 2 ranks, 1"
     lines = path.read_text().splitlines(keepends=True)
@@ -97,21 +95,45 @@ def broken(folder: Path, how: str) -> str:
         path.write_text("".join([*lines[:-1], lines[-1][:50]]))
         return f"{path}:{len(lines)}"
     if how == "a rank stopped early":
-        path.write_text("".join(lines[:-1]))
-        return "step 1, mini-batch 2"
+        path.write_text("".join(lines[:-2]))
+        return "step 1, mini-batch 1"
+    if how == "a header is cut":
+        path.write_text("".join(['{"audit":1}\n', *lines[1:]]))
+        return f"{path}:1"
     path.write_text("".join([*lines[:-1], json.dumps({"step": 1, "minibatch": 2, "layout": 0})]))
     return "layout is 0"
 
 
 @pytest.mark.parametrize(
-    "how", ["two runs", "a rank is missing", "a line is cut", "a rank stopped early", "another layout", "empty"]
+    "how", ["a rank is missing", "a line is cut", "a rank stopped early", "a header is cut", "another layout", "empty"]
 )
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = broken(tmp_path, how) if how != "empty" else str(tmp_path)
     assert any(expected in problem for problem in read_audit(tmp_path).problems)
     assert library.main([str(tmp_path)]) == 1 and expected in capsys.readouterr().err
-    if how == "two runs":
-        assert read_audit(tmp_path, "again").problems == []
+
+
+def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path)
+    once = read_audit(tmp_path)
+    train(tmp_path, run="run2")
+    again, first = read_audit(tmp_path), read_audit(tmp_path, "run")
+    assert (again.run, again.others, first.others) == ("run2", ["run"], ["run2"])
+    for records in (again, first):
+        assert records.problems == []
+        assert records.sums[1, 2].total("count") == once.sums[1, 2].total("count")
+    assert library.main([str(tmp_path), "--run", "run"]) == 0 and "run2" in capsys.readouterr().err
+    assert "run3" in read_audit(tmp_path, "run3").problems[0]
+
+
+def test_what_a_running_training_is_writing_is_no_problem(tmp_path: Path) -> None:
+    train(tmp_path)
+    path = tmp_path / "audit-run-00001.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    records = read_audit(tmp_path)
+    assert records.problems == [] and max(records.sums) == (STEPS - 1, MINI_BATCHES - 2)
 
 
 def test_sums_by_position_against_the_formula() -> None:
@@ -185,7 +207,7 @@ class Worker:
 def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Starts a rank in this process: its worker, after ``install`` has wrapped the class."""
     monkeypatch.setenv(audit.FOLDER, str(tmp_path))
-    monkeypatch.setenv(audit.RUN, "run")
+    monkeypatch.setenv(audit.RUN, json.dumps({"run": "run"}))
 
     def loss(old: Any, new: Any, advantages: Any, mask: Any, config: Any = None, **_: Any) -> Any:
         return torch.zeros(()), {}
@@ -196,7 +218,8 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         for module in (audit, policy_loss):
             monkeypatch.setattr(module, "RECORDER", recorder)
         monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry)
-        monkeypatch.setattr(audit, "_State", type("_State", (), dict(vars(audit._State), failed=False, update=0)))
+        fresh = {"failed": False, "calls": 0, "begins": True, "added": 0, "logged": False}
+        monkeypatch.setattr(audit, "_State", type("_State", (), dict(vars(audit._State), **fresh)))
         wrapped = type("Wrapped", (Worker,), {})
         audit._wrap_worker(wrapped)
         return wrapped(Engine(rank, registry, name), speaks)
@@ -205,15 +228,21 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def averaged(reports: list[list[dict[str, Any]]]) -> dict[str, float]:
-    """What verl makes of the reports of all ranks, [rank][mini-batch]: unweighted means."""
-    names = [name for name in reports[0][0] if name.startswith(audit.SUMS)]
-    values = {f"actor/{name}": [report[name][0] for rank in reports for report in rank] for name in names}
-    return reduce_metrics(values)
+    """What verl makes of the reports of all ranks, [rank][mini-batch]; of an update for each, as separate_async has."""
+    names = [name for name in reports[0][0] if name.startswith(audit.RAW)]
+    updates = [{f"actor/{name}": [rank[i][name][0] for rank in reports] for name in names} for i in range(MINI_BATCHES)]
+    joined = {f"actor/{name}": [rank[i][name][0] for i in range(MINI_BATCHES) for rank in reports] for name in names}
+    aggregator = MetricsAggregator()
+    for update in updates:
+        aggregator.add_step_metrics(reduce_metrics(update), sample_count=32)
+    by_update, at_once = aggregator.get_aggregated_metrics(), reduce_metrics(joined)
+    assert by_update == pytest.approx(at_once)
+    return at_once
 
 
 def test_logged_numbers_are_those_of_the_files(verl: Any, tmp_path: Path) -> None:
     reports = [verl(rank).train_mini_batch(1) for rank in range(RANKS)]
-    logged = audit.live(averaged(reports) | {"actor/lr": 1e-6})
+    logged = audit.live(averaged(reports))
     records = read_audit(tmp_path)
     assert records.problems == [] and records.loss == "gspo" and records.acceptance
     parts = records.moved()
@@ -222,12 +251,11 @@ def test_logged_numbers_are_those_of_the_files(verl: Any, tmp_path: Path) -> Non
     counts = acceptance_counts(np.stack([part.sums_KF.numpy() for part in parts]))
     starts = equal_mass_starts(whole.column("count").numpy(), 8)
     lre = plain_lre(*(merge_bins(each.sum(0), starts) for each in (counts.accepted, counts.total)))[0]
-    assert logged["actor/lr"] == 1e-6 and 0.05 < logged["fspo_audit/lre"] == pytest.approx(float(lre), rel=1e-9)
+    assert 0.05 < logged["fspo_audit/lre"] == pytest.approx(float(lre), rel=1e-9)
     assert logged["fspo_audit/accept_rate"] == pytest.approx(whole.total("accepted") / whole.total("count"), rel=1e-12)
     removed = whole.total("clipped_high") + whole.total("clipped_low")
     assert logged["fspo_audit/removed"] == pytest.approx(removed / whole.total("count"), rel=1e-12)
     assert logged["fspo_audit/S_std_long"] > logged["fspo_audit/S_std_short"] > 0
-    assert not any(audit.SUMS in name for name in logged)
 
 
 def test_a_sequence_counts_once_on_ranks_that_see_the_same(verl: Any, tmp_path: Path) -> None:
@@ -244,11 +272,15 @@ def test_of_an_unknown_loss_only_s_l_and_a_are_summed(verl: Any, tmp_path: Path)
     assert "fspo_audit/lre" not in audit.live(averaged(reports))
 
 
+@pytest.mark.parametrize("where", ["the file", "the sums"])
 def test_an_error_ends_the_audit_and_not_the_run(
-    verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    where: str, verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tmp_path.joinpath("file").touch()
-    monkeypatch.setenv(audit.FOLDER, str(tmp_path / "file"))  # no folder
+    if where == "the file":
+        tmp_path.joinpath("file").touch()
+        monkeypatch.setenv(audit.FOLDER, str(tmp_path / "file"))  # no folder
+    else:
+        monkeypatch.delattr(PositionSums, "add_")
     assert verl(0).train_mini_batch(1) == [{"grad_norm": 1.0}] * MINI_BATCHES
     assert capsys.readouterr().out.count("FSPO_AUDIT: ") == 1
 
@@ -265,26 +297,36 @@ def test_the_driver_says_when_no_worker_recorded(verl: Any, capsys: pytest.Captu
             logged.append(data)
 
     audit._wrap_tracking(Tracking)
-    config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}, "grad_clip": 1.0}}}
+    config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}, "optim": {"clip_grad": 1.0}}}}
     tracking = Tracking("p", "e", config=config)
-    tracking.log({"val-core/acc": 1.0}, 0)
+    before = [{"val-core/acc": 1.0}, {"actor/entropy": 0.1}]  # a critic may train alone at first
+    for metrics in before:
+        tracking.log(metrics, 0)
     assert capsys.readouterr().out == ""
-    for step in (1, 2):
-        tracking.log({"actor/pg_loss": 0.0}, step)
-    assert capsys.readouterr().out.count("no worker") == 1
-    assert logged == [{"val-core/acc": 1.0}, {"actor/pg_loss": 0.0}, {"actor/pg_loss": 0.0}]
+    for step in range(1, 12):
+        tracking.log(
+            {"actor/grad_norm": 2.0, f"actor/{audit.RAW}count/0": 1.0} if step > 1 else {"actor/grad_norm": 2.0}, step
+        )
+    said = capsys.readouterr().out
+    assert said.count("no worker") == 1 and said.count("clip_grad=1") == 1
+    assert logged == [*before, *[{"actor/grad_norm": 2.0}] * 11], "what cannot be divided is not logged either"
 
 
 def test_rays_workers_get_the_variables_and_the_driver_says_where(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv(audit.FOLDER, str(tmp_path))
-    monkeypatch.setenv(audit.RUN, "run")
+    monkeypatch.setenv(audit.RUN, "")
     constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
     audit._forward_environment(constants)
-    expected = {"A": "1", audit.FOLDER: str(tmp_path), audit.RUN: "run"}
-    config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
-    assert constants.get_ppo_ray_runtime_env(config=config)["env_vars"] == expected
+    actor = {"actor": {"policy_loss": {"loss_mode": "gspo"}}}
+    v1 = {"trainer_mode": "separate_async", "separate_async": {"parameter_sync_step": 4}}
+    environment = constants.get_ppo_ray_runtime_env(config={"actor_rollout_ref": actor, "trainer": {"v1": v1}})[
+        "env_vars"
+    ]
+    assert (environment["A"], environment[audit.FOLDER]) == ("1", str(tmp_path))
+    run = json.loads(environment[audit.RUN])
+    assert run["run"] and (run["updates_per_rollout_batch"], run["on_policy"]) == (4, True)
     said = capsys.readouterr().out
     assert "gspo" in said and str(tmp_path) in said and said.count("\n") == 1
 
@@ -293,7 +335,7 @@ def test_rays_workers_get_the_variables_and_the_driver_says_where(
 def test_a_norm_clip_that_always_binds_is_said_once(norms: list[float], warnings: int) -> None:
     watch = NormClipWatch(1.0)
     sentences = [sentence for norm in norms if (sentence := watch.warning(norm)) is not None]
-    assert len(sentences) == warnings and all("grad_clip=1" in sentence for sentence in sentences)
+    assert len(sentences) == warnings and all("clip_grad=1" in sentence for sentence in sentences)
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ def test_the_command_prints_a_row_for_each_band(capsys: pytest.CaptureFixture[st
         (["sigma=0.03"], "lengths=", "needed"),
         (["sigma=x", "lengths=[10]"], "sigma=x", "number"),
         (["sigma=0.03", "lengths=[10,-1]"], "lengths=-1", "number"),
+        (["sigma=0.03", "lengths=[]"], "lengths=[]", "at least one"),
+        (["sigma=0.03", "lengths=[10]", "gspo=[1e-3]"], "gspo=[0.001]", "lower and an upper"),
         (["sigam=0.03"], "sigam", "sigma"),
         (["sigma=0.03", "lengths=[10]", "drift=no"], "drift=no", "none"),
         (["audit=nowhere"], "audit=nowhere", "FSPO_AUDIT"),

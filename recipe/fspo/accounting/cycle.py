@@ -45,7 +45,7 @@ class Cycle:
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
         self.drops = EvenDrops(config.fspo.lre_bins, groups) if config.fspo.drop == "evenly" else None
         self._warned_margin = math.inf
-        self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.grad_clip))
+        self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.optim.clip_grad))
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
 
@@ -99,7 +99,7 @@ class Cycle:
             self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         norms = [each.grad_norm for each in mini_batches if each.grad_norm is not None]
-        metrics |= grad_norm_metrics(norms, float(self._config.actor_rollout_ref.actor.grad_clip))
+        metrics |= grad_norm_metrics(norms, float(self._config.actor_rollout_ref.actor.optim.clip_grad))
         if norms and (warning := self._norm_clip.warning(min(norms))) is not None:
             PROGRESS.say(warning)
         self._record(step, list(zip(numbered, mini_batches, strict=True)), outcomes, log)

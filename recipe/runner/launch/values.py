@@ -55,7 +55,7 @@ _TYPES: Final[dict[str, Any]] = {
     # Policies of language models are trained with 1e-7 to 1e-4: from 0.01 on it is a learning rate of another unit.
     f"{_ACTOR}.optim.lr": Annotated[float, Field(gt=0, lt=0.01)],
     f"{_ACTOR}.optim.lr_warmup_steps": StepsOrNever,
-    f"{_ACTOR}.grad_clip": Positive,
+    f"{_ACTOR}.optim.clip_grad": Positive,
     f"{_ACTOR}.fsdp_config.fsdp_size": Count | Literal[-1],
     f"{_ROLLOUT}.nnodes": CountOrZero,
     f"{_ROLLOUT}.n_gpus_per_node": CountOrZero,
