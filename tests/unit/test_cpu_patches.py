@@ -150,9 +150,10 @@ layer = torch.nn.Module()
 layer.activation = "silu"
 layer.w13_weight = weight = torch.nn.Parameter(torch.randn(2, 128, 64).bfloat16(), requires_grad=False)
 layer.w2_weight = torch.nn.Parameter(torch.randn(2, 64, 64).bfloat16(), requires_grad=False)
+packs, _ = CPUFusedMOE.check_grouped_gemm(None, layer)  # where the CPU has AMX or AVX-512
 {patch}
 CPUFusedMOE(layer)
-assert (layer.w13_weight is weight) is {patched}
+assert (layer.w13_weight is weight) is ({patched} or not packs)
 """
 
 
