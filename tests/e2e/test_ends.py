@@ -202,7 +202,12 @@ def test_a_process_killed_for_memory_is_named_so(
     with contextlib.suppress(OSError):  # version 1 refuses a limit below what cannot be given back
         while run.process.poll() is None and size > 2**28:
             memory_limit(size := size * 49 // 50)
-    assert run.wait(100) == 1
+    try:
+        status = run.process.wait(100)
+    except subprocess.TimeoutExpired:
+        run.stop()  # or its cgroup could not be removed
+        pytest.skip(f"the kernel refuses a limit below {size / 2**20:.0f} MiB, and kills nothing above it")
+    assert status == 1
     assert re.search(r"^error: .* \(process \d+\) was killed for memory during .* step \d+", run.output(), re.M)
     assert re.search(r"its job or container may use \d\.\d GiB; ask for more, or lower \w+", run.output())
     assert run.left_behind() == []
