@@ -213,6 +213,8 @@ def install() -> None:
     from verl.workers.engine_workers import TrainingWorker
 
     os.environ[FOLDER] = str(Path(os.environ[FOLDER]).absolute())  # workers stand in other folders
+    # By the first process of the run. Others inherit it, even if a driver starts Ray without verl's function.
+    os.environ.setdefault(RUN, json.dumps({"run": uuid.uuid4().hex[:12]}))
     _forward_environment(constants_ppo)
     _wrap_worker(TrainingWorker)
     _wrap_tracking(Tracking)
