@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -62,8 +63,15 @@ def test_a_launcher_that_is_about_to_end_is_replaced(scorer: MathScorer, monkeyp
     assert scorer.score(r"\boxed{w+1}", "1+w").status is Status.CORRECT
     launcher = scorer._pool._launcher
     assert launcher is not None
-    monkeypatch.setattr(type(launcher), "ended", lambda self: False)  # as long as nobody has waited for it
+    looks, ended = [], type(launcher).ended
+
+    def seems_to_run(self: Any) -> bool:  # when it is looked at first, while another thread still waits for it
+        looks.append(self)
+        return len(looks) > 1 and ended(self)
+
     launcher_of(scorer).kill()
+    launcher_of(scorer).wait(10)
+    monkeypatch.setattr(type(launcher), "ended", seems_to_run)
     assert scorer.score(r"\boxed{w+2}", "2+w").status is Status.CORRECT
 
 
