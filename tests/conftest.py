@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -39,7 +40,11 @@ def memory_limit() -> Iterator[Callable[[int], Path]]:
         return folder
 
     yield limit
-    folder.rmdir()
+    for _ in range(200):  # the kernel takes a moment to forget processes that were killed
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            break
+        time.sleep(0.1)
 
 
 HERE = Path(__file__).parent
