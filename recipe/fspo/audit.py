@@ -24,6 +24,7 @@ import numpy as np
 
 from fspo.audit import LIVE_COLUMNS, Audit, live_metrics
 from fspo.diagnostics import NormClipWatch
+from recipe.fspo.plain import WhenImported
 from recipe.fspo.recorder import RECORDER
 
 #: Folder of the audit; what the driver tells all processes of the run, in JSON.
@@ -208,13 +209,12 @@ def _forward_environment(constants: Any) -> None:
 
 def install() -> None:
     """Audit every run of verl that this process has a part in."""
-    from verl.trainer import constants_ppo
     from verl.utils.tracking import Tracking
     from verl.workers.engine_workers import TrainingWorker
 
     os.environ[FOLDER] = str(Path(os.environ[FOLDER]).absolute())  # workers stand in other folders
     # By the first process of the run. Others inherit it, even if a driver starts Ray without verl's function.
     os.environ.setdefault(RUN, json.dumps({"run": uuid.uuid4().hex[:12]}))
-    _forward_environment(constants_ppo)
+    WhenImported("verl.trainer.constants_ppo", _forward_environment)
     _wrap_worker(TrainingWorker)
     _wrap_tracking(Tracking)

@@ -5,8 +5,39 @@ Otherwise the run would fail in its first mini-batch, when models have been load
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from collections.abc import Callable
 from functools import wraps
+from importlib.abc import MetaPathFinder
 from typing import Any
+
+
+class WhenImported(MetaPathFinder):
+    """Calls ``then(module)`` once a module has been imported, which is not imported for it.
+
+    verl.trainer.constants_ppo asks CUDA for the device as it is imported. Only a driver does that; in a worker it would
+    start CUDA before verl has chosen the device.
+    """
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name, self._then = name, then
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        assert spec is not None and spec.loader is not None
+        run = spec.loader.exec_module
+
+        def run_and_call(module: Any) -> None:
+            run(module)
+            self._then(module)
+
+        spec.loader.exec_module = run_and_call  # type: ignore[method-assign]
+        return spec
 
 
 def check_before_ray(constants: Any) -> None:

@@ -16,11 +16,9 @@ from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
 # A run of this recipe checks more by itself, and keeps an audit's sums in its own folder.
 if RUN_ID_VARIABLE not in os.environ:
-    from verl.trainer import constants_ppo
+    from recipe.fspo.plain import WhenImported, check_before_ray
 
-    from recipe.fspo.plain import check_before_ray
-
-    check_before_ray(constants_ppo)
+    WhenImported("verl.trainer.constants_ppo", check_before_ray)
     if os.environ.get("FSPO_AUDIT"):
         try:
             from recipe.fspo.audit import install
