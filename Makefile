@@ -50,7 +50,7 @@ gpu-smoke:  ## its last step again: two training steps with what the 8B job uses
 gpu-bundle: setup  ## the GPU stack in parts for a cluster without a network, in runs/gpu_bundle (PYTHON=3.12)
 	@BIN=$(BIN) requirements/bundle.sh wheels runs/gpu_bundle
 
-faults: setup  ## kill each process at each moment; writes the table of docs/reliability.md (two hours; goes on where it stopped)
+faults: setup  ## kill each process at each moment; writes docs/tables/faults-kills.csv (two hours; goes on where it stopped)
 	@$(BIN)/python -m benchmarks.faults kills $(ARGS)
 
 # Test files that do not touch the library are left out.

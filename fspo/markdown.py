@@ -6,6 +6,6 @@ from collections.abc import Iterable, Sequence
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of text, without a newline at its end; each row has as many cells as there are heads."""
-    lines = [heads, ["---"] * len(heads), *rows]
+    """A table of text, without a newline at its end; each row has a cell for each head; bars are escaped."""
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

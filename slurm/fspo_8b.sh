@@ -4,7 +4,6 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
-#SBATCH --cpus-per-task=64
 #SBATCH --mem=0
 #SBATCH --exclusive
 #SBATCH --time=24:00:00

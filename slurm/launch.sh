@@ -30,18 +30,17 @@ FSPO_RUN_DIR="$(realpath -ms -- "${FSPO_RUN_DIR:-$FSPO_ROOT/runs/$SLURM_JOB_NAME
 export FSPO_RUN_DIR
 logs="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-${SLURM_RESTART_COUNT:-0}"
 mkdir -p "$logs" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
-# srun no longer takes this from sbatch by itself.
-[[ -z ${SLURM_CPUS_PER_TASK:-} ]] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+# With them srun would confine a step to so many CPUs, while the job may have the whole node.
+unset SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK
 mapfile -t allocated < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 wanted="${FSPO_NODES:-${#allocated[@]}}"
 [[ $wanted =~ ^[1-9][0-9]*$ ]] && ((wanted <= ${#allocated[@]})) ||
     fail "FSPO_NODES=$wanted: the job has ${#allocated[@]} node(s), of which that many are to be used"
 restarts="${FSPO_RESTARTS:-3}"
 [[ $restarts =~ ^[0-9]+$ ]] || fail "FSPO_RESTARTS=$restarts is not a number of restarts"
-ready_within="${FSPO_READY_TIMEOUT:-300}"
 
 # ------------------------------------------------------------------- containers
-container_srun=() container_command=()
+container_srun=() container_command=() ready_within="${FSPO_READY_TIMEOUT:-300}"
 mounts="$FSPO_ROOT:$FSPO_ROOT,$FSPO_RUN_DIR:$FSPO_RUN_DIR${FSPO_MOUNTS:+,$FSPO_MOUNTS}"
 if [[ -n ${FSPO_CONTAINER:-} ]]; then
     case "${FSPO_CONTAINER_RUNTIME:-apptainer}" in
@@ -51,10 +50,11 @@ if [[ -n ${FSPO_CONTAINER:-} ]]; then
             container_command+=("$FSPO_CONTAINER")
             ;;
         pyxis)
-            # Every step has a container of its own with a private /tmp, and all of them need Ray's sockets.
-            ray_tmp="${FSPO_RAY_TMP:-/tmp}"
+            # By its name all steps on a node use one container, so that the image is unpacked once; after a requeue a
+            # new one, because a half-made one may be left. Its /tmp is private, and every step needs Ray's sockets.
+            ray_tmp="${FSPO_RAY_TMP:-/tmp}" ready_within="${FSPO_READY_TIMEOUT:-900}"
             container_srun=(--container-image="$FSPO_CONTAINER" --container-mounts="$mounts,$ray_tmp:$ray_tmp"
-                --container-workdir="$FSPO_ROOT")
+                --container-name="fspo-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --container-workdir="$FSPO_ROOT")
             ;;
         *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer or pyxis" ;;
     esac

@@ -32,6 +32,16 @@ if [[ -n ${FSPO_INTERFACE:-} ]]; then
     export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$FSPO_INTERFACE}" GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$FSPO_INTERFACE}"
 fi
 
+# Compiled kernels of vLLM, Triton and FlashInfer: on the node, because by default every process of every node writes
+# them to one folder at home. Nobody else may write there: they are executed.
+cache="${FSPO_RAY_TMP:-/tmp}/fspo-cache-$UID"
+(umask 077 && mkdir -p "$cache")
+[[ -O $cache ]] || { echo "error: $cache on $(hostname) is somebody else's: set FSPO_RAY_TMP to another folder" >&2; exit 1; }
+export VLLM_CACHE_ROOT="${VLLM_CACHE_ROOT:-$cache/vllm}" TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton}" \
+    FLASHINFER_WORKSPACE_BASE="${FLASHINFER_WORKSPACE_BASE:-$cache}"
+# Ray asks for 65,536 open files; many clusters begin with 1,024.
+(($(ulimit -Sn | sed s/unlimited/65536/) >= 65536)) || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
+
 role="$1"
 shift
 if [[ $role == run ]]; then
@@ -80,9 +90,13 @@ export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 temp="${FSPO_RAY_TMP:-/tmp}/fspo-$SLURM_JOB_ID-${SLURM_NODEID:-0}-$role"
 rm -rf "$temp" # a requeued job that was killed before may have left it, with the old address in it
 take_ports
+# What this step may use: less than the job has where SLURM confines it, more on a node that is not confined at all. The
+# variables are those that change nproc's answer.
+cpus="$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
+((cpus <= ${SLURM_CPUS_ON_NODE:?})) || cpus="$SLURM_CPUS_ON_NODE"
 options=(
     --block --disable-usage-stats --log-color=false --node-name="$node" --temp-dir="$temp"
-    --num-cpus="${FSPO_RAY_CPUS:-${SLURM_CPUS_ON_NODE:?}}"
+    --num-cpus="${FSPO_RAY_CPUS:-$cpus}"
     --num-gpus="${FSPO_RAY_GPUS:-${SLURM_GPUS_ON_NODE:-0}}"
     --node-manager-port="$((port + 1))"
     --object-manager-port="$((port + 2))"

@@ -18,14 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import write_section
+from benchmarks.pages import Table, write_tables
 from benchmarks.starts import Start
 from fspo.markdown import markdown_table
 from fspo.records import complete_lines
 from recipe.runner.faults.preemption import end_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "performance.md"
 #: What each step is called in the table, in the order in which they run.
 STEPS = {
     "versions": "versions and driver",
@@ -33,6 +32,7 @@ STEPS = {
     "noise": "noise floor of S",
     "update": "one FSDP2 update, FSPO and vanilla",
     "demo": "real stack, demo model",
+    "v1": "the same with vLLM's V1 runner",
     "smoke": "real stack, `experiment=gpu_smoke`",
 }
 LIMIT_S = 1800
@@ -51,8 +51,8 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, str]:
         elif step != "versions" and not torch.cuda.is_available():
             raise steps.Skipped("torch sees no GPU (see the step `versions`)")
         size = steps.SIZES[device]
-        if step == "demo":
-            text = stack.demo(folder, device)
+        if step in ("demo", "v1"):
+            text = getattr(stack, step)(folder, device)
         elif step == "smoke":
             text = stack.smoke(folder, size, device, gpus)
         else:
@@ -98,15 +98,15 @@ def machine(device: str, gpus: int) -> str:
     return f"{gpus} x {torch.cuda.get_device_name()}, {versions}"
 
 
-def table(rows: Sequence[dict[str, Any]], device: str) -> str:
+def table(rows: Sequence[dict[str, Any]], device: str) -> Table:
     """The latest result of each step; what has none says so."""
     latest = {row["step"]: row for row in rows}
     cells = []
     for step, title in STEPS.items():
         row = latest.get(step)
         found = [row["verdict"], f"{row['seconds']:.0f}", row["found"]] if row else [NOT_RUN[device], "", ""]
-        cells.append([title, *(cell.replace("|", "\\|") for cell in found)])
-    return markdown_table(["step", "verdict", "s", "found"], cells)
+        cells.append([title, *found])
+    return [["step", "verdict", "s", "found"], *cells]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="only these")
     parser.add_argument("--again", nargs="*", choices=STEPS, default=[], help="repeat these although they have passed")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="results.jsonl and logs")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write docs/tables/gpu-check*.csv")
     parser.add_argument("--in-this-process", choices=STEPS, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     folder = chosen.out.absolute()
@@ -149,11 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log = f"; log: {folder / step}.log" if row["verdict"] == "failed" else ""
         print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {row['found']}{log}", flush=True)
     rows = [row for row in complete_lines(results) if row["machine"] == where]
-    text = f"{where}.\n\n{table(rows, chosen.device)}"
-    print(f"\n{text}")
+    heads, *cells = table(rows, chosen.device)
+    print(f"\n{where}.\n\n{markdown_table(heads, cells)}")
     if chosen.write:
-        section = {"cuda": "gpu check", "cpu": "gpu check on a CPU"}[chosen.device]
-        write_section(PAGE, section, text)
+        name = {"cuda": "gpu-check", "cpu": "gpu-check-cpu"}[chosen.device]
+        write_tables({name: [[*heads, "machine"], *([*row, where] for row in cells)]})
     return int(any(row["verdict"] == "failed" for row in {row["step"]: row for row in rows}.values()))
 
 

@@ -1,19 +1,23 @@
-"""The steps that start the real stack, two training steps each: the demo's model, then one shaped like Qwen3-0.6B."""
+"""The steps that start the real stack, two training steps each: the demo's model, then four of Qwen3-8B's layers."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.starts import SMALL
+from fspo.diagnostics import SAFE_MARGIN
 from fspo.records import complete_lines
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
@@ -25,16 +29,16 @@ SHAPED_ON_A_CPU = (
     "actor_rollout_ref.rollout.dtype=bfloat16",
     "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=bf16",
     "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-    "actor_rollout_ref.actor.pad_to_length=true",
     f"{_FSDP}.mixed_precision.param_dtype=bf16",
     f"{_FSDP}.param_offload=true",
     f"{_FSDP}.optimizer_offload=true",
-    f"{_FSDP}.pad_to_length_bucket=2048",
     f"{_REWARD}.overlong_buffer=64",
     f"{_REWARD}.max_response_length=64",
 )
 #: vLLM's and the trainer's probabilities of a token differ by about 1e-3 in bf16; above this they are not one policy.
 LARGEST_DIFFERENCE = 0.05
+#: Qwen3-8B's widths, so that its kernels run, in four layers. GiB of a GPU on which two steps with the job's packs fit.
+WIDE, WIDE_GIB = (151_936, 4096, 12_288, 4, 32, 8, 128), 70
 
 
 @torch.no_grad()
@@ -74,19 +78,32 @@ def train(folder: Path, overrides: tuple[str, ...]) -> str:
     steps = [metrics for metrics in steps if "timing_s/update_actor" in metrics]
     if status or len(steps) != 2:
         raise Failed(f"the run ended with status {status} after {len(steps)} of 2 steps")
-    last: dict[str, Any] = steps[-1]
+    return verdict(steps)
+
+
+def verdict(steps: Sequence[Mapping[str, float]]) -> str:
+    """What the metrics of the steps say; :class:`Failed` if vLLM and trainer, or the two passes, are too far apart."""
+    last, floor = steps[-1], "fspo/noise_floor/"
     difference = last["training/rollout_probs_diff_mean"]
     text = (
         f"a step {last['timing_s/step']:.1f} s (generation {last['timing_s/gen']:.1f}, update "
         f"{last['timing_s/update_actor']:.1f}), lengths {last['response_length/min']:.0f} to "
         f"{last['response_length/max']:.0f}; probabilities of vLLM and trainer differ by {difference:.1g}; "
-        f"S / sqrt(L) before the first update {last['fspo/first_minibatch_z_rms']:.2g} (its band: 0.03); "
+        f"S / sqrt(L) before the first update {steps[0]['fspo/first_minibatch_z_rms']:.2g} (its band: 0.03); "
         f"gradient norm {last['actor/grad_norm']:.2g}"
     )
     if difference > LARGEST_DIFFERENCE:
         raise Failed(f"vLLM and trainer are not one policy; {text}")
-    margins = [value for name, value in last.items() if "noise_floor/" in name and name.endswith("/margin")]
-    return text + "".join(f", half-width of the band over it {margin:.3g}" for margin in margins)
+    if not any(name.startswith(floor) for metrics in steps for name in metrics):
+        raise Failed(f"no step has measured the noise floor ({floor}*); {text}")
+    margin = min(metrics.get(f"{floor}margin", math.inf) for metrics in steps)  # left out where S is exactly 0
+    text += f"; half-width of the band over the noise {margin:.3g}"
+    if margin < SAFE_MARGIN:
+        raise Failed(
+            f"rounding between the two passes is within {margin:.1f} of the band's edge ({floor}margin below "
+            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/results.md); {text}"
+        )
+    return text
 
 
 def demo(folder: Path, device: str) -> str:
@@ -95,14 +112,30 @@ def demo(folder: Path, device: str) -> str:
     return train(folder / "demo", ON_A_CPU if device == "cpu" else ("experiment=gpu_smoke", model))
 
 
-def smoke_on(gpus: int) -> tuple[str, ...]:
-    """``experiment=gpu_smoke`` on one or two GPUs; all packs have one shape, the token budgets of all Ulysses ranks."""
-    return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", f"{_FSDP}.pad_to_length_bucket={4096 * gpus}")
+def v1(folder: Path, device: str) -> str:
+    """The same with vLLM's older model runner, to which the pages send those whose vLLM fails."""
+    if device == "cpu":
+        raise Skipped("vLLM has one model runner on CPUs")
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    return demo(folder / "v1", device)
+
+
+def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
+    """``experiment=gpu_smoke`` on one or two GPUs, with packs of at most so many tokens on each."""
+    budget = f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={tokens}"
+    return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", budget)
 
 
 def smoke(folder: Path, size: Size, device: str, gpus: int) -> str:
-    """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs."""
-    model = folder / "model"
+    """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs.
+
+    Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of ``size``.
+    """
+    model, overrides, note = folder / "model", SHAPED_ON_A_CPU, ""
+    if device == "cuda":
+        is_wide = torch.cuda.get_device_properties(0).total_memory >= WIDE_GIB * 2**30
+        size = replace(size, shape=WIDE, pack=20_480) if is_wide else size
+        overrides = smoke_on(gpus, size.pack)
+        note = f"; width {size.shape[1]}, packs of {size.pack} tokens a GPU"
     write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
-    overrides = smoke_on(gpus) if device == "cuda" else SHAPED_ON_A_CPU
-    return train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}"))
+    return train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}")) + note

@@ -30,7 +30,7 @@ from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput
 
-#: The wheels of CUDA 13 need a driver from here on.
+#: From here on a driver knows CUDA 13; an older one of a data centre may run it through NVIDIA's cuda-compat.
 DRIVER = 580
 #: Packages that the first four steps can do without, and what is lost.
 MISSING = {
@@ -84,6 +84,15 @@ def driver() -> str | None:
     return None
 
 
+def kernel_error() -> str | None:
+    """Why the GPU does not run a kernel; None if it does."""
+    try:
+        torch.ones(2, device="cuda").add_(1).tolist()
+    except (AssertionError, RuntimeError) as error:  # torch's CPU build asserts
+        return str(error).splitlines()[0]
+    return None
+
+
 def versions(size: Size, device: str) -> str:
     """What is installed, and what is missing at which price."""
     packages = {name: installed(name) for name in ("torch", "transformers", *MISSING)}
@@ -95,12 +104,12 @@ def versions(size: Size, device: str) -> str:
     text = "; ".join(texts)
     if device == "cuda":
         cuda_13 = (torch.version.cuda or "").startswith("13")
-        if cuda_13 and answers is None:
-            raise Failed(f"no NVIDIA driver answers (nvidia-smi); {text}")
-        if cuda_13 and answers and int(answers.split(".")[0]) < DRIVER:
-            raise Failed(f"driver {answers} is older than {DRIVER}, which CUDA 13 needs; {text}")
-        if not torch.cuda.is_available():
-            raise Failed(f"torch sees no GPU; {text}")
+        is_old = cuda_13 and answers is not None and int(answers.split(".")[0]) < DRIVER
+        note = f"driver {answers} is older than {DRIVER}, which CUDA 13 needs" if is_old else ""
+        if (why := kernel_error()) is not None:
+            raise Failed(f"the GPU runs no kernel: {'; '.join(filter(None, (why, note, text)))}")
+        if note:
+            text += f"; {note}, and yet a kernel has run: through cuda-compat"
     return text
 
 
@@ -261,7 +270,7 @@ def noise(size: Size, device: str) -> str:
             shape = "one shape" if one_shape else "two shapes"
             texts.append(f"{str(dtype).removeprefix('torch.')}, {shape}: {per_root:.2g} ({margins})")
     text = "S / sqrt(L), rms (half-width of the bands over it): " + "; ".join(texts)
-    if found["FSPO"].margin < SAFE_MARGIN:  # bf16, one shape: what the GPU experiments use
+    if found["FSPO"].margin < SAFE_MARGIN:  # bf16, one shape, though the packs of a run also have the same members
         raise Failed(f"{found['FSPO'].warning()}; {text}")
     return text
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fspo.data.prepare import describe, prepare
-from fspo.data.sources import SOURCES, TEST_SETS
+from fspo.data.sources import GROUPS, SOURCES, TEST_SETS
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,8 +23,8 @@ def build_parser() -> argparse.ArgumentParser:
             "the test sets are removed from training sets."
         ),
     )
-    names = [*SOURCES, "all"]
-    command.add_argument("names", nargs="+", choices=names, metavar="NAME", help=f"{', '.join(SOURCES)}, or all")
+    names = [*SOURCES, *GROUPS]
+    command.add_argument("names", nargs="+", choices=names, metavar="NAME", help=f"one of {', '.join(names)}")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files")
     command.add_argument(
         "--source",
@@ -35,10 +35,9 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--against",
         nargs="*",
-        default=list(TEST_SETS),
         choices=TEST_SETS,
         metavar="NAME",
-        help="test sets to keep out of training sets (default: all; without names: none)",
+        help="test sets to keep out of training sets (default: those of the set; without names: none)",
     )
     command.set_defaults(run=_prepare)
     command = commands.add_parser(
@@ -60,8 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    for name in SOURCES if "all" in args.names else args.names:
-        print(describe(prepare(name, args.out, args.source, args.against)))
+    for name in dict.fromkeys(name for group in args.names for name in GROUPS.get(group, (group,))):
+        against = SOURCES[name].tests if args.against is None else args.against
+        print(describe(prepare(name, args.out, args.source, against)))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from fspo.data.decontaminate import distinct, without_overlap
 from fspo.data.sources import SOURCES, Source, local_files, read_problems
-from fspo.files import check_folder, check_replaceable, is_own_json, sha256_of, write_json, write_rows
+from fspo.files import check_folder, check_replaceable, sha256_of, write_json, write_rows
 
 TEMPLATE = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
 """Qwen's request for a box."""
@@ -27,16 +26,12 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
     Raises:
         SourceError: the source, or one of `against`, is missing or not in its published schema.
         ValueError: no problem is left.
-        OSError: `out` cannot be written to, or holds files of those names that this program has not written.
+        OSError: `out` cannot be written to, or holds rows of that name that this program has not written.
     """
     source = SOURCES[name]
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
     check_folder(out)
     check_replaceable(data)
-    if description.exists() and not is_own_json(description, "prompt_template"):
-        raise FileExistsError(
-            f"{description} exists and was not written by this program: give another folder, or move it"
-        )
     found = distinct(read_problems(source, folder))
     others = [SOURCES[other] for other in against if source.role == "train"]
     tests = {other.name: distinct(read_problems(other, folder)).problems for other in others}
@@ -58,7 +53,6 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
     ]
     if not rows:
         raise ValueError(f"{name}: no problem is left of {found.read} rows after removing duplicates and overlap")
-    lengths = [len(row["prompt"][0]["content"]) for row in rows]
     manifest = {
         "name": name,
         "role": source.role,
@@ -73,7 +67,6 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
             "written": len(rows),
         },
         "prompt_template": TEMPLATE,
-        "prompt_characters": {"min": min(lengths), "median": statistics.median(lengths), "max": max(lengths)},
     }
     # Removed first: after a failure, no manifest is better than the manifest of an older file.
     description.unlink(missing_ok=True)

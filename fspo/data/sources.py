@@ -7,10 +7,12 @@ stops and names the file, the row and the column, instead of making prompts of w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from fspo.rewards.extraction import closing_brace
 
@@ -39,6 +41,8 @@ class Source:
         role: whether it trains or tests.
         hub_id, split, revision: where it is on the Hugging Face hub, pinned to a commit.
         read: makes a problem of a row; raises an exception for a value that is not as published.
+        subset: the folder of the repository that is read, where it has several.
+        tests: the test sets whose problems are kept out of it, unless others are named.
     """
 
     name: str
@@ -47,6 +51,13 @@ class Source:
     split: str
     revision: str
     read: Callable[[Row], Problem]
+    subset: str | None = None
+    tests: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """Where a copy of the hub repository has its files: NAME, or of several subsets REPOSITORY/SUBSET."""
+        return self.name if self.subset is None else f"{Path(self.hub_id).name}/{self.subset}"
 
 
 def _text(row: Row, column: str) -> str:
@@ -96,6 +107,14 @@ def _read_math(row: Row) -> Problem:
     return Problem(_text(row, "problem"), answer, "")
 
 
+def _read_gsm8k(row: Row) -> Problem:
+    published = _text(row, "answer")
+    answer = re.search(r"#### (-?[0-9.,]+)", published)
+    if answer is None:
+        raise ValueError(f"column 'answer' must have #### and a number, found {published[-40:]!r}")
+    return Problem(_text(row, "question"), answer[1].replace(",", ""), "")
+
+
 def _plain(problem: str, answer: str, identifier: str) -> Callable[[Row], Problem]:
     def read(row: Row) -> Problem:
         return Problem(_text(row, problem), _answer(row, answer), str(row[identifier]))
@@ -103,6 +122,14 @@ def _plain(problem: str, answer: str, identifier: str) -> Callable[[Row], Proble
     return read
 
 
+_gsm8k = partial(
+    Source,
+    hub_id="openai/gsm8k",
+    revision="740312add88f781978c0658806c59bc2815b9866",
+    read=_read_gsm8k,
+    subset="main",
+)
+_PAPER: Final = ("math500", "amc23", "aime24", "aime25")
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
@@ -113,6 +140,7 @@ SOURCES: dict[str, Source] = {
             split="train",
             revision="65877096c24ffa7abc4e4fa5edb95cf3413a5674",
             read=_read_dapo,
+            tests=_PAPER,
         ),
         Source(
             name="math_train",
@@ -121,6 +149,7 @@ SOURCES: dict[str, Source] = {
             split="train",
             revision="0530c78699ea5e8eb5530600900e1f328b48acad",
             read=_read_math,
+            tests=_PAPER,
         ),
         Source(
             name="math500",
@@ -154,9 +183,12 @@ SOURCES: dict[str, Source] = {
             revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
             read=_plain("problem", "answer", "id"),
         ),
+        _gsm8k(name="gsm8k_train", role="train", split="train", tests=("gsm8k_test",)),
+        _gsm8k(name="gsm8k_test", role="test", split="test"),
     )
 }
 TEST_SETS = tuple(source.name for source in SOURCES.values() if source.role == "test")
+GROUPS: Final = {"gsm8k": ("gsm8k_train", "gsm8k_test"), "all": tuple(SOURCES)}
 
 
 def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
@@ -184,16 +216,16 @@ def read_problems(source: Source, folder: Path | None) -> Iterator[Problem]:
 
 
 def local_files(source: Source, folder: Path) -> list[Path]:
-    """Data files of a source under `folder`: `NAME.*`, or else all in `NAME/`; of several, those named after the split.
+    """Data files of a source under `folder`: `NAME.*`, or else all in its own; of several, those named after the split.
 
-    A folder NAME may be a copy of the hub repository. Raises SourceError if there is no file.
+    Its own folder may be that of a copy of the hub repository. Raises SourceError if there is no file.
     """
     suffixes = (".parquet", ".jsonl", ".json")
     named = [path for suffix in suffixes if (path := folder / f"{source.name}{suffix}").is_file()]
-    files = named or sorted(path for path in (folder / source.name).rglob("*") if path.suffix in suffixes)
+    files = named or sorted(path for path in (folder / source.folder).rglob("*") if path.suffix in suffixes)
     if not files:
         raise SourceError(
-            f"{folder}: no {source.name}.parquet, .jsonl or .json and no such file in a folder {source.name}/; "
+            f"{folder}: no {source.name}.parquet, .jsonl or .json and no such file in a folder {source.folder}/; "
             f"put a copy of {source.hub_id} (revision {source.revision}) there"
         )
     of_split = [path for path in files if source.split in path.stem]
@@ -204,11 +236,11 @@ def _hub_rows(source: Source) -> Iterator[Row]:
     from datasets import load_dataset
 
     try:  # or from the local cache of datasets
-        yield from load_dataset(source.hub_id, split=source.split, revision=source.revision)
+        yield from load_dataset(source.hub_id, source.subset, split=source.split, revision=source.revision)
     except Exception as error:
         raise SourceError(
             f"{source.hub_id} at {source.revision} cannot be loaded ({type(error).__name__}: {error}); "
-            f"without network, copy it to DIR/{source.name}/ and give --source DIR"
+            f"without network, copy it to DIR/{source.folder}/ and give --source DIR"
         ) from error
 
 

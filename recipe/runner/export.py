@@ -1,6 +1,7 @@
 """``python -m recipe.runner.export RUN --out DIR``: a run's checkpoint in Hugging Face format, by verl's model merger.
 
-A LoRA adapter is merged into the weights: the exported model is the policy that was trained.
+A LoRA adapter is merged into the weights: the exported model is the policy that was trained. README.md in DIR is the
+model's card: base model, loss, commit and command of the run, its last metrics, its evaluations, and the precision.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import jinja2
+from omegaconf import OmegaConf
 
 from fspo.files import atomic_folder
-from recipe.runner.checkpoints.integrity import archive_damage, latest
+from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, numbered_steps, read_object
+from recipe.runner.checkpoints.integrity import archive_damage, latest, step_of
 from recipe.runner.faults.preemption import end_on_signals
 
 #: Where verl's merger puts the adapter of a LoRA run.
@@ -54,6 +60,28 @@ def export(actor: Path, out: Path) -> None:
         subprocess.run([*merge, "--local_dir", actor, "--target_dir", folder], env=environment, check=True)
         if (folder / _ADAPTER).is_dir():
             merge_adapter(folder)
+        (folder / "README.md").write_text(model_card(actor, folder), encoding="utf-8")
+
+
+def model_card(actor: Path, exported: Path) -> str:
+    """What is known of the checkpoint ``actor``, whose weights are in ``exported``; missing files leave parts out."""
+    run, step = actor.parents[2], step_of(actor.parent)
+    config = OmegaConf.load(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else OmegaConf.create()
+
+    def lines(folder: Path) -> list[dict[str, Any]]:
+        return [line.get("metrics", {}) for _, line in numbered_steps(folder / METRICS_FILE) if line["step"] == step]
+
+    template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
+    return jinja2.Template(template, trim_blocks=True, lstrip_blocks=True).render(
+        info=read_object(run / INFO_FILE),
+        step=step,
+        settings=OmegaConf.to_container(config).get("actor_rollout_ref", {}),
+        exported=read_object(exported / "config.json"),
+        lines=lines(run),
+        evaluations=[
+            read_object(file) for file in sorted(run.glob("evaluation*/evaluation.json")) if lines(file.parent)
+        ],
+    )
 
 
 def merge_adapter(folder: Path) -> None:
@@ -93,7 +121,7 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("interrupted")
-    print(arguments.out)
+    print(f"{arguments.out}: see its README.md. verl's merger writes weights in bfloat16")
 
 
 if __name__ == "__main__":

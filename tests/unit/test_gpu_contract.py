@@ -31,10 +31,10 @@ def contract(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 @pytest.mark.skipif(not WHEELS, reason="vLLM's CUDA wheel is not here: make test-gpu-contract")
 @pytest.mark.parametrize(
-    ("experiment", "parallel", "runner"),
-    [("qwen3_8b", 2, "V2"), ("qwen3_1_7b", 1, "V2"), ("qwen3_8b", 2, "V1")],
+    ("experiment", "parallel", "sequences", "runner"),
+    [("qwen3_8b", 2, 480, "V2"), ("qwen3_1_7b", 1, 320, "V2"), ("qwen3_8b", 2, 480, "V1")],
 )
-def test_vllm_takes_the_jobs_arguments(experiment: str, parallel: int, runner: str) -> None:
+def test_vllm_takes_the_jobs_arguments(experiment: str, parallel: int, sequences: int, runner: str) -> None:
     fallback = {"VLLM_USE_V2_MODEL_RUNNER": "0"} if runner == "V1" else {}
     done = contract(f"experiment={experiment}", "nodes=2", "gpus=8", **fallback)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -44,13 +44,23 @@ def test_vllm_takes_the_jobs_arguments(experiment: str, parallel: int, runner: s
         "cudagraph mode": "FULL_AND_PIECEWISE",
         "dtype": "bfloat16",
         "max_model_len": 10240,
-        "max_num_seqs": 304,
+        "max_num_seqs": sequences,
         "tensor parallel": parallel,
         "sleep mode": True,
         "logprobs mode": "processed_logprobs",
     }
     chosen = json.loads(done.stdout)
     assert chosen | expected == chosen
+
+
+@pytest.mark.skipif(not WHEELS, reason="vLLM's CUDA wheel is not here: make test-gpu-contract")
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+@pytest.mark.parametrize(
+    "job", ["qwen3_8b nodes=1 gpus=8", "qwen3_8b nodes=2 gpus=8", "gsm8k_0_5b nodes=1 gpus=1"], ids=lambda job: job
+)
+def test_vllm_takes_the_arguments_of_every_mode(job: str, mode: str) -> None:
+    done = contract(*f"experiment={job} mode={mode}".split())
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.skipif(not WHEELS, reason="vLLM's CUDA wheel is not here: make test-gpu-contract")

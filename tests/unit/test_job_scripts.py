@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: In place of srun: notes its arguments, and the step ends at once with a reason in its output.
 SRUN = """\
 #!/bin/bash
+echo "cpus of a step: ${SRUN_CPUS_PER_TASK-${SLURM_CPUS_PER_TASK-all}}" >>"$CALLS"
 for word in "$@"; do
     echo "$word" >>"$CALLS"
     [[ $word != --output=* ]] || echo "ray: command not found" >"${word#--output=}"
@@ -63,16 +65,41 @@ def test_a_set_up_may_use_what_is_not_set_and_its_failure_is_named(tmp_path: Pat
     assert done.returncode == 1 and f"FSPO_SETUP={setup} ended with status 3" in done.stderr and not done.stdout
 
 
+def test_kernels_are_kept_on_the_node_and_files_may_be_many(tmp_path: Path) -> None:
+    names = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
+    print_all = ("node.sh", "run", "/bin/bash", "-c", f"echo {' '.join(f'${name}' for name in names)}; ulimit -Sn")
+    done = bash(*print_all, FSPO_ROOT=str(tmp_path), FSPO_RAY_TMP=str(tmp_path), TRITON_CACHE_DIR="/mine")
+    cache = tmp_path / f"fspo-cache-{os.getuid()}"
+    paths, files = done.stdout.splitlines()
+    assert paths == f"{cache}/vllm /mine {cache}", done.stderr
+    assert cache.stat().st_mode & 0o777 == 0o700
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert int(files) == max(soft, min(hard, 65536))
+
+
+@pytest.mark.parametrize(("on_node", "counted"), [("1", 1), ("1000", len(os.sched_getaffinity(0)))])
+def test_ray_counts_the_cpus_that_its_step_may_use(tmp_path: Path, on_node: str, counted: int) -> None:
+    install(tmp_path, ray='#!/bin/sh\necho "$@"\nexit 1\n')
+    bash(
+        "node.sh", "worker", "10.0.0.1:20000", FSPO_ROOT=str(tmp_path), FSPO_LOG_DIR=str(tmp_path),
+        FSPO_RAY_TMP=str(tmp_path), SLURM_JOB_ID="7", SLURMD_NODENAME="node1", SLURM_CPUS_ON_NODE=on_node,
+        OMP_NUM_THREADS="1", PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert f" --num-cpus={counted} " in (tmp_path / "ray-node1.log").read_text()
+
+
 def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: Path) -> None:
     install(tmp_path, srun=SRUN, scontrol="#!/bin/sh\necho node1\n")
     run, calls = tmp_path / "run", tmp_path / "calls"
     container = {"FSPO_CONTAINER": "/image.sqsh", "FSPO_CONTAINER_RUNTIME": "pyxis"}
     done = bash(
-        "launch.sh", "true", **SLURM, **container, CALLS=str(calls),
+        "launch.sh", "true", **SLURM, **container, CALLS=str(calls), SLURM_CPUS_PER_TASK="64",
         FSPO_RUN_DIR=os.path.relpath(run, ROOT), PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
-    assert f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp" in calls.read_text().splitlines()
+    noted = calls.read_text().splitlines()
+    assert f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp" in noted
+    assert "--container-name=fspo-7-0" in noted and "cpus of a step: all" in noted
 
 
 def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:

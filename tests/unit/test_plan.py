@@ -15,6 +15,7 @@ from recipe.runner.plan import command, estimate
 from recipe.runner.plan.memory import PHASES
 from recipe.runner.plan.prediction import Plan, plan
 from recipe.runner.plan.setup import Hardware
+from recipe.runner.plan.step_time import response_lengths
 
 Run = Callable[..., tuple[int, str, str]]
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -36,7 +37,11 @@ def planned(*overrides: str, **hardware: float) -> Plan:
         ([f"{_CHECKPOINTING}=false"], {}, f"{_CHECKPOINTING}=true"),
         ([f"{_ACTOR}.ppo_max_token_len_per_gpu=131072"], {}, f"lower {_ACTOR}.ppo_max_token_len_per_gpu=40960"),
         ([f"{_ROLLOUT}.free_cache_engine=false"], {}, f"{_ROLLOUT}.free_cache_engine=true"),
-        ([], {"gpu_gb": 24}, "raise trainer.n_gpus_per_node or trainer.nnodes=8"),
+        (
+            [f"{_ROLLOUT}.gpu_memory_utilization=0.7"],
+            {"gpu_gb": 24},
+            "raise trainer.n_gpus_per_node or trainer.nnodes=8",
+        ),
     ],
 )
 def test_the_key_that_is_named_helps(overrides: list[str], hardware: dict[str, float], remedy: str) -> None:
@@ -57,7 +62,9 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
     assert not any("vLLM" in name for phase in PHASES[1:] for name in items[phase])
     # Twice the replicas, and no wait for the longest response; the copies of the weights are on the host.
     assert apart.time["generation"] <= together.time["generation"] / 2
-    assert apart.time["total"] == max(apart.time["log_probs"] + apart.time["update"], apart.time["generation"])
+    slower = max(apart.time["log_probs"] + apart.time["update"], apart.time["generation"])
+    assert apart.time["total"] == slower + apart.time["rest"]
+    assert apart.time["gpu_hours"] == 24 * apart.time["hours"]
     copies = 2 * apart.model.parameters * apart.setup.master_bytes
     assert apart.memory.host_bytes - together.memory.host_bytes == pytest.approx(copies)
     assert planned(*separate, "fspo.pi_old=rollout").memory.host_bytes == together.memory.host_bytes
@@ -102,26 +109,76 @@ def test_step_time_scales_as_its_assumptions_say() -> None:
     for part in ("log_probs", "update"):
         assert twice[part] == pytest.approx(base[part] / 2)
     assert planned(mfu=0.7).time["update"] == pytest.approx(base["update"] / 2)
+    padded, packed = (planned(f"{_ACTOR}.pad_to_length={pad}", slowest=2.0, fill=0.5) for pad in ("true", "false"))
+    assert padded.time["update"] == pytest.approx(packed.time["update"] / 0.5)
+    even = planned(f"{_ACTOR}.pad_to_length=false", slowest=1.0)
+    assert packed.time["update"] == pytest.approx(even.time["update"] * 2)
+    assert planned("actor_rollout_ref.model.use_liger=true").time["update"] < base["update"]
     # F for the old policy, as much for the reference where it is needed, 4 F for the update
     forward = base["update"] / 4
     for needed, share in (
-        ("fspo.kl_to_start=false", 0),
-        ("trainer.test_freq=10", 1 / 10),
-        (f"{_ACTOR}.use_kl_loss=true", 1),
+        ("fspo.kl_to_start=false", 3 / 4),  # the first of four mini-batches needs no pass
+        ("trainer.test_freq=10", 1 / 10 + 1 - 9 / 10 / 4),  # but where the distance to the start is measured
+        (f"{_ACTOR}.shuffle=true", 1 / 10 + 1),
+        ("algorithm.use_kl_in_reward=true", 1 + 1),
     ):
-        assert planned(needed).time["log_probs"] == pytest.approx(forward * (1 + share)), needed
-    assert base["tokens"] == 512 * 16 * 2256
-    assert base["total"] == pytest.approx(base["generation"] + base["log_probs"] + base["update"])
+        assert planned(needed).time["log_probs"] == pytest.approx(forward * share), needed
+    assert base["tokens"] == pytest.approx(512 * 16 * 2256)
+    parts = base["generation"] + base["log_probs"] + base["update"] + base["rest"]
+    assert base["total"] == pytest.approx(parts)
+    in_all = 300 * parts + 31 * base["validation"] + 60 * base["save"] + base["starts"] * 300
+    assert base["hours"] == pytest.approx(in_all / 3600)
+    assert base["gpu_hours"] == pytest.approx(8 * base["hours"])
+    offload = f"{_ACTOR}.fsdp_config.optimizer_offload=false"
+    moved = 4 * 8_190_735_360 * 4 / 8 / 25e9  # to the host and back, before and after
+    assert base["rest"] - planned(offload).time["rest"] == pytest.approx(moved)
+
+
+def test_few_network_cards_make_a_step_wait_for_weights_and_gradients() -> None:
+    def update(*overrides: str, rate: float) -> float:
+        keys = [f"{_ACTOR}.fsdp_config.{override}" for override in overrides]
+        return planned("trainer.nnodes=2", *keys, network_gb_per_s=rate).time["update"]
+
+    fast, slow = update(rate=400), update(rate=5)
+    assert fast == pytest.approx(planned().time["update"] / 2)
+    for remedy in ("fsdp_size=8", "forward_prefetch=true"):
+        assert fast <= update(remedy, rate=5) < slow
+    assert planned(network_gb_per_s=1).time["update"] == planned().time["update"]  # one node
 
 
 def test_generation_by_hand() -> None:
     """One replica, nothing but the weights to read, all responses at the maximum."""
-    many = planned(gpu_tb_per_s=1e-3, decode_efficiency=1.0, mean_prompt=1, mean_response=8192, gpu_tflops=1e12)
+    settings = {
+        "gpu_tb_per_s": 1e-3,
+        "decode_efficiency": 1,
+        "mean_prompt": 1,
+        "mean_response": 8192,
+        "gpu_tflops": 1e12,
+    }
+    many = planned(**settings)
     # 4 replicas of 2 GPUs with 2048 sequences each, as many at once as the cache holds.
     at_once = many.time["concurrent"]
-    assert at_once == many.memory.kv_tokens // 8193
-    step = (2 * 8_190_735_360 + at_once * (1 + 4096) * 144 * 1024) / 2e9 + 2e-3
-    assert many.time["generation"] == pytest.approx(2048 * 8192 / at_once * step, rel=1e-6)
+    assert at_once == many.memory.kv_tokens // 4097
+    # Five times as many sequences as there are slots, less a few in the last round; two all-reduces a layer.
+    full, rest = divmod(2048, at_once)
+
+    def step(sequences: int) -> float:
+        return (2 * 8_190_735_360 + sequences * (1 + 4096) * 144 * 1024) / 2e9 + 2e-3 + 72 * 20e-6
+
+    assert many.time["generation"] == pytest.approx(8192 * (full * step(at_once) + step(rest)), rel=1e-6)
+    # Unless the next batch follows: then all slots are busy all the time.
+    follows = planned("mode=colocate_async", **settings)
+    assert follows.time["generation"] == pytest.approx(2048 * 8192 / at_once * step(at_once), rel=1e-6)
+    slow = planned(front_end=1000.0, mean_prompt=1, mean_response=8192)
+    assert slow.time["front_end"] == pytest.approx(1)
+    assert slow.time["generation"] >= 2048 * 8192 / 1000
+
+
+def test_lengths_are_spread_over_prompts_and_have_their_mean() -> None:
+    lengths = response_lengths(512, 16, 2000.0, 8192).reshape(512, 16)
+    assert (lengths.mean(), lengths.max()) == (pytest.approx(2000), 8192)
+    within, between = lengths.std(1).mean(), lengths.mean(1).std()
+    assert all(0.4 * 2000 < each < 0.6 * 2000 for each in (within, between))
 
 
 # ------------------------------------------------------------------ the command
@@ -143,14 +200,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_plan_is_printed(run: Run) -> None:
     status, out, err = run("nodes=2", "gpus=8")
     assert (status, err) == (0, "")
-    assert "2 x 8 GPUs of 80 GiB" in out
-    assert re.search(r"^total +60\.00 +17\.34 +28\.51 +15\.54 +17\.95$", out, re.M)
+    assert "2 x 8 GPUs of 79.6 GiB" in out
+    assert re.search(r"^total +75\.64 +17\.34 +28\.51 +15\.54 +18\.45$", out, re.M)
     assert re.search(r"^fits +yes +yes +yes +yes +yes$", out, re.M)
     assert run("experiment=qwen3_1_7b")[0] == 0
     status, out, err = run("nodes=1", "gpus=1")
     assert status == 2
     assert re.search(r"^fits .*NO", out, re.M)
-    assert re.search(r"^error: update: .* \d+\.\d GiB of 80.* Adam moments .*trainer\.nnodes$", err, re.M)
+    assert re.search(r"^error: update: .* \d+\.\d GiB of 79.6.* Adam moments .*trainer\.nnodes$", err, re.M)
 
 
 @pytest.mark.parametrize(
@@ -175,6 +232,21 @@ def test_a_bad_argument_is_one_error(
     assert re.search(rf"^error: {says}", err), err
 
 
+def test_the_shipped_job_is_the_cheapest_layout_that_leaves_memory(run: Run) -> None:
+    status, out, err = run("nodes=1", "mode=sync", "search=true")
+    assert status == 0, err
+    _, header, first, *others = out.splitlines()
+    assert header.split()[:2] == ["GPU", "hours"] and len(others) == 4
+    gpu_hours, hours, _, spare, *changes = first.split()
+    assert changes == ["as", "it", "is"] and float(spare) >= 3
+    shipped = planned().time
+    assert float(hours) == pytest.approx(shipped["hours"], rel=0.01)
+    assert [float(line.split()[0]) for line in others] >= [float(gpu_hours)] * 4
+    # The next one, pasted, is what its line says.
+    pasted = planned(*others[0].split()[4:]).time
+    assert float(others[0].split()[0]) == pytest.approx(pasted["gpu_hours"], rel=0.01)
+
+
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(JOB, "recipe.fspo.plan", ["--help"]) == 0
     text = capsys.readouterr().out
@@ -188,6 +260,6 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_estimate_is_lines_or_why_there_is_none() -> None:
     lines = estimate(composed("experiment=qwen3_8b", f"{_ROLLOUT}.gpu_memory_utilization=0.98"))
     assert lines[0].startswith("Qwen/Qwen3-8B-Base")
-    assert "80 GiB" in lines[-1] and "gpu_memory_utilization=0.98" in lines[-1]
+    assert "79.6 GiB" in lines[-1] and "gpu_memory_utilization=0.98" in lines[-1]
     (line,) = estimate(composed("experiment=demo"))
     assert line.startswith("not planned: trainer.device=cpu")

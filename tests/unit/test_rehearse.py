@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from fspo.rewards.custom import BadReward
 from recipe.fspo.job import JOB
+from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch.commands import FAILED, BadInput
 from recipe.runner.rehearse import command, material, shrink
 from recipe.runner.rehearse.cpu_run import Failed, verdict
@@ -68,7 +69,11 @@ MISTAKES = (
         f"{_ROLLOUT}.tensor_model_parallel_size=3": r"size=3 .* 32 attention heads: set it to 2",
         "reward.custom_reward_function.path=/no/reward.py": r"custom_reward_function\.path='/no/reward\.py'",
         "trainer.logger=[console,wandb]": r"wandb.*WANDB_API_KEY",
-        "mode=separate_async": r"mode=separate_async .*mode=colocate_async",
+    },
+    {
+        "mode=separate_async": r"rollout\.nnodes \* rollout\.n_gpus_per_node=1 ",
+        f"{_ROLLOUT}.n_gpus_per_node=1": r"n_gpus_per_node=1 .*sizes=2: change",
+        f"{_ROLLOUT}.gpu_memory_utilization=0.98": r"utilization=0\.98 .* GiB .*: lower .*gpu_memory_utilization",
     },
     {
         f"{_ROLLOUT}.dtype=bf61": r"rollout\.dtype=bf61 .*fp32",
@@ -122,7 +127,8 @@ def test_wrong_arguments_and_failures_end_the_command(
 # ---------------------------------------------------------------- what the small run is
 
 
-@pytest.mark.parametrize(("nodes", "mode"), [(1, "colocate_async"), (2, "sync")])
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_the_small_job_keeps_the_job_s_ratios_and_passes_the_checks_of_a_run(
     nodes: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +138,9 @@ def test_the_small_job_keeps_the_job_s_ratios_and_passes_the_checks_of_a_run(
     overrides: list[str] = []
     monkeypatch.setattr(command.cpu_run, "run", lambda _, small, folder: overrides.extend(small) or "it ran")
     job = [*_8B, f"trainer.nnodes={nodes}", f"mode={mode}"]
-    config, *_ = command.checked(JOB, job, ["data", "model"])
+    config, size, _ = command.checked(JOB, job, ["data", "model"])
+    generating = 8 if mode == "separate_async" else 0
+    assert size.startswith(f"{8 * nodes + generating} GPUs")
     said = command.small_run(JOB, job, config, tmp_path)
     assert said.startswith("it ran") and "\n  trainer.device: cuda -> cpu\n" in said
     small = prepare(composed(*overrides), elsewhere=True)
@@ -141,12 +149,12 @@ def test_the_small_job_keeps_the_job_s_ratios_and_passes_the_checks_of_a_run(
         assert both.data.train_batch_size / both.actor_rollout_ref.actor.ppo_mini_batch_size == 4
         longest = both.data.max_prompt_length + both.data.max_response_length
         assert both.actor_rollout_ref.actor.ppo_max_token_len_per_gpu == 2 * longest
-        assert both.actor_rollout_ref.actor.fsdp_config.pad_to_length_bucket == 2 * longest
         assert both.actor_rollout_ref.rollout.max_model_len == longest
         assert both.actor_rollout_ref.rollout.dtype == "bfloat16"
-        assert both.actor_rollout_ref.actor.pad_to_length and both.actor_rollout_ref.actor.use_dynamic_bsz
+        assert both.actor_rollout_ref.actor.use_dynamic_bsz
     assert small.trainer.v1.trainer_mode == config.trainer.v1.trainer_mode
     assert (small.trainer.nnodes, small.trainer.n_gpus_per_node, small.trainer.device) == (1, 2, "cpu")
+    assert needs_of(small).gpus == small.ray_kwargs.ray_init.num_gpus == (4 if generating else 2)
 
 
 def test_a_cpu_s_settings_are_those_of_the_demo() -> None:
@@ -156,32 +164,36 @@ def test_a_cpu_s_settings_are_those_of_the_demo() -> None:
             assert OmegaConf.select(demo, key) == value, key
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-Base", "Qwen/Qwen3-1.7B-Base", "Qwen/Qwen2.5-0.5B-Instruct"])
 @pytest.mark.parametrize("here", [True, False])
-def test_the_small_model_has_the_architecture_and_its_own_tokenizer(tmp_path: Path, here: bool) -> None:
-    origin = material.read_architecture(_QWEN)[0]
-    own = AutoTokenizer.from_pretrained(material.local_path(material._CHARACTERS))
+def test_the_small_model_has_the_architecture_and_its_own_tokenizer(tmp_path: Path, name: str, here: bool) -> None:
+    origin = material.read_architecture(name)[0]
+    own = material.byte_tokenizer(origin["max_position_embeddings"])
     own.add_tokens(["one more"])
     own.save_pretrained(tmp_path / "own")
     (tmp_path / "own" / "config.json").write_text(json.dumps(origin))
-    tokenizer = material.small_model(str(tmp_path / "own") if here else _QWEN, tmp_path / "small")
-    small = AutoConfig.from_pretrained(tmp_path / "small")
+    material.small_model(str(tmp_path / "own") if here else name, tmp_path / "small")
+    small, tokenizer = (kind.from_pretrained(tmp_path / "small") for kind in (AutoConfig, AutoTokenizer))
     assert small.vocab_size == len(tokenizer) == len(own) - (not here)
+    assert len(tokenizer.encode("\n")) == 1 and tokenizer.decode(tokenizer.encode("5é\n")) == "5é\n"  # verl needs it
     assert small.architectures == origin["architectures"]
     assert (small.num_hidden_layers, small.tie_word_embeddings) == (2, origin["tie_word_embeddings"])
-    assert small.num_attention_heads // small.num_key_value_heads == 4
+    ratio = origin["num_attention_heads"] // origin["num_key_value_heads"]
+    assert small.num_attention_heads // small.num_key_value_heads == min(4, ratio)
     assert small.max_position_embeddings == origin["max_position_embeddings"]
 
 
 def test_the_rows_with_the_shortest_prompts_are_taken_or_made_up(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": "x" * length}]} for length in range(20, 10, -1)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
-    tokenizer = AutoTokenizer.from_pretrained(material.local_path(material._CHARACTERS))
+    tokenizer = material.byte_tokenizer(1024)
     config = composed(*_8B, f"data.train_files={tmp_path}/own.parquet", f"data.val_files={tmp_path}/none.parquet")
     data, longest = material.small_data(config, tmp_path / "small", tokenizer, 3)
     taken, made_up = (pq.read_table(data[f"data.{key}"][0]).to_pylist() for key in ("train_files", "val_files"))
     assert [len(row["prompt"][0]["content"]) for row in taken] == [11, 12, 13]
     assert [row["reward_model"]["ground_truth"] for row in made_up] == ["1", "3", "5"]
-    assert longest == len(made_up[0]["prompt"][0]["content"]) + 1  # and the "=" of the template
+    template = {"add_generation_prompt": True, "return_dict": False}
+    assert longest == len(tokenizer.apply_chat_template(made_up[0]["prompt"], **template))
 
 
 def test_the_job_s_reward_is_called_and_a_coin_decides(tmp_path: Path) -> None:

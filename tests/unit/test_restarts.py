@@ -23,8 +23,8 @@ PYTHON = sys.executable
 #: In place of Python: does what the next line of the plan says (steps done, exit status), and notes what it was given.
 START = """#!/bin/sh
 cd "$(dirname "$0")"
-n=$(wc -l < given); n=$((n + 1))
-echo "$FSPO_RESTARTED $*" >> given
+n=$(wc -l < starts); n=$((n + 1))
+echo "$FSPO_RESTARTED $*" >> starts
 set -- $(sed -n "${n}p" plan)
 for step in $(seq 1 "$1"); do echo "{\\"step\\": $step}" >> metrics.jsonl; done
 [ "$2" != killed ] || kill -9 $$
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "start"
     program.write_text(START, encoding="utf-8")
     program.chmod(0o755)
-    (tmp_path / "given").touch()
+    (tmp_path / "starts").touch()
     monkeypatch.setattr(sys, "executable", str(program))
     return tmp_path
 
@@ -46,42 +46,42 @@ def run(folder: Path, *plan: str, limit: int = 3) -> tuple[int, list[dict[str, A
     """The exit status, and what the starts were told."""
     (folder / "plan").write_text("\n".join(plan) + "\n", encoding="utf-8")
     code = supervise("recipe.fspo.main", ["algo=fspo"], folder, limit)
-    given = (folder / "given").read_text(encoding="utf-8").splitlines()
-    assert all(line.endswith(f"-m recipe.fspo.main algo=fspo run.dir='{folder}'") for line in given)
-    return code, [json.loads(line[: line.index("} ") + 1]) for line in given]
+    starts = (folder / "starts").read_text(encoding="utf-8").splitlines()
+    assert all(line.endswith(f"-m recipe.fspo.main algo=fspo run.dir='{folder}'") for line in starts)
+    return code, [json.loads(line[: line.index("} ") + 1]) for line in starts]
 
 
 def test_a_failed_run_is_started_again_until_it_finishes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, given = run(folder, "2 1", "4 killed", "6 0")
-    assert (code, [each["restarts"] for each in given]) == (0, [0, 1, 2])
-    assert "reason" not in given[0] and given[2]["reason"] == "the launching process ended by signal 9"
+    code, starts = run(folder, "2 1", "4 killed", "6 0")
+    assert (code, [begun["restarts"] for begun in starts]) == (0, [0, 1, 2])
+    assert "reason" not in starts[0] and starts[2]["reason"] == "the launching process ended by signal 9"
     assert capsys.readouterr().out.splitlines()[1] == "restart 2: the launching process ended by signal 9"
 
 
 @pytest.mark.parametrize("status", [0, 2, 75, 130, 143])
 def test_other_ends_are_passed_on(folder: Path, status: int) -> None:
-    code, given = run(folder, f"1 {status}")
-    assert (code, len(given)) == (status, 1)
+    code, starts = run(folder, f"1 {status}")
+    assert (code, len(starts)) == (status, 1)
 
 
 def test_two_failures_without_a_step_between_end_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, given = run(folder, "0 1", "0 1", "9 0")
-    assert (code, len(given)) == (1, 2)
+    code, starts = run(folder, "0 1", "0 1", "9 0")
+    assert (code, len(starts)) == (1, 2)
     assert "not started again: it failed twice without getting beyond step 0" in capsys.readouterr().err
 
 
 def test_a_run_that_has_gone_back_gets_beyond_the_steps_it_does_again(folder: Path) -> None:
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 10)), encoding="utf-8")
-    code, given = run(folder, "4 1", "6 1", "7 0")
-    assert (code, len(given)) == (0, 3)
+    code, starts = run(folder, "4 1", "6 1", "7 0")
+    assert (code, len(starts)) == (0, 3)
 
 
 def test_no_more_than_the_limit_within_an_hour(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = [f"{step} 1" for step in range(1, 6)]
-    code, given = run(folder, *plan, limit=2)
-    assert (code, len(given)) == (1, 3)
+    code, starts = run(folder, *plan, limit=2)
+    assert (code, len(starts)) == (1, 3)
     monkeypatch.setattr(restarts, "_HOUR_S", 0.0)
-    (folder / "given").write_text("")
+    (folder / "starts").write_text("")
     (folder / "metrics.jsonl").unlink()
     assert run(folder, *plan, "6 0", limit=2)[0] == 0
 
@@ -107,12 +107,12 @@ def test_the_warning_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("name", "status"), [("TERM", 143), ("INT", 130)])
 def test_a_failure_after_somebody_asked_for_the_end_is_not_mended(folder: Path, name: str, status: int) -> None:
     """The signal is passed on; a terminal's own reaches the start by no other way."""
-    given = folder / "given"
+    starts = folder / "starts"
     wait = "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.1; done"
-    trap = f"trap 'echo passed on >> {given}; exit 1' {name}"
+    trap = f"trap 'echo passed on >> {starts}; exit 1' {name}"
     (folder / "start").write_text(f"#!/bin/sh\n{trap}\nkill -{name} $PPID\n{wait}\n")
     assert supervise("recipe.fspo.main", [], folder, 3) == status
-    assert given.read_text().splitlines() == ["passed on"]
+    assert starts.read_text().splitlines() == ["passed on"]
 
 
 def test_a_warning_before_the_first_start_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +12,11 @@ import numpy as np
 import pytest
 from composing import composed
 from omegaconf import DictConfig, OmegaConf
+from test_checkpoints import write_checkpoint
 
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.job import JOB
-from recipe.runner.checkpoints.integrity import latest, name_latest, resumed_from, step_folder
+from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import run_folder, start
@@ -45,8 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def ready(folder: Path, *overrides: str) -> DictConfig:
-    config = composed(f"run.dir={folder}", *SMALL_TASK, *overrides)
-    config = prepare(config)
+    config = prepare(composed(f"run.dir={folder}", *SMALL_TASK, *overrides))
     JOB.complete(config)
     return config
 
@@ -62,27 +61,20 @@ def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
 
 def saved_by(folder: Path, *steps: int) -> Path:
     """Checkpoints that can be resumed, the last of which the tracker names; the folder of the first."""
-    for step in steps:
-        saved = step_folder(folder / "checkpoints", step)
-        (saved / "actor").mkdir(parents=True)
-        ranks = [f"actor/{kind}_world_size_1_rank_0.pt" for kind in ("model", "optim", "extra_state")]
-        for name in (*ranks, "data.pt"):
-            with zipfile.ZipFile(saved / name, "w") as archive:
-                archive.writestr("step", str(step))
-        name_latest(saved)
-    return step_folder(folder / "checkpoints", steps[0])
+    first, *_ = [write_checkpoint(folder / "checkpoints", step, ranks=1) for step in steps]
+    return first
 
 
 # ---------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("given", ["both", "train"])
-def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("files", ["both", "train"])
+def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, files: str) -> None:
     mine = tmp_path / "mine"
     write_dataset(mine, n_train=40, n_test=9, seed=5)
     before = contents(mine)
     own = {"train": f"data.train_files={mine}/train.parquet", "val": f"data.val_files={mine}/test.parquet"}
-    overrides = own.values() if given == "both" else [own[given]]
+    overrides = own.values() if files == "both" else [own[files]]
     config = composed(f"run.dir={tmp_path / 'run'}", *SMALL_TASK, *overrides, "trainer.n_gpus_per_node=3")
     with pytest.raises(PreflightError, match="n_gpus_per_node=3"):  # refused, and nothing is written
         launch(prepare(config), JOB)
@@ -91,7 +83,7 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, given
     config = ready(tmp_path / "run", *overrides)
     write_offline_task(config)
     assert contents(mine) == before
-    generated = {"both": [], "train": ["test.parquet"]}[given]
+    generated = {"both": [], "train": ["test.parquet"]}[files]
     assert sorted(path.name for path in (tmp_path / "run").rglob("*.parquet")) == generated
     assert config.data.train_files == [f"{mine}/train.parquet"]
 
@@ -207,12 +199,12 @@ def test_length_logs_and_machine_may_change_and_what_is_allowed(
     begun(tmp_path, *before)
     config = ready(tmp_path, *change)
     if not refused:
-        assert {key for key, _, _ in allowed_changes(config, JOB)} >= {each.partition("=")[0] for each in change[1:]}
+        assert {key for key, _, _ in allowed_changes(config, JOB)} >= {words.partition("=")[0] for words in change[1:]}
         return
     with pytest.raises(PreflightError) as caught:
         allowed_changes(config, JOB)
-    said = str(caught.value)
-    assert f"; {refused} was" in said.replace(": ", "; ") and f"'run.allow_changed=[{refused}]'" in said
+    error = str(caught.value)
+    assert f"; {refused} was" in error.replace(": ", "; ") and f"'run.allow_changed=[{refused}]'" in error
 
 
 def test_changes_are_recorded_with_their_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +236,7 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
     write_dataset(mine, 40, 9, 5)
     (mine / "reward.py").write_text("def compute_score(**row):\n    return 0.0\n")
     (mine / "tokenizer").mkdir()
-    given = (
+    overrides = (
         "data.train_files=[train.parquet]",
         "data.val_files=test.parquet",
         "reward.custom_reward_function.path=reward.py",
@@ -253,13 +245,13 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
         "algo=gspo",
     )
     monkeypatch.chdir(mine)
-    config = ready(tmp_path / "run", *given)
-    kept = kept_overrides(given, config)
-    assert kept[0] == f"data.train_files=['{mine}/train.parquet']" and kept[-1] == given[-1]
-    begun(tmp_path / "run", *given)
+    config = ready(tmp_path / "run", *overrides)
+    kept = kept_overrides(overrides, config)
+    assert kept[0] == f"data.train_files=['{mine}/train.parquet']" and kept[-1] == overrides[-1]
+    begun(tmp_path / "run", *overrides)
     monkeypatch.chdir(tmp_path)
     assert changed_settings(ready(tmp_path / "run", *kept), JOB) == []
-    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *given), JOB)]
+    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *overrides), JOB)]
 
 
 def test_a_run_has_one_folder(tmp_path: Path) -> None:
@@ -278,8 +270,8 @@ def test_a_run_has_one_folder(tmp_path: Path) -> None:
 def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text("def compute_score(**row):\n    return 0.0\n")
-    given = f"reward.custom_reward_function.path={reward}"
-    config = ready(begun(tmp_path / "run", given), given)
+    override = f"reward.custom_reward_function.path={reward}"
+    config = ready(begun(tmp_path / "run", override), override)
     run_folder.begin(config, JOB.facts(config))
     assert "note:" not in capsys.readouterr().out
     reward.write_text("def compute_score(**row):\n    return 1.0\n")
@@ -315,13 +307,13 @@ def test_neither_what_ray_writes_nor_what_git_or_a_package_holds_is_copied(
 
 def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> None:
     config = ready(begun(tmp_path / "a b", step=0))
-    (said,) = next_commands(config, JOB, finished=False)
-    assert said.startswith("begin again (nothing was saved): python -m recipe.fspo.main 'resume=")
+    (commands,) = next_commands(config, JOB, finished=False)
+    assert commands.startswith("begin again (nothing was saved): python -m recipe.fspo.main 'resume=")
     (tmp_path / "a b" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     saved_by(tmp_path / "a b", 2)
-    said = next_commands(config, JOB, finished=True)
-    assert [line.partition(":")[0] for line in said] == ["continue", "export", "report"]
-    assert said[0].endswith(" trainer.total_training_steps=N")
+    commands = next_commands(config, JOB, finished=True)
+    assert [line.partition(":")[0] for line in commands] == ["continue", "export", "report"]
+    assert commands[0].endswith(" trainer.total_training_steps=N")
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
@@ -334,11 +326,11 @@ def test_an_evaluation_that_fails_prints_no_command(
         raise TrainingFailed("a process died")
 
     monkeypatch.setattr(start, "launch", fail)
-    given = (f"run.dir={begun(tmp_path)}", f"evaluate={evaluate}".lower(), "ray_kwargs.ray_init.address=auto")
+    overrides = (f"run.dir={begun(tmp_path)}", f"evaluate={evaluate}".lower(), "ray_kwargs.ray_init.address=auto")
     with pytest.raises(SystemExit):
-        launch_or_exit(composed(*given), JOB)
-    said = capsys.readouterr().err
-    assert "error: a process died" in said and ("resume=" in said) is not evaluate
+        launch_or_exit(composed(*overrides), JOB)
+    error = capsys.readouterr().err
+    assert "error: a process died" in error and ("resume=" in error) is not evaluate
 
 
 @pytest.mark.parametrize("name", ["plain-1.2", "a,b (1)=[x]#&!", "it's"])
@@ -346,9 +338,9 @@ def test_the_command_that_is_printed_can_be_pasted(tmp_path: Path, name: str) ->
     (tmp_path / name).mkdir()
     (tmp_path / name / "run.json").write_text('{"algo": "fspo", "status": "failed"}')
     config = composed(f"run.dir={quoted(tmp_path / name)}")
-    (said,) = next_commands(config, JOB, finished=False)
-    *_, argument = shlex.split(said.partition(": ")[2])  # what a shell makes of it
-    assert ("'" in said) == (name != "plain-1.2"), "quotes only where they are needed"
+    (command,) = next_commands(config, JOB, finished=False)
+    *_, argument = shlex.split(command.partition(": ")[2])  # what a shell makes of it
+    assert ("'" in command) == (name != "plain-1.2"), "quotes only where they are needed"
     assert composed(*with_settings_of_run([argument], JOB)).run.dir == str(tmp_path / name)
 
 
@@ -366,10 +358,10 @@ def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
 
 def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | None:
     """What a start with this command line is told to continue from; it is interrupted then."""
-    arguments, told = with_settings_of_run(command, JOB), []
+    arguments, checkpoints = with_settings_of_run(command, JOB), []
 
     def run(config: DictConfig, **_: object) -> None:
-        told.append(resumed_from(config))
+        checkpoints.append(resumed_from(config))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(start, "_start_watchdog", lambda *_: SimpleNamespace(death=None, stop=lambda: None))
@@ -377,7 +369,7 @@ def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | Non
     monkeypatch.setattr(start, "run_ppo", run)
     with pytest.raises(KeyboardInterrupt):
         launch(prepare(composed(*arguments)), JOB, arguments)
-    return told[0]
+    return checkpoints[0]
 
 
 def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +395,7 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
     with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
     info = json.loads((run / "run.json").read_text())
-    assert info["status"] == "interrupted" and [each["status"] for each in info["starts"]] == ["interrupted"] * 7
+    assert info["status"] == "interrupted" and [entry["status"] for entry in info["starts"]] == ["interrupted"] * 7
 
 
 def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

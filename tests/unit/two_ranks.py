@@ -28,9 +28,9 @@ from recipe.fspo.job import compose
 LENGTHS = (17, 23, 9)
 
 
-def varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **given: Any) -> torch.Tensor:
+def varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **named: Any) -> torch.Tensor:
     """``flash_attn_varlen_func``: attention within each of the sequences that lie one after the other."""
-    assert given.pop("causal") and set(given) <= {"max_seqlen_q", "max_seqlen_k", "softmax_scale", "dropout_p"}, given
+    assert named.pop("causal") and set(named) <= {"max_seqlen_q", "max_seqlen_k", "softmax_scale", "dropout_p"}, named
     outputs = []
     for begin, end in zip(cu_seqlens_q[:-1].tolist(), cu_seqlens_q[1:].tolist(), strict=True):
         one = [x[begin:end].transpose(0, 1)[None] for x in (q, k, v)]
@@ -49,6 +49,7 @@ def rank_of_two(rank: int, folder: str) -> None:
         [
             "experiment=qwen3_8b",
             f"{actor}.ulysses_sequence_parallel_size=2",
+            f"{actor}.pad_to_length=true",
             f"{actor}.fsdp_config.pad_to_length_bucket=64",
             f"+{actor}.fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
             "actor_rollout_ref.model.override_config.attn_implementation=sdpa",  # flash-attn is not installed
@@ -75,31 +76,32 @@ def rank_of_two(rank: int, folder: str) -> None:
     nested = {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in columns.items()}
     batch = TensorDict(nested, batch_size=[len(LENGTHS)])
     tensordict_utils.assign_non_tensor(batch, temperature=1.0, calculate_entropy=False)
-    found = {}
+    computed = {}
 
     def loss(model_output: Any, **_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-        found["log_probs"] = model_output["log_probs"].values()
-        return found["log_probs"].sum(), {}
+        computed["log_probs"] = model_output["log_probs"].values()
+        return computed["log_probs"].sum(), {}
 
     with engine.train_mode():
         engine.forward_step(batch, loss_function=loss, forward_only=False)[0].backward()
-        torch.testing.assert_close(found["log_probs"], truth, rtol=0, atol=2e-5)
+        torch.testing.assert_close(computed["log_probs"], truth, rtol=0, atol=2e-5)
         for (name, parameter), expected in zip(engine.module.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(parameter.grad.full_tensor(), expected.grad, rtol=1e-4, atol=1e-3, msg=name)
     print("same weights, log-probs and gradients", flush=True)
 
 
-def main(folder: str) -> None:
+def start(folder: str, function: Any, *arguments: Any) -> None:
+    """Run ``function(rank, folder, *arguments)`` in two processes, with a small model in ``folder``."""
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 512}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).to(torch.bfloat16).save_pretrained(folder)
     takes = collections.defaultdict(bool, dict.fromkeys(("dropout_p", "max_seqlen_q", "max_seqlen_k"), True))
-    arguments = functools.partial(flash_attention._process_flash_attention_kwargs, supports_mapping=takes)
+    take = functools.partial(flash_attention._process_flash_attention_kwargs, supports_mapping=takes)
     functions = (dense, varlen, None, None, None)
-    flash_attention.lazy_import_flash_attention = lambda *_, **__: (functions, arguments)
-    torch.multiprocessing.start_processes(rank_of_two, (folder,), nprocs=2, start_method="fork")
+    flash_attention.lazy_import_flash_attention = lambda *_, **__: (functions, take)
+    torch.multiprocessing.start_processes(function, (folder, *arguments), nprocs=2, start_method="fork")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    start(sys.argv[1], rank_of_two)

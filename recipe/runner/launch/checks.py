@@ -172,14 +172,15 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
     for name, limit, parts in limits:
         if isinstance(limit, int) and longest > limit * parts:
             over = f" on each of {parts} Ulysses ranks" if parts > 1 else ""
-            more = f"set {name}={-(-longest // parts)} or more, or " if name.startswith("actor") else ""
+            raised = name.startswith("actor") and not (isinstance(max_positions, int) and longest > max_positions)
+            more = f"set {name}={-(-longest // parts)} or more, or " if raised else ""
             yield (
                 f"data.max_prompt_length + data.max_response_length = {longest} exceeds {name} = {limit}{over}: "
                 f"{more}shorten data.max_response_length"
             )
 
 
-# ---------------------------------------------------------------- settings by themselves (docs/what-works.md)
+# ---------------------------------------------------------------- settings by themselves (docs/extending.md)
 
 
 def engine_problems(config: DictConfig) -> Iterator[str]:
@@ -201,6 +202,11 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             val.n > 1 and not val.do_sample,
             f"{_ROLLOUT}.val_kwargs.n={val.n}",
             "with do_sample=false draws the same greedy response each time: set val_kwargs.do_sample=true, or n=1",
+        ),
+        (
+            rollout.n > 1 and rollout.full_determinism,
+            f"{_ROLLOUT}.full_determinism=true",
+            "gives the responses to a prompt one seed, so they are equal and their advantages 0: set it to false",
         ),
         (
             checkpoint.get("async_save"),

@@ -17,7 +17,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
@@ -29,25 +29,18 @@ CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 SEARCH_PATH = "hydra.searchpath"
 #: What people write for true and false; Hydra reads the first two only.
 _LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 _NO_SUCH_KEY = re.compile(r"Could not override '([^']+)'\.|Could not delete from config\. '([^']+)'")
 
 
 def parsed(overrides: Iterable[str]) -> list[Override]:
-    """Overrides of a command line, in Hydra's grammar.
-
-    Raises:
-        hydra.errors.HydraException: for one that is none.
-    """
+    """Overrides of a command line, in Hydra's grammar; HydraException for one that is none."""
     result: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
     return result
 
 
 def verl_config_dir() -> Path:
-    """Folder of verl's own configuration files.
-
-    Raises:
-        ModuleNotFoundError: if verl is not installed.
-    """
+    """Folder of verl's own configuration files; ModuleNotFoundError if verl is not installed."""
     spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("verl is not installed; run `make setup`, or pip install -r requirements/gpu.txt")
@@ -57,8 +50,7 @@ def verl_config_dir() -> Path:
 def own_folders(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """The folders that ``hydra.searchpath=[FOLDER]`` adds, absolute, and the other overrides.
 
-    Raises:
-        hydra.errors.HydraException: for an argument that is no override, or a folder that does not exist.
+    Raises HydraException for an argument that is no override, or a folder that does not exist.
     """
     folders: list[str] = []
     rest = []
@@ -92,12 +84,9 @@ def quoted(value: object) -> str:
 
 
 def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
-    """The configuration of a job with these overrides.
+    """The configuration of a job with these overrides, in every form of Hydra's grammar but a sweep.
 
-    Args:
-        job: Whose files to compose.
-        overrides: As on the command line, in every form of Hydra's grammar but a sweep.
-        own: Settings of the command itself, which a mistyped key may have been meant for.
+    ``own`` are settings of the command itself, which a mistyped key may have been meant for.
 
     Raises:
         hydra.errors.HydraException: for an unknown group option or key, naming it, the choices and what is like it; for
@@ -109,6 +98,10 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
         return _compose(job, overrides)
     except ConfigCompositionException as error:
         _refuse_removed(job, overrides)  # a loss of the user's may have a field of such a name
+        if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+            group, _, option = error.missing_cfg_file.rpartition("/")
+            like, options = did_you_mean(option, error.options), ", ".join(error.options)
+            raise ConfigCompositionException(f"there is no {group}={option}{like}: give one of {options}") from error
         match = _NO_SUCH_KEY.search(str(error))
         if match is None:
             raise
@@ -148,6 +141,14 @@ def _keys(values: Any, place: str = "") -> Iterator[str]:
     for name, value in values.items() if isinstance(values, dict) else ():
         yield f"{place}{name}"
         yield from _keys(value, f"{place}{name}.")
+
+
+def unexpected_key(config: DictConfig, message: str) -> str:
+    """The key, and what is like it, that ``message`` says a dataclass of verl does not have; else an empty text."""
+    name = match[1] if (match := _UNEXPECTED.search(message)) else ""
+    key = next((key for key in _keys(OmegaConf.to_container(config)) if name and key.endswith(f".{name}")), "")
+    beside = OmegaConf.select(config, key.rpartition(".")[0]) if key else {}
+    return f": {key}{did_you_mean(name, sorted(set(beside) - {name}))}" if key else ""
 
 
 def choices(job: Job, group: str, overrides: Sequence[str] = ()) -> list[str]:

@@ -1,4 +1,4 @@
-"""The run folder (docs/run-folder.md): what was run, with what, how it ended, and its metrics step by step."""
+"""The run folder (docs/runs.md): what was run, with what, how it ended, and its metrics step by step."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from recipe.runner.faults.reaper import Reaper
 from recipe.runner.faults.resources import rollout_only_ranks
 from recipe.runner.faults.watchdog import OtherNodes, Watchdog
 from recipe.runner.launch import checks, run_folder
+from recipe.runner.launch.compose import unexpected_key
 from recipe.runner.launch.driver import Driver
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.prepare import prepare, resumes, settle, write_offline_task
@@ -105,7 +106,8 @@ def check(config: DictConfig, job: Job, without: Sequence[checks.Rule] = ()) -> 
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     except (AssertionError, ValueError, TypeError, InstantiationException) as error:
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
-        raise PreflightError(f"verl refuses the configuration: {str(error.__cause__ or '') or error}") from error
+        text = str(error.__cause__ or "") or str(error)
+        raise PreflightError(f"verl refuses the configuration: {text}{unexpected_key(config, text)}") from error
     return config, notes.getvalue()
 
 

@@ -47,6 +47,20 @@ class RunSettings:
     allow_changed: list[str]
 
 
+#: Settings of verl that are counts, by their group; and those that may be null too.
+_COUNTS: Final = {
+    "trainer": "nnodes n_gpus_per_node total_epochs",
+    "data": "train_batch_size max_prompt_length max_response_length",
+    _ACTOR: "ppo_mini_batch_size ppo_max_token_len_per_gpu ppo_epochs ulysses_sequence_parallel_size",
+    f"{_ACTOR}.fsdp_config": "ulysses_sequence_parallel_size",
+    _ROLLOUT: "n val_kwargs.n log_prob_max_token_len_per_gpu tensor_model_parallel_size data_parallel_size "
+    "pipeline_model_parallel_size max_num_seqs max_num_batched_tokens agent.num_workers",
+    "reward": "num_workers",
+}
+_COUNTS_OR_NULL: Final = (
+    *("trainer.total_training_steps", "trainer.max_actor_ckpt_to_keep"),
+    *(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
+)
 #: Settings of verl and of the root, and their types.
 _TYPES: Final[dict[str, Any]] = {
     "seed": CountOrZero,
@@ -71,41 +85,8 @@ _TYPES: Final[dict[str, Any]] = {
     "trainer.logger": str | list[str],
     "trainer.v1.colocate_async.num_warmup_batches": PositiveOrZero,
     "trainer.v1.separate_async.num_warmup_batches": PositiveOrZero,
-    **dict.fromkeys(
-        (
-            "trainer.nnodes",
-            "trainer.n_gpus_per_node",
-            "trainer.total_epochs",
-            "data.train_batch_size",
-            "data.max_prompt_length",
-            "data.max_response_length",
-            f"{_ACTOR}.ppo_mini_batch_size",
-            f"{_ACTOR}.ppo_max_token_len_per_gpu",
-            f"{_ACTOR}.ppo_epochs",
-            f"{_ACTOR}.ulysses_sequence_parallel_size",
-            f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
-            f"{_ROLLOUT}.n",
-            f"{_ROLLOUT}.val_kwargs.n",
-            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-            f"{_ROLLOUT}.tensor_model_parallel_size",
-            f"{_ROLLOUT}.data_parallel_size",
-            f"{_ROLLOUT}.pipeline_model_parallel_size",
-            f"{_ROLLOUT}.max_num_seqs",
-            f"{_ROLLOUT}.max_num_batched_tokens",
-            f"{_ROLLOUT}.agent.num_workers",
-            "reward.num_workers",
-        ),
-        Count,
-    ),
-    **dict.fromkeys(
-        (
-            "trainer.total_training_steps",
-            "trainer.max_actor_ckpt_to_keep",
-            f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
-            f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-        ),
-        Count | None,
-    ),
+    **dict.fromkeys((f"{group}.{name}" for group, names in _COUNTS.items() for name in names.split()), Count),
+    **dict.fromkeys(_COUNTS_OR_NULL, Count | None),
     **{
         f"actor_rollout_ref.{engine}.fsdp_config.{name}dtype": Dtype | None
         for engine in ("actor", "ref")

@@ -1,22 +1,24 @@
-"""The command of the planner: predicts memory and time of a run on GPUs, and refuses what cannot fit."""
+"""The command of the planner: predicts memory and time of a run on GPUs, refuses what cannot fit, searches layouts."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.runner.launch.commands import BAD_INPUT, BadInput
-from recipe.runner.launch.compose import compose
+from recipe.runner.launch.compose import choices, compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.plan.prediction import plan
+from recipe.runner.plan.search import SPARE_GB, search, spare_gb
 from recipe.runner.plan.setup import ALIASES, Hardware, job_arguments
 
 _OWN: Final = {name: f"the same as {key}" for name, key in ALIASES.items()} | {
     "model_config": "a config.json to read instead of the one of actor_rollout_ref.model.path",
+    "search": "true: try layouts (mode, nodes, parallelism, offloading, ...) instead, keeping every key given here",
     **Hardware.meanings(),
 }
 _USAGE: Final = """\
@@ -38,6 +40,9 @@ def main(job: Job, command: str, arguments: Sequence[str]) -> int:
         return 0
     try:
         own, overrides = job_arguments(arguments, _OWN)
+        if own.get("search"):
+            print("\n".join(_searched(job, overrides, Hardware.from_settings(own), own.get("model_config"))))
+            return 0
         planned = plan(compose(job, overrides, _OWN), Hardware.from_settings(own), own.get("model_config"))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -46,3 +51,19 @@ def main(job: Job, command: str, arguments: Sequence[str]) -> int:
     for problem in planned.problems:
         print(f"error: {problem}", file=sys.stderr)
     return BAD_INPUT if planned.problems else 0
+
+
+def _searched(job: Job, overrides: list[str], hardware: Hardware, model_config: str | None) -> Iterator[str]:
+    """The cheapest layouts of a job, one a line, in its mode and, where none is given, in the others."""
+    fixed = {override.key_or_group for override in parsed(overrides)}
+    modes = {"": compose(job, overrides, _OWN)}
+    for mode in choices(job, "mode", overrides) if "mode" not in fixed else ():
+        other = compose(job, [*overrides, f"mode={mode}"])
+        if other.trainer.v1.trainer_mode != modes[""].trainer.v1.trainer_mode:
+            modes[mode] = other
+    yield f"layouts that leave {SPARE_GB:g} GiB of each GPU, the cheapest first; all figures are estimates"
+    yield f"{'GPU hours':>9}{'hours':>7}{'step s':>8}{'GiB left':>10}  overrides"
+    for changed, layout in search(modes, fixed, hardware, model_config):
+        hours, total, gpu_hours = (layout.time[name] for name in ("hours", "total", "gpu_hours"))
+        changes = " ".join(f"{key}={str(value).lower()}" for key, value in changed.items()) or "as it is"
+        yield f"{gpu_hours:9.3g}{hours:7.1f}{total:8.0f}{spare_gb(layout):10.1f}  {changes}"

@@ -126,8 +126,11 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
     if setup.vllm_sleeps and not setup.rollout_gpus:
         memory.items["sync"]["vLLM weights"] = model.parameters * setup.vllm_bytes / setup.replica_gpus
     weights, moments = (offload or fsdp.offload_policy for offload in (fsdp.param_offload, fsdp.optimizer_offload))
-    copies = weights + 2 * moments + (setup.reference_share is not None) + setup.weight_copies
-    memory.host_bytes = copies * model.parameters * setup.master_bytes / setup.shards * setup.trainer.n_gpus_per_node
+    rank = (weights + 2 * moments) * model.pinned_bytes(setup.master_bytes, setup.shards)
+    if setup.reference_share is not None:
+        rank += model.pinned_bytes(setup.reference_bytes, setup.shards)
+    rank += setup.weight_copies * model.parameters * setup.master_bytes / setup.shards
+    memory.host_bytes = rank * setup.trainer.n_gpus_per_node
     return memory
 
 

@@ -15,14 +15,14 @@ from recipe.runner.launch.inputs import model_folder
 KNOWN_TYPES: Final = ("qwen3", "qwen2", "llama")
 
 #: The config.json of the experiments' models, for when they are not on this machine: one file per name. Source: Qwen3
-#: Technical Report (arXiv 2505.09388), table 1, and Qwen/Qwen3-1.7B-Base and Qwen/Qwen3-8B-Base on the model hub.
+#: Technical Report (arXiv 2505.09388), table 1, and on the hub Qwen3-1.7B-Base, Qwen3-8B-Base, Qwen2.5-0.5B-Instruct.
 BUILT_IN: Final = Path(__file__).with_name("models")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What memory and arithmetic depend on, in elements. ``matrices``: a layer's parameters without norms and biases;
-    ``query`` and ``key``: widths of all heads together."""
+    ``query`` and ``key``: widths of all heads together; ``tensors``: one entry a tensor."""
 
     name: str
     hidden: int
@@ -38,6 +38,7 @@ class ModelShape:
     qk_norm: bool
     matrices: int
     layer_parameters: int
+    tensors: tuple[int, ...]
     parameters: int
 
     @classmethod
@@ -63,6 +64,7 @@ class ModelShape:
             raise BadInput(f"{name}: transformers builds no model of this config.json: {error}") from None
         layer = list(module.model.layers[0].parameters())
         attention = module.model.layers[0].self_attn
+        tensors = tuple(parameter.numel() for parameter in module.parameters())
         return cls(
             name=name,
             hidden=config.hidden_size,
@@ -78,13 +80,18 @@ class ModelShape:
             qk_norm=hasattr(attention, "q_norm"),
             matrices=sum(parameter.numel() for parameter in layer if parameter.dim() == 2),
             layer_parameters=sum(parameter.numel() for parameter in layer),
-            parameters=sum(parameter.numel() for parameter in module.parameters()),
+            tensors=tensors,
+            parameters=sum(tensors),
         )
 
     @property
     def embedding(self) -> int:
         """Entries of the embedding, and of the output head."""
         return self.vocab * self.hidden
+
+    def pinned_bytes(self, element_bytes: int, shards: int) -> float:
+        """Bytes of one rank's pinned copy: PyTorch's allocator takes a power of two for each tensor, and keeps it."""
+        return float(sum(1 << (-(-size * element_bytes // shards) - 1).bit_length() for size in self.tensors))
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Keys and values of one token in all layers (vLLM's layout; blocks add at most 15 tokens to a sequence)."""
@@ -95,26 +102,18 @@ class ModelShape:
 
         ``2 tokens (layers x matrices + V H) + 2 q layers sum L^2``: two operations per matrix entry and token, and two
         products of L x q with a causal mask, of which half is computed. The embedding is a look-up and costs nothing.
-        A backward pass takes twice as many. Source: the counting of verl 0.9.1's ``flops_counter`` (which counts the
-        look-up as a product, too).
-
-        Args:
-            tokens: Of all sequences together.
-            squared_lengths: Sum over sequences of the square of their length.
+        A backward pass takes twice as many. ``tokens`` are those of all sequences, ``squared_lengths`` is sum L^2.
+        Source: the counting of verl 0.9.1's ``flops_counter`` (which counts the look-up as a product, too).
         """
         dense = self.layers * self.matrices + self.embedding
         return 2.0 * tokens * dense + 2.0 * self.query * self.layers * squared_lengths
 
 
 def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[str, Any], str]:
-    """The fields of the ``config.json`` of the model at ``path`` (``actor_rollout_ref.model.path``), and their source.
+    """The fields of the ``config.json`` of the model at ``path``, and their source.
 
-    Args:
-        path: A folder on this machine, or a name on the model hub.
-        model_config: A ``config.json``, or the folder that holds one, to read instead.
-
-    Raises:
-        BadInput: If there is no such file and none in BUILT_IN, or the file is of another kind.
+    ``path`` is a folder, or a name on the hub; ``model_config`` a file, or the folder that holds one, to read instead.
+    Raises BadInput if there is no such file and none in BUILT_IN, or the file is of another kind.
     """
     # A folder may be called 3.
     place = model_folder(path) if model_config is None else Path(str(model_config)).expanduser()

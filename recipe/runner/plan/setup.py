@@ -17,16 +17,13 @@ from recipe.runner.launch.values import Positive, PositiveOrZero, value_problems
 ELEMENT_BYTES: Final = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 #: Short names of the job's size.
 ALIASES: Final = {"nodes": "trainer.nnodes", "gpus": "trainer.n_gpus_per_node"}
+_ATTENTION: Final = "override_config.attn_implementation"
 #: What the formulas are written for; the last column is the remedy for another value.
 _COVERED: Final = (
     ("trainer.device", ("cuda",), "take a GPU experiment, such as experiment=qwen3_8b"),
     ("actor_rollout_ref.actor.strategy", ("fsdp2",), "give fsdp2"),
     ("actor_rollout_ref.model.lora_rank", (0,), "give 0, for a bound from above"),
-    (
-        "actor_rollout_ref.model.override_config.attn_implementation",
-        ("flash_attention_2", "sdpa", None),
-        "give flash_attention_2, or sdpa",
-    ),
+    (f"actor_rollout_ref.model.{_ATTENTION}", ("flash_attention_2", "sdpa", None), "give flash_attention_2, or sdpa"),
 )
 
 
@@ -43,23 +40,36 @@ def job_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[
 class Hardware(BaseModel, frozen=True):
     """Assumptions about the machines; the command line sets any of them. Defaults: H100 SXM, and our guesses."""
 
-    gpu_gb: Positive = Field(80.0, description="memory of one GPU in GiB, as nvidia-smi shows it")
+    gpu_gb: Positive = Field(79.6, description="memory of one GPU in GiB (H100 SXM: 81,559 MiB, nvidia-smi)")
     gpu_tflops: Positive = Field(989.0, description="dense bf16 peak of one GPU (H100 SXM: 989, NVIDIA's data sheet)")
-    gpu_tb_per_s: Positive = Field(
-        3.35, description="memory bandwidth of one GPU (H100 SXM: 3.35, NVIDIA's data sheet)"
-    )
-    mfu: Positive = Field(0.35, description="share of that peak reached by training, communication included (a guess)")
-    decode_efficiency: Positive = Field(0.6, description="share of the bandwidth reached by decoding (a guess)")
+    gpu_tb_per_s: Positive = Field(3.35, description="memory bandwidth of a GPU (H100 SXM: 3.35, NVIDIA's data sheet)")
+    mfu: Positive = Field(0.35, description="share of that peak reached by training within a node (a guess)")
+    decode_efficiency: Positive = Field(0.7, description="share of the bandwidth reached by decoding (a guess)")
     decode_overhead_ms: Positive = Field(2.0, description="fixed time of one decoding step (a guess)")
-    reserve_gb: PositiveOrZero = Field(
-        4.0, description="GiB for CUDA contexts, NCCL, workspaces and fragmentation (a guess)"
+    allreduce_us: PositiveOrZero = Field(20.0, description="one all-reduce of vLLM's tensor parallelism (a guess)")
+    front_end: Positive = Field(37_600.0, description="tokens/s that a server process passes on (docs/performance.md)")
+    fill: Positive = Field(0.95, description="fill of the update's packs (python -m benchmarks.packs)")
+    slowest: Positive = Field(
+        1.005, description="slowest rank's work over the mean (a guess; benchmarks.packs: 1.000 in tokens)"
     )
+    network_gb_per_s: Positive = Field(400.0, description="of a node, each way (8 cards of 400 Gb/s)")
+    host_gb_per_s: Positive = Field(25.0, description="between a GPU and pinned host memory (a guess)")
+    disk_gb_per_s: Positive = Field(2.0, description="of a save, all nodes together (a guess)")
+    sync_s: PositiveOrZero = Field(1.5, description="s a step and 1e9 parameters to renew vLLM's weights (a guess)")
+    driver_ms: PositiveOrZero = Field(1.5, description="ms a step and response for rewards and driver (a guess)")
+    startup_s: PositiveOrZero = Field(300.0, description="seconds from a job's start to its first step (a guess)")
+    job_hours: Positive = Field(24.0, description="hours of a job, after which the run starts again (slurm/)")
+    val_prompts: PositiveOrZero = Field(600.0, description="problems of a validation (the 8B job's four sets: 600)")
+    reserve_gb: PositiveOrZero = Field(
+        4.0, description="GiB for CUDA contexts, NCCL, workspaces, fragmentation (a guess)"
+    )
+    host_gb: Positive = Field(512.0, description="GiB of a node's memory that may be pinned (half of 1 TiB)")
     vllm_asleep_gb: PositiveOrZero = Field(2.0, description="GiB that vLLM keeps while it sleeps (a guess)")
     mean_prompt: PositiveOrZero = Field(
-        0.0, description="tokens of a prompt on average; 0: an eighth of data.max_prompt_length"
+        0.0, description="mean tokens of a prompt; 0: an eighth of data.max_prompt_length"
     )
     mean_response: PositiveOrZero = Field(
-        0.0, description="tokens of a response on average; 0: fspo.reference_length, or half of the maximum"
+        0.0, description="mean tokens of a response; 0: fspo.reference_length, or half the most"
     )
 
     @classmethod
@@ -82,36 +92,36 @@ class Hardware(BaseModel, frozen=True):
             raise BadInput("\n".join(wrong)) from None
 
 
+def refuse_uncovered(config: DictConfig) -> None:
+    """Raise BadInput for a value out of range, or without a formula: a CPU experiment, LoRA, other strategies."""
+    wrong = list(value_problems(config))
+    for key, covered, remedy in _COVERED:
+        if (value := OmegaConf.select(config, key)) not in covered:
+            wrong.append(f"{key}={value}: the planner has no formula for it; {remedy}")
+    if wrong:
+        raise BadInput("\n".join(wrong))
+
+
 class Setup:
     """The groups of a configuration, as they are, and what follows from several of their keys.
 
     Attributes:
         config: The whole configuration.
         data, trainer, model, actor, rollout, fsdp: Groups of the configuration; ``fsdp`` is the actor's.
-        ranks: GPUs that train.
-        rollout_gpus: GPUs that only generate.
+        ranks, rollout_gpus: GPUs that train, and GPUs that only generate.
         replica_gpus: GPUs of one of vLLM's replicas.
-        shards: Ranks over which states are sharded.
-        ulysses: Ranks over which a sequence is spread.
-        longest: Tokens of the longest prompt with the longest response.
-        sequences: Responses of one step.
+        shards, ulysses: Ranks over which states are sharded, and over which a sequence is spread.
+        longest, sequences: Tokens of the longest prompt with the longest response; responses of one step.
         update_tokens, log_prob_tokens: Most tokens of a micro-batch on one GPU.
         mask_width: Keys in the attention mask of a query; None: flash-attn, which forms no mask.
         master_bytes, compute_bytes, reduce_bytes, vllm_bytes: Of one element.
+        reference_bytes: Of one element of the reference model.
+        old_share: Share of a step's responses whose log-probs of the old policy are computed, over the run.
         reference_share: Share of the steps in which the reference model computes log-probs; None without one.
         weight_copies: Of verl, for log-probs of the weights at the beginning of the step: those, and the newest.
-
-    Raises:
-        BadInput: for a value out of range, or one that no formula covers: a CPU experiment, LoRA, other strategies.
     """
 
     def __init__(self, config: DictConfig) -> None:
-        wrong = list(value_problems(config))
-        for key, covered, remedy in _COVERED:
-            if (value := OmegaConf.select(config, key)) not in covered:
-                wrong.append(f"{key}={value}: the planner has no formula for it; {remedy}")
-        if wrong:
-            raise BadInput("\n".join(wrong))
         self.config, everything = config, config.actor_rollout_ref
         self.data, self.trainer = config.data, config.trainer
         self.model, self.actor, self.rollout = everything.model, everything.actor, everything.rollout
@@ -137,7 +147,7 @@ class Setup:
                 for sequences in (actor.ppo_micro_batch_size_per_gpu, rollout.log_prob_micro_batch_size_per_gpu)
             )
         self.mask_width: int | None = None
-        if OmegaConf.select(self.model, "override_config.attn_implementation") == "sdpa":
+        if OmegaConf.select(self.model, _ATTENTION) == "sdpa":
             self.mask_width = self.update_tokens if self.model.use_remove_padding else self.longest
         self.entropy_in_update = actor.calculate_entropy or actor.entropy_coeff != 0
 
@@ -146,12 +156,25 @@ class Setup:
         self.compute_bytes = ELEMENT_BYTES[precision.get("param_dtype") or "bf16"]
         self.reduce_bytes = ELEMENT_BYTES[precision.get("reduce_dtype") or "fp32"]
         self.vllm_bytes = ELEMENT_BYTES[rollout.dtype]
+        self.reference_bytes = ELEMENT_BYTES[everything.ref.fsdp_config.model_dtype or "bf16"]
 
         # A job of this machinery need not have these settings of the method.
         measures_kl = OmegaConf.select(config, "fspo.kl_to_start")
+        measured = 1 / trainer.test_freq if measures_kl and trainer.test_freq > 0 else 0.0
         self.reference_share = None
         if config.algorithm.use_kl_in_reward or actor.use_kl_loss:
             self.reference_share = 1.0
         elif measures_kl:
-            self.reference_share = 1 / trainer.test_freq if trainer.test_freq > 0 else 0.0
+            self.reference_share = measured
+        # As the trainer does: what else reads pi_old needs that of every response.
+        self.old_share, updates = 1.0, self.data.train_batch_size // actor.ppo_mini_batch_size
+        correction = config.algorithm.get("rollout_correction") or {}
+        corrects = any(correction.get(key) is not None for key in ("rollout_is", "rollout_rs"))
+        spared = OmegaConf.select(config, "fspo.noise_floor") == "first" and rollout.calculate_log_probs
+        if OmegaConf.select(config, "fspo.pi_old") == "rollout" or correction.get("bypass_mode"):
+            self.old_share = 0.0
+        elif (
+            not (separate or actor.shuffle or corrects or config.algorithm.use_kl_in_reward) and spared and updates > 1
+        ):
+            self.old_share -= (1 - measured) / updates
         self.weight_copies = 2 if separate and OmegaConf.select(config, "fspo.pi_old") == "actor" else 0

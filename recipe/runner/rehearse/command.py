@@ -16,12 +16,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from recipe.runner.faults.preemption import end_on_signals
+from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch.checks import GPUS_AND_DISK, MODEL_AND_DATA
 from recipe.runner.launch.commands import BAD_INPUT, FAILED, INTERRUPTED, BadInput
 from recipe.runner.launch.compose import compose
 from recipe.runner.launch.inputs import model_folder
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.plan.prediction import plan
 from recipe.runner.plan.setup import job_arguments
@@ -73,14 +73,10 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
         raise Failed("\n".join(error.problems)) from None
     except (HydraException, OmegaConfBaseException, BadInput) as error:
         raise Failed(str(error)) from None
-    if asynchronous_mode(config) == "separate_async":
-        problems.append(
-            "mode=separate_async cannot be rehearsed, because its weights travel by NCCL: take mode=colocate_async"
-        )
     try:
         planned = plan(config)
         problems += planned.problems
-        size = f"{planned.setup.ranks} GPUs, {planned.model.parameters / 1e9:.2f}e9 parameters"
+        size = f"{needs_of(config).gpus} GPUs, {planned.model.parameters / 1e9:.2f}e9 parameters"
     except BadInput as error:
         problems.append(str(error))
     try:

@@ -9,14 +9,15 @@ from typing import Any, Final
 from omegaconf import DictConfig
 
 from fspo.data.check import read_table
-from fspo.files import local_path
 from recipe.runner.launch.inputs import data_files, generated_files, model_folder
 from recipe.runner.plan.model import read_architecture
 
 #: The small model: two layers of at most so many heads, of a size that vLLM's attention for CPUs has.
 LAYERS, KV_HEADS, HEADS_PER_KV, HEAD_SIZE = 2, 2, 4, 32
-#: A tokenizer with a token for each character; all but digits and signs have the same.
-_CHARACTERS: Final = "pkg://fspo.data/assets/demo_model"
+_CHAT_TEMPLATE: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 #: Rows of a file among which the shortest prompts are looked for.
 _SEARCHED: Final = 2048
 _FILES: Final = ("train_files", "val_files")
@@ -40,16 +41,14 @@ def small_model(path: str, folder: Path) -> Any:
     """Write a model of the same architecture with random weights and the model's own tokenizer; returns the latter.
 
     Ratio of query heads to key heads, tied or untied embeddings, biases, norms and positions stay; layers, heads and
-    widths shrink, and the vocabulary to the tokenizer's. Without the model the tokenizer is one of characters.
+    widths shrink, and the vocabulary to the tokenizer's. Without the model the tokenizer is one of bytes.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     fields, _ = read_architecture(path)
     own = model_folder(path)
-    tokenizer = AutoTokenizer.from_pretrained(own or local_path(_CHARACTERS))
-    if own is None:
-        tokenizer.model_max_length = fields["max_position_embeddings"]
+    tokenizer = byte_tokenizer(fields["max_position_embeddings"]) if own is None else AutoTokenizer.from_pretrained(own)
     heads, kv_heads = fields["num_attention_heads"], fields.get("num_key_value_heads") or fields["num_attention_heads"]
     kept = min(kv_heads, KV_HEADS)
     hidden = kept * min(heads // kv_heads, HEADS_PER_KV) * HEAD_SIZE
@@ -69,6 +68,27 @@ def small_model(path: str, folder: Path) -> Any:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(fields | small)), dtype=torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def byte_tokenizer(max_length: int) -> Any:
+    """A tokenizer of Qwen's kind without merges: a token for each byte, and the tokens of its chat template.
+
+    It has to be of the model's kind: transformers loads the tokenizer of a Qwen2 as one, whatever its files say.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Tokenizer
+
+    tokenizer = Qwen2Tokenizer(
+        vocab={symbol: number for number, symbol in enumerate(sorted(ByteLevel.alphabet()))},
+        merges=[],
+        unk_token=None,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=max_length,
+    )
+    tokenizer.chat_template = _CHAT_TEMPLATE
     return tokenizer
 
 

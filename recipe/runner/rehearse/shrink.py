@@ -1,7 +1,7 @@
 """The job, made small enough for a few CPU cores: every setting that the rehearsal changes.
 
 What is not among them runs as in the job: the loss and its advantage, types of numbers, batching by tokens, packing,
-padding to one shape, gradient checkpointing, offloading, validation, checkpoints.
+gradient checkpointing, offloading, validation, checkpoints.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from recipe.runner.faults.resources import rollout_only_ranks
 from recipe.runner.launch.checks import ulysses
 
-#: Steps of the small run, and its FSDP ranks where the job has as many.
+#: Steps of the small run, and its FSDP ranks, where the job has as many; as many that only generate.
 STEPS, RANKS = 2, 2
 #: Tokens of a response, responses to one prompt, updates of one rollout batch, at most.
 RESPONSE, GROUP, UPDATES = 64, 4, 8
 
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 _REWARD: Final = "reward.custom_reward_function"
-#: What a CPU needs; docs/cpu.md has the reasons.
+#: What a CPU needs; docs/index.md has the reasons.
 OF_A_CPU: Final = {
     "trainer.device": "cpu",
     "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
@@ -37,6 +38,8 @@ OF_A_CPU: Final = {
     f"{_ROLLOUT}.free_cache_engine": False,
     f"{_ROLLOUT}.enable_sleep_mode": False,
     f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 64,
+    f"{_ROLLOUT}.checkpoint_engine.backend": "shared_memory",
+    f"{_ROLLOUT}.checkpoint_engine.custom_backend_module": "recipe.runner.cpu.checkpoint_engine",
     f"{_ROLLOUT}.engine_kwargs.vllm.worker_extension_cls": "recipe.runner.cpu.vllm_worker.CPUWorkerExtension",
     f"{_ROLLOUT}.agent.num_workers": 1,
     "reward.num_workers": 1,
@@ -44,6 +47,7 @@ OF_A_CPU: Final = {
     "data.dataloader_num_workers": 0,
     "ray_kwargs.ray_init.address": "local",
     "ray_kwargs.ray_init.num_cpus": 32,
+    "ray_kwargs.ray_init.num_gpus": None,
     "ray_kwargs.ray_init.include_dashboard": False,
 }
 
@@ -67,7 +71,8 @@ def small_settings(config: DictConfig, ranks: int, prompt: int, folder: Path) ->
     """
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     prompt, response = min(prompt, data.max_prompt_length), min(RESPONSE, data.max_response_length)
-    group, tensor_parallel = min(rollout.n, GROUP), math.gcd(rollout.tensor_model_parallel_size, ranks)
+    generating = min(RANKS, rollout_only_ranks(config))
+    group, tensor_parallel = min(rollout.n, GROUP), math.gcd(rollout.tensor_model_parallel_size, generating or ranks)
     custom = config.reward.custom_reward_function
     path, name = (
         (custom.path, custom.name) if custom.path else ("pkg://verl.utils.reward_score", "default_compute_score")
@@ -75,7 +80,6 @@ def small_settings(config: DictConfig, ranks: int, prompt: int, folder: Path) ->
     settings = OF_A_CPU | {
         "run.dir": str(folder),
         "run.restarts": 0,
-        "ray_kwargs.ray_init.num_gpus": ranks,
         "trainer.nnodes": 1,
         "trainer.n_gpus_per_node": ranks,
         "trainer.resume_mode": "auto",
@@ -99,6 +103,8 @@ def small_settings(config: DictConfig, ranks: int, prompt: int, folder: Path) ->
     if tensor_parallel == 1:  # one process fewer
         executor = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
         settings[f"{_ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend"] = executor
+    if generating:
+        settings |= {f"{_ROLLOUT}.nnodes": 1, f"{_ROLLOUT}.n_gpus_per_node": generating}
     gpus, shards = config.trainer.nnodes * config.trainer.n_gpus_per_node, actor.fsdp_config.fsdp_size
     if 0 < shards < gpus:
         settings[f"{_ACTOR}.fsdp_config.fsdp_size"] = max(1, shards * ranks // gpus)

@@ -1,0 +1,125 @@
+"""Mini-batches over ranks, and the packs of two passes, through verl's own dispatch, splitting and engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+
+MINI_BATCH, MINI_BATCHES = 64, 4
+
+
+def lengths() -> list[int]:
+    """Long-tailed; the prompts of the first mini-batch have the longest responses."""
+    generator = torch.Generator().manual_seed(0)
+    of_prompts = torch.randn(MINI_BATCH * MINI_BATCHES // 8, generator=generator).sort(descending=True).values
+    spread = torch.randn(MINI_BATCH * MINI_BATCHES, generator=generator) / 2
+    return (300 * (of_prompts.repeat_interleave(8) / 2 + spread).exp()).long().clamp(1, 2000).tolist()
+
+
+def mini_batches_of_ranks(ranks: int) -> list[list[list[int]]]:
+    """Rows of each mini-batch on each rank, from verl's rollout batch to where verl's worker updates."""
+    from transfer_queue import KVBatchMeta
+    from verl.protocol import BatchData
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import TrainingWorker
+
+    from recipe.runner.trainer import RunnerTrainer
+
+    trainer = object.__new__(RunnerTrainer)
+    actor = {"ppo_mini_batch_size": MINI_BATCH // 8}
+    trainer.config = OmegaConf.create(
+        {"actor_rollout_ref": {"actor": actor, "rollout": {"n": 8}}, "trainer": {"critic_warmup": 0}}
+    )
+    trainer.global_steps, trainer.use_critic, trainer.tokenizer = 1, False, SimpleNamespace(eos_token_id=0)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
+    tags = [{"seq_len": length} for length in lengths()]
+    metrics: dict[str, Any] = {}
+    batch = trainer._balance_batch(KVBatchMeta([str(row) for row in range(len(tags))], tags), metrics)
+    assert metrics["global_seqlen/balanced_max"] < 1.02 * metrics["global_seqlen/mean"]
+
+    class Noting(TrainingWorker):
+        def __init__(self, rank: int) -> None:
+            self.profiler, self.noted = SimpleNamespace(step=lambda: None), []
+            self.engine = SimpleNamespace(
+                get_data_parallel_size=lambda: ranks,
+                get_data_parallel_rank=lambda: rank,
+                is_mp_src_rank_with_outputs=lambda: False,
+                train_mode=lambda **_: contextlib.nullcontext(),
+            )
+
+        def train_batch(self, data: Any) -> None:
+            self.noted.append(data["row"].tolist())
+
+    data = TensorDict({"row": torch.tensor([int(key) for key in batch.keys])}, batch_size=len(batch))
+    tu.assign_non_tensor(data, mini_batch_size=MINI_BATCH, epochs=1, dataloader_kwargs={"shuffle": False})
+    noted = []
+    for rank, part in enumerate(BatchData(data).chunk(chunks=ranks)):  # as verl's dispatch does
+        worker = Noting(rank)
+        worker.train_mini_batch(part.unlock_())
+        noted.append(worker.noted)
+    return noted
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_mini_batches_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
+    of_ranks, tokens = mini_batches_of_ranks(ranks), lengths()
+    assert [len(of_rank) for of_rank in of_ranks] == [MINI_BATCHES] * ranks
+    for index, parts in enumerate(zip(*of_ranks, strict=True)):
+        first = index * MINI_BATCH
+        assert sorted(row for part in parts for row in part) == list(range(first, first + MINI_BATCH))
+        assert all(part == sorted(part) and len(part) == MINI_BATCH // ranks for part in parts)
+        of_parts = [sum(tokens[row] for row in part) for part in parts]
+        assert max(of_parts) < 1.02 * sum(of_parts) / ranks
+
+
+def test_rows_that_verl_adds_are_in_the_last_mini_batch() -> None:
+    from recipe.runner.packs import rows_of_ranks
+
+    parts = rows_of_ranks([*lengths()[:120], *[16] * 8], MINI_BATCH, 4)
+    assert all(min(part[16:]) >= MINI_BATCH for part in parts)
+    assert sum(row >= 120 for part in parts for row in part[16:]) == 8
+
+
+@pytest.fixture(scope="module")
+def largest(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[list[float]]]:
+    """By Ulysses size and way of inferring: largest |S| of each mini-batch, on each rank."""
+    script = Path(__file__).with_name("same_packs.py")
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path_factory.mktemp("packs"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    by_way: dict[tuple[int, str], list[list[float]]] = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            record = json.loads(line)
+            by_way.setdefault((record["ulysses"], record["way"]), []).append(record["largest"])
+    return by_way
+
+
+@pytest.mark.slow  # a CPU minute
+@pytest.mark.parametrize(("ulysses", "speak"), [(1, 2), (2, 1)])
+def test_log_probabilities_of_two_passes_are_rounded_alike(
+    largest: dict[tuple[int, str], list[list[float]]], ulysses: int, speak: int
+) -> None:
+    assert largest[ulysses, "as the update"] == [[0.0, 0.0, 0.0]] * speak
+    assert min(min(values) for values in largest[ulysses, "as verl"]) > 0.01  # so the kernel does round by the shape
+
+
+@pytest.mark.slow  # the same minute
+@pytest.mark.parametrize("ulysses", [1, 2])
+def test_the_first_mini_batch_s_own_log_probabilities_are_pi_old_in_every_epoch(
+    largest: dict[tuple[int, str], list[list[float]]], ulysses: int
+) -> None:
+    own = sorted(largest[ulysses, "moving, own pi_old"])
+    assert own == sorted(largest[ulysses, "moving, two passes"])
+    for first, *later in own:
+        assert first == 0 and len(later) == 5 and min(later) > 0.01
