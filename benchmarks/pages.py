@@ -1,16 +1,22 @@
-"""From rows of finished runs to the documentation: JSON lines, archives, and the sections of a page."""
+"""From rows of finished runs to the documentation: JSON lines, archives, and the tables in docs/tables."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fspo.files import atomic_path
+
+TABLES: Final = Path(__file__).resolve().parents[1] / "docs" / "tables"
+#: Rows of cells; the heads are the first row.
+Table = list[list[str]]
 
 
 def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -30,23 +36,15 @@ def opened(records: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def replace_section(page: str, name: str, text: str) -> str:
-    """``page`` with ``text`` between the two comments of section ``name``.
-
-    Raises:
-        ValueError: if the page has no such section.
-    """
-    begin, end = f"<!-- {name}: ", f"<!-- end of {name} -->"
-    before, found, rest = page.partition(begin)
-    comment, closed, rest = rest.partition("-->\n")
-    _, ended, after = rest.partition(end)
-    if not (found and closed and ended):
-        raise ValueError(f"the page has no section {begin}... --> to {end}")
-    return f"{before}{begin}{comment}-->\n\n{text}\n\n{end}{after}"
+def as_csv(table: Table) -> str:
+    """The text of a table's file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(table)
+    return text.getvalue()
 
 
-def write_section(path: Path, name: str, text: str) -> None:
-    """:func:`replace_section` in a file."""
-    page = replace_section(path.read_text(encoding="utf-8"), name, text)
-    with atomic_path(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+def write_tables(tables: Mapping[str, Table]) -> None:
+    """Replace docs/tables/NAME.csv by each of these."""
+    for name, table in tables.items():
+        with atomic_path(TABLES / f"{name}.csv") as temporary:
+            temporary.write_text(as_csv(table), encoding="utf-8")

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders, a folder with grid.json, audits, parquet"
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for report.html and figures/")
-    parser.add_argument("--title", default="Length fairness report", help="title of the page")
+    parser.add_argument("--title", help="title of the page (default: the algorithms and the days)")
     options = parser.parse_args(arguments)
     try:
         report = build_report(options.runs, options.out, title=options.title)
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     for problem in report.problems:
         print(problem, file=sys.stderr)
-    print(f"{report.runs} runs, {report.missing} not run: {report.page}")
+    print(f"{report.runs} run{'s' * (report.runs != 1)}, {report.missing} not run: {report.page}")
     return 0 if report.runs else 2
 
 

@@ -44,14 +44,14 @@ class Report:
     problems: list[str]
 
 
-def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairness report") -> Report:
+def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) -> Report:
     """Write ``report.html`` (self-contained), ``figures/*.png`` and ``summary.json``.
 
     Args:
-        paths: Run folders, folders with grid.json (docs/run-folder.md), folders of an audit, parquet files of S, L
+        paths: Run folders, folders with grid.json (docs/runs.md), folders of an audit, parquet files of S, L
             and A. What cannot be read is named in the report.
         out: Folder for the files; made if needed. Each file is replaced whole.
-        title: Title of the page.
+        title: Title of the page; None: the algorithms and the days on which the runs began.
 
     Returns:
         Where the page is, and what was wrong.
@@ -70,6 +70,13 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str = "Length fairn
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
     missing = sum(not folder.is_dir() for folder in planned)
     comparisons = _comparisons(runs, out / "figures") if runs else []
+    if title is None:
+        days = sorted({day[:10] for run in runs if (day := str(run.info.get("started") or ""))})
+        algos = ", ".join(dict.fromkeys(group.algo for group in group_runs(runs))) or "no runs"
+        title = (
+            f"Clipping by response length: {algos}"
+            + f" ({' to '.join(dict.fromkeys(days[:1] + days[-1:]))})" * bool(days)
+        )
     text = _TEMPLATES.get_template("page.html").render(
         title=title,
         runs=len(runs),
@@ -116,7 +123,7 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
         tables = {
             "final": final_numbers(chosen, measures),
             "paired": paired_differences(chosen, measures),
-            "common_records": common_record_table(chosen, starts),
+            "common_records": common_record_table(chosen, starts, profiles["symmetric"]),
             "attributes": attribute_table(chosen),
             "funnel": funnel_table(chosen),
         }

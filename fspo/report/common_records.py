@@ -7,7 +7,7 @@ Histograms hold no advantages, so it is the symmetric acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.matching import Sequences, match_clip, needed_factor
-from fspo.report.groups import RunGroup
+from fspo.report.groups import LengthProfile, RunGroup
 from fspo.report.runs import Run
 from fspo.report.tables import Table, show_lre
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES
 from fspo.types import SequenceLossSettings
 
 MATCHED_CLIP_RATE: Final = 0.15
+_NO_EDGES: Final = "(the band's edges are not in the records, or out of reach)"
 _K: Final = len(FINE_LENGTH_EDGES) - 1
 
 Part = tuple[Sequences, npt.NDArray[np.int64]]
@@ -59,17 +60,18 @@ def common_records(
     return errors
 
 
-def common_record_table(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) -> Table | None:
-    """Debiased LRE of each group's band (rows) on the records of each group (columns)."""
+def common_record_table(
+    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], profiles: Mapping[str, LengthProfile | None]
+) -> Table | None:
+    """Debiased LRE of each group's band (rows) on the records of each group (columns); its own as in ``profiles``."""
     errors = common_records(groups, starts)
+    errors |= {(algo, False, algo): profile.error for algo, profile in profiles.items() if profile}
     sources = list(dict.fromkeys(source for _, _, source in errors))
     rows = []
     for clips in ("own", "matched"):
         for group in groups:
             known = [errors.get((group.algo, clips == "matched", source)) for source in sources]
-            cells = [
-                f"{show_lre(e)} at acceptance {e.rate:.2f}" if e else "(no fixed band, or out of reach)" for e in known
-            ]
+            cells = [f"{show_lre(e)} at acceptance {e.rate:.2f}" if e else _NO_EDGES for e in known]
             rows.append((f"{group.algo}, {clips} clips", "", cells))
     return Table([f"on {source}'s records" for source in sources], rows) if sources else None
 

@@ -25,18 +25,10 @@ from fspo.sums import SequenceSums
 STYLE: Final[Any] = [
     "seaborn-v0_8-whitegrid",
     {
-        "axes.grid.axis": "y",
-        "axes.spines.left": False,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlelocation": "left",
-        "axes.titlesize": 11,
-        "axes.titleweight": "bold",
-        "figure.constrained_layout.h_pad": 0.1,
-        "figure.constrained_layout.w_pad": 0.1,
-        "grid.color": "0.9",
-        "legend.fontsize": 9,
-        "savefig.dpi": 120,
+        **{f"axes.spines.{side}": False for side in ("left", "right", "top")},
+        **{"axes.grid.axis": "y", "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold"},
+        **{f"figure.constrained_layout.{side}_pad": 0.08 for side in "hw"},
+        **{"grid.color": "0.9", "legend.fontsize": 9.5, "savefig.dpi": 160},
     },
 ]
 #: The palette of Okabe and Ito, and two that go with it.
@@ -46,8 +38,8 @@ _LINES: Final = ("-", "--", "-.", ":")
 _SMOOTH_FROM: Final = 20
 """Series with at least this many points are drawn as a running mean."""
 _CLIPPED: Final = {
-    "symmetric": "Symmetric: share outside the band",
-    "active": "Active: share whose gradient is removed",
+    "symmetric": ("clip_by_length", "Share outside the band, by length"),
+    "active": ("removed_by_length", "Share without gradient, by length"),
 }
 
 Look = dict[str, Any]
@@ -98,30 +90,30 @@ def comparison_figures(
 ) -> Iterator[tuple[str, str, Figure]]:
     """All figures of one comparison with the names of their files and their titles, for :data:`STYLE`.
 
-    Args:
-        groups: The groups of the comparison.
-        profiles: Their :func:`fspo.report.groups.clip_profiles`.
-        looks: :func:`algo_looks` of their algorithms.
+    ``profiles`` are the groups' :func:`fspo.report.groups.clip_profiles`, ``looks`` their :func:`algo_looks`.
     """
     for curve in curves([run for group in groups for run in group.runs]):
         figure, axes = _figure()
         if draw_curve(axes, groups, curve, looks):
             yield curve.name, curve.title, figure
-    figure = Figure(figsize=(12.4, 4.8), layout="constrained")
-    for axes, (view, title) in zip(figure.subplots(1, 2, sharey=True), _CLIPPED.items(), strict=True):
+    for view, (name, title) in _CLIPPED.items():
+        figure, axes = _figure(4.4)
         axes.set_title(title)
         draw_clip_by_length(axes, profiles[view], looks)
-    yield "clip_by_length", f"{' and '.join(_CLIPPED.values())}, by length", figure
+        yield name, title, figure
     for group in groups:
         figure, axes = _figure()
-        axes.set_title(title := f"{group.algo}: S / sqrt(L) by length, against the Gaussian")
+        axes.set_title(title := f"{group.algo}: S / sqrt(L) by length")
         _draw_distribution(axes, group, looks[group.algo]["color"])
         yield f"distribution_{group.algo}", title, figure
 
 
-def _figure() -> tuple[Figure, Axes]:
-    """A figure outside pyplot's global state: it can be made in any thread and need not be closed."""
-    figure = Figure(figsize=(6.2, 3.7), layout="constrained")
+def _figure(height: float = 3.3) -> tuple[Figure, Axes]:
+    """A figure outside pyplot's global state: it can be made in any thread and need not be closed.
+
+    At 390 pixels, a phone's width, its smallest text has 8 points.
+    """
+    figure = Figure(figsize=(4.6, height), layout="constrained")
     return figure, figure.subplots()
 
 
@@ -154,7 +146,7 @@ def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapp
             if all(known):
                 problems, low, high = np.array(known).T
                 axes.set_title(f"{curve.title}\n95% over {problems[0]:.0f} problems")
-            beside = 0.03 * max(1, steps[-1] - steps[0]) * (index - (len(groups) - 1) / 2)  # bars stay legible
+            beside = 0.03 * max(4, steps[-1] - steps[0]) * (index - (len(groups) - 1) / 2)  # bars stay legible
             axes.errorbar(steps + beside, mean, _bars(mean, low, high), capsize=2, label=group.algo, **look)
         else:
             axes.fill_between(steps, low, high, color=look["color"], alpha=0.15, lw=0)
@@ -167,7 +159,7 @@ def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapp
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     if curve.percent:
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.legend()
     return True
 
@@ -186,13 +178,14 @@ def _bars(values: Array, low: Array, high: Array) -> Array:
 
 
 def draw_clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None], looks: Mapping[str, Look]) -> None:
-    """Clip rate by length of each algorithm with 95% intervals, and its LRE in the legend."""
-    for algo, profile in profiles.items():
+    """Clip rate by length of each algorithm with 95% intervals side by side, and its LRE in the legend."""
+    for index, (algo, profile) in enumerate(profiles.items()):
         if profile is not None:
             error = profile.error
             clip_K, low_K, high_K = 1 - error.rate_K, 1 - error.rate_high_K, 1 - error.rate_low_K
             bars = _bars(clip_K, low_K, high_K)
-            axes.errorbar(profile.length_K, clip_K, bars, label=f"{algo}: LRE {show_lre(error)}", **looks[algo])
+            beside_K = profile.length_K * 1.05 ** (index - (len(profiles) - 1) / 2)
+            axes.errorbar(beside_K, clip_K, bars, label=f"{algo}: LRE {show_lre(error)}", **looks[algo])
     if not axes.has_data():
         say_nothing_to_show(axes, "no sequences after the first mini-batch of a step")
         return
@@ -202,7 +195,7 @@ def draw_clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None]
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
 
 

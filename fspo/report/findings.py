@@ -55,7 +55,8 @@ def compared(groups: Sequence[RunGroup], settings: Differing) -> Table:
         last = [max(run.steps, default=0) for run in group.runs]
         steps.append(str(last[0]) if min(last) == max(last) else f"{min(last)} to {max(last)}")
     rows = [("seeds", "", seeds), ("steps", "", steps)]
-    return Table(group_heads(groups), rows + [(key, "", [" or ".join(v) for v in values]) for key, values in settings])
+    shown = [(key.rpartition(".")[2], key, [" or ".join(v) for v in values]) for key, values in settings]
+    return Table(group_heads(groups), rows + shown)
 
 
 def differing_settings(groups: Sequence[RunGroup]) -> Differing:
@@ -97,13 +98,7 @@ def findings(
     """Who accepts most evenly, what the clip removes, and held-out accuracy; of each what the runs have numbers for.
 
     LREs are of all runs of a group together, so that what noise adds to each run's LRE does not stay. Their differences
-    must exclude 0 over mini-batches and over seeds, as in the fairness study.
-
-    Args:
-        groups: The groups of one comparison; each other one is compared with the first.
-        profiles: Their :func:`fspo.report.groups.clip_profiles`.
-        measures: :func:`fspo.report.groups.standard_measures`, of which held-out accuracies are used.
-        starts: Length bins.
+    must exclude 0 over mini-batches and over seeds, as in the fairness study. Each group is compared with the first.
     """
     first, others, found = groups[0], groups[1:], []
     for subject, view in (("Acceptance by length", "symmetric"), ("What the clip removes", "active")):

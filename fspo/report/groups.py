@@ -59,26 +59,17 @@ class LengthProfile:
     error: LengthReweightingError
 
 
-def length_profile(
-    runs: Sequence[Run], starts: npt.NDArray[np.int64], view: str = "symmetric", resamples: int = 1000
-) -> LengthProfile | None:
-    """Acceptance by length, the mini-batches of all runs together.
+def length_profile(runs: Sequence[Run], starts: npt.NDArray[np.int64], view: str = "symmetric") -> LengthProfile | None:
+    """Acceptance by length, the mini-batches of all runs together; None where there are no sequences.
 
-    Args:
-        runs: At least one.
-        starts: First fine length bins of the merged ones.
-        view: A key of :data:`fspo.acceptance.VIEWS`.
-        resamples: Bootstrap resamples over mini-batches.
-
-    Returns:
-        The profile; None where there are no sequences.
+    ``starts`` are the first fine length bins of the merged ones, ``view`` is a key of :data:`fspo.acceptance.VIEWS`.
     """
     sums_MKF = np.concatenate([run.lengths.sums_MKF for run in runs])
     count_K, length_K = (merge_bins(sums_MKF[..., FIELDS.index(name)].sum(0), starts) for name in ("count", "length"))
     if not count_K.any():
         return None
     with np.errstate(invalid="ignore"):
-        return LengthProfile(length_K / count_K, acceptance_counts(sums_MKF, view).error(starts, resamples))
+        return LengthProfile(length_K / count_K, acceptance_counts(sums_MKF, view).error(starts))
 
 
 Profiles = dict[str, dict[str, LengthProfile | None]]
@@ -108,12 +99,7 @@ class Measure:
 
 
 def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> list[Measure]:
-    """The rows of the table of final numbers, for the metrics that these runs have.
-
-    Args:
-        runs: All runs of the report; each of their held-out metrics gets a row.
-        starts: Length bins shared by all groups, for the LREs.
-    """
+    """The rows of the table of final numbers, for the metrics that all runs of a report have; LREs over ``starts``."""
     held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
     short = {name: name.removeprefix("val-core/") for name in held_out}
     last = f"mean over the last {_LAST_SHARE:.0%} of the steps"
@@ -131,9 +117,9 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> lis
         _logged("response-length growth", "last over first tenth of the steps", "{:.2f}x", _growth, length),
         _counted("clip rate", "share outside the band, all steps", "accepted", complement=True),
         _counted("gradient removed", "share actively clipped, all steps", "clipped_high", "clipped_low"),
-        _lre("LRE, symmetric", "debiased, own run", starts, "symmetric"),
-        _lre("LRE, active", "debiased, own run", starts, "active"),
-        _lre("LRE, weight mass", "debiased, own run", starts, "mass"),
+        _lre("LRE, symmetric", "debiased; each run alone", starts, "symmetric"),
+        _lre("LRE, active", "debiased; each run alone", starts, "active"),
+        _lre("LRE, weight mass", "debiased; each run alone", starts, "mass"),
         _lre("LRE noise floor", "mean LRE of flat rates with these counts", starts, "symmetric", "noise_floor"),
         _counted("truncated", "share cut at the maximum length", "truncated"),
         _counted("zero advantage", "share of sequences with A = 0", "advantage_zero"),
@@ -171,7 +157,7 @@ def _counted(label: str, meaning: str, *fields: str, complement: bool = False) -
 
 def _lre(label: str, meaning: str, starts: npt.NDArray[np.int64], view: str, number: str = "debiased.value") -> Measure:
     def of(run: Run) -> float | None:
-        profile = length_profile([run], starts, view, resamples=200)
+        profile = length_profile([run], starts, view)  # as in the findings: of one run the two are one number
         return None if profile is None or np.isnan(profile.error.lre) else float(attrgetter(number)(profile.error))
 
     return Measure(label, meaning, "{:.3f}", of)

@@ -1,4 +1,4 @@
-"""Reading run folders (docs/run-folder.md). Missing and broken parts are named by file and line; the rest is used."""
+"""Reading run folders (docs/runs.md). Missing and broken parts are named by file and line; the rest is used."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from fspo.acceptance import judged, stack_sums
+from fspo.acceptance import stack_sums
 from fspo.audit import PREFIX, SUFFIX, read_audit
 from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
-from fspo.losses import ALGORITHMS, resolve_settings
+from fspo.losses import ALGORITHMS, judged, resolve_settings
 from fspo.records import (
     CONFIG_FILE,
     FUNNEL_FILE,
@@ -192,13 +192,10 @@ def _parquet_runs(path: Path) -> list[Run]:
         table = pd.read_parquet(path)
         s, a = (torch.tensor(table[name].to_numpy(np.float64)) for name in ("S", "A"))
         length = torch.tensor(table["L"].to_numpy(np.int64))
+        one = np.ones(len(table), np.int64)
+        rows = table.groupby([table.get(name, one).astype(np.int64) for name in ("step", "minibatch")]).indices
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Run(path, problems=[f"{path}: needs columns of numbers S, L and A ({error!r})"])]
-    one = np.ones(len(table), np.int64)
-    where = zip(table.get("step", one), table.get("minibatch", one), strict=True)
-    rows: dict[tuple[int, int], list[int]] = {}
-    for row, (step, minibatch) in enumerate(where):
-        rows.setdefault((int(step), int(minibatch)), []).append(row)
     runs = []
     for name, loss in BANDS.items():
         settings = ALGORITHMS[loss]
@@ -213,14 +210,7 @@ def _parquet_runs(path: Path) -> list[Run]:
 
 
 def load_run(path: Path) -> Run:
-    """Read one run folder.
-
-    Args:
-        path: The folder; its files may be missing, cut short or broken.
-
-    Returns:
-        What could be read, with ``problems`` naming the rest.
-    """
+    """Read one run folder: what could be read, with ``problems`` naming the rest."""
     run = Run(path)
     run.info = read_object(path / INFO_FILE, run.problems)
     for step, metrics in _records(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from matplotlib import style
 from matplotlib.figure import Figure
@@ -10,8 +11,12 @@ from matplotlib.figure import Figure
 from fspo.files import atomic_path
 from fspo.records import METRICS_FILE
 from fspo.report.figures import STYLE, algo_looks, curves, draw_clip_by_length, draw_curve, say_nothing_to_show
-from fspo.report.groups import RunGroup, length_profile, problems_interval, shared_starts
+from fspo.report.groups import LengthProfile, RunGroup, length_profile, problems_interval, shared_starts
 from fspo.report.runs import Run, load_run
+from fspo.report.tables import show_lre
+
+#: Share of a step's responses cut at the maximum length from which it is said.
+_MANY: Final = 0.1
 
 
 def summarise(folder: Path) -> str:
@@ -28,12 +33,17 @@ def summarise(folder: Path) -> str:
             if (over := problems_interval([run], name, values[place])) is not None:
                 text += f"  95% interval [{over[1]:.3f}, {over[2]:.3f}] over {over[0]} problems"
             lines.append(text)
+    steps, cut = run.series("response_length/clip_ratio")
+    if len(cut) and cut[-1] >= _MANY:
+        lines.append(f"note: in step {steps[-1]} {cut[-1]:.0%} of the responses were cut at data.max_response_length")
+    if (profile := length_profile([run], shared_starts([run]))) is not None:
+        lines.append(f"LRE, symmetric, of all steps: {show_lre(profile.error)} (a step's line: of its window)")
     with style.context(STYLE), atomic_path(picture) as temporary:
-        _draw(run).savefig(temporary, format="png")
+        _draw(run, profile).savefig(temporary, format="png")
     return "\n".join([*lines, f"status: {run.ending}", f"metrics: {folder / METRICS_FILE}", f"figure: {picture}"])
 
 
-def _draw(run: Run) -> Figure:
+def _draw(run: Run, profile: LengthProfile | None) -> Figure:
     """The curves that a report draws, and the clip rate by length, of one run."""
     group, looks = RunGroup(run.algo, run.comparison, [run]), algo_looks([run.algo])
     figure = Figure(figsize=(15, 7), layout="constrained")
@@ -43,7 +53,7 @@ def _draw(run: Run) -> Figure:
         if name not in chosen or not draw_curve(axes, [group], chosen[name], looks):
             say_nothing_to_show(axes, f"nothing logged yet: {name.removesuffix('_0').replace('_', ' ')}")
     last.set_title("Share outside the band, by length (95%)")
-    draw_clip_by_length(last, {run.algo: length_profile([run], shared_starts([run]))}, looks)
+    draw_clip_by_length(last, {run.algo: profile}, looks)
     status = "" if run.status == "finished" else f" ({run.status})"
     title = f"{run.name}: {max(run.steps, default=0)} steps{status}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")

@@ -37,6 +37,7 @@ from fspo.report.groups import (
 )
 from fspo.report.runs import load_run, load_runs
 from fspo.report.summary import summarise
+from fspo.report.tables import show_lre
 from fspo.sums import FIELDS, SequenceSums
 
 STEPS = 4
@@ -98,7 +99,7 @@ def grid(tmp_path: Path) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report without its figures, which take most of its time."""
-    monkeypatch.setattr("fspo.report.build.comparison_figures", lambda *given: [])
+    monkeypatch.setattr("fspo.report.build.comparison_figures", lambda *arguments: [])
 
 
 class Page:
@@ -114,8 +115,8 @@ class Page:
 
 def summary_of(out: Path, comparison: str = "default") -> dict[str, Any]:
     """The findings and tables of a report as its summary.json holds them."""
-    found: dict[str, Any] = json.loads((out / "summary.json").read_text())["comparisons"][comparison]
-    return found
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())["comparisons"][comparison]
+    return summary
 
 
 def cells(table: dict[str, Any]) -> dict[str, list[str]]:
@@ -129,13 +130,14 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     page = Page(out / "report.html")
     assert "T<1>" in page.text and "<b>abc</b>" in page.text, "escaped"
     assert "not run" in page.text and "on rloo's records" in page.text
+    assert page.text.index("Even?") < page.text.index("Final numbers") < page.text.index("Settings: default")
     clip = page.text.index("actor_rollout_ref.actor.policy_loss.clip_low")
     assert page.text[clip:].split()[1:3] == ["0.03", "0.2"], "settings that differ"
     assert "policy_loss.s_max" not in page.text, "and no others"
     assert 'id="problems"' not in page.source and "<script" not in page.source
-    assert page.addresses and all(a.startswith("data:image/png;base64,") for a in page.addresses), "self-contained"
+    assert page.addresses and all(a.startswith(("data:image/png;", "#")) for a in page.addresses), "self-contained"
     pictures = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
-    curves = ("reward", "held_out_0", "response_length", "clip_rate", "lre", "clip_by_length")
+    curves = ("reward", "held_out_0", "response_length", "clip_rate", "lre", "clip_by_length", "removed_by_length")
     assert pictures.keys() == {f"default_{name}.png" for name in (*curves, "distribution_fspo", "distribution_rloo")}
     assert all(png.startswith(PNG) for png in pictures.values())
     summary = summary_of(out)
@@ -158,18 +160,18 @@ def sentences(folder: Path, **groups: tuple[str, dict[int, int]]) -> dict[str, s
         for seed, data in seeds.items()
     ]
     chosen, starts = group_runs(runs), shared_starts(runs)
-    found = findings(chosen, clip_profiles(chosen, starts), standard_measures(runs, starts), starts)
-    return {each.subject: each.sentence for each in found}
+    results = findings(chosen, clip_profiles(chosen, starts), standard_measures(runs, starts), starts)
+    return {finding.subject: finding.sentence for finding in results}
 
 
 def test_a_difference_that_is_there_is_told_with_its_sign(tmp_path: Path) -> None:
     # S has a standard deviation proportional to sqrt(L), so a sqrt(L) band accepts evenly and a constant one does not.
     same = {0: 0, 1: 1, 2: 2}
-    found = sentences(tmp_path, fspo=("fspo", same), rloo=("seq_rloo", same), gspo=("fspo", {0: 3, 1: 4, 2: 5}))
-    assert claims(found["Acceptance by length"]) == ["lower than rloo"], "gspo has other sequences and the same band"
-    assert claims(found["What the clip removes"])[0] == "lower than rloo"
+    texts = sentences(tmp_path, fspo=("fspo", same), rloo=("seq_rloo", same), gspo=("fspo", {0: 3, 1: 4, 2: 5}))
+    assert claims(texts["Acceptance by length"]) == ["lower than rloo"], "gspo has other sequences and the same band"
+    assert claims(texts["What the clip removes"])[0] == "lower than rloo"
     # The accuracies are equal by seed for rloo, and 0.03 higher for each seed of gspo.
-    assert claims(found["Learning"]) == ["lower than gspo"]
+    assert claims(texts["Learning"]) == ["lower than gspo"]
     swapped = sentences(tmp_path / "swapped", fspo=("seq_rloo", same), rloo=("fspo", same))
     assert claims(swapped["Acceptance by length"]) == ["higher than rloo"]
     for name, seeds in (("two", {0: 0, 1: 1}), ("apart", {7: 0, 8: 1, 9: 2})):
@@ -212,7 +214,7 @@ def test_settings_that_differ_are_those_that_a_reader_wants_to_see(tmp_path: Pat
             runs.append(load_run(folder))
     groups = group_runs(runs)
     assert {head: row for head, _, row in compared(groups, differing_settings(groups)).rows} == {
-        "seeds": ["0, 1", "0, 1"], "steps": ["4", "4"], "optim.lr": ["0.0001", "1e-05"], "micro": ["0", "0 or 1"]
+        "seeds": ["0, 1", "0, 1"], "steps": ["4", "4"], "lr": ["0.0001", "1e-05"], "micro": ["0", "0 or 1"]
     }  # fmt: skip
     (runs[0].path / "config.yaml").unlink()
     assert not differing_settings(groups), "of one run only the loss is known"
@@ -318,15 +320,23 @@ def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     write_run(whole, "fspo", 0, starts=starts, effective_time_ratio=0.934)
     shutil.copytree(whole, part)
     (part / "length_stats.jsonl").unlink()
-    (part / "metrics.jsonl").write_text(f'{{"step": 3, "metrics": {{"{ACCURACY}": 3.7}}}}\n{{"step": 4, "met')
+    metrics = {ACCURACY: 3.7, "response_length/clip_ratio": 0.755}
+    (part / "metrics.jsonl").write_text(f'{json.dumps({"step": 3, "metrics": metrics})}\n{{"step": 4, "met')
     empty.mkdir()
     for folder in (whole, part, empty):
         assert f"figure: {folder / 'run.png'}" in summarise(folder)
         assert (folder / "run.png").read_bytes().startswith(PNG)
     text = summarise(whole)
     assert re.search(r"\(step 0\): 0\.200  .*\[0\.\d+, 0\.\d+\] over 200 problems", text)
-    assert "1 restart(s); 93% of the time" in text
+    assert "1 restart(s); 93% of the time" in text and "were cut" not in text
+    run = load_run(whole)
+    lre = show_lre(length_profile([run], shared_starts([run])).error)  # type: ignore[union-attr]
+    build_report([whole], tmp_path / "out")
+    assert lre in text and f"fspo: LRE {lre}" in summary_of(tmp_path / "out")["findings"][0]["numbers"], "one number"
+    assert lre in cells(summary_of(tmp_path / "out")["common_records"])["fspo, own clips"][0]
+    assert cells(summary_of(tmp_path / "out")["final"])["LRE, symmetric"] == [lre.split()[0]]
     assert summarise(part).count("(step 3): 3.700\n") == 1, "one validation, and no interval of what is no share"
+    assert "in step 3 76% of the responses were cut at data.max_response_length" in summarise(part)
 
 
 def test_final_numbers_are_of_the_metrics_and_sums_of_a_run(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""``python -m benchmarks.figures``: the figures of the documentation, from benchmarks/study into docs/images.
+
+Each is written light, and dark with ``-dark`` in its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.pages import opened
+from fspo.expected_clip import band_edges
+from fspo.fairness import merge_bins
+from fspo.funnel import STAGES, FunnelSteps
+from fspo.records import read_sequences
+from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
+from fspo.report.groups import RunGroup, group_runs, length_profile, shared_starts
+from fspo.report.runs import load_run
+from fspo.sums import FINE_LENGTH_EDGES
+
+STUDY: Final = Path(__file__).parent / "study"
+IMAGES: Final = Path(__file__).resolve().parents[1] / "docs/images"
+BANDS: Final = ("fspo", "rloo", "gspo")
+#: What becomes of one batch of a step.
+WAY: Final = (
+    *("prompts", "responses\nby vLLM", "rewards,\nadvantages A", "old\nlog-probs"),
+    *("S = sum of\nlog-ratios", "band by L:\nclip or keep", "gradient,\nupdate"),
+)
+_STAGES: Final = ("#8a6d3b", "#d55e00", "#b0508f", "#56b4e9", "#0072b2")
+_DARK: Final = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "#14171d"),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#e8eaf0"),
+    "grid.color": "0.3",
+}
+
+
+def s_by_length(axes: Axes, groups: Sequence[RunGroup]) -> None:
+    """S of the recorded sequences of the first group, and the bands at matched clip rate."""
+    records = [read_sequences(run.path) for run in groups[0].runs]
+    pairs = [pair for each in records if each for pair in zip(each.s, each.length, strict=True)]
+    s, length = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    axes.scatter(length, s, s=4, alpha=0.25, color="0.55", lw=0, rasterized=True)
+    length_N, looks = np.arange(1, length.max() + 1), algo_looks(BANDS)
+    for group in groups:
+        if (settings := group.runs[0].loss_settings) is not None:
+            for index, edge_N in enumerate(band_edges(length_N, settings)):
+                axes.plot(length_N, edge_N, label=group.algo if index else None, **looks[group.algo] | {"marker": ""})
+    axes.set(xlabel="response length L (tokens)", ylabel="S (nats)", ylim=np.percentile(s, [0.5, 99.5]) * 1.3)
+    axes.set_title("Each response's S, and the bands at matched clip rate")
+    axes.legend(loc="lower left", ncols=3)
+
+
+def funnel(axes: Axes, folder: Path) -> None:
+    """Where the responses of an asynchronous run end, by length."""
+    runs = [load_run(path.parent) for path in sorted(folder.glob("colocate_drop3/default/fspo/*/funnel.jsonl"))]
+    ended_SK = FunnelSteps.join([run.funnel for run in runs]).ended_MSK[..., :-1].sum(0)
+    starts = shared_starts(runs)
+    share_SJ = merge_bins(ended_SK, starts)
+    share_SJ = share_SJ / share_SJ.sum(0)
+    bottom = np.zeros(share_SJ.shape[1])
+    for index in reversed([i for i in range(len(STAGES)) if share_SJ[i].any()]):
+        axes.bar(range(len(bottom)), share_SJ[index], bottom=bottom, label=STAGES[index], color=_STAGES[index])
+        bottom += share_SJ[index]
+    first = [f"{FINE_LENGTH_EDGES[start]:.0f}" for start in starts]
+    axes.set_xticks(range(len(first)), first)
+    axes.set(xlabel="response length: tokens from", ylabel="share of responses")
+    axes.set_title("Where responses end, if stale ones are dropped")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=4)
+
+
+def one_batch(axes: Axes) -> None:
+    """The stations of a batch, left to right."""
+    axes.set_axis_off()
+    axes.set(xlim=(-0.5, len(WAY) - 0.5), ylim=(-1, 1))
+    for x, text in enumerate(WAY):
+        own = {"fc": "#0072b2", "ec": "none", "alpha": 0.9} if x in (4, 5) else {"fc": "none", "ec": "0.5"}
+        axes.text(x, 0, text, ha="center", va="center", color="w" if x in (4, 5) else None, bbox=own | {"pad": 7})
+        if x:
+            axes.annotate("", (x - 0.43, 0), (x - 0.57, 0), arrowprops={"arrowstyle": "->", "color": "0.5"})
+
+
+def main() -> None:
+    """Write every figure twice."""
+    with opened(STUDY / "records.tar.xz") as records, opened(STUDY / "async.tar.xz") as asynchronous:
+        groups = group_runs([load_run(path) for algo in BANDS for path in sorted(records.glob(f"matched/{algo}/*"))])
+        starts = shared_starts([run for group in groups for run in group.runs])
+        profiles = {group.algo: length_profile(group.runs, starts) for group in groups}
+        drawn: dict[str, tuple[Callable[[Axes], None], tuple[float, float]]] = {
+            "acceptance-by-length": (lambda axes: draw_clip_by_length(axes, profiles, algo_looks(BANDS)), (6, 4)),
+            "s-by-length": (lambda axes: s_by_length(axes, groups), (6, 4)),
+            "funnel": (lambda axes: funnel(axes, asynchronous), (6, 3.8)),
+            "one-batch": (one_batch, (9.5, 1.2)),
+        }
+        for suffix, colours in (("", {}), ("-dark", _DARK)):
+            with style.context([*STYLE, colours]):
+                for name, (draw, size) in drawn.items():
+                    figure = Figure(figsize=size, layout="constrained")
+                    draw(figure.subplots())
+                    figure.savefig(IMAGES / f"{name}{suffix}.png")
+
+
+if __name__ == "__main__":
+    main()
