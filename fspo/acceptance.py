@@ -29,9 +29,8 @@ import numpy.typing as npt
 import torch
 
 from fspo.fairness import Array, LengthReweightingError, length_reweighting_error, merge_bins
-from fspo.losses import acceptance_band
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, RATIO_LOG_CAP, SequenceSums
-from fspo.types import SequenceLossOutput, SequenceLossSettings
+from fspo.types import SequenceLossOutput
 
 VIEWS: Final[dict[str, str]] = {
     "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
@@ -173,38 +172,6 @@ def kept_output(
             clipped_high_B=(1 - share(plus_BT)) * (advantage_B > 0),
             clipped_low_B=(1 - share(minus_BT)) * (advantage_B < 0),
         )
-
-
-@torch.no_grad()
-def judged(
-    log_ratio_B: torch.Tensor, length_B: torch.Tensor, advantage_B: torch.Tensor, settings: SequenceLossSettings
-) -> SequenceLossOutput:
-    """What a band makes of recorded sequences: the output of the loss without loss and gradient.
-
-    Args:
-        log_ratio_B: S, nats.
-        length_B: L, at least 1.
-        advantage_B: A.
-        settings: A loss with a fixed band.
-    """
-    lower_B, upper_B = acceptance_band(length_B, settings, None, log_ratio_B.dtype)
-    per_weight_B = length_B if settings.weight == "length_normalised" else torch.ones_like(length_B)
-    log_weight_B = log_ratio_B / per_weight_B
-    above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
-    return SequenceLossOutput(
-        loss_B=torch.zeros_like(log_ratio_B),
-        log_ratio_B=log_ratio_B,
-        length_B=length_B,
-        lower_B=lower_B,
-        upper_B=upper_B,
-        weight_B=log_weight_B.clamp(max=settings.s_max).exp(),
-        advantage_B=advantage_B,
-        accepted_B=~above_B & ~below_B,
-        clipped_high_B=above_B & (advantage_B > 0),
-        clipped_low_B=below_B & (advantage_B < 0),
-        overflow_B=log_weight_B > settings.s_max,
-        valid_B=torch.ones_like(above_B),
-    )
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Diagnostics from exact sums by length: metrics of a step and of a window of steps, and the noise floor of S.
 
-docs/metrics.md says what each metric means. Everything is computed on the driver, so it depends on neither the
+docs/fairness.md says what each metric means. Everything is computed on the driver, so it depends on neither the
 micro-batch split nor the number of ranks. In mini-batch 0 of a rollout batch the policy has not moved and S = 0, so it
 is left out of all metrics but those named ``first_minibatch`` and ``noise_floor``.
 """
@@ -75,7 +75,7 @@ class LengthDiagnostics:
             minibatches: Sums over all ranks of each mini-batch of the rollout batch, in order; the first has S = 0.
 
         Returns:
-            Metrics by name (docs/metrics.md). An undefined metric (a mean of nothing, the LRE where nothing was
+            Metrics by name (docs/fairness.md). An undefined metric (a mean of nothing, the LRE where nothing was
             accepted) is absent rather than nan. A rollout batch of a single mini-batch has no acceptance statistics.
         """
         first, *later = minibatches
@@ -237,7 +237,7 @@ class NoiseFloor:
         return float(margin_J.min()) if not np.isnan(self.half_width_J).any() and len(margin_J) else math.nan
 
     def metrics(self) -> dict[str, float]:
-        """Metrics by name (docs/metrics.md); infinite and undefined ones are absent."""
+        """Metrics by name (docs/fairness.md); infinite and undefined ones are absent."""
         metrics = {f"fspo/noise_floor/S_rms/bin_{j:02d}": float(rms) for j, rms in enumerate(self.rms_J)}
         metrics["fspo/noise_floor/margin"] = self.margin
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -250,8 +250,8 @@ class NoiseFloor:
         return (
             f"warning: rounding alone moves S by {self.rms_J[worst]:.2g} nats at lengths near "
             f"{self.length_J[worst]:.0f}, and the band's half-width there is {self.half_width_J[worst]:.2g}: it clips "
-            "noise (fspo/noise_floor/margin below 5). Give both passes one shape "
-            "(actor_rollout_ref.actor.fsdp_config.pad_to_length=true), compute in fp16 or fp32, or widen the band"
+            "noise (fspo/noise_floor/margin below 5). Give both passes the "
+            "same packs (actor_rollout_ref.actor.shuffle=false), compute in fp16 or fp32, or widen the band"
         )
 
 

@@ -109,6 +109,7 @@ def _evaluate_source(problems: list[list[Record]], seed: int) -> dict[str, Any]:
     result: dict[str, Any] = {
         "problems": len(problems),
         "responses": sum(responses),
+        "longest": max(record.response_length for records in problems for record in records),
         "responses_per_problem": {"min": min(responses), "max": max(responses)},
         "avg": estimate([statistics.fmean(record.score for record in records) for records in problems]),
         "pass": {
@@ -149,7 +150,8 @@ def format_table(result: Mapping[str, Any]) -> str:
         cells = [show(found["pass"][str(k)]) if str(k) in found["pass"] else "" for k in ks]
         sets.append([name, str(found["problems"]), each, show(found["avg"]), *cells])
         for entry in found["by_length"]:
-            span = f"{entry['low']} or more" if entry["high"] is None else f"{entry['low']} to {entry['high'] - 1}"
+            high = min(found["longest"], (entry["high"] or math.inf) - 1)
+            span = f"{entry['low']} to {high}" if high > entry["low"] else str(high)
             lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
     heads = ["data set", "problems", "responses each", "avg@k", *(f"pass@{k}" for k in ks)]
     by_length = markdown_table(["data set", "response length", "responses", "accuracy"], lengths)

@@ -2,7 +2,7 @@
 
 Model: at length L, S is normal with standard deviation sd = sigma L**exponent and mean -sd**2 / 2. With this mean
 E_old[exp S] = 1 holds, as it must where the responses were sampled from pi_old; with ``drift=none`` the mean is 0. With
-``audit=FOLDER`` lengths, means and deviations are measured instead (:mod:`fspo.audit`).
+``audit=FOLDER`` the distribution of S by length is measured instead (:mod:`fspo.audit`), tails included.
 
 ``outside`` is the share of sequences with S outside the band, ``removed`` the share whose gradient the clip removes
 where the sign of A does not depend on S: half of them. LRE: :func:`fspo.fairness.plain_lre` over the lengths, which are
@@ -24,10 +24,11 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.stats import norm  # type: ignore[import-untyped]
 
 from fspo.audit import LengthBins, read_audit
-from fspo.fairness import Array, plain_lre
+from fspo.fairness import Array, merge_bins, plain_lre
 from fspo.losses import ALGORITHMS, acceptance_band
 from fspo.markdown import markdown_table
 from fspo.names import did_you_mean
+from fspo.sums import Z_EDGES, SequenceSums
 from fspo.types import SequenceLossSettings
 
 #: The bands by the names that a reader knows.
@@ -40,9 +41,16 @@ python -m fspo.expected_clip sigma=0.03 lengths=[1000,4000]   how far S spreads:
     accept=0.85     the clip value of each band for this share inside"""
 
 
+def band_edges(length_N: Array, settings: SequenceLossSettings) -> tuple[Array, Array]:
+    """Lower and upper edge of a fixed band in nats, by length."""
+    length = torch.from_numpy(np.maximum(1, np.rint(length_N))).to(torch.int64)
+    lower, upper = acceptance_band(length, settings, None, torch.float64)
+    return lower.numpy(), upper.numpy()
+
+
 @dataclasses.dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation of S at each length, [N] each; weight_N is how frequent the lengths are."""
+class Normal:
+    """The model of this module: mean and deviation of S at each of N lengths; weight_N is how frequent they are."""
 
     length_N: Array
     mean_N: Array
@@ -50,15 +58,31 @@ class Spread:
     weight_N: Array
 
     @classmethod
-    def model(cls, sigma: float, lengths: Sequence[float], exponent: float = 0.5, drift: bool = True) -> Spread:
-        """The model of this module."""
+    def of(cls, sigma: float, lengths: Sequence[float], exponent: float = 0.5, drift: bool = True) -> Normal:
+        """The lengths are equally frequent."""
         length_N = np.asarray(lengths, dtype=np.float64)
         std_N = sigma * length_N**exponent
         return cls(length_N, -(std_N**2) / 2 * drift, std_N, np.ones_like(length_N))
 
+    def outside(self, settings: SequenceLossSettings) -> tuple[Array, Array]:
+        """Share of sequences below and above the band, [N] each."""
+        lower, upper = band_edges(self.length_N, settings)
+        return norm.cdf(lower, self.mean_N, self.std_N), norm.sf(upper, self.mean_N, self.std_N)
+
+
+class Measured:
+    """The histograms of S / sqrt(L) of recorded sums, in eight length bins of equal mass; linear within a cell."""
+
+    def __init__(self, parts: Sequence[SequenceSums]) -> None:
+        self._bins = LengthBins.of_parts(parts)
+        self.length_N, self.weight_N = self._bins.mean("length"), self._bins.columns["count"]
+        whole = sum(parts, SequenceSums.zeros())
+        self._length_K = (whole.column("length") / whole.column("count").clamp(min=1)).numpy()
+        self._below_KH = whole.hist_KH.numpy().cumsum(axis=1)  # sequences up to the upper edge of each cell
+
     @classmethod
-    def measured(cls, folder: Path) -> Spread:
-        """From the mini-batches of an audit in which the policy had moved, in eight bins of equal mass.
+    def audit(cls, folder: Path) -> Measured:
+        """From the mini-batches of an audit in which the policy had moved.
 
         Raises:
             ValueError: if the folder has none, or is not whole.
@@ -67,35 +91,46 @@ class Spread:
         parts = records.moved()
         if records.problems or not parts:
             raise ValueError(f"audit={folder}: {'; '.join(records.problems) or 'no mini-batch after a moved weight'}")
-        bins = LengthBins.of_parts(parts)
-        return cls(bins.mean("length"), bins.mean("S"), np.maximum(bins.spread(), 1e-12), bins.columns["count"])
+        return cls(parts)
 
     def outside(self, settings: SequenceLossSettings) -> tuple[Array, Array]:
         """Share of sequences below and above the band, [N] each."""
-        length = torch.from_numpy(np.maximum(1, np.rint(self.length_N))).to(torch.int64)
-        lower, upper = (edge.numpy() for edge in acceptance_band(length, settings, None, torch.float64))
-        return norm.cdf(lower, self.mean_N, self.std_N), norm.sf(upper, self.mean_N, self.std_N)
+        z_edges, root_K = Z_EDGES[1:-1].numpy(), np.sqrt(np.maximum(self._length_K, 1))
+        lower_K, upper_K = (
+            np.array([np.interp(z, z_edges, row[:-1]) for z, row in zip(edge_K / root_K, self._below_KH, strict=True)])
+            for edge_K in band_edges(self._length_K, settings)
+        )
+        below_N, above_N = (
+            merge_bins(count_K, self._bins.starts) / self.weight_N
+            for count_K in (lower_K, self._below_KH[:, -1] - upper_K)
+        )
+        return below_N, above_N
 
-    def accepted(self, settings: SequenceLossSettings) -> float:
-        """Share inside the band over all lengths."""
-        return 1 - float(np.average(sum(self.outside(settings)), weights=self.weight_N))
 
-    def clip_for(self, settings: SequenceLossSettings, accept: float) -> float:
-        """The clip value, the same on both sides, with which the band accepts this share.
+Spread = Normal | Measured
 
-        Raises:
-            ValueError: if no value does.
-        """
-        largest = 0.999999 if settings.band in ("constant", "linear") else 1e3
 
-        def excess(log_clip: float) -> float:
-            clip = float(np.exp(log_clip))
-            return self.accepted(dataclasses.replace(settings, clip_low=clip, clip_high=clip)) - accept
+def accepted(spread: Spread, settings: SequenceLossSettings) -> float:
+    """Share inside the band over all lengths."""
+    return 1 - float(np.average(sum(spread.outside(settings)), weights=spread.weight_N))
 
-        low, high = np.log(1e-9), np.log(largest)
-        if excess(low) > 0 or excess(high) < 0:
-            raise ValueError(f"accept={accept}: band={settings.band} reaches it with no clip value; lower it")
-        return float(np.exp(brentq(excess, low, high)))
+
+def clip_for(spread: Spread, settings: SequenceLossSettings, accept: float) -> float:
+    """The clip value, the same on both sides, with which the band accepts this share.
+
+    Raises:
+        ValueError: if no value does.
+    """
+    largest = 0.999999 if settings.band in ("constant", "linear") else 1e3
+
+    def excess(log_clip: float) -> float:
+        clip = float(np.exp(log_clip))
+        return accepted(spread, dataclasses.replace(settings, clip_low=clip, clip_high=clip)) - accept
+
+    low, high = np.log(1e-9), np.log(largest)
+    if excess(low) > 0 or excess(high) < 0:
+        raise ValueError(f"accept={accept}: band={settings.band} reaches it with no clip value; lower it")
+    return float(np.exp(brentq(excess, low, high)))
 
 
 def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: float | None = None) -> str:
@@ -108,7 +143,7 @@ def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: flo
         cells = [f"{share:.1%}, {share / 2:.1%}" for share in below + above]
         lre = float(plain_lre((1 - below - above) * spread.weight_N, spread.weight_N)[0])
         row = [name, f"{loss.clip_low:g}, {loss.clip_high:g}", *cells, f"{lre:.3f}"]
-        rows.append(row if accept is None else [*row, f"{spread.clip_for(loss, accept):.3g}"])
+        rows.append(row if accept is None else [*row, f"{clip_for(spread, loss, accept):.3g}"])
     return markdown_table(heads, rows)
 
 
@@ -119,12 +154,6 @@ def _number(name: str, low: float, high: float) -> Callable[[object], float]:
         return float(value)
 
     return read
-
-
-def _drift(value: object) -> bool:
-    if value not in ("kl", "none"):
-        raise ValueError(f"drift={value}: must be kl (the mean of S is -spread^2/2) or none (0)")
-    return value == "kl"
 
 
 def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings], float | None]:
@@ -151,17 +180,19 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
     if "audit" in values:
         if idle := [key for key in ("sigma", "lengths", "exponent", "drift") if key in values]:
             raise ValueError(f"{idle[0]}={values[idle[0]]} has no effect beside audit=; leave one of them out")
-        return Spread.measured(Path(str(values["audit"]))), settings, accept
+        return Measured.audit(Path(str(values["audit"]))), settings, accept
     if "sigma" not in values or "lengths" not in values:
         raise ValueError("sigma= and lengths= are needed, or audit=FOLDER")
+    if (drift := values.get("drift", "kl")) not in ("kl", "none"):
+        raise ValueError(f"drift={drift}: must be kl (the mean of S is -spread^2/2) or none (0)")
     lengths = values["lengths"] if isinstance(values["lengths"], list) else [values["lengths"]]
     if not lengths:
         raise ValueError("lengths=[]: give at least one length in tokens")
-    spread = Spread.model(
+    spread = Normal.of(
         _number("sigma", 0, 10)(values["sigma"]),
         [_number("lengths", 0, 2**31)(length) for length in lengths],
         _number("exponent", 0, 2)(values.get("exponent", 0.5)),
-        drift=_drift(values.get("drift", "kl")),
+        drift=drift == "kl",
     )
     return spread, settings, accept
 

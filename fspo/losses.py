@@ -227,36 +227,47 @@ def sequence_policy_loss(
             constants = {"advantages_BT": advantages_BT, "rollout_is_weights_BT": rollout_is_weights_BT}
             raise UnusableRowsError(_describe_bad_row(int(bad_B.nonzero()[0]), mask_BT, log_probs, constants))
 
-        positive_length_B = length_B.clamp(min=1)
-        lower_B, upper_B = acceptance_band(positive_length_B, settings, band_state, dtype)
-        above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
-        clipped_high_B, clipped_low_B = above_B & (advantage_B > 0), below_B & (advantage_B < 0)
+        output = judged(log_ratio_B, length_B, advantage_B, settings, band_state)
         # The maximum in the loss clamps S on one side only: from above for A > 0, from below for A < 0.
-        surrogate_B = torch.where(clipped_high_B, upper_B, log_ratio_B)
-        surrogate_B = torch.where(clipped_low_B, lower_B, surrogate_B)
+        surrogate_B = torch.where(output.clipped_high_B, output.upper_B, log_ratio_B)
+        surrogate_B = torch.where(output.clipped_low_B, output.lower_B, surrogate_B)
 
-        length = positive_length_B.to(dtype)
+        length = length_B.clamp(min=1).to(dtype)
         per_weight = length if settings.weight == "length_normalised" else torch.ones_like(length)
-        log_weight_B = log_ratio_B / per_weight
-        weight_B = log_weight_B.clamp(max=settings.s_max).exp()
         slope_B = -settings.grad_multiplier * advantage_B * (surrogate_B / per_weight).clamp(max=settings.s_max).exp()
         if settings.grad_scale == "1/L":
             slope_B = slope_B / length
         if rollout_weight_B is not None:
             slope_B = slope_B * rollout_weight_B
         value_B = slope_B * per_weight
-        slope_B = slope_B.masked_fill(clipped_high_B | clipped_low_B, 0.0)
+        slope_B = slope_B.masked_fill(output.clipped_high_B | output.clipped_low_B, 0.0)
+    return dataclasses.replace(output, loss_B=value_B + slope_B * (live_log_ratio_B - log_ratio_B))
+
+
+@torch.no_grad()
+def judged(
+    log_ratio_B: torch.Tensor,
+    length_B: torch.Tensor,
+    advantage_B: torch.Tensor,
+    settings: SequenceLossSettings,
+    band_state: BandState | None = None,
+) -> SequenceLossOutput:
+    """What a band makes of S (nats), L (0 for padding) and A: the output of the loss, with a loss of 0."""
+    valid_B, length = length_B > 0, length_B.clamp(min=1)
+    lower_B, upper_B = acceptance_band(length, settings, band_state, log_ratio_B.dtype)
+    above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
+    log_weight_B = log_ratio_B / length if settings.weight == "length_normalised" else log_ratio_B
     return SequenceLossOutput(
-        loss_B=value_B + slope_B * (live_log_ratio_B - log_ratio_B),
+        loss_B=torch.zeros_like(log_ratio_B),
         log_ratio_B=log_ratio_B,
         length_B=length_B,
         lower_B=lower_B,
         upper_B=upper_B,
-        weight_B=weight_B,
+        weight_B=log_weight_B.clamp(max=settings.s_max).exp(),
         advantage_B=advantage_B,
         accepted_B=valid_B & ~above_B & ~below_B,
-        clipped_high_B=clipped_high_B,
-        clipped_low_B=clipped_low_B,
+        clipped_high_B=above_B & (advantage_B > 0),
+        clipped_low_B=below_B & (advantage_B < 0),
         overflow_B=valid_B & (log_weight_B > settings.s_max),
         valid_B=valid_B,
     )

@@ -53,13 +53,7 @@ class PositionSums:
         """
         mask_BT = mask_BT.to(torch.bool)
         d_BT = log_ratio_BT.detach().to(torch.float64).masked_fill(~mask_BT, 0.0)
-        position_BT = mask_BT.cumsum(dim=-1)
-        length_B = position_BT[:, -1].contiguous()
-        # The column of position t = 2**P, and whether the response has one.
-        t_P = 2 ** torch.arange(OCTAVES, device=d_BT.device)
-        column_BP = torch.searchsorted(position_BT, t_P.expand(len(d_BT), -1).contiguous())
-        column_BP = column_BP.clamp(max=d_BT.shape[-1] - 1)
-        reached_BP = length_B[:, None] >= t_P
+        t_P, length_B, column_BP, reached_BP = _positions(mask_BT)
         prefixes = [reached_BP.to(torch.float64)]
         tokens = [_by_octave((t_P - 1).minimum(length_B[:, None]), length_B)]
         for power, terms_BT in ((1, d_BT), (2, d_BT**2)):
@@ -99,6 +93,28 @@ class PositionSums:
         except (TypeError, RuntimeError, IndexError) as error:
             raise ValueError(f"malformed sums by position: {error}") from error
         return sums
+
+
+def prefixes(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """S_t and Q_t = d_1**2 + ... + d_t**2 of each response at t = 2**P, float64 [2, B, 18]; nan where L < t.
+
+    Args:
+        log_ratio_BT, mask_BT: As of :meth:`PositionSums.add_`.
+    """
+    mask_BT = mask_BT.to(torch.bool)
+    d_BT = log_ratio_BT.detach().to(torch.float64).masked_fill(~mask_BT, 0.0)
+    *_, column_BP, reached_BP = _positions(mask_BT)
+    both = [terms_BT.cumsum(dim=-1).gather(1, column_BP) for terms_BT in (d_BT, d_BT**2)]
+    return torch.stack(both).masked_fill(~reached_BP, float("nan"))
+
+
+def _positions(mask_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """t = 2**P [P]; L [B]; the column of position t [B, P], and whether the response has one."""
+    position_BT = mask_BT.cumsum(dim=-1)
+    length_B = position_BT[:, -1].contiguous()
+    t_P = 2 ** torch.arange(OCTAVES, device=mask_BT.device)
+    column_BP = torch.searchsorted(position_BT, t_P.expand(len(mask_BT), -1).contiguous())
+    return t_P, length_B, column_BP.clamp(max=mask_BT.shape[-1] - 1), length_B[:, None] >= t_P
 
 
 def _by_octave(before_BP: torch.Tensor, total_B: torch.Tensor) -> torch.Tensor:

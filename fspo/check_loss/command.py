@@ -2,7 +2,7 @@
 
 The function has the signature of verl's registry (:mod:`fspo.check_loss.call`), or is an adapter of three lines to one
 that has not; verl itself is not needed. Checks that a loss must pass come first; then, reported and never failed, what
-its normalisation and its clip do to responses of different lengths. docs/check-loss.md explains each line.
+its normalisation and its clip do to responses of different lengths. docs/algorithms.md explains each line.
 
 Exit status: 0 if every check passed, 1 if one failed, 2 if a loss could not be checked.
 """
@@ -10,12 +10,13 @@ Exit status: 0 if every check passed, 1 if one failed, 2 if a loss could not be 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss.call import Config, LossError, PolicyLoss
@@ -34,14 +35,8 @@ from fspo.names import did_you_mean
 
 #: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
 _ACTOR: Final = {
-    "clip_ratio": 0.2,
-    "clip_ratio_low": 0.2,
-    "clip_ratio_high": 0.2,
-    "clip_ratio_c": 3.0,
-    "tau_pos": 1.0,
-    "tau_neg": 1.05,
-    "loss_agg_mode": "token-mean",
-    "loss_scale_factor": None,
+    **{"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0},
+    **{"tau_pos": 1.0, "tau_neg": 1.05, "loss_agg_mode": "token-mean", "loss_scale_factor": None},
 }
 
 
@@ -122,15 +117,7 @@ def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = No
     Raises:
         LossError: If it cannot be imported, is not there, cannot be called, or does not take the settings.
     """
-    try:
-        function = pkgutil.resolve_name(name)
-    except (Exception, SystemExit) as error:
-        module, _, attribute = name.partition(":")
-        close = did_you_mean(attribute, dir(sys.modules.get(module)))
-        raise LossError(
-            f"it cannot be imported ({type(error).__name__}: {error}){close}: give MODULE:FUNCTION, and start in the "
-            "folder that holds the module, or install its package"
-        ) from error
+    function = _imported(name)
     if isinstance(function, PolicyLoss):
         if settings or loss_agg_mode:
             raise LossError(f"{name} has settings of its own: leave --config and --loss-agg-mode out")
@@ -140,8 +127,22 @@ def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = No
     return PolicyLoss(function, configured(settings), loss_agg_mode or "token-mean")
 
 
+def _imported(name: str) -> Any:
+    try:
+        return pkgutil.resolve_name(name)
+    except (Exception, SystemExit) as error:
+        module, _, attribute = name.partition(":")
+        close = did_you_mean(attribute, dir(sys.modules.get(module)))
+        raise LossError(
+            f"{name} cannot be imported ({type(error).__name__}: {error}){close}: give MODULE:FUNCTION, and start in "
+            "the folder that holds the module, or install its package"
+        ) from error
+
+
 def configured(settings: Sequence[str]) -> Config:
     """verl's defaults of the actor as far as a loss reads them, and what ``KEY=VALUE`` adds; a dot goes a level down.
+
+    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings.
 
     Raises:
         LossError: For a setting that is not KEY=VALUE.
@@ -160,6 +161,10 @@ def configured(settings: Sequence[str]) -> Config:
             level[last] = json.loads(text)
         except ValueError:
             level[last] = text
+    if target := config.policy_loss.get("_target_"):
+        for each in dataclasses.fields(_imported(target)):
+            if each.default is not dataclasses.MISSING:
+                config.policy_loss.setdefault(each.name, each.default)
     return config
 
 
@@ -169,7 +174,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m fspo.check_loss", description="Check a policy loss, and show what it does by response length."
     )
     parser.add_argument("losses", nargs="+", metavar="MODULE:FUNCTION", help="with the signature of verl's registry")
-    parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="a setting of the actor")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the actor; policy_loss._target_=CLASS: the defaults of that class",
+    )
     parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean)")
     options = parser.parse_args(arguments)
     status = 0

@@ -104,8 +104,8 @@ def result_problem(result: Any) -> str | None:
     values = result if isinstance(result, Mapping) else {"score": result}
     for key in ("score", "acc"):
         if key in values and not _is_finite(values[key]):
-            named = f"{key}=" if isinstance(result, Mapping) else ""
-            return f"it returned {named}{values[key]!r}, which is not a finite number"
+            named = f"{key}=" if isinstance(result, Mapping) else "the text " if isinstance(result, str) else ""
+            return f"it returned {named}{values[key]!r} ({type(values[key]).__name__}), which is not a finite number"
     status = values.get("status")
     if status is not None and status not in set(Status):
         return (

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from recipe.fspo.plain import WhenImported
+from recipe.fspo.recorder import RECORDER
 
 from fspo.audit import LIVE_COLUMNS, Audit, live_metrics
 from fspo.diagnostics import NormClipWatch
-from recipe.fspo.plain import WhenImported
-from recipe.fspo.recorder import RECORDER
 
 #: Folder of the audit; what the driver tells all processes of the run, in JSON.
 FOLDER, RUN = "FSPO_AUDIT", "FSPO_AUDIT_RUN"

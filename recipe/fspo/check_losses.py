@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import FSDPActorConfig, PolicyLossConfig
-
-import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
-from fspo.check_loss.call import PolicyLoss
-from fspo.losses import ALGORITHMS
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.job import CONF_DIR, choices
+
+from fspo.check_loss.call import PolicyLoss
+from fspo.losses import ALGORITHMS
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 #: What a loss needs that verl has no default for.
 _NEEDED: Final[dict[str, dict[str, Any]]] = {"dro": {"dro_beta": 0.1}, "bypass_mode": {"rollout_correction": {}}}

@@ -14,14 +14,15 @@ from typing import Final, Literal
 
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
-from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from recipe.fspo import own_loss
+from recipe.runner.launch.checks import Rule
+from recipe.runner.launch.server_slots import asynchronous_mode
+from recipe.runner.launch.values import Count, Positive, type_problems, types_of
 
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.relatives import RELATIVES
 from fspo.types import SequenceLossSettings
-from recipe.fspo import own_loss
-from recipe.runner.launch.checks import Rule
-from recipe.runner.launch.values import Count, Positive, type_problems, types_of
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
@@ -51,6 +52,8 @@ class FspoSettings:
     lre_bins: Count
     kl_to_start: bool
     pi_old: Literal["actor", "rollout"]
+    accept_uncorrected: bool
+    noise_floor: Literal["first", "every"]
     drop: Literal["stale", "evenly"]
     calibration_rounds: Count
     reference_length: Positive | None
@@ -181,6 +184,9 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     needs = "fspo.pi_old=rollout" if by_rollout else "algorithm.rollout_correction"
     unit = "max_token_len" if actor.use_dynamic_bsz else "micro_batch_size"
     new, old = f"ppo_{unit}_per_gpu", f"log_prob_{unit}_per_gpu"
+    truncated = [
+        f"{_ROLLOUT}.{name}={rollout[name]}" for name, off in (("top_p", 1), ("top_k", -1)) if rollout[name] != off
+    ]
     scaled = loss.loss_mode in ALGORITHMS or own_loss.is_own(loss)
     for wrong, setting, why in (
         (
@@ -201,16 +207,18 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             "has no effect with fspo.pi_old=rollout: it compares vLLM's log-probabilities with themselves; set "
             "fspo.pi_old to actor, or rollout_is and rollout_rs to null",
         ),
+        (
+            asynchronous_mode(config) is not None and not (corrects or by_rollout or config.fspo.accept_uncorrected),
+            "algorithm.rollout_correction.rollout_rs=null",
+            "lets the clip start from weights that did not write the response, however far from those that did: set it "
+            "to seq_sqrt_k1, fspo.pi_old to rollout, or accept it by fspo.accept_uncorrected=true (docs/async.md)",
+        ),
         # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
         (
-            rollout.top_p != 1,
-            f"{_ROLLOUT}.top_p={rollout.top_p}",
-            "cuts the sampling distribution, so importance ratios are biased: set it to 1 (val_kwargs has its own)",
-        ),
-        (
-            rollout.top_k != -1,
-            f"{_ROLLOUT}.top_k={rollout.top_k}",
-            "cuts the sampling distribution, so importance ratios are biased: set it to -1 (val_kwargs has its own)",
+            truncated,
+            ", ".join(truncated),
+            "cuts the sampling distribution, so importance ratios are biased: set top_p=1 and top_k=-1 (val_kwargs has "
+            "its own)",
         ),
         # 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
         (

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
-
 from recipe.fspo.removed import EARLIER_NAMES
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job

@@ -16,11 +16,11 @@ from typing import Any, Final
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl.workers.config import PolicyLossConfig
 
 from fspo.losses import ALGORITHMS
 from fspo.names import did_you_mean
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.workers.config import PolicyLossConfig
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
 _LIBRARY: Final = "actor_rollout_ref.model.external_lib"

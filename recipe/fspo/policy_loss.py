@@ -16,13 +16,13 @@ from functools import wraps
 from typing import Any
 
 import torch
-from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.recorder import RECORDER
 
 from fspo.acceptance import UnclippedWeight, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import SequenceLossOutput
-from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.recorder import RECORDER
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
 #: By what verl's losses weigh a token without their clip; gspo has a band, and bypass_mode is another loss inside.
 UNCLIPPED_WEIGHTS: dict[str, UnclippedWeight] = {

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fspo.audit import Audit
+from fspo.positions import OCTAVES, prefixes
 
 if TYPE_CHECKING:
     from fspo.positions import PositionSums
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fspo.types import BandState, SequenceLossOutput
 
 #: Rows of :attr:`MiniBatch.sequences`, as a line of sequences.jsonl names them.
-SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted")
+SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "Q", "row", "accepted")
 #: Column of a batch, int64 [B]: each sequence's row number; -1 for padding.
 ROWS: Final = "fspo_rows"
 
@@ -39,10 +40,12 @@ class MiniBatch:
     Attributes:
         sums: Sums by final length.
         positions: Sums by position in the response.
-        sequences: float64 [6, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
-            A, weight, its row in the rollout batch (-1 if not sent), accepted (1) or not (0); empty unless asked for.
+        sequences: float64 [7 + 36, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L,
+            advantage A, weight, the sum Q of its squared token log-ratios, its row in the rollout batch (-1 if not
+            sent), accepted (1) or not (0); then its :func:`fspo.positions.prefixes`; empty unless asked for.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
         learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
+        own_pi_old: Whether its own log-probabilities are pi_old, so that S says nothing of two passes.
     """
 
     sums: SequenceSums
@@ -50,6 +53,7 @@ class MiniBatch:
     sequences: np.ndarray
     grad_norm: float | None = None
     learning_rate: float | None = None
+    own_pi_old: bool = False
 
     @property
     def moves(self) -> bool:
@@ -63,6 +67,7 @@ class MiniBatch:
             np.concatenate([self.sequences, other.sequences], axis=1),
             self.grad_norm,
             self.learning_rate,
+            self.own_pi_old,
         )
 
 
@@ -89,11 +94,20 @@ def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_record(step: int, index: int, mini_batch: MiniBatch) -> dict[str, Any]:
-    """A line of ``sequences.jsonl``: :data:`SEQUENCE_COLUMNS` of every sequence of one mini-batch."""
-    *measured, row_B, accepted_B = mini_batch.sequences
-    line = {name: [float(f"{x:.7g}") for x in each] for name, each in zip(SEQUENCE_COLUMNS, measured, strict=False)}
-    whole = {"row": row_B.astype(int).tolist(), "accepted": accepted_B.astype(int).tolist()}
-    return {"step": step, "minibatch": index} | line | whole
+    """A line of ``sequences.jsonl``: :data:`SEQUENCE_COLUMNS` of every sequence of one mini-batch.
+
+    ``S_t`` and ``Q_t`` hold for each sequence its prefix sums at t = 1, 2, 4, ... up to L.
+    """
+    *measured, row_B, accepted_B = mini_batch.sequences[: len(SEQUENCE_COLUMNS)]
+    line: dict[str, Any] = {name: _short(values) for name, values in zip(SEQUENCE_COLUMNS, measured, strict=False)}
+    line |= {"row": row_B.astype(int).tolist(), "accepted": accepted_B.astype(int).tolist()}
+    for name, of_t in zip(("S_t", "Q_t"), np.split(mini_batch.sequences[len(SEQUENCE_COLUMNS) :], 2), strict=True):
+        line[name] = [_short(values[~np.isnan(values)]) for values in of_t.T]
+    return {"step": step, "minibatch": index} | line
+
+
+def _short(values: np.ndarray) -> list[float]:
+    return [float(f"{x:.7g}") for x in values]
 
 
 class Recorder:
@@ -116,6 +130,9 @@ class Recorder:
         self.row_B: torch.Tensor | None = None
         self._band_state: BandState | None = None
         self._done = 0
+        self._own_every = 0
+        self._own: list[torch.Tensor] = []
+        self._pack = 0
         self._mini_batches: list[MiniBatch] = []
         self._sequences: list[np.ndarray] | None = None
 
@@ -131,19 +148,33 @@ class Recorder:
         self.audit = Audit()
         self._max_response_length, self._keep_sequences, self.run_dir = max_response_length, sequences, run_dir
 
-    def begin_update(self, band_state: BandState | None, done: int) -> None:
+    def begin_update(self, band_state: BandState | None, done: int, own_every: int = 0) -> None:
         """Use this band state in the update that follows.
 
         Args:
             band_state: Of the rollout batch.
             done: Mini-batches of the rollout batch that were handed over before: ``mode=separate_async`` updates once
                 for each.
+            own_every: Mini-batches of an epoch, of which the first has no log-probabilities of pi_old but its own; 0 if
+                all have some.
         """
-        self._band_state, self._done = band_state, done
+        self._band_state, self._done, self._own_every, self._own = band_state, done, own_every, []
+
+    @property
+    def own_pi_old(self) -> bool:
+        """Whether the log-probabilities of the mini-batch in progress are those of pi_old."""
+        return self._own_every > 0 and len(self._mini_batches) % self._own_every == 0
+
+    def keep(self, log_prob: torch.Tensor) -> torch.Tensor:
+        """The log-probabilities that this pack had in the first epoch, whose packs come in the same order."""
+        self._pack += 1
+        if self._pack > len(self._own):
+            self._own.append(log_prob.detach())
+        return self._own[self._pack - 1]
 
     def begin_mini_batch(self) -> None:
         """Open the records of the next mini-batch."""
-        self._sequences = [np.empty((len(SEQUENCE_COLUMNS), 0))]
+        self._sequences, self._pack = [np.empty((len(SEQUENCE_COLUMNS) + 2 * OCTAVES, 0))], 0
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
@@ -179,15 +210,19 @@ class Recorder:
             row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
             measured = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
             # Of a loss that keeps a share: accepted if most of the weight is.
-            columns = (*measured, row_B.to(output.length_B.device), output.accepted_B > 0.5)
+            log_ratio_BT = log_prob_BT.detach().double() - old_log_prob_BT
+            q_B = log_ratio_BT.masked_fill(mask_BT == 0, 0.0).square().sum(dim=-1)
+            columns = (*measured, q_B, row_B.to(output.length_B.device), output.accepted_B > 0.5)
+            prefixes_XB = prefixes(log_ratio_BT, mask_BT).transpose(1, 2).flatten(0, 1)
             rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
-            self._sequences.append(rows.cpu().numpy())
+            self._sequences.append(torch.cat([rows, prefixes_XB[:, output.valid_B]]).cpu().numpy())
 
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
         if self.audit is not None and self._sequences is not None:
             sequences = np.concatenate(self._sequences, axis=1)
-            self._mini_batches.append(MiniBatch(*self.audit.take(), sequences, grad_norm, learning_rate))
+            steps = (grad_norm, learning_rate, self.own_pi_old)
+            self._mini_batches.append(MiniBatch(*self.audit.take(), sequences, *steps))
         self._sequences = None
 
     def pop(self) -> list[MiniBatch]:

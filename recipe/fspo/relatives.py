@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from verl.workers.config import PolicyLossConfig
+from recipe.fspo.policy_loss import register
 
 from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
-from recipe.fspo.policy_loss import register
+from verl.workers.config import PolicyLossConfig
 
 
 @dataclass

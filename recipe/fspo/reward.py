@@ -110,7 +110,6 @@ def problem_id(data_source: str, info: Mapping[str, Any], otherwise: object = ""
 def settings_problem(settings: Mapping[str, Any]) -> str | None:
     """What is wrong with `reward_kwargs` for :func:`compute_score`, before Ray starts; None if nothing is."""
     from omegaconf import OmegaConf
-
     from recipe.runner.launch.values import type_problems  # not in every reward worker
 
     known = compute_score.__kwdefaults__

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import ray
 import torch
-from verl import DataProto
-from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
-
-from fspo.rewards.custom import BadReward, describe, result_problem
 from recipe.fspo.reward import problem_id
 from recipe.runner.faults.errors import ExplainedError
+
+from fspo.rewards.custom import BadReward, describe, result_problem
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
 #: Of the response's tokens: equal for equal responses.
 RESPONSE_DIGEST: Final = "response_digest"

@@ -12,14 +12,6 @@ from typing import Any
 import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
-from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
-from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
@@ -30,6 +22,16 @@ from recipe.runner.checkpoints.state import Stateful
 from recipe.runner.hooks import RunnerHooks
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.progress import PROGRESS
+from transfer_queue import KVBatchMeta
+
+from verl.protocol import DataProto
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef)
 
@@ -43,6 +45,8 @@ class FSPOHooks(RunnerHooks):
         self._cycle = Cycle(config)
         self._position: dict[str, int] = {}
         self._fetched = 0
+        self._floor_measured = False
+        self._own: list[str] = []  # keys of the mini-batch whose own log-probabilities are pi_old
         super().__init__(config)
         #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
@@ -109,8 +113,7 @@ class FSPOHooks(RunnerHooks):
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **options: Any) -> KVBatchMeta:
         # verl returns the groups of a rollout batch in the order of random identifiers. In the data loader's order,
-        # runs with one seed form their mini-batches from the same prompts (on one rank: among several verl balances
-        # the responses by their lengths).
+        # runs with one seed form their mini-batches from the same prompts.
         prompts = [prompt_of(key) for key in batch.keys]
         expected = self.config.data.train_batch_size // self.parameter_sync_step
         expected *= self.config.actor_rollout_ref.rollout.n
@@ -124,25 +127,67 @@ class FSPOHooks(RunnerHooks):
 
     # ---------------------------------------------------------------- distance to the start
 
-    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+    @property
+    def _validates(self) -> bool:
         every, step = self.config.trainer.test_freq, self.global_steps
-        validates = every > 0 and (step % every == 0 or step == self.total_training_steps)
-        if self._measures_kl and not validates:
+        return bool(every > 0 and (step % every == 0 or step == self.total_training_steps))
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        if self._measures_kl and not self._validates:
             return batch
         batch = super()._compute_ref_log_prob(batch, metrics)  # otherwise a part of the loss or of the reward
-        if self.config.fspo.kl_to_start and validates:
+        if self.config.fspo.kl_to_start and self._validates:
             metrics["fspo/kl_to_start"] = kl_to_start(batch)
         return batch
 
     # ---------------------------------------------------------------- pi_old
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self._own = []
+        keys, kind = batch.keys, None  # of the rows whose pi_old is not computed; type of those that are
         if self.config.fspo.pi_old == "actor":
-            return super()._compute_old_log_prob(batch, metrics)
-        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+            if not self.config.actor_rollout_ref.actor.shuffle:  # with it, verl's mini-batches are drawn at random
+                batch.extra_info["mini_batch_size"] = self.mini_batch
+            if not self._first_is_own(batch):
+                return super()._compute_old_log_prob(batch, metrics)
+            keys = self._own = self.first_keys
+            rest = super()._compute_old_log_prob(self._others(batch), metrics)
+            computed = tq.kv_batch_get(rest.keys[:1], rest.partition_id, select_fields=["old_log_probs"])
+            kind = computed["old_log_probs"].dtype
+        where = {"keys": keys, "partition_id": batch.partition_id}
         data = tq.kv_batch_get(**where, select_fields=["rollout_log_probs"])
-        data["old_log_probs"] = data.pop("rollout_log_probs")
+        # The worker puts its own in the place of those of _own.
+        data["old_log_probs"] = data.pop("rollout_log_probs").to(kind)
         tq.kv_batch_put(**where, fields=data)
+        return batch
+
+    def _others(self, batch: KVBatchMeta) -> KVBatchMeta:
+        own = set(self._own)
+        return batch.select_keys([key for key in batch.keys if key not in own])
+
+    def _first_is_own(self, batch: KVBatchMeta) -> bool:
+        """Whether nothing but the loss reads pi_old of the first mini-batch, before whose update nothing has moved.
+
+        A KL penalty in the reward, a rollout correction and the distance to the start do, and the noise floor takes two
+        passes to measure. In ``separate_async`` the weights move between the batches of a step.
+        """
+        config, correction = self.config, self.config.algorithm.rollout_correction or {}
+        keys = ("rollout_is", "rollout_rs", "bypass_mode")
+        reads = any(correction.get(key) for key in keys) or config.algorithm.use_kl_in_reward
+        reads = reads or (config.fspo.kl_to_start and self._validates)
+        measures = config.fspo.noise_floor == "every" or not self._floor_measured
+        cannot = config.actor_rollout_ref.actor.shuffle or not config.actor_rollout_ref.rollout.calculate_log_probs
+        cannot = cannot or self.verl_mode == "separate_async" or len(batch) % self.mini_batch
+        return len(batch) > self.mini_batch and not (reads or measures or cannot)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        if self._own and (correction := self.config.algorithm.rollout_correction):
+            # verl compares vLLM with pi_old of all rows; here of those whose pi_old has been computed.
+            fields, rest = ["old_log_probs", "rollout_log_probs", "response_mask"], self._others(batch)
+            data = tq.kv_batch_get(keys=rest.keys, partition_id=rest.partition_id, select_fields=fields)
+            padded = DataProto(batch=data.to_padded_tensor())
+            metrics.update(compute_rollout_correction_and_add_to_batch(padded, correction)[1])
         return batch
 
     # ---------------------------------------------------------------- update
@@ -152,8 +197,10 @@ class FSPOHooks(RunnerHooks):
         outcomes = read_outcomes(batch, self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path is not None)
         if self.config.fspo.record_sequences:
             batch = send_rows(batch, outcomes, self._cycle.rows)
-        self.actor_rollout_wg.begin_update(self._cycle.band_state, self._cycle.mini_batches)
+        own_every = len(batch) // self.mini_batch if self._own else 0
+        self.actor_rollout_wg.begin_update(self._cycle.band_state, self._cycle.mini_batches, own_every)
         batch = super()._update_actor(batch, metrics)
+        self._floor_measured = True
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             metrics.update(self._cycle.end(self.global_steps, self._run_log))

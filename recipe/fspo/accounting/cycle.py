@@ -6,6 +6,13 @@ import math
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
+from recipe.fspo.accounting.outcomes import Outcomes, grad_norm_metrics, outcome_columns, outcome_metrics
+from recipe.fspo.accounting.replay_buffer import train_on
+from recipe.fspo.config import policy_loss_settings
+from recipe.fspo.recorder import MiniBatch, sequence_record
+from recipe.runner.checkpoints.state import Stateful
+from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.launch.run_folder import RunLog
 from transfer_queue import KVBatchMeta
 
 from fspo.audit import numbers
@@ -17,13 +24,6 @@ from fspo.funnel import LengthFunnel
 from fspo.records import FUNNEL_FILE, LENGTH_STATS_FILE, SEQUENCES_FILE, to_record
 from fspo.sums import SequenceSums
 from fspo.types import BandState
-from recipe.fspo.accounting.outcomes import Outcomes, grad_norm_metrics, outcome_columns, outcome_metrics
-from recipe.fspo.accounting.replay_buffer import train_on
-from recipe.fspo.config import policy_loss_settings
-from recipe.fspo.recorder import MiniBatch, sequence_record
-from recipe.runner.checkpoints.state import Stateful
-from recipe.runner.launch.progress import PROGRESS
-from recipe.runner.launch.run_folder import RunLog
 
 
 class Cycle:
@@ -92,8 +92,10 @@ class Cycle:
         unmoved = numbered.count(0)
         sums = [mini_batch.sums for mini_batch in mini_batches]
         metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])
-        if unmoved:
-            metrics |= self._noise_floor_metrics(sums[:unmoved])
+        if mini_batches[0].own_pi_old:
+            metrics.pop("fspo/first_minibatch_z_rms", None)  # 0 by definition
+        if measured := [part.sums for part in mini_batches[:unmoved] if not part.own_pi_old]:
+            metrics |= self._noise_floor_metrics(measured)
         if self._band_controller is not None and unmoved < len(sums):
             of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
             self._band_controller.update(sums, of_each, unmoved)

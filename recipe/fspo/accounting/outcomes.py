@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import torch
 import transfer_queue as tq
+from recipe.fspo.recorder import ROWS, end_of_response
+from recipe.fspo.reward_manager import RESPONSE_DIGEST
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
 from fspo.rewards import status_rates
-from recipe.fspo.recorder import ROWS, end_of_response
-from recipe.fspo.reward_manager import RESPONSE_DIGEST
 
 #: verl's count of the turns of a prompt and one answer, of which every token is the model's.
 _ONE_TURN: Final = 2

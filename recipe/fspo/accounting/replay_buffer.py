@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import transfer_queue as tq
+from recipe.fspo.accounting.outcomes import prompt_of
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from fspo.drops import EvenDrops
 from fspo.funnel import LengthFunnel
-from recipe.fspo.accounting.outcomes import prompt_of
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 #: verl's reasons to evict a group (stale, filtered, failed), in the order in which one is named for a group of several.
 _REASONS = ((2, "failed"), (0, "stale"), (1, "filtered"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from hydra.errors import HydraException
-
 from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import COMPARISONS, Request
 from recipe.fspo.job import JOB, choices, compose

@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from fspo.files import write_json
-from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, PlannedRun
 from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import quoted
 from recipe.runner.launch.restarts import Starts
 from recipe.runner.launch.run_settings import has_results, run_info
+
+from fspo.files import write_json
+from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, PlannedRun
 
 COMPARISONS: Final = ("default", *CALIBRATION_FILES)
 

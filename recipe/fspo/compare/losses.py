@@ -7,12 +7,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from omegaconf import OmegaConf
-
-from fspo.losses import resolve_settings
-from fspo.types import SequenceLossSettings
 from recipe.fspo.job import choices, compose
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.machine import WrongMachineError, export_platform
+
+from fspo.losses import resolve_settings
+from fspo.types import SequenceLossSettings
 
 
 def band_settings(algo: str, overrides: Sequence[str]) -> SequenceLossSettings:

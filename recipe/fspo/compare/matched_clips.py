@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from recipe.fspo.compare.losses import band_settings
 
 from fspo.files import write_json
 from fspo.matching import MatchedClip, Sequences, match_clip, needed_factor
 from fspo.records import read_sequences
-from recipe.fspo.compare.losses import band_settings
 
 #: By comparison: where an algorithm's clip values are.
 CALIBRATION_FILES: Final = {"matched": "calibration.json", "matched_active": "calibration_active.json"}
