@@ -1,4 +1,4 @@
-"""``python -m benchmarks.faults``: kills, stops or occupies processes of a run; the tables of docs/reliability.md.
+"""``python -m benchmarks.faults``: kills, stops or occupies processes of a run; docs/tables/faults-*.csv.
 
 ``kills`` and ``hangs`` have a row for each process, what is done to it, and moment. All rows of one kind use one run
 folder, so that each start also is the resume of the rows before it. Rows that are done are kept in
@@ -24,16 +24,14 @@ from typing import Any, Final
 import psutil
 import torch
 
-from benchmarks.pages import write_lines, write_section
+from benchmarks.pages import Table, write_lines, write_tables
 from benchmarks.starts import SMALL, Start
-from fspo.markdown import markdown_table
 from fspo.records import complete_lines
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.processes import role_of
 from recipe.runner.faults.stacks import HANG_FILE
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-PAGE: Final = ROOT / "docs" / "reliability.md"
 ROWS: Final = {kind: ROOT / "benchmarks" / "faults" / f"{kind}.jsonl" for kind in ("kills", "hangs")}
 REWARD: Final = Path(__file__).with_name("faults_reward.py")
 #: A validation after each step and a save after each second one.
@@ -350,31 +348,30 @@ def verdict(row: Row) -> str:
     return ", ".join(requirement for requirement, fails in failed.items() if fails)
 
 
-def kills_table(rows: Sequence[Row]) -> str:
+def kills_table(rows: Sequence[Row]) -> Table:
     """By process and a step's moments."""
     done, lines = {cell_of(row): row for row in rows}, []
     for cell in KILLS:
         process, _, moment = cell
         if (row := done.get(cell)) is None:
-            lines.append([process, moment, "not run", *[""] * 5])
+            lines.append([process, moment, "not run", *[""] * 6])
             continue
         if process == "judge" and not verdict(row):
-            lines.append([process, moment, "goes on", "", "0", "0", "", "nothing: the pool starts another"])
+            lines.append(
+                [process, moment, "goes on", "", "0", "0", "", "nothing: the pool starts another", "as required"]
+            )
             continue
         end = "does not end" if row["end_s"] is None else f"{row['end_s']:.1f} s"
         named = row["message"].split(" (process")[0].removeprefix("the ") or "nothing"
-        failed = f" **{verdict(row)}**" if verdict(row) else ""
         numbers = [str(row[name]) for name in ("exit_code", "left", "steps_lost")]
-        lines.append([process, moment, end, *numbers, row.get("resume") or "not run", f"{named}{failed}"])
-    shown = [done[cell] for cell in KILLS if cell in done]
-    met = sum(not verdict(row) for row in shown)
-    slowest = max((row["end_s"] for row in shown if row["end_s"] is not None), default=0.0)
-    text = f"{met} of the {len(shown)} rows that were run, of {len(KILLS)}, meet every requirement."
-    head = ("killed", "moment", "end after", "exit code", "left", "steps lost", "resume", "message names")
-    return f"{markdown_table(head, lines)}\n\n{text} The slowest end took {slowest:.1f} s."
+        lines.append(
+            [process, moment, end, *numbers, row.get("resume") or "not run", named, verdict(row) or "as required"]
+        )
+    head = ["killed", "moment", "end after", "exit code", "left", "steps lost", "resume", "message names", "verdict"]
+    return [head, *lines]
 
 
-def hangs_table(rows: Sequence[Row]) -> str:
+def hangs_table(rows: Sequence[Row]) -> Table:
     """In the order in which they are run."""
     done, lines = {cell_of(row): row for row in rows}, []
     for cell in HANGS:
@@ -384,10 +381,10 @@ def hangs_table(rows: Sequence[Row]) -> str:
         seconds = ["never" if row[name] is None else f"{row[name]:.0f} s" for name in ("named_s", "end_s")]
         if went_on_s := row.get("went_on_s"):
             seconds[1] += f", of which {went_on_s:.0f} s trained"
-        failed = f"**{verdict(row)}**" if verdict(row) else "as required"
-        lines.append([*cell, *seconds, str(row["exit_code"]), str(row["left"]), row.get("resume") or "not run", failed])
-    head = ("process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict")
-    return markdown_table(head, lines)
+        lines.append([*cell, *seconds, str(row["exit_code"]), str(row["left"]), row.get("resume") or "not run"])
+        lines[-1].append(verdict(row) or "as required")
+    head = ["process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict"]
+    return [head, *lines]
 
 
 TABLES: Final = {"kills": kills_table, "hangs": hangs_table}
@@ -403,7 +400,7 @@ def main() -> None:
     if not asked.table:
         folder = Path(tempfile.gettempdir()) / f"fspo-{asked.kind}"
         run_rows(asked.kind, folder, asked.only)
-    write_section(PAGE, asked.kind, TABLES[asked.kind](complete_lines(ROWS[asked.kind])))
+    write_tables({f"faults-{asked.kind}": TABLES[asked.kind](complete_lines(ROWS[asked.kind]))})
 
 
 if __name__ == "__main__":

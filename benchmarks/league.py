@@ -1,7 +1,7 @@
-"""``python -m benchmarks.league RECORDS``: the tables of docs/check-loss.md, from fspo.check_loss on every loss.
+"""``python -m benchmarks.league RECORDS``: tables of docs/tables, from fspo.check_loss on every loss.
 
 RECORDS is a folder or an archive of runs with recorded sequences; those of the fairness study are in benchmarks/study.
-Takes some ten minutes. The tables between the page's markers are replaced; nothing else of it is touched.
+Writes check-losses.csv, check-aggregations.csv and check-league.csv in some ten minutes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from benchmarks.pages import opened, write_section
+from benchmarks.pages import Table, opened, write_tables
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch
 from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.losses import ALGORITHMS
-from fspo.markdown import markdown_table
 from fspo.records import Array, read_sequences
 from fspo.report.tables import show_lre
 from recipe.fspo.check_losses import actors, policy_loss
 
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "check-loss.md"
 #: Mean share kept to which the clips are scaled in the league.
 KEPT: Final = 0.9
 #: What is divided by a factor, and what is multiplied, to make the clip of a loss narrower by it.
@@ -46,19 +44,19 @@ _NEWTON_STEPS: Final = 8
 
 def _name(known: Mapping[str, dict[str, Any]], name: str) -> str:
     mode = known[name]["policy_loss"]["loss_mode"]
-    return f"`{name}`" if mode == name else f"`{name}` (`{mode}`)"
+    return name if mode == name else f"{name} ({mode})"
 
 
 def _checks(report: Report) -> str:
     failed = [each.name for each in report.checks if not each.passed]
-    return f"**fails** {', '.join(failed)}" if failed else "all pass"
+    return f"fails {', '.join(failed)}" if failed else "all pass"
 
 
 def _exponent(report: Report) -> str:
     return f"L^{report.exponent:.0f}".replace("L^-0", "1").replace("L^0", "1").replace("L^-1", "1/L")
 
 
-def table_of_losses(known: Mapping[str, dict[str, Any]]) -> str:
+def table_of_losses(known: Mapping[str, dict[str, Any]]) -> Table:
     """Every loss: the checks, its normalisation, its weight, and what its clip keeps of synthetic log-ratios."""
     rows = []
     for name in known:
@@ -67,17 +65,17 @@ def table_of_losses(known: Mapping[str, dict[str, Any]]) -> str:
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([_name(known, name), _checks(report), _exponent(report), weight, *kept])
     clips = [f"kept, active LRE at {sigma:g}" for sigma in DISPERSIONS]
-    return markdown_table(["loss", "checks", "gradient per token", "weight", *clips], rows)
+    return [["loss", "checks", "gradient per token", "weight", *clips], *rows]
 
 
-def table_of_aggregations(known: Mapping[str, dict[str, Any]]) -> str:
+def table_of_aggregations(known: Mapping[str, dict[str, Any]]) -> Table:
     """verl's vanilla loss under each ``loss_agg_mode``."""
     rows = []
     for mode in _AGGREGATIONS:
         report = check(policy_loss(known["grpo"] | {"loss_agg_mode": mode}))
         wrong = next((f": {each.says}" for each in report.checks if not each.passed), "")
-        rows.append([f"`{mode}`", f"{_checks(report)}{wrong}", _exponent(report)])
-    return markdown_table(["loss_agg_mode", "checks", "gradient per token"], rows)
+        rows.append([mode, f"{_checks(report)}{wrong}", _exponent(report)])
+    return [["loss_agg_mode", "checks", "gradient per token"], *rows]
 
 
 def recorded(records: Path) -> list[Batch]:
@@ -157,28 +155,21 @@ def matched(actor: Mapping[str, Any], weight: UnclippedWeight, samples: Sequence
     return math.exp((low + high) / 2)
 
 
-def league(known: Mapping[str, dict[str, Any]], samples: Sequence[Batch]) -> str:
-    """The losses on common records: with the clips that they come with, and scaled to keep the same share."""
+def league(known: Mapping[str, dict[str, Any]], samples: Sequence[Batch]) -> Table:
+    """The losses on common records: with the clips of ``conf/algo``, and scaled by ``width`` to keep the same share."""
     losses = {name: policy_loss(known[name]) for name in LEAGUE}
     own, equal = [], []
     for name in LEAGUE:
         weight = find_weight(losses[name]) or "none"
         clip = clip_by_length(losses[name], weight, samples)
-        own.append([_name(known, name), f"{clip.kept:.3f}", *_by_length(clip)])
+        own.append([_name(known, name), "1", f"{clip.kept:.3f}", *_by_length(clip)])
         factor = matched(known[name], weight, samples)
         clip = clip_by_length(policy_loss(scaled(known[name], factor)), weight, samples)
         equal.append([_name(known, name), f"{factor:.3g}", f"{clip.kept:.3f}", *_by_length(clip)])
-    heads = [*(f"LRE {view}" for view in VIEWS), "kept, shortest and longest bin"]
+    responses = sum(len(batch.mask_BT) for batch in samples)
     lengths = ", ".join(str(start) for start in clip.starts)
-    return "\n\n".join(
-        [
-            f"{sum(len(batch.mask_BT) for batch in samples)} responses; bins begin at {lengths} tokens.",
-            "With the clip values of `conf/algo`:",
-            markdown_table(["loss", "kept", *heads], own),
-            f"With all clips scaled to keep {KEPT:g}:",
-            markdown_table(["loss", "width", "kept", *heads], equal),
-        ]
-    )
+    heads = [f"loss, on {responses} responses", "width", "kept", *(f"LRE {view}" for view in VIEWS)]
+    return [[*heads, f"kept, shortest and longest of the bins from {lengths}"], *own, *equal]
 
 
 def _by_length(clip: Clip) -> list[str]:
@@ -192,9 +183,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = actors()
-    write_section(PAGE, "losses", table_of_losses(known))
-    write_section(PAGE, "aggregations", table_of_aggregations(known))
-    write_section(PAGE, "league", league(known, recorded(arguments.records)))
+    tables = {"check-losses": table_of_losses(known), "check-aggregations": table_of_aggregations(known)}
+    write_tables(tables | {"check-league": league(known, recorded(arguments.records))})
 
 
 if __name__ == "__main__":

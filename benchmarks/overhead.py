@@ -67,7 +67,7 @@ def _worker_parts(sequences_per_rank: int) -> list[Part]:
 
     RECORDER.enable(max_response_length=WIDTH)
     RECORDER.begin_mini_batch()
-    import recipe.fspo.policy_loss  # noqa: F401
+    from recipe.fspo.policy_loss import observe_losses
 
     whole = Batch.random(ROWS, WIDTH, "cpu")
     output = sequence_policy_loss(*whole.tensors, ALGORITHMS["fspo"])
@@ -87,6 +87,12 @@ def _worker_parts(sequences_per_rank: int) -> list[Part]:
             )
             for name, title in names.items()
         ]
+    observe_losses()  # as FSPO_AUDIT does in plain verl
+    batch, times = Batch.random(MICRO, WIDTH, "cpu"), sequences_per_rank / MICRO
+    parts += [
+        Part(f"{name} audited, {MICRO} x {WIDTH}", "worker", partial(step, loss, batch), times, counts=False)
+        for name, loss in verl_losses(batch).items()
+    ]
     title = f"of which SequenceSums.add_, {ROWS} sequences"
     return [*parts, Part(title, "worker", lambda: sums.add_(output), sequences_per_rank / ROWS, counts=False)]
 

@@ -1,6 +1,6 @@
 """What normalisation does to the labelled pairs, by class: ``python -m benchmarks.rewards``.
 
-Prints the table of docs/data-and-rewards.md.
+docs/data-and-rewards.md has its last row.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ usage: python -m benchmarks.alignment RUN [KEY=VALUE ...]
 
 Measures, on real rollouts of a saved checkpoint, the cosine between the clipped and the unclipped policy gradient of
 each algorithm, with its default clips and with acceptance-matched ones, and against a held-out gradient, next to the
-bound by kappa, LRE_max and eta (docs/alignment.md). Writes RUN/alignment/alignment.json; trains nothing, and changes no
+bound by kappa, LRE_max and eta (docs/results.md). Writes RUN/alignment/alignment.json; trains nothing, and changes no
 other file of the run.
 
   RUN                       a run folder (its latest checkpoint), or one global_step_N folder in its checkpoints folder

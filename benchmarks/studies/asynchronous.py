@@ -1,23 +1,24 @@
-"""Asynchronous training under several remedies for old responses; docs/async-study.md.
+"""Asynchronous training under several remedies for old responses; docs/results.md.
 
 Every condition is a grid, run seed by seed, so that a study that is interrupted is paired as far as it goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from benchmarks.pages import Table
 from benchmarks.studies.fairness import difference_cell, lre_cell, own_counts
 from benchmarks.studies.runs import compare
 from fspo.acceptance import Counts
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
 from fspo.funnel import STAGES, FunnelSteps, stage_fairness
-from fspo.markdown import markdown_table
+from fspo.records import LENGTH_STATS_FILE, from_record, step_lines
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN, show_interval, show_lre
 from fspo.sums import FINE_LENGTH_EDGES
@@ -33,6 +34,9 @@ DESIGN: Final = (
     "trainer.val_before_train=false",
     "trainer.save_freq=-1",
     "fspo.kl_to_start=false",
+    # As it was made: clipped from the actor's log-probabilities, with nothing for the staleness before them.
+    "algorithm.rollout_correction.rollout_rs=null",
+    "fspo.accept_uncorrected=true",
 )
 _SLOW: Final = (
     f"reward.custom_reward_function.path={Path(__file__).with_name('async_reward.py')}",
@@ -169,48 +173,86 @@ def difference_row(runs: Sequence[Run], others: Sequence[Run], starts: np.ndarra
     return [str(len(seeds)), *cells]
 
 
-def tables(folder: Path) -> str:
-    """All tables of the page."""
+def tables(folder: Path) -> dict[str, Table]:
+    """Every table of the study."""
     cells = finished(folder)
     rows = [[name, *(", ".join(str(r.seed) for r in cells[name, a]) or NOT_RUN for a in ALGOS)] for name in CONDITIONS]
-    parts = ["### Seeds that are finished", markdown_table(["condition", *ALGOS], rows)]
+    named = {"seeds": [["condition", *ALGOS], *rows]}
     filled = {key: runs for key, runs in cells.items() if runs}
     if not filled:
-        return "\n\n".join(parts)
+        return named
     everything = FunnelSteps.join([run.funnel for runs in filled.values() for run in runs])
     starts = equal_mass_starts(everything.ended_MSK[..., :-1].sum((0, 1)), BINS)
-    key = [[name, algo, str(len(runs))] for (name, algo), runs in filled.items()]
-    head = ["condition", "algo", "runs"]
 
-    def table(title: str, columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
-        parts.extend(
-            [f"### {title}", markdown_table([*head, *columns], [[*k, *r] for k, r in zip(key, body, strict=True)])]
-        )
+    def add(name: str, columns: Sequence[str], row: Callable[[Sequence[Run]], list[str]]) -> None:
+        body = [[condition, algo, str(len(runs)), *row(runs)] for (condition, algo), runs in filled.items()]
+        named[name] = [["condition", "algo", "runs", *columns], *body]
 
     columns = ["dropped", "tokens lost", "length dropped / trained", "staleness", "versions", "length", "accuracy"]
-    table("Where responses end", columns, [funnel_row(runs) for runs in filled.values()])
+    add("ends", columns, funnel_row)
     stages = ["dropping", "clip, symmetric", "clip, active", "dropping and clip"]
-    table("LRE by stage, debiased", stages, [lre_row(runs, starts) for runs in filled.values()])
-    seconds = [
-        [mean_cell([_metric(r, f"timing_s/{p}") for r in runs], "{:.1f}") for p in PHASES] for runs in filled.values()
-    ]
-    table("Seconds a step, by phase", PHASES, seconds)
+    add("lre", stages, lambda runs: lre_row(runs, starts))
+    add(
+        "seconds",
+        PHASES,
+        lambda runs: [mean_cell([_metric(r, f"timing_s/{p}") for r in runs], "{:.1f}") for p in PHASES],
+    )
     edges = [f"L {int(FINE_LENGTH_EDGES[start])}..." for start in starts]
     by_length = [
         row for (name, algo), runs in filled.items() if algo == "fspo" for row in length_rows(name, runs, starts)
     ]
-    parts += ["### FSPO by length", markdown_table(["condition", "share", *edges], by_length)]
+    named["lengths"] = [["condition", "share", *edges], *by_length]
     pairs = [
         [name, algo, *row]
         for (name, algo), runs in filled.items()
         if name != "sync" and (row := difference_row(runs, cells["sync", algo], starts)) is not None
     ]
-    if pairs:
-        columns = ["condition - sync", "algo", "paired seeds", "LRE clip, symmetric", "LRE clip, active", "accuracy"]
-        parts += ["### Differences to synchronous training", markdown_table(columns, pairs)]
-    return "\n\n".join(parts)
+    columns = ["condition - sync", "algo", "paired seeds", "LRE clip, symmetric", "LRE clip, active", "accuracy"]
+    return named | {"differences": [columns, *pairs]}
 
 
-def sections(folder: Path) -> dict[str, str]:
-    """All tables of the page."""
-    return {"tables": tables(folder)}
+#: Of docs/async.md, "Defaults": FOLDER/MODE/DEFAULT/seedN.
+DEFAULTS: Final = {"old": "no correction", "mask": "seq_sqrt_k1, 0.1"}
+
+
+def defaults(folder: Path) -> dict[str, Table]:
+    """What the mask and the clip keep by length in each asynchronous mode, and what the runs learn."""
+    cells = {
+        (mode, name): [load_run(path.parent) for path in sorted((folder / mode / name).glob("seed*/metrics.jsonl"))]
+        for mode in ("colocate_async", "separate_async")
+        for name in DEFAULTS
+    }
+    every = [run for runs in cells.values() for run in runs]
+    trained_SK = FunnelSteps.join([run.funnel for run in every]).ended_MSK[:, -1, :-1]
+    starts = equal_mass_starts(trained_SK.sum(0), BINS)
+    edges = [f"both, L {int(FINE_LENGTH_EDGES[start])}..." for start in starts]
+    heads = [
+        "mode",
+        "correction",
+        "seeds",
+        "kept by the mask",
+        "LRE of the mask",
+        "kept by the clip",
+        "LRE of the clip",
+    ]
+    rows = [[*heads, *edges, "held-out accuracy", "staleness"]]
+    for (mode, name), runs in cells.items():
+        masks, clips = [], []
+        for run in runs:
+            trained_MK = run.funnel.ended_MSK[:, -1, :-1]
+            kept_MK = np.zeros_like(trained_MK)  # of all mini-batches, the first ones included
+            for line in step_lines(run.path / LENGTH_STATS_FILE):
+                kept_MK[line["step"] - 1] += from_record(line).column("count").numpy()
+            masks.append(Counts(kept_MK, trained_MK))
+            clips.append(own_counts(run, "symmetric"))
+        mask, clip = (_joined(parts).error(starts) for parts in (masks, clips))
+        both_J = mask.rate_K * clip.rate_K
+        accuracy = mean_cell([_metric(run, ACCURACY) for run in runs], "{:.3f}")
+        staleness = mean_cell([_metric(run, "fspo/funnel/staleness") for run in runs], "{:.2f}")
+        kept = [f"{mask.rate:.3f}", show_lre(mask), f"{clip.rate:.3f}", show_lre(clip)]
+        rows.append([mode, DEFAULTS[name], str(len(runs)), *kept, *(f"{x:.3f}" for x in both_J), accuracy, staleness])
+    return {"defaults": rows}
+
+
+def _joined(parts: Sequence[Counts]) -> Counts:
+    return Counts(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("accepted", "total")))

@@ -1,4 +1,4 @@
-"""Where training needs a clip, and clips there; docs/fairness-study.md.
+"""Where training needs a clip, and clips there; docs/results.md.
 
 First training without a clip at harsher and harsher settings, until it fails; then all clips at those.
 """
@@ -12,12 +12,12 @@ from typing import Final
 import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
+from benchmarks.pages import Table
 from benchmarks.studies import fairness
 from benchmarks.studies.asynchronous import ACCURACY
 from benchmarks.studies.runs import compare
 from fspo.fairness import Interval, debiased_lre, merge_bins
 from fspo.fairness.bootstrap import mean_interval, noise_variance
-from fspo.markdown import markdown_table
 from fspo.report.groups import Measure, RunGroup, group_interval, group_runs, shared_starts
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import NOT_RUN, show_interval
@@ -111,9 +111,9 @@ def fails(runs: Sequence[Run], reference: Sequence[Run]) -> bool:
     return all(accuracy(run) <= goal for run in runs) or all(rewards(run)[1] < rewards(run)[0] for run in runs)
 
 
-def search_table(searched: Mapping[str, Sequence[Run]]) -> str:
+def search_table(searched: Mapping[str, Sequence[Run]]) -> Table:
     """The table of the search."""
-    rows = []
+    rows = [["without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", "verdict"]]
     for name in CANDIDATES:
         if (runs := searched.get(name)) is None:
             needed = _NAMES.index(name) <= _NAMES.index(REGIME)
@@ -122,9 +122,7 @@ def search_table(searched: Mapping[str, Sequence[Run]]) -> str:
         reward = ", ".join(f"{first:.2f} -> {last:.2f}" for first, last in map(rewards, runs))
         failed = name != _NAMES[0] and fails(runs, searched[_NAMES[0]])
         rows.append([name, ", ".join(f"{accuracy(run):.3f}" for run in runs), reward, "fails" if failed else ""])
-    return markdown_table(
-        ("without a clip", "held-out accuracy, seeds 1 and 2", "reward, steps 1-3 and 13-15", ""), rows
-    )
+    return rows
 
 
 #: What the clip removes where it can; the measured bands have something to go by from the second step on.
@@ -144,20 +142,18 @@ def compared(grid: Path) -> list[Run]:
     return [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active" and _ended(run)]
 
 
-def comparison_table(runs: Sequence[Run], reference: Sequence[Run]) -> str:
+def comparison_tables(runs: Sequence[Run], reference: Sequence[Run]) -> dict[str, Table]:
     """For each clip: accuracy, its paired differences to none and to FSPO's, and what it removes by length."""
-    if not runs:
-        return NOT_RUN
     groups = {group.algo: group for group in group_runs(runs)}
     starts = shared_starts([run for run in runs if len(run.lengths.step_M)])
     goal = _goal(reference)
-    rows = []
+    rows = [
+        ["clip", "held-out accuracy", "less unclipped", "less fspo", "collapsed", "active LRE among A != 0, debiased"]
+    ]
     for algo in filter(groups.__contains__, ALGOS):
         group = groups[algo]
         pairs = [
-            show_interval(difference(group, groups[other]), "{:+.3f}", bold=True)
-            if other in groups and other != algo
-            else ""
+            show_interval(difference(group, groups[other]), "{:+.3f}") if other in groups and other != algo else ""
             for other in ("unclipped", "fspo")
         ]
         counts = [fairness.own_counts(run, _VIEW, _FIRST) for run in group.runs if len(run.lengths.step_M)]
@@ -165,23 +161,18 @@ def comparison_table(runs: Sequence[Run], reference: Sequence[Run]) -> str:
             [
                 f"{algo} (n = {len(group.runs)})",
                 show_interval(group_interval(group, _HELD_OUT), "{:.3f}"),
-                *map(fairness.bold, pairs),
+                *pairs,
                 str(sum(accuracy(run) <= goal for run in group.runs)),
                 fairness.lre_cell(counts, starts),
             ]
         )
-    head = ("", "held-out accuracy", "less unclipped", "less fspo", "collapsed", "active LRE among A != 0, debiased")
     clips = [group for algo, group in groups.items() if algo != "unclipped"]
-    ranks = [_rank_correlation(clips, view, starts) for view in (_VIEW, "active", "symmetric")]
-    return "\n\n".join([markdown_table(head, rows), *filter(None, ranks)])
-
-
-def spread(runs: Sequence[Run]) -> str:
-    """How S spreads by length in each algorithm's own runs."""
-    if not (found := [run for run in runs if len(run.lengths.step_M)]):
-        return ""
-    starts = shared_starts(found)
-    return "\n\n".join(text for group in group_runs(found) if (text := fairness.spread_table(group, starts)))
+    ranks = [[view, _rank_correlation(clips, view, starts)] for view in (_VIEW, "active", "symmetric")]
+    return {
+        "accuracy": rows,
+        "ranks": [["LRE", f"rank correlation with accuracy over {len(clips)} clips"], *ranks],
+        "spread": fairness.spread_table([*groups.values()], starts),
+    }
 
 
 def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, resamples: int = 2000) -> str:
@@ -204,20 +195,13 @@ def _rank_correlation(clips: Sequence[RunGroup], view: str, starts: np.ndarray, 
     with np.errstate(invalid="ignore"):  # all equal
         found_R = (centred[0] * centred[1]).sum(0) / np.sqrt((centred[0] ** 2).sum(0) * (centred[1] ** 2).sum(0))
     low, high = np.nanquantile(found_R[1:], [0.025, 0.975])
-    return (
-        f"Rank correlation of accuracy and LRE ({view.replace('_', ' ')}) over {len(clips)} clips, {len(seeds)} seeds: "
-        f"{found_R[0]:+.2f} [{low:+.2f}, {high:+.2f}]."
-    )
+    return f"{found_R[0]:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def sections(folder: Path) -> dict[str, str]:
+def tables(folder: Path) -> dict[str, Table]:
     """The search, and the comparison at what it found."""
     runs = searched(folder)
-    parts = {"search": search_table(runs)}
-    if (grid := _grid(folder)).exists():
-        there = compared(grid)
-        text = [comparison_table(there, runs[_NAMES[0]]), fairness.tables(grid, common=False)]
-        if spreads := spread(there):
-            text += ["### How S spreads by length", spreads]
-        parts["clipping"] = fairness.headed("\n\n".join(text), "clipping")
-    return parts
+    named = {"search": search_table(runs)}
+    if (grid := _grid(folder)).exists() and (there := compared(grid)):
+        named |= comparison_tables(there, runs[_NAMES[0]]) | fairness.tables(grid, common=False)
+    return named

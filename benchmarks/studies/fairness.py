@@ -1,10 +1,9 @@
-"""The tables of docs/fairness-study.md from the runs of a grid. Missing cells are ``not run``."""
+"""Tables of docs/results.md from the runs of a grid. Missing cells are ``not run``."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,18 +11,18 @@ from typing import Final
 import numpy as np
 import torch
 
+from benchmarks.pages import Table
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
 from fspo.fairness import Array, debiased_lre, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.lre import MIN_CLUSTERS
 from fspo.losses import ALGORITHMS, acceptance_band
-from fspo.markdown import markdown_table
 from fspo.matching import Sequences, match_clip
 from fspo.records import LENGTH_STATS_FILE, MiniBatches, from_record, read_sequences, step_lines
 from fspo.report.groups import RunGroup, group_runs, shared_starts, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
-from fspo.report.tables import Table, final_numbers, grid_table, group_heads, paired_differences, show_lre
+from fspo.report.tables import final_numbers, grid_table, group_heads, paired_differences, show_lre
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
@@ -34,12 +33,7 @@ _ACTIVE_FIRST: Final = 2
 CLIP_RATE: Final = 0.15
 #: Step from which a calibrated band has at least two steps behind it.
 _FIRST: Final = 3
-#: By comparison of the grid.
-TITLES: Final = {
-    "default": "Default clip values",
-    "matched": "Matched clip values",
-    "matched_active": "Matched active clip rate",
-}
+COMPARISONS: Final = ("default", "matched", "matched_active")
 _BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 #: By measured band: views, the first step that is judged, and targets with their windows and the share that the
 #: baselines keep beside them.
@@ -122,7 +116,7 @@ def lre_row(name: str, counts: Callable[[str], Sequence[Counts]], views: Sequenc
 
 
 def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: Array) -> str:
-    """Difference of debiased LREs with its intervals over mini-batches and over seeds; bold where both exclude 0."""
+    """Difference of debiased LREs with its intervals over mini-batches and over seeds."""
 
     def merged(parts: Sequence[Counts]) -> list[tuple[Array, Array]]:
         return [(merge_bins(part.accepted, starts), merge_bins(part.total, starts)) for part in parts]
@@ -132,7 +126,7 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: A
     text = f"{here.value:+.3f} [{here.low:+.3f}, {here.high:+.3f}]"
     if here.n > 2:
         text += f", seeds [{beyond.low:+.3f}, {beyond.high:+.3f}]"
-    return f"**{text}**" if here.n > 2 and here.excludes_zero and beyond.excludes_zero else text
+    return text
 
 
 def paired_row(
@@ -145,43 +139,24 @@ def paired_row(
     return [name, *(difference_cell(*pair, starts) for pair in counts)]
 
 
-def bold(text: str) -> str:
-    """A report's cell in Markdown: its ``*`` in front becomes bold."""
-    return f"**{text[1:]}**" if text.startswith("*") else text
-
-
-def report_table(table: Table, corner: str) -> str:
-    """A report's table as Markdown."""
-    rows = [[f"{head} ({note})" if note else head, *map(bold, cells)] for head, note, cells in table.rows]
-    return markdown_table([corner, *table.heads], rows)
-
-
-def own_tables(groups: Sequence[RunGroup], starts: Array) -> str:
+def own_rows(groups: Sequence[RunGroup], starts: Array) -> Table:
     """Each algorithm's own runs: LRE in the three views, and FSPO's differences to the others."""
     rows = [
         lre_row(head, lambda view, runs=group.runs: [own_counts(r, view) for r in runs], VIEWS, starts)
         for head, group in zip(group_heads(groups), groups, strict=True)
     ]
-    tables = [markdown_table(["LRE, debiased", *VIEWS], rows)]
     by_algo = {group.algo: group.by_seed() for group in groups}
     first = by_algo.pop("fspo", {})
-    pairs = [
-        paired_row(("fspo", algo), first, runs, VIEWS, starts)
-        for algo, runs in by_algo.items()
-        if first.keys() & runs.keys()
-    ]
-    if pairs:
-        tables.append(markdown_table(["Difference", *VIEWS], pairs))
-    return "\n\n".join(tables)
+    pairs = [(algo, runs) for algo, runs in by_algo.items() if first.keys() & runs.keys()]
+    return rows + [paired_row(("fspo", algo), first, runs, VIEWS, starts) for algo, runs in pairs]
 
 
-def common_tables(group: RunGroup, starts: Array) -> str:
+def common_rows(group: RunGroup, starts: Array) -> Table:
     """All bands on the sequences of one group's runs, with default and with matched clip values."""
     records = recorded([group])
     if not records:
-        return ""
-    pooled = pool(records)
-    blocks = []
+        return []
+    pooled, rows = pool(records), []
     for clips in ("default", "matched"):
         bands = {name: ALGORITHMS[loss] for name, loss in _BASELINES.items()}
         if clips == "matched":
@@ -190,15 +165,15 @@ def common_tables(group: RunGroup, starts: Array) -> str:
             name: {view: [band_counts(sequences, band, view) for _, sequences in records] for view in VIEWS}
             for name, band in bands.items()
         }
-        rows = [
-            lre_row(f"{name}, {clips} ({band.clip_low:.3g} / {band.clip_high:.3g})", counts[name].get, VIEWS, starts)
+        judged = [
+            lre_row(f"{name} ({band.clip_low:.3g} / {band.clip_high:.3g})", counts[name].get, VIEWS, starts)
             for name, band in bands.items()
         ]
         for other in ("rloo", "gspo"):
             cells = [difference_cell(counts["fspo"][view], counts[other][view], starts) for view in VIEWS]
-            rows.append([f"fspo - {other}", *cells])
-        blocks.append(markdown_table([f"{pooled.length_B.size} sequences", *VIEWS], rows))
-    return "\n\n".join(blocks)
+            judged.append([f"fspo - {other}", *cells])
+        rows += [[group.algo, str(pooled.length_B.size), clips, *row] for row in judged]
+    return rows
 
 
 def recorded(groups: Sequence[RunGroup]) -> list[tuple[Path, MiniBatches]]:
@@ -216,7 +191,7 @@ def pool(records: Sequence[tuple[Path, MiniBatches]], first_step: int = 0, activ
     return Sequences.from_pairs(*columns)
 
 
-def spread_table(group: RunGroup, starts: Array, resamples: int = 1000) -> str:
+def spread_rows(group: RunGroup, starts: Array, resamples: int = 1000) -> Table:
     """How S spreads by length: mean per token, std of z = S / sqrt(L), kurtosis of z, and a in std(S) ~ L**a.
 
     For the last two, z is divided by its root mean square in the mini-batch, so that all count alike; a is the slope of
@@ -226,7 +201,7 @@ def spread_table(group: RunGroup, starts: Array, resamples: int = 1000) -> str:
         pair for _, each in recorded([group]) for pair in zip(each.s, each.length, strict=True) if np.any(pair[0] != 0)
     ]
     if not batches:
-        return ""
+        return []
     size, powers = len(FINE_LENGTH_EDGES) - 1, []
     for s, length in batches:
         z = s / np.sqrt(length)
@@ -253,12 +228,16 @@ def spread_table(group: RunGroup, starts: Array, resamples: int = 1000) -> str:
         ["std of S / sqrt(L)", *(f"{value:.4f}" for value in np.sqrt(z2_K / count_K - (z_K / count_K) ** 2))],
         ["kurtosis", *(f"{value:.1f}" for value in fourth_K / (second_K - mean_K**2) ** 2)],
     ]
-    heads = [f"{group.algo}: bin from", *(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])]
-    text = f"std(S) grows like L^a, a = {exponent(powers_MFK):.2f} [{low:.2f}, {high:.2f}]; sqrt(L) is a = 0.5."
-    return f"{markdown_table(heads, rows)}\n\n{text}"
+    return [[group.algo, f"{exponent(powers_MFK):.2f} [{low:.2f}, {high:.2f}]", *row] for row in rows]
 
 
-def measured_table(groups: Sequence[RunGroup], starts: Array, algo: str) -> str:
+def spread_table(groups: Sequence[RunGroup], starts: Array) -> Table:
+    """:func:`spread_rows` of all groups."""
+    heads = ["runs of", "a in std(S) ~ L^a", "bin from", *(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])]
+    return [heads, *(row for group in groups for row in spread_rows(group, starts))]
+
+
+def measured_table(groups: Sequence[RunGroup], starts: Array, algo: str) -> Table:
     """A measured band, calibrated on the steps before, on the runs of all groups: per target and window.
 
     Beside it bands with fixed clip values, at which they keep the same share in hindsight.
@@ -282,10 +261,10 @@ def measured_table(groups: Sequence[RunGroup], starts: Array, algo: str) -> str:
             for name, loss in _BASELINES.items():
                 band = match_clip(pooled, ALGORITHMS[loss], 1 - matched).settings
                 rows.append(row(f"{name}, matched to {matched:g}", band, [None] * len(records)))
-    return markdown_table([f"steps {first_step} and later, {len(records)} runs", *views], rows)
+    return [[f"steps {first_step} and later, {len(records)} runs", *views], *rows]
 
 
-def active_own_table(groups: Sequence[RunGroup], starts: Array) -> str:
+def active_own_rows(groups: Sequence[RunGroup], starts: Array) -> Table:
     """Own runs in the views of the active band, with mini-batches and, from eight seeds on, with seeds resampled."""
     rows = []
     for head, group in zip(group_heads(groups), groups, strict=True):
@@ -297,10 +276,10 @@ def active_own_table(groups: Sequence[RunGroup], starts: Array) -> str:
                 for view, parts in counts.items()
             }
             rows.append(lre_row(f"{group.algo}, seeds resampled", by_seed.__getitem__, ACTIVE_VIEWS, starts))
-    return markdown_table([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
+    return rows
 
 
-def beside_table(grid: Path, other: Path) -> str:
+def beside_rows(grid: Path, other: Path) -> Table:
     """The active band's own runs less those of another grid with default clip values, paired by seed."""
 
     def by_algo(folder: Path) -> dict[str, Runs]:
@@ -312,73 +291,61 @@ def beside_table(grid: Path, other: Path) -> str:
         both = [runs[seed] for runs in (ours, theirs) for seed in ours.keys() & theirs.keys()]
         starts = shared_starts(both)
         rows.append(paired_row(("fspo_active", algo), ours, theirs, ACTIVE_VIEWS, starts, _ACTIVE_FIRST))
-    table = markdown_table([f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS], rows)
-    return f"### Beside the runs of the first study\n\n{table}"
+    return rows
 
 
-def grid_lines(grid: Table) -> str:
-    """One line per group: which seeds have ended how."""
-    lines = []
-    for algo, comparison, cells in grid.rows:
-        ended: dict[str, list[str]] = {}
-        for head, cell in zip(grid.heads, cells, strict=True):
-            ended.setdefault(cell.strip("()"), []).append(head.removeprefix("seed "))
-        said = (f"seed{'s' * (len(seeds) > 1)} {', '.join(seeds)} {how}" for how, seeds in ended.items())
-        lines.append(f"* {algo} ({comparison}): {'; '.join(said)}")
-    return "\n".join(lines)
-
-
-def headed(text: str, section: str) -> str:
-    """With headings that no other section of the page has."""
-    return re.sub("^### (.)", lambda match: f"### {section}: {match[1].lower()}", text, flags=re.MULTILINE)
-
-
-def tables(grid: Path, common: bool = True, measured: bool = True) -> str:
-    """The tables of a section; ``common``: also those that judge the same records with other bands, ``measured``: and
+def tables(grid: Path, common: bool = True, measured: bool = True) -> dict[str, Table]:
+    """A grid's tables by name; ``common``: also those that judge the same records with other bands, ``measured``: and
     with measured ones."""
     folders, planned, problems = expand_paths([grid])
+    for problem in problems:
+        print(problem)
     loaded = [load_run(folder) for folder in folders]
     # A run in progress has no place in a comparison; the table of runs says how far it is.
     runs = [run for run in loaded if run.status == "finished" and len(run.lengths.step_M)]
-    parts = ["### Runs", grid_lines(grid_table(planned, loaded))]
+    ended = grid_table(planned, loaded)
+    named = {"runs": [["algo", "comparison", *ended.heads], *([*row[:2], *row[2]] for row in ended.rows)]}
     if not runs:
-        return "\n\n".join(parts)
+        return named
     groups, starts = group_runs(runs), shared_starts(runs)
     begin = ", ".join(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])
-    parts.append(f"Length bins begin at {begin} tokens.")
     # The LREs have tables of their own, over all seeds' sequences together.
     measures = [each for each in standard_measures(runs, starts) if not each.label.startswith("LRE")]
-    for comparison, title in TITLES.items():
+    named["own"] = [["comparison", f"bins from {begin} tokens", *VIEWS]]
+    named["removed"] = [["comparison", f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS]]
+    named["learning"] = [["comparison", "runs", "measure", "value"]]
+    for comparison in COMPARISONS:
         chosen = [group for group in groups if group.comparison == comparison]
         if not chosen:
             continue
-        parts += [f"### {title}: own runs", own_tables(chosen, starts)]
+        named["own"] += [[comparison, *row] for row in own_rows(chosen, starts)]
         if any(group.algo == "fspo_active" for group in chosen):
-            parts += [f"### {title}: own runs, by what the clip removes", active_own_table(chosen, starts)]
+            named["removed"] += [[comparison, *row] for row in active_own_rows(chosen, starts)]
         if comparison == "default" and common:
-            judged = [(group.algo, common_tables(group, starts)) for group in chosen]
-            parts += ["### Common records", *(f"On the runs of {algo}:\n\n{text}" for algo, text in judged if text)]
-            parts += ["### How S spreads by length", *filter(None, (spread_table(group, starts) for group in chosen))]
+            rows = [row for group in chosen for row in common_rows(group, starts)]
+            named["common"] = [["records of", "sequences", "clip values", "band", *VIEWS], *rows]
+            named["spread"] = spread_table(chosen, starts)
         if comparison == "default" and common and measured:
-            parts += ["### The quantile band on common records", measured_table(chosen, starts, "fspo_quantile")]
-            parts += ["### The active band on common records", measured_table(groups, starts, "fspo_active")]
-        parts += [f"### {title}: does it matter for learning?", report_table(final_numbers(chosen, measures), "")]
-        if (pairs := paired_differences(chosen, measures)) is not None:
-            parts.append(report_table(pairs, "Difference"))
+            named["quantile"] = measured_table(chosen, starts, "fspo_quantile")
+            named["active"] = measured_table(groups, starts, "fspo_active")
+        for table in filter(None, (final_numbers(chosen, measures), paired_differences(chosen, measures))):
+            for measure, note, cells in table.rows:
+                what = f"{measure} ({note})" if note else measure
+                pairs = zip(table.heads, cells, strict=True)
+                named["learning"] += [[comparison, head, what, cell.removeprefix("*")] for head, cell in pairs]
     for calibration in sorted(grid.glob("calibration*.json")):
         clips = json.loads(calibration.read_text(encoding="utf-8"))
         rows = [
             [algo, " ".join(override.rpartition("policy_loss.")[2] for override in entry["overrides"])]
             for algo, entry in clips["algos"].items()
         ]
-        heads = [f"on {clips['sequences']} sequences of {clips['pilot']}", ""]
-        parts += ["### Clip values at the matched clip rate", markdown_table(heads, rows)]
-    return "\n\n".join([*parts, *(f"Note: {problem}" for problem in problems)])
+        named["clips"] = [["algo", f"matched on {clips['sequences']} sequences of {clips['pilot']}"], *rows]
+    return {name: table for name, table in named.items() if len(table) > 1}
 
 
-def sections(grid: Path, section: str, beside: Path | None = None) -> dict[str, str]:
-    """The section of the page that a grid belongs to; ``beside``: another one that its active band is compared with."""
-    text = tables(grid, section in ("tables", "words", "pretrained"), section in ("tables", "pretrained"))
+def grid_tables(grid: Path, study: str, beside: Path | None = None) -> dict[str, Table]:
+    """The tables of a grid's study; ``beside``: another grid that its active band is compared with."""
+    named = tables(grid, study in ("tables", "words", "pretrained"), study in ("tables", "pretrained"))
     if beside is not None:
-        text += f"\n\n{beside_table(grid, beside)}"
-    return {section: text if section == "tables" else headed(text, section)}
+        named["removed"] += [["default, other grid", *row] for row in beside_rows(grid, beside)]
+    return named

@@ -1,0 +1,177 @@
+"""Rejection masks of 2026 by length, on recorded responses and their token log-probabilities.
+
+``python -m benchmarks.studies masks FOLDER`` reads FOLDER/SETTING.npz. :func:`record` makes them of a run that kept its
+rollouts and a checkpoint of every step (docs/clip-fraction.md has the command). The responses of step t were written by
+the weights after step t - 1. Two log-ratios of their tokens to those weights:
+
+* mismatch: the same weights in bf16 (autocast) against fp32;
+* stale: the weights after step t, one version later.
+
+Every mask gets the threshold at which it keeps :data:`KEPT` of all responses, or of the tokens where it removes tokens,
+so that only lengths differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from benchmarks.pages import Table
+from fspo.acceptance import Counts
+from fspo.fairness import Array, equal_mass_starts, merge_bins
+from fspo.files import atomic_path
+from fspo.report.tables import show_lre
+from fspo.sums import FINE_LENGTH_EDGES, length_bin
+
+SETTINGS: Final = {"demo": "demo", "stories": "SmolLM2-135M"}
+LOG_RATIOS: Final = {"mismatch": "bf16 against fp32", "stale": "one version old"}
+KEPT: Final = 0.85
+BINS: Final = 5
+
+#: What a mask holds against its threshold, of the token log-ratios d, the old probabilities and A: one value for a
+#: response, or one for each token.
+Score = Callable[[Array, Array, float], Array]
+
+
+def _k3(d: Array) -> Array:
+    return np.asarray(np.expm1(d) - d)
+
+
+def _moved(d: Array, old: Array) -> Array:
+    return np.asarray(np.abs(np.exp(old) * np.expm1(d)))
+
+
+def _vaco(d: Array, old: Array, advantage: float) -> Array:
+    """The mean movement of the response, at the tokens that the gradient would move on; 0 elsewhere."""
+    return np.where(advantage * d > 0, _moved(d, old).mean(), 0.0)
+
+
+MASKS: Final[dict[str, Score]] = {
+    "Seq-MIS: S, above only": lambda d, old, advantage: d.sum(),
+    "constant (seq_sum_k1): |S|": lambda d, old, advantage: np.abs(d.sum()),
+    "sqrt (seq_sqrt_k1): |S| / sqrt(L)": lambda d, old, advantage: np.abs(d.sum()) / np.sqrt(len(d)),
+    "Geo-RS, seq-mask-tis (seq_mean_k1): |S| / L": lambda d, old, advantage: np.abs(d.mean()),
+    "TRM, mean KL (seq_mean_k3)": lambda d, old, advantage: _k3(d).mean(),
+    "TRM, largest KL (seq_max_k3)": lambda d, old, advantage: _k3(d).max(),
+    "VACO, tokens of a response": _vaco,
+    "IcePop, tokens": lambda d, old, advantage: np.abs(d),
+}
+
+
+def _weights(checkpoint: Path) -> torch.nn.Module:
+    """The policy of a checkpoint, or of a folder of Hugging Face's, in fp32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shard = checkpoint / "actor" / "model_world_size_1_rank_0.pt"
+    if not shard.exists():
+        return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    state = torch.load(shard, weights_only=False)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint / "actor" / "huggingface"))
+    model.load_state_dict({name: getattr(value, "to_local", lambda v=value: v)() for name, value in state.items()})
+    return model.float().eval()
+
+
+@torch.no_grad()
+def _log_probs(model: torch.nn.Module, batch: list[tuple[torch.Tensor, torch.Tensor]], bf16: bool = False) -> Array:
+    """Log-probabilities of the tokens of all responses, one after the other."""
+    parts = []
+    for tokens, response in batch:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = model(tokens[None]).logits[0, -len(response) - 1 : -1]
+        parts.append(logits.double().log_softmax(-1).gather(1, response[:, None])[:, 0])
+    return torch.cat(parts).numpy()
+
+
+def _steps(run: Path, model: Path) -> Iterator[dict[str, Array]]:
+    """The recorded responses, step by step."""
+    rollouts = {int(path.parents[1].name): path for path in run.glob("rollouts/**/0/tq_batch.pt")}
+    for step, path in sorted(rollouts.items()):
+        before, after = (run / "checkpoints" / f"global_step_{step + k}" for k in (-1, 0))
+        if not after.is_dir():
+            continue
+        data = torch.load(path, weights_only=False)["tensordict"]
+        batch = list(zip(data["input_ids"].unbind(), data["responses"].unbind(), strict=True))
+        reward = np.array([float(scores.sum()) for scores in data["rm_scores"].unbind()])
+        prompt = np.unique(list(data["uid"]), return_inverse=True)[1]
+        mean = np.bincount(prompt, reward) / np.bincount(prompt)
+        weights = _weights(before if step > 1 else model)
+        old = _log_probs(weights, batch)
+        half, new = _log_probs(weights, batch, bf16=True), _log_probs(_weights(after), batch)
+        length = np.array([len(response) for _, response in batch])
+        yield {
+            "step": np.full(len(length), step),
+            "length": length,
+            "advantage": (reward - mean[prompt]).astype(np.float32),
+            "old": old.astype(np.float16),
+            "mismatch": (half - old).astype(np.float16),
+            "stale": (new - old).astype(np.float16),
+        }
+
+
+def record(run: Path, model: Path, out: Path) -> None:
+    """Write the token log-probabilities of a run to a file; ``model``: the weights that it began with."""
+    steps = list(_steps(run, model))
+    with atomic_path(out) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **{name: np.concatenate([part[name] for part in steps]) for name in steps[0]})
+
+
+def _kept(scores: list[Array]) -> tuple[float, Array]:
+    """The threshold at which a mask keeps KEPT on average, and the share of each response that it keeps."""
+    low, high = float(min(score.min() for score in scores)), float(max(score.max() for score in scores))
+    for _ in range(50):
+        middle = (low + high) / 2
+        kept_B = np.array([np.mean(score <= middle) for score in scores])
+        low, high = (middle, high) if kept_B.mean() < KEPT else (low, middle)
+    return high, np.array([np.mean(score <= high) for score in scores])
+
+
+def table(file: Path, setting: str) -> Table:
+    """What each mask keeps by length, and its LRE by responses and by importance mass, min(exp S, 100)."""
+    data = np.load(file)
+    fine_B = length_bin(torch.from_numpy(data["length"])).numpy()
+    size = len(FINE_LENGTH_EDGES) - 1
+    starts = equal_mass_starts(np.bincount(fine_B, minlength=size).astype(float), BINS)
+    edges = [str(int(FINE_LENGTH_EDGES[start])) for start in starts]
+    rows = [
+        [
+            "setting",
+            "log-ratio",
+            "mask",
+            "threshold",
+            *(f"kept, bin {i}" for i in range(1, BINS + 1)),
+            "LRE",
+            "LRE, mass",
+        ]
+    ]
+    rows.append([setting, "", f"{len(fine_B)} responses; bins from", "", *edges, "", ""])
+    ends = data["length"].cumsum()[:-1]
+    old = np.split(data["old"].astype(float), ends)
+    step_B, clusters = data["step"], np.unique(data["step"])
+
+    def counts(value_B: Array) -> Array:
+        return np.stack([np.bincount(fine_B[step_B == step], value_B[step_B == step], size) for step in clusters])
+
+    for log_ratio, what in LOG_RATIOS.items():
+        d = np.split(data[log_ratio].astype(float), ends)
+        weight_B = np.exp(np.minimum([part.sum() for part in d], np.log(100.0)))
+        for mask, score in MASKS.items():
+            threshold, kept_B = _kept(
+                [np.atleast_1d(score(*each)) for each in zip(d, old, data["advantage"], strict=True)]
+            )
+            every = Counts(counts(kept_B), counts(np.ones_like(kept_B)))
+            mass = Counts(counts(weight_B * kept_B), counts(weight_B), counts(weight_B**2))
+            by_length = merge_bins(every.accepted.sum(0), starts) / merge_bins(every.total.sum(0), starts)
+            errors = [show_lre(each.error(starts)) for each in (every, mass)]
+            rows.append([setting, what, mask, f"{threshold:.3g}", *(f"{share:.3f}" for share in by_length), *errors])
+    return rows
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    """One table of all settings whose file is there."""
+    files = {setting: folder / f"{name}.npz" for name, setting in SETTINGS.items()}
+    of_settings = [table(file, setting) for setting, file in files.items() if file.exists()]
+    return {"by-length": [of_settings[0][0], *(row for one in of_settings for row in one[1:])]}
