@@ -1,10 +1,11 @@
-"""What all tests share: the examples of Hypothesis, threads, a cgroup, and the quarters of the slow tests."""
+"""What all tests share: the examples of Hypothesis, threads, a small disk, and the quarters of the slow tests."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import shutil
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -23,28 +24,20 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core, before numpy or t
 
 
 @pytest.fixture
-def memory_limit() -> Iterator[Callable[[int], Path]]:
-    """Sets the limit, in bytes, of a cgroup of the test's own, and returns its folder."""
-    folder, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-    if not folder.exists():
-        folder, name = Path("/sys/fs/cgroup"), "memory.max"
-    folder /= f"fspo-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / name).write_text("-1" if "limit" in name else "max")
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
+def small_disk() -> Iterator[Callable[[Path, int], None]]:
+    """Mounts a file system of so many KiB on a folder, which it makes."""
+    mounted: list[Path] = []
 
-    def limit(size: int) -> Path:
-        (folder / name).write_text(str(size))
-        return folder
+    def mount(folder: Path, kib: int) -> None:
+        folder.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
+        if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("only root can mount a small file system to fill")
+        mounted.append(folder)
 
-    yield limit
-    for _ in range(200):  # the kernel takes a moment to forget processes that were killed
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-            break
-        time.sleep(0.1)
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 HERE = Path(__file__).parent
@@ -124,7 +117,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     seconds: defaultdict[str, float] = defaultdict(float)
     not_run = []
-    for report in (each for reports in terminalreporter.stats.values() for each in reports):
+    for report in (entry for reports in terminalreporter.stats.values() for entry in reports):
         if isinstance(report, pytest.TestReport):
             seconds[file_of(report.nodeid)] += report.duration
             if report.when == "setup" and ("not run", True) in report.user_properties:

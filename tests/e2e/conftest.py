@@ -13,5 +13,5 @@ def start() -> Iterator[Starter]:
     """Start the real stack; everything is stopped when the module's tests are over."""
     starter = Starter()
     yield starter
-    for each in starter.starts:
-        each.stop()
+    for one in starter.starts:
+        one.stop()

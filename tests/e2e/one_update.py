@@ -193,7 +193,7 @@ def in_order_of_ranks(rows: dict[str, list[torch.Tensor]]) -> TensorDict:
 
 def flat(mini_batches: list[Any]) -> np.ndarray:
     """The sums by final length of each mini-batch, in a row."""
-    return np.stack([np.concatenate([each.sums.sums_KF.ravel(), each.sums.hist_KH.ravel()]) for each in mini_batches])
+    return np.stack([np.concatenate([one.sums.sums_KF.ravel(), one.sums.hist_KH.ravel()]) for one in mini_batches])
 
 
 def asked(rows: dict[str, list[torch.Tensor]]) -> TensorDict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,22 +19,26 @@ from benchmarks import starts
 from benchmarks.starts import MARK, SMALL, user_environment
 from recipe.runner.faults.processes import kill, processes_of
 
+REPOSITORY = Path(__file__).parents[2]
+
 __all__ = ["MARK", "SMALL", "Start", "Starter", "marked_processes", "run_marked", "user_environment"]
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
     """Every living process that carries this mark."""
-    found = []
+    alive = []
     for pid in processes_of(mark, variable=MARK):
         with contextlib.suppress(psutil.Error):
-            found.append(psutil.Process(pid))
-    return found
+            alive.append(psutil.Process(pid))
+    return alive
 
 
 def run_marked(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:
     """A program of Python's to its end; whatever it leaves behind is ended, too."""
     mark = uuid.uuid4().hex
-    environment = {**user_environment(), MARK: mark}
+    # A script has its own folder on the path, not the repository, which `python -m pytest` has.
+    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**user_environment(), "PYTHONPATH": path, MARK: mark}
     try:
         return subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, timeout=timeout, env=environment

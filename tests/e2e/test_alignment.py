@@ -52,21 +52,15 @@ def test_alignment_of_a_checkpoint(trained: Start) -> None:
     assert [(o["algo"], o["clips"]) for o in result["objectives"]] == [
         (algo, clips) for algo in ("fspo", "gspo") for clips in ("default", "matched", "matched_active")
     ]
-    assert all(each["sequences"] == 64 for each in result["rounds"])
-    assert all(each["std_S_over_sqrt_L"] > 0 for each in result["rounds"])  # the updates moved the policy
-    for each in result["objectives"]:
-        figures = {name: figure["rounds"] for name, figure in each["figures"].items()}
-        for index in range(2):
-            cosine = figures["cosine"][index]
-            if cosine is None:  # everything was clipped, or no group had unequal rewards
-                continue
-            assert -1 <= cosine <= 1 + 1e-9
-            for view in ("symmetric", "active"):
-                bound = figures[f"{view}/bound"][index]
-                assert bound is None or cosine >= bound - 1e-6
-        if each["clips"] == "matched":
+    assert all(entry["sequences"] == 64 for entry in result["rounds"])
+    assert all(entry["std_S_over_sqrt_L"] > 0 for entry in result["rounds"])  # the updates moved the policy
+    for entry in result["objectives"]:
+        figures = {name: figure["rounds"] for name, figure in entry["figures"].items()}
+        # None where everything was clipped, or no group had unequal rewards.
+        assert all(cosine is None or -1 <= cosine <= 1 + 1e-9 for cosine in figures["cosine"])
+        if entry["clips"] == "matched":
             assert all(rate >= 0.85 - 1e-9 for rate in figures["symmetric/acceptance"])
-        if each["clips"] == "matched_active":
+        if entry["clips"] == "matched_active":
             assert all(rate >= 0.85 - 1e-9 for rate in figures["active/acceptance"])
     assert "cos(clipped, own unclipped)" in done.stdout
 

@@ -9,11 +9,10 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -31,34 +30,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 CHECKPOINT_KIB = 7600
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["algo=fspoo"], ["fspo_quantile"]),  # Hydra lists the choices
-        (
-            ["actor_rollout_ref.model.path=/no/such/model", "data.train_batch_size=30"],
-            ["is not a folder", "is not a multiple of"],
-        ),
-    ],
-)
-def test_bad_input_ends_before_ray_starts(tmp_path: Path, overrides: list[str], says: list[str]) -> None:
-    command = [sys.executable, "-m", "recipe.fspo.main", f"run.dir={tmp_path}/run", *overrides]
+def test_bad_input_ends_before_ray_starts(tmp_path: Path) -> None:
+    mistakes = ("actor_rollout_ref.model.path=/no/such/model", "data.train_batch_size=30")
+    command = [sys.executable, "-m", "recipe.fspo.main", f"run.dir={tmp_path}/run", *mistakes]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env=user_environment())
     assert run.returncode == 2, run.stderr[-2000:]
-    assert all(each in run.stderr for each in says), run.stderr
+    assert "/no/such/model" in run.stderr and "data.train_batch_size=30" in run.stderr
     assert "Traceback" not in run.stderr
     assert "ray" not in run.stdout.lower()
     assert not (tmp_path / "run" / "run.json").exists()
-
-
-@pytest.mark.slow
-def test_a_killed_launcher_is_spoken_for_and_leaves_nothing_behind(start: Starter, tmp_path: Path) -> None:
-    run = start(tmp_path, *SMALL, "trainer.total_training_steps=50")
-    run.wait_for("step 1/50", 400)
-    run.process.send_signal(signal.SIGKILL)
-    run.wait(10)
-    assert run.left_behind() == []
-    assert f"error: the launching process (process {run.process.pid}) died during the " in run.output()
 
 
 @pytest.mark.slow
@@ -84,23 +64,6 @@ def test_a_warning_before_the_first_step_ends_the_run_at_once(start: Starter, tm
     assert "preempted before the first step: there was nothing to save" in run.output()
     assert not (tmp_path / "checkpoints").exists()
     assert run.left_behind() == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[Path, int], None]]:
-    """Mounts a file system of so many KiB on a folder."""
-    mounted: list[Path] = []
-
-    def mount(folder: Path, kib: int) -> None:
-        folder.mkdir(parents=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(folder)]
-        if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
-            pytest.skip("only root can mount a small file system to fill")
-        mounted.append(folder)
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.slow
@@ -181,36 +144,12 @@ def test_a_killed_run_heals_itself(start: Starter, tmp_path: Path) -> None:
     assert run.wait(200) == 0, run.output()[-4000:]
     assert run.left_behind() == []
     info = json.loads((tmp_path / "run.json").read_text())
-    assert [each["status"] for each in info["starts"]] == ["failed", "killed", "finished"]
+    assert [begun["status"] for begun in info["starts"]] == ["failed", "killed", "finished"]
     assert "the vLLM engine" in info["starts"][1]["reason"] and info["status"] == "finished"
     assert 0 < info["effective_time_ratio"] < 1
     # A step that was saved and not yet logged is the only one that may be missing; none is there twice.
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and len(steps) >= 6 and steps[-1] == 8
-
-
-@pytest.mark.slow
-def test_a_process_killed_for_memory_is_named_so(
-    start: Starter, tmp_path: Path, memory_limit: Callable[[int], Path]
-) -> None:
-    cgroup = memory_limit(2**40)
-    run = start(tmp_path, *SMALL, "trainer.total_training_steps=50")
-    (cgroup / "cgroup.procs").write_text(str(run.process.pid))  # those that it starts are in it, too
-    run.wait_for("step 2/50", 300)
-    used = next(cgroup.glob("memory.usage_in_bytes"), cgroup / "memory.current")
-    size = int(used.read_text())
-    with contextlib.suppress(OSError):  # version 1 refuses a limit below what cannot be given back
-        while run.process.poll() is None and size > 2**28:
-            memory_limit(size := size * 49 // 50)
-    try:
-        status = run.process.wait(100)
-    except subprocess.TimeoutExpired:
-        run.stop()  # or its cgroup could not be removed
-        pytest.skip(f"the kernel refuses a limit below {size / 2**20:.0f} MiB, and kills nothing above it")
-    assert status == 1
-    assert re.search(r"^error: .* \(process \d+\) was killed for memory during .* step \d+", run.output(), re.M)
-    assert re.search(r"its job or container may use \d\.\d GiB; ask for more, or lower \w+", run.output())
-    assert run.left_behind() == []
 
 
 #: A policy loss in which one rank enters a collective that the other skips, once the file is there.

@@ -24,7 +24,7 @@ def test_the_example_trains_and_validates(start: Starter, tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     runpy.run_path("own/make_data.py")
     commands = re.findall(r"^python -m recipe\.fspo\.main ((?:.*\\\n)*.*)$", PAGE, re.M)
-    (command,) = [shlex.split(each.replace("\\\n", " ")) for each in commands if "own/reward.py" in each]
+    (command,) = [shlex.split(line.replace("\\\n", " ")) for line in commands if "own/reward.py" in line]
     assert any("own/remainder_train.parquet,own/difference_train.parquet" in word for word in command)
     own = {path: path.read_bytes() for path in tmp_path.glob("own/*")}
     small = [setting for setting in SMALL if not setting.startswith(("trainer.test_freq", "trainer.val_before"))]
@@ -57,12 +57,12 @@ def test_an_exception_in_a_reward_ends_the_run_with_its_traceback(start: Starter
     reward.write_text(FAILING)
     run = start(tmp_path, *SMALL, f"reward.custom_reward_function.path={reward}", "trainer.total_training_steps=5")
     assert run.wait(400) == 1
-    said = (
+    message = (
         rf"^error: the reward function \(compute_score of {reward}\) failed on a response to "
         r"data_source='fspo/remainder', extra_info\.index=\d+: it raised ZeroDivisionError: division by zero\n"
         rf'  File "{reward}", line 4, in compute_score\n'
     )
-    assert re.search(said, run.output(), re.M), run.output()[-3000:]
+    assert re.search(message, run.output(), re.M), run.output()[-3000:]
     assert "\n  response: '" in run.output()
     assert not list(tmp_path.glob("checkpoints/global_step_*"))
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"

@@ -28,14 +28,14 @@ LOSSES = ("fspo", "seq_gspo", "gspo", "vanilla")
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Result]:
     folder = tmp_path_factory.mktemp("updates")
-    found = {}
+    by_place = {}
     for ranks, nodes in PLACES:
         out = folder / f"{ranks}_{nodes}.npz"
         places = [str(folder / "batch.pt"), str(out), str(folder / f"run_{ranks}_{nodes}")]
         run = run_marked(str(PROGRAM), str(ranks), str(nodes), *places, timeout=280)
         assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
-        found[ranks, nodes] = dict(np.load(out))
-    return found
+        by_place[ranks, nodes] = dict(np.load(out))
+    return by_place
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:

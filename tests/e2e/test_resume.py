@@ -1,6 +1,6 @@
 """A run that was stopped and resumed against one that was not: what is deterministic is equal.
 
-Not equal are the sampled responses, and with them losses and weights (docs/run-folder.md says so): vLLM's random state
+Not equal are the sampled responses, and with them losses and weights (docs/runs.md says so): vLLM's random state
 is not part of a checkpoint.
 """
 

@@ -90,7 +90,7 @@ def test_recorded_sequences_join_with_the_dumped_responses(trained: Start) -> No
     from fspo.report.build import build_report
 
     for line in (lines := sequence_lines(trained.run_dir)):
-        dump = {each["uid"]: each for each in complete_lines(trained.run_dir / f"rollouts/{line['step']}.jsonl")}
+        dump = {row["uid"]: row for row in complete_lines(trained.run_dir / f"rollouts/{line['step']}.jsonl")}
         assert len(dump) == 64 and len(set(line["row"])) == 32
         for uid, length, reward, truncated in zip(*(line[n] for n in ("uid", "L", "reward", "truncated")), strict=True):
             a, b = map(int, re.fullmatch(r"(\d+)%(\d+)=", dump[uid]["input"][-7:]).groups())  # type: ignore[union-attr]
@@ -202,10 +202,10 @@ def test_resume_continues_at_the_right_step(resumed: tuple[Start, int]) -> None:
 def test_a_killed_worker_ends_the_run(resumed: tuple[Start, int]) -> None:
     run, worker = resumed
     assert run.process.returncode == 1
-    (said,) = re.findall(
+    (death,) = re.findall(
         r"^error: the FSDP worker \(process (\d+)\) died during the .* its log: (.*)$", run.output(), re.M
     )
-    assert int(said[0]) == worker and Path(said[1]).is_file()
+    assert int(death[0]) == worker and Path(death[1]).is_file()
     assert run.left_behind() == []
 
 

@@ -1,4 +1,4 @@
-"""What of verl works here: every row of docs/what-works.md is run, or refused.
+"""What of verl works here: every row of docs/extending.md is run, or refused.
 
 One command runs all rows, some of them in one start of the stack::
 
@@ -35,29 +35,22 @@ def slow(test: Callable[..., None]) -> Callable[..., None]:
 
 
 #: Overrides of each row, by its feature. Names in capitals stand for the paths of :func:`places`.
-ROWS = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/what-works.md").read_text(encoding="utf-8"), re.M))
+ROWS = dict(re.findall(r"^\| (.+?) \| `([^`]+)` \| ", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.M))
 
 #: The rows that run, by the start of the stack that they share.
 STARTS = {
     "lora": ("LoRA",),
     "llama": ("Llama", "torch.compile"),
-    "qwen2": ("Qwen2.5", "padded batches", "micro-batches by sequences"),
+    "qwen2": ("Qwen2.5", "padded batches", "micro-batches by sequences", "deterministic operations in the actor"),
     "qwen3_moe": ("mixture of experts (Qwen3-MoE)",),
     "tools": ("tools and several turns, by verl's agent loop",),
     "sampling": (
-        "dynamic sampling (DAPO)",
-        "KL penalty in the reward",
-        "several epochs over a batch",
-        "mini-batches drawn at random",
+        *("dynamic sampling (DAPO)", "KL penalty in the reward"),
+        *("several epochs over a batch", "mini-batches drawn at random"),
     ),
     "penalties": (
-        "KL loss",
-        "entropy bonus",
-        "importance weights against vLLM",
-        "rejection of responses against vLLM",
-        "TensorBoard, W&B without network",
-        "torch's profiler",
-        "REINFORCE++",
+        *("KL loss", "entropy bonus", "importance weights against vLLM", "rejection of responses against vLLM"),
+        *("TensorBoard, W&B without network", "torch's profiler", "REINFORCE++"),
     ),
     "fp16": ("fp16",),
 }
@@ -71,6 +64,7 @@ REFUSED = {
     "SGLang, TensorRT-LLM": "rollout.name=sglang",
     "Ulysses without flash-attn": "ulysses_sequence_parallel_size=2",
     "mixture of experts (Mixtral)": "is a mixtral",
+    "deterministic sampling": "full_determinism",
     "LoRA's checkpoints without the base": "save_lora",
     "critic and GAE with a sequence-level loss": "adv_estimator=gae",
     "REINFORCE++ with a KL penalty in the reward": "reinforce_plus_plus",
@@ -123,15 +117,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     shape = {
         "vocab_size": len(vocabulary) + 1,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
+        **{"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
+        **{"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id},
         "dtype": torch.float32,
     }
     families = {

@@ -38,8 +38,8 @@ def main(victim: str) -> None:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, runtime_env={"env_vars": {RUN_ID_VARIABLE: MARK}}, log_to_driver=False)
     there = NodeAffinitySchedulingStrategy(second.node_id, soft=False)
-    told: queue.Queue[Death] = queue.Queue()
-    nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), told.put, threading.Event())
+    deaths: queue.Queue[Death] = queue.Queue()
+    nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), deaths.put, threading.Event())
     nodes.start()
     while not nodes._watchers:
         threading.Event().wait(0.1)
@@ -53,7 +53,7 @@ def main(victim: str) -> None:
         psutil.Process(pid).kill()
     else:
         psutil.Process(second.all_processes["raylet"][0].process.pid).kill()
-    print(f"killed {pid}: {told.get(timeout=60).sentence()}", flush=True)
+    print(f"killed {pid}: {deaths.get(timeout=60).sentence()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def _load_once(source: FileConfigSource, name: str) -> ConfigResult:
     """Half of the time goes into reading verl's files, which are the same for each choice."""
     if (source.path, name) not in _FILES:
         _FILES[source.path, name] = pickle.dumps(_load(source, name))
-    found: ConfigResult = pickle.loads(_FILES[source.path, name])
-    return found
+    loaded: ConfigResult = pickle.loads(_FILES[source.path, name])
+    return loaded
 
 
 @functools.cache

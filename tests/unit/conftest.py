@@ -20,7 +20,7 @@ os.environ["VERL_PLATFORM"] = "cpu"
 def own_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder, entered, with the loss that docs/extending.md lets its reader write.
 
-    ``compare`` checks it in this process, which has imported verl; tests/e2e/test_own_loss.py has the real one.
+    ``compare`` checks it in this process, which has imported verl; tests/e2e/test_compare.py has the real one.
     """
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
@@ -57,7 +57,7 @@ def run_id() -> Iterator[str]:
 def begin(run_id: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts a process of the run with a title like one of Ray's or vLLM's, which runs a Python program.
 
-    Returns when the program has printed a line. Its errors go to ``log.err`` in the test's folder.
+    Returns when the program has printed a line. Its errors go to ``log.err`` in the test's folder, and it has an input.
     """
     from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
@@ -68,9 +68,11 @@ def begin(run_id: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
         program.write_text(code, encoding="utf-8")
         with (tmp_path / "log.err").open("wb") as log:
             process = subprocess.Popen(
-                [title, "-I", str(program)],
+                [title, str(program)],
                 executable=sys.executable,
-                env={**os.environ, RUN_ID_VARIABLE: run_id},
+                # With such a title for its own name, Python does not find the environment's packages by itself.
+                env={**os.environ, RUN_ID_VARIABLE: run_id, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
             )
@@ -81,5 +83,5 @@ def begin(run_id: str, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pope
 
     yield begin
     for process in begun:
-        process.kill()
-        process.communicate()
+        with process:  # closes its pipes, of which a child of its may hold the other end
+            process.kill()

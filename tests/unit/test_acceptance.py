@@ -50,8 +50,8 @@ def test_weights_by_hand() -> None:
         "sequence": [-0.1] * 3,
         "length_normalised": [-0.1 / 3] * 3,
     }.items():
-        found = unclipped_weight(d, mask, weight)  # type: ignore[arg-type]
-        torch.testing.assert_close(found, torch.tensor([[*torch.tensor(expected).exp().tolist(), 0.0]]))
+        actual = unclipped_weight(d, mask, weight)  # type: ignore[arg-type]
+        torch.testing.assert_close(actual, torch.tensor([[*torch.tensor(expected).exp().tolist(), 0.0]]))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -64,14 +64,14 @@ def test_it_is_acceptance_where_a_loss_accepts_or_rejects(name: str) -> None:
 
     expected = sequence_policy_loss(new, old, advantage, mask, settings, state)
     weight = "sequence" if settings.weight == "sequence" else "length_normalised"
-    found = kept_output(gradient_of(loss), new, old, advantage, mask, weight)
+    actual = kept_output(gradient_of(loss), new, old, advantage, mask, weight)
     for field in ("accepted_B", "clipped_high_B", "clipped_low_B", "log_ratio_B", "length_B", "advantage_B"):
-        torch.testing.assert_close(getattr(found, field), getattr(expected, field).to(getattr(found, field).dtype))
-    torch.testing.assert_close(found.weight_B[found.valid_B], expected.weight_B[found.valid_B])
-    assert torch.equal(found.valid_B, expected.valid_B)
+        torch.testing.assert_close(getattr(actual, field), getattr(expected, field).to(getattr(actual, field).dtype))
+    torch.testing.assert_close(actual.weight_B[actual.valid_B], expected.weight_B[actual.valid_B])
+    assert torch.equal(actual.valid_B, expected.valid_B)
     assert expected.clipped_high_B.any() and expected.clipped_low_B.any()
-    sums = (SequenceSums.zeros().add_(each) for each in (found, expected))
-    torch.testing.assert_close(*(each.sums_KF[:, :5].sum(0)[[0, 1, 3, 4]] for each in sums))
+    sums = (SequenceSums.zeros().add_(output) for output in (actual, expected))
+    torch.testing.assert_close(*(output.sums_KF[:, :5].sum(0)[[0, 1, 3, 4]] for output in sums))
 
 
 def test_a_clip_of_tokens_keeps_those_inside_weighted_by_their_ratio() -> None:
@@ -83,10 +83,10 @@ def test_a_clip_of_tokens_keeps_those_inside_weighted_by_their_ratio() -> None:
         r = log_prob.exp()
         return torch.maximum(-advantages * r, -advantages * r.clamp(0.8, 1.2)) * 5  # any scale
 
-    found = kept_output(gradient_of(loss), ratio.log(), old, advantage, mask, "token")
-    torch.testing.assert_close(found.accepted_B, torch.tensor([1.0 / 3.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(found.clipped_high_B, torch.tensor([1.3 / 3.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(found.clipped_low_B, torch.tensor([0.0, 0.5 / 3.1], dtype=torch.float64))
+    output = kept_output(gradient_of(loss), ratio.log(), old, advantage, mask, "token")
+    torch.testing.assert_close(output.accepted_B, torch.tensor([1.0 / 3.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(output.clipped_high_B, torch.tensor([1.3 / 3.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(output.clipped_low_B, torch.tensor([0.0, 0.5 / 3.1], dtype=torch.float64))
 
 
 def test_what_is_raised_is_kept_and_what_turns_round_is_lost() -> None:
@@ -108,6 +108,6 @@ def test_what_is_raised_is_kept_and_what_turns_round_is_lost() -> None:
 
 def test_what_has_nothing_to_lose_keeps_all() -> None:
     new, old, advantage, mask = random_batch(20, 30)
-    found = kept_output(gradient_of(lambda x, a: (-a * x) * 0), new, old, advantage, mask, "token")
-    assert torch.equal(found.accepted_B, found.valid_B.double())
-    assert not found.clipped_high_B.any() and not found.clipped_low_B.any() and bool((~found.valid_B).any())
+    output = kept_output(gradient_of(lambda x, a: (-a * x) * 0), new, old, advantage, mask, "token")
+    assert torch.equal(output.accepted_B, output.valid_B.double())
+    assert not output.clipped_high_B.any() and not output.clipped_low_B.any() and bool((~output.valid_B).any())

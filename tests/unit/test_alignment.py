@@ -175,10 +175,10 @@ def test_coefficients_give_the_gradient_of_the_training_loss(algo: str) -> None:
     output = sequence_policy_loss(new + features @ theta, old, advantages, mask, loss)
     (expected,) = torch.autograd.grad(output.loss_B.sum(), theta)
 
-    coefficient_B, said = gradient_coefficients(new, old, advantages, mask, loss)
+    coefficient_B, recomputed = gradient_coefficients(new, old, advantages, mask, loss)
     parts = (features * mask[..., None]).sum(1)  # d sum_t log pi / d theta
     torch.testing.assert_close(torch.from_numpy(coefficient_B) @ parts, expected)
-    clipped = (said.clipped_high_B | said.clipped_low_B).numpy()
+    clipped = (recomputed.clipped_high_B | recomputed.clipped_low_B).numpy()
     assert clipped.any() and not clipped.all()
     np.testing.assert_array_equal(coefficient_B == 0, clipped)
 
@@ -235,7 +235,7 @@ def run_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "named"),
     [
         ([], "first argument"),
         (["RUN", "algos=[foo]"], "'foo'"),
@@ -249,17 +249,17 @@ def run_folder(folder: Path) -> Path:
     ],
 )
 def test_bad_command_lines(
-    tmp_path: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     run = run_folder(tmp_path / "run")
     monkeypatch.setenv("VERL_LOGGING_LEVEL", "WARN")  # main sets both for the whole process
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(sys, "argv", ["alignment", *(str(run) if each == "RUN" else each for each in arguments)])
+    monkeypatch.setattr(sys, "argv", ["alignment", *(str(run) if word == "RUN" else word for word in arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     printed = capsys.readouterr().err
-    assert printed.startswith("error: ") and said in printed and len(printed.splitlines()) == 1
+    assert printed.startswith("error: ") and named in printed and len(printed.splitlines()) == 1
     assert not (run / "alignment").exists()
 
 

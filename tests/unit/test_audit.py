@@ -21,7 +21,7 @@ from fspo.audit import LIVE_COLUMNS, Audit, describe, live_metrics, read_audit
 from fspo.diagnostics import NormClipWatch
 from fspo.fairness import equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import ALGORITHMS
-from fspo.positions import PositionSums
+from fspo.positions import PositionSums, prefixes
 from fspo.sums import SequenceSums
 from recipe.fspo import audit, policy_loss
 from recipe.fspo.plain import check_before_ray
@@ -145,8 +145,12 @@ def test_sums_by_position_against_the_formula() -> None:
     torch.testing.assert_close(parts.prefix_LPF, whole.prefix_LPF)
     torch.testing.assert_close(parts.token_LPF, whole.token_LPF)
     prefix, token = np.zeros((18, 18, 3)), np.zeros((18, 18, 3))
-    for row, kept in zip(d, mask, strict=True):
+    for row, kept, of_row in zip(d, mask, prefixes(d, mask).transpose(0, 1), strict=True):
         tokens = row[kept].numpy()
+        at = [2**k for k in range(18) if 2**k <= len(tokens)]
+        np.testing.assert_allclose(of_row[0, : len(at)], [tokens[:t].sum() for t in at], atol=1e-12)
+        np.testing.assert_allclose(of_row[1, : len(at)], [(tokens[:t] ** 2).sum() for t in at], atol=1e-12)
+        assert of_row[:, len(at) :].isnan().all()
         octave = max(len(tokens), 1).bit_length() - 1
         for k in range(18):
             if len(tokens) >= 2**k:

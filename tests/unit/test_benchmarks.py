@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from benchmarks import faults, versus_verl
-from benchmarks.faults import KILLS, MOMENTS, PAGE, PROCESSES, ROWS, TABLES, verdict
-from benchmarks.pages import replace_section
+from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
+from benchmarks.pages import TABLES, as_csv
 from benchmarks.studies import __main__ as studies
 from benchmarks.studies import fairness
 from fspo.calibration import active_line, leans
@@ -41,26 +38,6 @@ def test_the_table_has_medians_ranges_and_the_recipes_share() -> None:
     rows = [{"variant": v, **dict.fromkeys(names, s)} for v, s in (("verl", 10), ("verl", 30), ("recipe", 5))]
     assert "| step, s | 20.0 (10.0 to 30.0) | 5.0 (5.0 to 5.0) | 0.25 |" in versus_verl.table(rows)
     assert "`not run`" in versus_verl.table(rows[:2])
-
-
-@pytest.mark.slow
-def test_plain_verl_finds_the_demos_data(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from benchmarks.versus_verl import command\n"
-    code += "command('verl', Path(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]
-    config = OmegaConf.load(tmp_path / "plain.yaml")
-    assert "fspo" not in config
-    assert all(Path(file).is_file() for name in ("train_files", "val_files") for file in config.data[name])
-
-
-def test_sections_are_replaced_and_a_missing_one_is_an_error() -> None:
-    page = "a\n<!-- memory: command -->\n\nold\n\n<!-- end of memory -->\nb\n"
-    once = replace_section(page, "memory", "new")
-    assert once == page.replace("old", "new")
-    assert replace_section(once, "memory", "new") == once
-    with pytest.raises(ValueError, match="steps"):
-        replace_section(page, "steps", "new")
 
 
 # ---------------------------------------------------------------- the fault matrix
@@ -108,12 +85,11 @@ def test_a_hang_is_held_to_being_named() -> None:
 
 
 def test_the_table_has_every_cell_and_says_what_was_not_run() -> None:
-    lines = faults.kills_table([GOOD, GOOD | {"moment": "save", "left": 2}]).splitlines()
-    assert len(lines) == 2 + len(KILLS) + 2
-    assert "| vLLM engine | update | 3.2 s | 1 | 0 | 2 | step 3 | vLLM engine |" in lines
-    assert "| vLLM engine | save | 3.2 s | 1 | 2 | 2 | step 3 | vLLM engine **processes left** |" in lines
+    lines = as_csv(faults.kills_table([GOOD, GOOD | {"moment": "save", "left": 2}])).splitlines()
+    assert len(lines) == 1 + len(KILLS)
+    assert "vLLM engine,update,3.2 s,1,0,2,step 3,vLLM engine,as required" in lines
+    assert "vLLM engine,save,3.2 s,1,2,2,step 3,vLLM engine,processes left" in lines
     assert sum("not run" in line for line in lines) == len(KILLS) - 2
-    assert lines[-1].startswith(f"1 of the 2 rows that were run, of {len(KILLS)}, meet every requirement.")
 
 
 def test_every_process_is_killed_and_every_moment_is_a_phase() -> None:
@@ -142,12 +118,13 @@ def test_rows_are_kept_and_the_last_gets_its_resume(tmp_path: Path, monkeypatch:
         faults.run_rows("hangs", tmp_path, only)
         rows = complete_lines(faults.ROWS["hangs"])
         assert sorted(map(faults.cell_of, rows)) == sorted(faults.HANGS)
-        assert {each["resume"] for each in rows} == {"step 3"}
+        assert {kept["resume"] for kept in rows} == {"step 3"}
 
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_committed_table_is_made_of_the_committed_rows(kind: str) -> None:
-    assert TABLES[kind](complete_lines(ROWS[kind])) in PAGE.read_text(encoding="utf-8")
+    table = faults.TABLES[kind](complete_lines(ROWS[kind]))
+    assert (TABLES / f"faults-{kind}.csv").read_text(encoding="utf-8") == as_csv(table)
 
 
 # ---------------------------------------------------------------- the fairness study
@@ -185,10 +162,10 @@ RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
         pytest.param("active", "active", "records", marks=pytest.mark.slow),
         pytest.param("tables", "records", None, marks=pytest.mark.slow),
         pytest.param("clipping", "clipping", None, marks=pytest.mark.slow),
+        pytest.param("clip_fraction", None, None, marks=pytest.mark.slow),
     ],
 )
-def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str, beside: str | None) -> None:
-    archives = [RECORDS / f"{name}.tar.xz" for name in (records, beside) if name is not None]
-    page = studies.PAGES[study].read_text(encoding="utf-8")
-    for section, text in studies.sections(study, *archives).items():
-        assert replace_section(page, section, text) == page, section
+def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str | None, beside: str | None) -> None:
+    archives = [RECORDS / f"{name}.tar.xz" for name in (records, beside) if name is not None] or [RECORDS]
+    for name, table in studies.tables(study, *archives).items():
+        assert (TABLES / f"{name}.csv").read_text(encoding="utf-8") == as_csv(table), name

@@ -162,10 +162,10 @@ def test_quantile_band_is_fair_to_length_where_sqrt_is_not() -> None:
 
 @pytest.mark.parametrize("target", [0.5, 0.85, 0.95])
 def test_active_line_removes_the_target_share_without_correlation_with_sqrt_length(target: float) -> None:
-    found = leans(*moved(3000, 0))
-    line = active_line(found, target)
+    rows = leans(*moved(3000, 0))
+    line = active_line(rows, target)
     assert line is not None and min(line) > 0
-    U, root = found[:, 0], np.sqrt(found[:, 1])
+    U, root = rows[:, 0], np.sqrt(rows[:, 1])
     removed = line[0] + line[1] * root < U
     # Exact up to the two sequences that lie on the line.
     assert abs(removed.sum() - (1 - target) * U.size) <= 2
@@ -185,10 +185,10 @@ def test_active_line_lies_between_the_constant_and_the_sqrt_band() -> None:
 
 
 def test_no_active_line_without_enough_leans_or_without_movement() -> None:
-    found = leans(*moved(3000, 0))
-    assert active_line(found[:19], 0.85) is None
-    assert active_line(found * [0, 1], 0.85) is None
-    assert active_line(found * [-1, 1], 0.05) is None  # nearly all leans are negative
+    rows = leans(*moved(3000, 0))
+    assert active_line(rows[:19], 0.85) is None
+    assert active_line(rows * [0, 1], 0.85) is None
+    assert active_line(rows * [-1, 1], 0.05) is None  # nearly all leans are negative
 
 
 def test_sequences_without_advantage_and_the_first_mini_batch_take_no_part_in_the_active_band() -> None:

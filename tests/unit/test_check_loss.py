@@ -10,7 +10,7 @@ from fspo.check_loss.call import synthetic_batch
 from fspo.check_loss.command import configured, load, main
 
 SOURCE = """
-import torch
+import dataclasses, torch
 
 def sound(old_log_prob, log_prob, advantages, response_mask, config, **_):
     info = config.global_batch_info
@@ -20,6 +20,11 @@ def sound(old_log_prob, log_prob, advantages, response_mask, config, **_):
 
 def mean(old_log_prob, log_prob, advantages, response_mask, config, **_):
     return -(advantages * (log_prob - old_log_prob).clamp(-20, 20).exp()).mean()
+
+@dataclasses.dataclass
+class Settings:
+    beta: float = 0.5
+    name: str = dataclasses.field(default_factory=str)
 
 def hungry(config, **_):
     return config.policy_loss.beta * 1.0
@@ -93,4 +98,5 @@ def test_settings_are_read_as_values() -> None:
     assert (config.clip_ratio_high, config.policy_loss.vespo.k_pos, config.loss_agg_mode) == (0.28, 2, "token-sum")
     assert config.get("clip_ratio_c", 20.0) == 3.0
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
-    assert load("check_loss_example:fed", ["policy_loss.beta=0.5", "name=x"]).value(batch).numel() == 1
+    for settings in (["policy_loss.beta=0.5"], ["policy_loss._target_=check_loss_example.Settings"]):
+        assert load("check_loss_example:fed", [*settings, "name=x"]).value(batch).numel() == 1

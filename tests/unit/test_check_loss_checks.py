@@ -103,7 +103,7 @@ def whitened(advantages: torch.Tensor, **others: Any) -> Any:
     return token_loss(advantages=advantages - advantages.mean(), **others)
 
 
-def found(loss: Loss) -> dict[str, str]:
+def failures(loss: Loss) -> dict[str, str]:
     """What is found wrong, by check."""
     config = Config(global_batch_info={})
     return {check.name: check.says for check in checks(PolicyLoss(loss, config)) if not check.passed}
@@ -130,7 +130,7 @@ def found(loss: Loss) -> dict[str, str]:
     ],
 )
 def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
-    problems = found(loss)
+    problems = failures(loss)
     assert check in problems, problems
     assert says in problems[check], problems[check]
     if check in ("finite", "gradient"):  # one fault is not blamed on all
@@ -158,7 +158,7 @@ def test_a_block_without_gradient_is_held_too_but_no_function_of_autograd() -> N
         info = config.global_batch_info
         return (-A_B * weight_B * S_B).sum() / info["global_batch_size"] * info["dp_size"]
 
-    assert found(mixed) == {}
+    assert failures(mixed) == {}
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def test_the_sizes_are_those_that_verl_hands_in() -> None:
 
 
 def test_a_loss_that_computes_in_float32_passes() -> None:
-    def loss(**given: Any) -> Any:
-        given = {
+    def loss(**arguments: Any) -> Any:
+        arguments = {
             key: value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-            for key, value in given.items()
+            for key, value in arguments.items()
         }
-        return token_loss(**given)
+        return token_loss(**arguments)
 
-    assert found(loss) == {}
+    assert failures(loss) == {}

@@ -22,8 +22,8 @@ def policy_loss(function: Any) -> PolicyLoss:
 
 @pytest.mark.parametrize(("name", "exponent"), [("fspo", 0.0), ("seq_gspo", -1.0), ("luspo", 0.0)])
 def test_normalisation(name: str, exponent: float) -> None:
-    per_token, found = normalisation(policy_loss(of_library(name)))
-    assert found == pytest.approx(exponent, abs=1e-9)
+    per_token, fitted = normalisation(policy_loss(of_library(name)))
+    assert fitted == pytest.approx(exponent, abs=1e-9)
     assert per_token == pytest.approx([length**exponent for length in LENGTHS])
 
 
@@ -40,8 +40,8 @@ def pairs(log_prob: Any, old_log_prob: Any, **others: Any) -> Any:
     return token_loss(log_prob=log_prob, old_log_prob=old_log_prob, term=lambda d, a: -a * d, **others)
 
 
-def reinforce(**given: Any) -> Any:
-    return token_loss(term=lambda d, a: -a * d, **given)
+def reinforce(**arguments: Any) -> Any:
+    return token_loss(term=lambda d, a: -a * d, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_weight_is_found_by_probing(loss: Any, weight: str | None) -> None:
 
 def test_what_a_band_keeps_is_its_acceptance() -> None:
     samples = synthetic(0.03)[:10]
-    found = clip_by_length(policy_loss(of_library("seq_rloo")), "sequence", samples)
+    clip = clip_by_length(policy_loss(of_library("seq_rloo")), "sequence", samples)
     sums = SequenceSums.zeros()
     for batch in samples:
         sums.add_(
@@ -69,10 +69,10 @@ def test_what_a_band_keeps_is_its_acceptance() -> None:
                 batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.mask_BT, ALGORITHMS["seq_rloo"]
             )
         )
-    starts = np.searchsorted(FINE_LENGTH_EDGES.numpy(), found.starts)
+    starts = np.searchsorted(FINE_LENGTH_EDGES.numpy(), clip.starts)
     for view in ("symmetric", "active", "mass"):
         counts = acceptance_counts(sums.sums_KF.numpy()[None], view)
-        accepted, total = (merge_bins(each, starts)[0] for each in (counts.accepted, counts.total))
-        assert found.errors[view].lre == pytest.approx(float(plain_lre(accepted, total)[0]), abs=1e-5)
-    assert found.kept == pytest.approx(1 - (sums.total("clipped_high") + sums.total("clipped_low")) / 1280, abs=1e-6)
-    assert found.kept_J[0] > found.kept_J[-1] + 0.1  # a constant band rejects long responses
+        accepted, total = (merge_bins(fine, starts)[0] for fine in (counts.accepted, counts.total))
+        assert clip.errors[view].lre == pytest.approx(float(plain_lre(accepted, total)[0]), abs=1e-5)
+    assert clip.kept == pytest.approx(1 - (sums.total("clipped_high") + sums.total("clipped_low")) / 1280, abs=1e-6)
+    assert clip.kept_J[0] > clip.kept_J[-1] + 0.1  # a constant band rejects long responses

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from batches import loss_output
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics
-from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.losses import ALGORITHMS
 from fspo.sums import SequenceSums
 from recipe.runner.checkpoints.integrity import (
     TRACKER_FILE,
@@ -116,8 +117,8 @@ def test_an_unreadable_tracker_names_the_newest_complete_checkpoint_again(tmp_pa
     cut(killed_in_its_save / "actor" / "model_world_size_2_rank_1.pt")
     tracker = tmp_path / TRACKER_FILE
     tracker.write_bytes(left) if left is not None else tracker.unlink()
-    said = repair_tracker(config(tmp_path))
-    assert said is not None and str(tracker) in said and "global_step_10" in said
+    note = repair_tracker(config(tmp_path))
+    assert note is not None and str(tracker) in note and "global_step_10" in note
     assert tracker.read_text() == "10"
     assert list(resume_problems(config(tmp_path))) == []
     assert repair_tracker(config(tmp_path)) is None
@@ -202,11 +203,7 @@ def test_a_half_written_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path:
 
 
 def sums(seed: int) -> SequenceSums:
-    generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(4, 8, generator=generator)
-    new = old + 0.1 * torch.randn(4, 8, generator=generator)
-    mask = torch.arange(8) < torch.tensor([8, 5, 2, 0])[:, None]
-    return SequenceSums.zeros().add_(sequence_policy_loss(new, old, torch.ones(4, 8), mask, ALGORITHMS["fspo"]))
+    return SequenceSums.zeros().add_(loss_output(4, 8, seed=seed))
 
 
 def test_trainer_state_survives_a_restart(tmp_path: Path) -> None:
@@ -243,10 +240,7 @@ def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
     for step in (10, 20):
-        actor = tmp_path / "checkpoints" / f"global_step_{step}" / "actor"
-        actor.mkdir(parents=True)
-        torch.save({}, actor / "model_world_size_1_rank_0.pt")
-    (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("20")
+        write_checkpoint(tmp_path / "checkpoints", step, ranks=1)
     latest = tmp_path / "checkpoints" / "global_step_20" / "actor"
     assert actor_folder(tmp_path) == latest
     assert actor_folder(tmp_path / "checkpoints") == latest

@@ -39,8 +39,7 @@ def problems(tmp_path: Path) -> Problems:
     def find(*overrides: str) -> list[str]:
         config = composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides)
         try:
-            config = prepare(config)
-            check(config, JOB)
+            check(prepare(config), JOB)
         except PreflightError as error:
             return list(error.problems)
         return []
@@ -122,8 +121,8 @@ MISTAKES = (
     ("trainer.critic_warmup=5", "critic_warmup=5 ", "adv_estimator=grpo", "set it to 0"),
     # the method
     ("algo=rloo actor_rollout_ref.rollout.n=1", "adv_estimator=rloo ", "rollout.n=1", "2 or more"),
-    ("actor_rollout_ref.rollout.top_p=0.9", "rollout.top_p=0.9 ", "to 1 "),
-    ("actor_rollout_ref.rollout.top_k=50", "rollout.top_k=50 ", "to -1 "),
+    ("actor_rollout_ref.rollout.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1 "),
+    ("actor_rollout_ref.rollout.top_k=50", "rollout.top_k=50 ", "top_k=-1 "),
     ("actor_rollout_ref.actor.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", LOSS),
     ("algo=gspo_verl actor_rollout_ref.actor.clip_ratio_low=0.2", "clip_ratio_low=0.2 ", "3e-4"),
     (f"{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "nearly every", "band=sqrt", "0.03"),
@@ -149,6 +148,8 @@ MISTAKES = (
     (f"{CORRECTION}.rollout_rs='seq_sum_k1,token_k1'", "rollout_rs=seq_sum_k1,token_k1 ", "seq_..."),
     (f"{CORRECTION}.rollout_rs=seq_mean_k3", CORRECTION, "rollout_rs_threshold must be provided"),
     (f"{CORRECTION}.rollout_is=sequence {CORRECTION}.rollout_is_threshold=0", CORRECTION, "rollout_is_threshold"),
+    (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "accept_uncorrected=true"),
+    ("mode=colocate_async fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "rollout_rs to null"),
     (f"{CORRECTION}.rollout_is=sequence fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "actor"),
     (
         f"{CORRECTION}.rollout_is=sequence actor_rollout_ref.rollout.calculate_log_probs=false",
@@ -179,8 +180,8 @@ def test_there_are_at_most_60_rules() -> None:
 
 
 def test_all_problems_are_told_at_once(problems: Problems) -> None:
-    found = problems("data.train_batch_size=30", "actor_rollout_ref.rollout.top_p=0.9")
-    assert len(found) == 2
+    sentences = problems("data.train_batch_size=30", "actor_rollout_ref.rollout.top_p=0.9")
+    assert len(sentences) == 2
     assert len(problems("data.train_batch_size=0", "seed=abc")) == 2
 
 
@@ -204,9 +205,7 @@ def test_a_run_starts_a_ray_of_its_own_unless_it_is_told_a_cluster(
     monkeypatch.setenv("FSPO_RUN_ID", "a-run")
     key = "ray_kwargs.ray_init.address"
     override = f"~{key}" if address is None else f"{key}={address}"  # no experiment but the demo has it
-    config = composed(f"run.dir={tmp_path}", *SMALL_TASK, override)
-    config = prepare(config)
-    ray_init = config.ray_kwargs.ray_init
+    ray_init = prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, override)).ray_kwargs.ray_init
     assert ray_init.get("address") == prepared
     starts = prepared == "local"
     assert ("num_cpus" in ray_init) == ("num_gpus" in ray_init) == starts, "ray.init refuses both where it joins"
@@ -217,8 +216,8 @@ def test_a_run_starts_a_ray_of_its_own_unless_it_is_told_a_cluster(
 def test_matched_gradient_scale_divides_the_token_sums(algo: str, multiplier: float | None) -> None:
     config = composed(f"algo={algo}", "match_scale=matched", "run.dir=/nowhere")
     complete_loss(config)
-    found = config.actor_rollout_ref.actor.policy_loss.get("grad_multiplier")
-    assert found == (None if multiplier is None else pytest.approx(multiplier))
+    factor = config.actor_rollout_ref.actor.policy_loss.get("grad_multiplier")
+    assert factor == (None if multiplier is None else pytest.approx(multiplier))
 
 
 def test_one_key_turns_a_loss_of_verls_into_one_of_the_librarys() -> None:
@@ -229,9 +228,9 @@ def test_one_key_turns_a_loss_of_verls_into_one_of_the_librarys() -> None:
 
 
 def test_the_active_band_has_a_window_of_its_own_unless_another_is_given() -> None:
-    given = ["algo=fspo_active", "run.dir=/nowhere"]
-    assert composed(*given).fspo.calibration_rounds == 3 < composed("run.dir=/nowhere").fspo.calibration_rounds
-    assert composed(*given, "fspo.calibration_rounds=5").fspo.calibration_rounds == 5
+    overrides = ["algo=fspo_active", "run.dir=/nowhere"]
+    assert composed(*overrides).fspo.calibration_rounds == 3 < composed("run.dir=/nowhere").fspo.calibration_rounds
+    assert composed(*overrides, "fspo.calibration_rounds=5").fspo.calibration_rounds == 5
 
 
 def test_a_run_names_every_setting_of_its_loss() -> None:

@@ -94,7 +94,6 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
         ("target_clip_rate=1.5", r"target_clip_rate=1\.5 .* 0 and 1"),
         ("run=9", r"run=9: .* 0 to 8"),
         ("algo=fspo", r"algo=fspo"),
-        ("algos=[fspo,fspo_adaptive]", r"algo=fspo_adaptive was removed: use algo=fspo_quantile"),
         ("comparisons=[matched] fspo.record_sequences=false", r"record_sequences=false: .*comparisons=\[default\]"),
         ("run.dir=x", r"run\.dir"),
         ("--algos", r"'--algos' is not KEY=VALUE"),
@@ -156,8 +155,8 @@ def test_what_ends_the_command_ends_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
 ) -> None:
     """Without waiting for it, it would train on, and keep the same command out of its folder."""
-    told = tmp_path / "told"
-    run_trains = f"trap 'echo > {told}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
+    ended = tmp_path / "ended"
+    run_trains = f"trap 'echo > {ended}; exit 143' {signum.value}; kill -{signum.value} $PPID; sleep 20 & wait"
     monkeypatch.setattr(grid, "command_of", lambda *_: ["/bin/sh", "-c", run_trains])
     before = signal.signal(signum, signal.SIG_DFL)  # below nohup it would be ignored, and stay so
     try:
@@ -165,7 +164,7 @@ def test_what_ends_the_command_ends_its_run(
             grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
     finally:
         signal.signal(signum, before)
-    assert told.exists()
+    assert ended.exists()
 
 
 @pytest.mark.parametrize("content", ["[]", '{"runs": [', '{"overrides": [], "runs": [1]}'])
@@ -188,35 +187,35 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 
 def test_calibration_gives_every_algorithm_the_same_clip_rate(tmp_path: Path) -> None:
     write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    found = calibrate(tmp_path, "pilot", ["fspo", "rloo", "gspo", "fspo_quantile"], FAIR, 0.2, "matched")
+    fixed = calibrate(tmp_path, "pilot", ["fspo", "rloo", "gspo", "fspo_quantile"], FAIR, 0.2, "matched")
     sequences = recorded_sequences(tmp_path / "pilot")
     assert sequences.length_B.size == 400, "the first mini-batch is left out"
     for algo in ("fspo", "rloo", "gspo"):
-        assert found["algos"][algo]["clip_rate_on_pilot"] == pytest.approx(0.2, abs=1 / 400)
-    config = composed(*FAIR, "algo=fspo", *found["algos"]["fspo"]["overrides"])
+        assert fixed["algos"][algo]["clip_rate_on_pilot"] == pytest.approx(0.2, abs=1 / 400)
+    config = composed(*FAIR, "algo=fspo", *fixed["algos"]["fspo"]["overrides"])
     clip = config.actor_rollout_ref.actor.policy_loss.clip_high
     inside = np.abs(sequences.log_ratio_B) <= clip * np.sqrt(sequences.length_B)
     assert inside.mean() == pytest.approx(0.8, abs=1 / 400)
     key = "actor_rollout_ref.actor.policy_loss"
     first_batch = [f"{key}.clip_low={clip:.6g}", f"{key}.clip_high={clip:.6g}"]
-    assert found["algos"]["fspo_quantile"]["overrides"] == [*first_batch, f"{key}.target_acceptance=0.8"]
+    assert fixed["algos"]["fspo_quantile"]["overrides"] == [*first_batch, f"{key}.target_acceptance=0.8"]
     write_sequences(tmp_path / "other", np.random.default_rng(1))
     later = calibrate(tmp_path, "other", ["fspo", "luspo"], FAIR, 0.2, "matched")
-    assert later["algos"]["fspo"] == found["algos"]["fspo"] and later["pilot"] == "pilot", "as runs were made with"
+    assert later["algos"]["fspo"] == fixed["algos"]["fspo"] and later["pilot"] == "pilot", "as runs were made with"
 
 
 def test_calibration_gives_every_algorithm_the_same_active_clip_rate(tmp_path: Path) -> None:
     write_sequences(tmp_path / "pilot", np.random.default_rng(0))
-    found = calibrate(tmp_path, "pilot", ["fspo", "rloo", "fspo_active", "unclipped"], FAIR, 0.2, "matched_active")
-    assert found["algos"].pop("unclipped") == {"overrides": [], "clip_rate_on_pilot": 0.0}
+    fixed = calibrate(tmp_path, "pilot", ["fspo", "rloo", "fspo_active", "unclipped"], FAIR, 0.2, "matched_active")
+    assert fixed["algos"].pop("unclipped") == {"overrides": [], "clip_rate_on_pilot": 0.0}
     assert not (tmp_path / "calibration.json").exists()
     sequences = recorded_sequences(tmp_path / "pilot", with_advantages=True)
     assert sequences.advantage_B is not None and 0 < sequences.length_B.size < 400, "those with A = 0 are left out"
     key = "actor_rollout_ref.actor.policy_loss"
-    first_batch = found["algos"]["fspo"]["overrides"]
-    assert found["algos"]["fspo_active"]["overrides"] == [*first_batch, f"{key}.target_acceptance=0.8"]
+    first_batch = fixed["algos"]["fspo"]["overrides"]
+    assert fixed["algos"]["fspo_active"]["overrides"] == [*first_batch, f"{key}.target_acceptance=0.8"]
     for algo, scale in (("fspo", np.sqrt(sequences.length_B)), ("rloo", 1.0)):
-        config = composed(*FAIR, f"algo={algo}", *found["algos"][algo]["overrides"])
+        config = composed(*FAIR, f"algo={algo}", *fixed["algos"][algo]["overrides"])
         clip = config.actor_rollout_ref.actor.policy_loss.clip_high
         lean = np.sign(sequences.advantage_B) * sequences.log_ratio_B
         moved = lean / scale if algo == "fspo" else np.abs(np.expm1(sequences.log_ratio_B)) * (lean > 0)

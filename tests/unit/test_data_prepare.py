@@ -14,8 +14,9 @@ import pytest
 from fspo.data.cli import main
 from fspo.data.decontaminate import BOILERPLATE, distinct, tokens, without_overlap
 from fspo.data.prepare import prepare
-from fspo.data.sources import DAPO_OPENING, SOURCES, TEST_SETS, Problem, SourceError
+from fspo.data.sources import DAPO_OPENING, GROUPS, SOURCES, Problem, SourceError
 from fspo.files import sha256_of
+from fspo.rewards import MathScorer
 
 Rows = list[dict[str, Any]]
 ROWS: dict[str, Rows] = json.loads((Path(__file__).parent / "assets" / "source_rows.json").read_text(encoding="utf-8"))
@@ -26,6 +27,8 @@ LAYOUT = {
     "amc23": "amc23/test-00000-of-00001.parquet",
     "aime24": "aime24/data/train-00000-of-00001.parquet",
     "aime25": "aime25/test.jsonl",
+    "gsm8k_train": "gsm8k/main/train-00000-of-00001.parquet",
+    "gsm8k_test": "gsm8k/main/test-00000-of-00001.parquet",
 }
 
 
@@ -50,12 +53,6 @@ def read(out: Path, name: str) -> Rows:
     return rows
 
 
-def test_all_sets_of_the_papers_setting_are_known() -> None:
-    assert set(LAYOUT) == set(SOURCES) == set(ROWS)
-    assert TEST_SETS == ("math500", "amc23", "aime24", "aime25")
-    assert all(len(source.revision) == 40 for source in SOURCES.values())
-
-
 def test_rows_are_in_verls_schema_with_answers_of_every_published_form(copies: Path, tmp_path: Path) -> None:
     answers = {}
     for name in SOURCES:
@@ -77,11 +74,16 @@ def test_rows_are_in_verls_schema_with_answers_of_every_published_form(copies: P
         "amc23": ["30", "4"],
         "aime24": ["19"],
         "aime25": ["147"],
+        "gsm8k_train": ["6000", "-3", "180"],
+        "gsm8k_test": ["180"],
     }
+    with MathScorer(n_workers=1) as scorer:  # as the recipe's reward judges them
+        boxes = [rf"So it is \boxed{{{answer}}}." for answer in (r"\$6,000", "6000.00", "600")]
+        assert [scorer.score(box, "6000").score for box in boxes] == [1.0, 1.0, 0.0]
 
 
 def test_duplicates_conflicts_and_overlap_are_removed_and_counted(copies: Path, tmp_path: Path) -> None:
-    manifest = prepare("dapo_math_17k", tmp_path / "out", copies, against=TEST_SETS)
+    manifest = prepare("dapo_math_17k", tmp_path / "out", copies, SOURCES["dapo_math_17k"].tests)
     assert manifest["counts"] == {
         "read": 10,
         "duplicates": 3,
@@ -137,6 +139,7 @@ def corrupt(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
         ("dapo_math_17k", corrupt(lambda row: row["prompt"][0].update(content="plain")), "row 2: column 'prompt'"),
         ("dapo_math_17k", corrupt(lambda row: row["reward_model"].update(ground_truth="")), "row 2: .*'ground_truth'"),
         ("dapo_math_17k", lambda p: p.unlink(), "dapo_math_17k.parquet"),
+        ("gsm8k_train", corrupt(lambda row: row.update(answer="It is -3.")), "row 2: column 'answer'.*It is -3"),
     ],
 )
 def test_damaged_sources_are_named_and_leave_an_older_result(
@@ -167,18 +170,18 @@ def test_of_several_files_those_of_the_split_are_read(copies: Path, tmp_path: Pa
 def test_the_hub_is_read_at_the_pinned_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    source = SOURCES["amc23"]
+    source = SOURCES["gsm8k_test"]
 
     def reachable(*args: object, **kwargs: object) -> datasets.Dataset:
-        assert (args, kwargs) == ((source.hub_id,), {"split": source.split, "revision": source.revision})
-        return datasets.Dataset.from_list(ROWS["amc23"])
+        assert (args, kwargs) == (("openai/gsm8k", "main"), {"split": "test", "revision": source.revision})
+        return datasets.Dataset.from_list(ROWS["gsm8k_test"])
 
     monkeypatch.setattr(datasets, "load_dataset", reachable)
-    assert prepare("amc23", tmp_path)["source"]["revision"] == source.revision
-    assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "amc23")] == ["30", "4"]
+    assert prepare("gsm8k_test", tmp_path)["source"]["revision"] == source.revision
+    assert [row["reward_model"]["ground_truth"] for row in read(tmp_path, "gsm8k_test")] == ["180"]
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: next(iter(())))
     with pytest.raises(SourceError, match=rf"{source.hub_id} at {source.revision}.*--source DIR"):
-        prepare("amc23", tmp_path)
+        prepare("gsm8k_test", tmp_path)
 
 
 def problem(text: str, answer: str = "1") -> Problem:
@@ -189,8 +192,8 @@ def test_distinct_compares_text_up_to_unicode_form_and_white_space() -> None:
     same = [problem("Find  x²\nnow"), problem("Find x2 now"), problem("Find x² now")]
     assert distinct(same).duplicates == 2
     assert distinct([problem("x-1"), problem("x+1"), problem("X+1")]).duplicates == 0
-    found = distinct([problem("p", "1"), problem("p", "2"), problem("p", "1"), problem("q")])
-    assert (found.problems, found.conflicting, found.duplicates) == ([problem("q")], 3, 0)
+    result = distinct([problem("p", "1"), problem("p", "2"), problem("p", "1"), problem("q")])
+    assert (result.problems, result.conflicting, result.duplicates) == ([problem("q")], 3, 0)
 
 
 def test_tokens_keep_operators_and_drop_formatting() -> None:
@@ -213,9 +216,14 @@ def test_boilerplate_alone_is_no_overlap() -> None:
 
 
 def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", "all", "--out", str(tmp_path / "out"), "--source", str(copies)]) == 0
-    assert {path.name for path in (tmp_path / "out").glob("*.parquet")} == {f"{name}.parquet" for name in SOURCES}
-    assert "dapo_math_17k: 10 rows read, 3 duplicates, 2 with conflicting answers, 2 overlap" in capsys.readouterr().out
+    write_rows(copies / "gsm8k" / "socratic" / "train-00000-of-00001.parquet", [{"question": "of another subset"}])
+    for group, names in GROUPS.items():
+        out = tmp_path / group
+        assert main(["prepare", group, "--out", str(out), "--source", str(copies)]) == 0
+        assert {path.name for path in out.glob("*.parquet")} == {f"{name}.parquet" for name in names}
+    printed = capsys.readouterr().out
+    assert "dapo_math_17k: 10 rows read, 3 duplicates, 2 with conflicting answers, 2 overlap" in printed
+    assert printed.count("gsm8k_train: 3 rows read, 0 duplicates, 0 with conflicting answers, 1 overlap") == 2
     with pytest.raises(SystemExit) as ended:
         main(["prepare", "nonsense", "--out", str(tmp_path)])
     assert ended.value.code == 2
@@ -223,12 +231,7 @@ def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "'nonsense'" in error and all(name in error for name in SOURCES)
 
 
-def test_a_manifest_that_is_not_its_own_stays(copies: Path, tmp_path: Path) -> None:
-    theirs = tmp_path / "out" / "aime25.manifest.json"
-    theirs.parent.mkdir()
-    theirs.write_text('{"name": "aime25"}')
-    with pytest.raises(FileExistsError, match=r"aime25\.manifest\.json exists and was not written by this program"):
-        prepare("aime25", tmp_path / "out", copies)
-    assert [path.read_text() for path in theirs.parent.iterdir()] == ['{"name": "aime25"}']
+def test_a_file_is_no_folder_for_the_data(copies: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
     with pytest.raises(NotADirectoryError, match="is not a folder that can be written to"):
-        prepare("aime25", theirs, copies)
+        prepare("aime25", tmp_path / "out", copies)

@@ -71,10 +71,10 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
     funnel.train([3], staleness=[1], versions=[2])
     funnel.end("stale", [9])
     metrics |= funnel.end_step(1)[0]
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/fairness.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^\| `(fspo/[^`]+)` \|", page, re.M))
     patterns = {name: re.compile(re.sub(r"\\\{\w+\\\}", "[^ ]+", re.escape(name))) for name in explained}
-    assert [name for name in metrics if not any(each.fullmatch(name) for each in patterns.values())] == []
+    assert [name for name in metrics if not any(pattern.fullmatch(name) for pattern in patterns.values())] == []
     # The recipe adds some, whose names stand in its code.
     recipe = {
         name
@@ -82,7 +82,7 @@ def test_every_metric_is_documented_and_every_documented_one_occurs() -> None:
         for name in re.findall(r'"(fspo/[a-z_/]+)"', path.read_text("utf-8"))
     }
     assert recipe <= explained
-    gone = {name for name, each in patterns.items() if not any(each.fullmatch(metric) for metric in metrics)}
+    gone = {name for name, pattern in patterns.items() if not any(pattern.fullmatch(metric) for metric in metrics)}
     assert gone <= recipe
     assert all(np.isfinite(value) for value in metrics.values())
 
@@ -134,8 +134,8 @@ def test_outcome_by_length() -> None:
     diagnostics = LengthDiagnostics(bins=2, resamples=20)
     diagnostics.update(minibatches(4))
     length_B = torch.tensor([1, 2, 119, 120, 0])
-    found = diagnostics.outcome_metrics("accuracy", torch.tensor([1.0, 0.0, 1.0, 1.0, 9.0]), length_B)
-    assert found == {"fspo/outcome/accuracy/bin_00": 0.5, "fspo/outcome/accuracy/bin_01": 1.0}
+    metrics = diagnostics.outcome_metrics("accuracy", torch.tensor([1.0, 0.0, 1.0, 1.0, 9.0]), length_B)
+    assert metrics == {"fspo/outcome/accuracy/bin_00": 0.5, "fspo/outcome/accuracy/bin_01": 1.0}
 
 
 LENGTHS = (16, 64, 256)
@@ -168,7 +168,7 @@ def test_the_noise_is_that_of_each_length_and_the_margin_that_of_the_band() -> N
 def test_a_band_within_five_times_the_noise_is_warned_of() -> None:
     assert measured(0.005).warning() is None
     warning = measured(0.01).warning()
-    assert warning and "fspo/noise_floor/margin" in warning and "pad_to_length=true" in warning and "fp16" in warning
+    assert warning and "fspo/noise_floor/margin" in warning and "shuffle=false" in warning and "fp16" in warning
 
 
 def test_no_noise_and_no_band_give_no_margin() -> None:

@@ -25,10 +25,10 @@ def test_as_many_are_dropped_as_are_stale(polls: list[list[tuple[float, int]]], 
     drops, groups, stale, lost, beyond = EvenDrops(bins, 1000), 0, 0, 0, 0
     there: dict[str, tuple[float, int]] = {}
     for number, poll in enumerate(polls):
-        there |= {f"{groups + i}": each for i, each in enumerate(poll)}
+        there |= {f"{groups + i}": group for i, group in enumerate(poll)}
         groups += len(poll)
         stale += sum(age > THRESHOLD for _, age in poll)
-        length, age = ({uid: each[i] for uid, each in there.items()} for i in (0, 1))
+        length, age = ({uid: group[i] for uid, group in there.items()} for i in (0, 1))
         chosen = drops.choose(length, age, THRESHOLD)
         assert drops.choose(length, age, THRESHOLD) == chosen
         assert {uid for uid in there if age[uid] > HARD_LIMIT * THRESHOLD} <= chosen
@@ -48,7 +48,7 @@ def test_long_groups_that_are_stale_and_short_ones_that_are_not_lose_the_same_sh
     drops, lost = EvenDrops(2, 200), Counter[str]()
     for step in range(50):
         groups = {f"{step}-{i}": (20.0, 1) if i < 4 else (200.0, 3) for i in range(8)}  # half, and only the long, stale
-        length, age = ({uid: each[i] for uid, each in groups.items()} for i in (0, 1))
+        length, age = ({uid: group[i] for uid, group in groups.items()} for i in (0, 1))
         lost.update("short" if length[uid] < 100 else "long" for uid in drops.choose(length, age, THRESHOLD))
     assert lost["short"] == pytest.approx(100, abs=3) and lost["long"] == pytest.approx(100, abs=3)
 
@@ -80,7 +80,7 @@ def test_verls_buffer_drops_what_the_rule_says(evenly: bool) -> None:
 
 
 def test_a_buffer_of_ones_own_only_tells_its_progress() -> None:
-    told: list[str] = []
+    lines: list[str] = []
 
     class Mine(ReplayBufferAsync):  # type: ignore[misc]
         """As ``trainer.v1.sampler.custom_sampler`` names one: verl asks for a subclass of its own."""
@@ -90,8 +90,8 @@ def test_a_buffer_of_ones_own_only_tells_its_progress() -> None:
 
     mine = Mine("separate_async", {}, max_off_policy_threshold=2, max_off_policy_strategy="drop", sampler_kwargs={})
     assert counting(mine, LengthFunnel(), 2, {}) is mine
-    RunnerHooks._watch(SimpleNamespace(_moved=told.append), mine)
+    RunnerHooks._watch(SimpleNamespace(_moved=lines.append), mine)
     mine.poll_interval = 0.0
     assert mine._select_prompt_uids("train", set(), 2) == "mine"
     mine._wait_for_next_poll("train", 0.0)
-    assert told == ["0 responses finished; prompts: 0 pending, 0 running, 0 finished, 0 failed"]
+    assert lines == ["0 responses finished; prompts: 0 pending, 0 running, 0 finished, 0 failed"]

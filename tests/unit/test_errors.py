@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,6 @@ from waiting import wait_until
 from recipe.runner.faults import errors
 from recipe.runner.faults.errors import Death, ExplainedError, bus_error, failure, killed_for_memory, memory_limit
 from recipe.runner.faults.phase import Phase
-from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.faults.watchdog import Watchdog
 
 MIB = 2**20
@@ -100,15 +101,15 @@ def test_the_smallest_limit_counts(tmp_path: Path) -> None:
 
 def test_what_to_lower_is_said() -> None:
     total = psutil.virtual_memory().total / 2**30
-    said = killed_for_memory("reward worker", "")
-    assert f"{total:.1f} GiB" in said and "reward.num_workers" in said
+    sentence = killed_for_memory("reward worker", "")
+    assert f"{total:.1f} GiB" in sentence and "reward.num_workers" in sentence
 
 
 def test_a_worker_that_ray_ended_for_memory_is_named_so(tmp_path: Path) -> None:
     for text, is_said in {"killed due to the node running low on memory": True, "gone": False}.items():
-        said = str(failure(RuntimeError(text), tmp_path / "log", Death("FSDP worker", 4520, None, None), None))
-        assert said.startswith("the FSDP worker (process 4520) ")
-        assert [part in said for part in ("RAY_memory_usage_threshold", "ppo_max_token_len")] == [is_said] * 2
+        sentence = str(failure(RuntimeError(text), tmp_path / "log", Death("FSDP worker", 4520, None, None), None))
+        assert sentence.startswith("the FSDP worker (process 4520) ")
+        assert [part in sentence for part in ("RAY_memory_usage_threshold", "ppo_max_token_len")] == [is_said] * 2
 
 
 def test_a_process_without_shared_memory_is_named_so(tmp_path: Path) -> None:
@@ -119,26 +120,43 @@ def test_a_process_without_shared_memory_is_named_so(tmp_path: Path) -> None:
     )
     with log.open("wb") as out:  # a page that the kernel cannot give, as in a full /dev/shm
         assert subprocess.run([sys.executable, "-c", code], stderr=out).returncode == -signal.SIGBUS
-    said = str(failure(RuntimeError("x"), tmp_path / "driver.log", Death("FSDP worker", 7, str(log), None), None))
+    sentence = str(failure(RuntimeError("x"), tmp_path / "driver.log", Death("FSDP worker", 7, str(log), None), None))
     for part in ("the FSDP worker (process 7) died", "--shm-size", "update_weights_bucket_megabytes"):
-        assert part in said
+        assert part in sentence
     log.write_text("Segmentation fault")
     assert bus_error(str(log)) is None and bus_error(None) is None
 
 
-def test_a_process_killed_for_memory_is_named_so(run_id: str, memory_limit: Callable[[int], Path]) -> None:
-    small_memory = memory_limit(64 * MIB)
-    code = f"open('{small_memory}/cgroup.procs', 'w').write('0'); print('in', flush=True); input(); bytearray(2**28)"
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """The folder of a cgroup of the test's own with a limit of 64 MiB."""
+    folder, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+    if not folder.exists():
+        folder, name = Path("/sys/fs/cgroup"), "memory.max"
+    folder /= f"fspo-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / name).write_text(str(64 * MIB))
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield folder
+    for _ in range(200):  # the kernel takes a moment to forget processes that were killed
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+            break
+        time.sleep(0.1)
+
+
+def test_a_process_killed_for_memory_is_named_so(
+    run_id: str, begin: Callable[..., subprocess.Popen[bytes]], small_memory: Path
+) -> None:
+    code = f"open('{small_memory}/cgroup.procs', 'w').write('0'); print(flush=True); input(); bytearray(2**28)"
     deaths: list[Death] = []
     watch = Watchdog(run_id, lambda: None, deaths.append, lambda: None, lambda: None)
-    with subprocess.Popen(
-        ["VLLM::EngineCore", "-c", code], executable=sys.executable, env={**os.environ, RUN_ID_VARIABLE: run_id},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as victim:  # fmt: skip
-        assert victim.stdout is not None and victim.stdout.readline() == "in\n"
-        watch.start()
-        wait_until(lambda: watch._known)
-        victim.communicate("\n", timeout=20)
+    victim = begin("VLLM::EngineCore", code)
+    watch.start()
+    wait_until(lambda: watch._known)
+    victim.communicate(b"\n", timeout=20)
     wait_until(lambda: deaths)
     watch.stop()
     for part in (f"vLLM engine (process {victim.pid})", "0.1 GiB", "max_num_seqs", "VLLM_CPU_KVCACHE_SPACE"):

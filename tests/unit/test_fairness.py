@@ -104,7 +104,7 @@ def test_interval_covers_under_clustering(spread: float) -> None:
 
 def test_the_noise_floor_of_masses_is_what_flat_acceptance_gives() -> None:
     """Twenty mini-batches of 64 sequences in 120 bins: a sequence that is alone in a bin has a weight all the same."""
-    rng, starts, found = np.random.default_rng(0), np.arange(0, 120, 15), []
+    rng, starts, pairs = np.random.default_rng(0), np.arange(0, 120, 15), []
     for _ in range(20):
         weight, inside = np.exp(rng.normal(size=(20, 64))), rng.random((20, 64)) < 0.85
         where = rng.integers(0, 120, (20, 64))
@@ -114,8 +114,8 @@ def test_the_noise_floor_of_masses_is_what_flat_acceptance_gives() -> None:
             for value in (weight * inside, weight, weight**2)
         ]
         error = Counts(*columns).error(starts, resamples=200)
-        found.append((error.noise_floor, error.lre))
-    floor, lre = np.mean(found, axis=0)
+        pairs.append((error.noise_floor, error.lre))
+    floor, lre = np.mean(pairs, axis=0)
     assert 0.9 < floor / lre < 1.1
 
 
@@ -176,19 +176,23 @@ def _group(
     return [(rng.binomial(8, rates, (batches, len(rates))).astype(float), total) for _ in range(seeds)]
 
 
+def _plain(accepted: Array, total: Array, _: object) -> Array:
+    return plain_lre(accepted, total)[0]
+
+
 def test_pooled_difference_is_that_of_the_pooled_counts() -> None:
     rng = np.random.default_rng(0)
     flat, steep = _group(rng, [0.85] * 4), _group(rng, [0.95, 0.9, 0.8, 0.7])
-    found = pooled_difference(flat, steep, lambda a, t, _: plain_lre(a, t)[0])
+    apart = pooled_difference(flat, steep, _plain)
 
     def pooled(group: list[tuple[Array, Array]]) -> float:
         return float(plain_lre(sum(a.sum(0) for a, _ in group), sum(t.sum(0) for _, t in group))[0])
 
-    assert found.value == pytest.approx(pooled(flat) - pooled(steep))
-    assert found.excludes_zero
-    assert found.value == pytest.approx(-0.089, abs=0.03)  # steep alone: mean of |0.95, 0.9, 0.8, 0.7| / 0.8375 - 1
-    over_seeds = pooled_difference(flat, steep, lambda a, t, _: plain_lre(a, t)[0], over="seeds")
-    assert over_seeds.value == found.value
+    assert apart.value == pytest.approx(pooled(flat) - pooled(steep))
+    assert apart.excludes_zero
+    assert apart.value == pytest.approx(-0.089, abs=0.03)  # steep alone: mean of |0.95, 0.9, 0.8, 0.7| / 0.8375 - 1
+    over_seeds = pooled_difference(flat, steep, _plain, over="seeds")
+    assert over_seeds.value == apart.value
     assert over_seeds.excludes_zero
 
 
@@ -197,9 +201,7 @@ def test_pooled_difference_covers_zero_between_equal_groups(over: str) -> None:
     rng, outside = np.random.default_rng(1), 0
     for trial in range(60):
         a, b = _group(rng, [0.9, 0.8, 0.7, 0.9]), _group(rng, [0.9, 0.8, 0.7, 0.9])
-        outside += pooled_difference(
-            a, b, lambda acc, tot, _: plain_lre(acc, tot)[0], over=over, resamples=400, seed=trial
-        ).excludes_zero
+        outside += pooled_difference(a, b, _plain, over=over, resamples=400, seed=trial).excludes_zero
     assert outside <= 9  # 5% of 60 are 3; more than 9 has a probability below 0.001
 
 
@@ -210,15 +212,15 @@ def test_a_flat_band_is_not_called_worse_than_none_for_the_noise_of_its_mini_bat
     total = np.full((45, 8), 8.0)
     for trial in range(30):
         logit = 2.6 + rng.normal(size=(5, 45, 1)) + 2 * rng.normal(size=(5, 45, 8))
-        flat = [(rng.binomial(8, 1 / (1 + np.exp(-each))).astype(float), total) for each in logit]
-        found = pooled_difference(flat, [(total, total)] * 5, debiased_lre, over=over, resamples=200, seed=trial)
-        claims += found.excludes_zero
+        flat = [(rng.binomial(8, 1 / (1 + np.exp(-logit_MK))).astype(float), total) for logit_MK in logit]
+        difference = pooled_difference(flat, [(total, total)] * 5, debiased_lre, over=over, resamples=200, seed=trial)
+        claims += difference.excludes_zero
     assert claims <= 5  # with binomial noise 10 and more
 
 
 def test_pooled_difference_refuses_what_does_not_pair() -> None:
     group = _group(np.random.default_rng(3), [0.9, 0.7], seeds=2)
     with pytest.raises(ValueError, match="same seeds"):
-        pooled_difference(group, group[:1], lambda a, t, _: plain_lre(a, t)[0])
-    one = pooled_difference(group[:1], group[:1], lambda a, t, _: plain_lre(a, t)[0], over="seeds")
+        pooled_difference(group, group[:1], _plain)
+    one = pooled_difference(group[:1], group[:1], _plain, over="seeds")
     assert np.isnan(one.low)

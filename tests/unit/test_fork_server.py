@@ -87,22 +87,22 @@ def run_client(path: Path, tmp_path: Path) -> dict[str, object]:
         environment = {**os.environ, "ONLY_OF_WORKER": "yes"}
         subprocess.run(command, cwd=folder, env=environment, stdout=out, stderr=err, check=True, timeout=120)
     wait_until((tmp_path / "err").read_text)  # a forked worker goes on after its client
-    found: dict[str, object] = json.loads((tmp_path / "out").read_text())
-    assert found["argv"] == [str(worker), "a b"]
-    assert found["cwd"] == str(folder)
-    assert found["variable"] == "yes"
-    assert found["main"] == "__main__"
+    answer: dict[str, object] = json.loads((tmp_path / "out").read_text())
+    assert answer["argv"] == [str(worker), "a b"]
+    assert answer["cwd"] == str(folder)
+    assert answer["variable"] == "yes"
+    assert answer["main"] == "__main__"
     assert (tmp_path / "err").read_text() == "said\n"
-    return found
+    return answer
 
 
 def test_workers_are_forked_with_their_own_environment(
     server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
 ) -> None:
     first, second = (run_client(server[1], tmp_path) for _ in range(2))
-    for found in (first, second):
-        assert found["forked"]
-        assert found["leads"]  # Ray ends the process group of a worker, which must hold no other worker
+    for answer in (first, second):
+        assert answer["forked"]
+        assert answer["leads"]  # Ray ends the process group of a worker, which must hold no other worker
     assert first["pid"] != second["pid"]
 
 
@@ -120,8 +120,8 @@ def run_spawner(tmp_path: Path, command: Callable[[Path], list[str]]) -> dict[st
     with out.open("wb") as file:
         subprocess.run(command(spawner), stdout=file, check=True, timeout=120)
     wait_until(out.read_text, 60)  # a forked worker goes on after its client
-    found: dict[str, object] = json.loads(out.read_text())
-    return found
+    ends: dict[str, object] = json.loads(out.read_text())
+    return ends
 
 
 def with_executable(program: Path) -> Callable[[Path], list[str]]:
@@ -137,10 +137,10 @@ def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(
     server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
 ) -> None:
     program = write_program(server[1])
-    found = run_spawner(tmp_path, lambda spawner: [str(program), str(spawner)])
+    actual = run_spawner(tmp_path, lambda spawner: [str(program), str(spawner)])
     # forked; in the worker's process group, which Ray ends; with its own name; gone; with the exit code of a child
     ends = _ENDS | {"terminate": -signal.SIGKILL}  # of the process that stands in for it
-    assert found == {how: [True, True, True, False, code] for how, code in ends.items()}
+    assert actual == {how: [True, True, True, False, code] for how, code in ends.items()}
 
 
 def test_without_a_server_python_runs_what_is_spawned(tmp_path: Path) -> None:

@@ -17,16 +17,16 @@ events = st.lists(st.tuples(st.sampled_from(STAGES), lengths, st.integers(0, 3))
 @given(st.lists(events, min_size=1, max_size=4), st.integers(0, 50))
 def test_every_response_started_ends_once_or_is_under_way(steps: list, extra: int) -> None:
     funnel = LengthFunnel()
-    started = extra + sum(len(each) + unknown for step in steps for _, each, unknown in step)
+    started = extra + sum(len(lengths) + unknown for step in steps for _, lengths, unknown in step)
     funnel.start(started)
     records = []
     for number, step in enumerate(steps):
-        for stage, each, unknown in step:
+        for stage, lengths, unknown in step:
             if stage == "trained":
-                funnel.train(each, [0] * len(each), [1] * len(each))
+                funnel.train(lengths, [0] * len(lengths), [1] * len(lengths))
                 funnel.end("failed", [], unknown)
             else:
-                funnel.end(stage, each, unknown)
+                funnel.end(stage, lengths, unknown)
         if number == 0:  # through a checkpoint, in the middle of a step
             restored = LengthFunnel()
             restored.load_state_dict(funnel.state_dict())

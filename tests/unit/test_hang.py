@@ -53,13 +53,13 @@ def test_each_process_is_seen_as_it_is(run_id: str, begin: Begin) -> None:
     reward, engine = begin("ray::RewardLoopWorker", SLEEPS).pid, begin("ray::WorkerDict", WAITS).pid
     loop, stopped = begin("VLLM::EngineCore", LOOPS).pid, begin("ray::TaskRunner", WAITS).pid
     os.kill(stopped, signal.SIGSTOP)
-    found = {doing.pid: doing for doing in doing_here(run_id)}
-    assert (found[reward].state, found[reward].where) == ("waits", "compute_score (RewardLoopWorker.py:3)")
-    assert (found[engine].state, found[engine].own) == ("waits", False)
-    assert (found[loop].state, found[loop].role) == ("busy", "vLLM engine")
-    assert found[loop].where is not None and found[loop].where.startswith("endless (EngineCore.py:")
-    assert found[stopped].words() == f"the trainer (process {stopped}) is stopped"
-    assert "  MainThread\n    compute_score (RewardLoopWorker.py:3)\n" in found[reward].stacks
+    by_pid = {doing.pid: doing for doing in doing_here(run_id)}
+    assert (by_pid[reward].state, by_pid[reward].where) == ("waits", "compute_score (RewardLoopWorker.py:3)")
+    assert (by_pid[engine].state, by_pid[engine].own) == ("waits", False)
+    assert (by_pid[loop].state, by_pid[loop].role) == ("busy", "vLLM engine")
+    assert by_pid[loop].where is not None and by_pid[loop].where.startswith("endless (EngineCore.py:")
+    assert by_pid[stopped].words() == f"the trainer (process {stopped}) is stopped"
+    assert "  MainThread\n    compute_score (RewardLoopWorker.py:3)\n" in by_pid[reward].stacks
 
 
 def test_the_thread_that_executes_a_call_tells_where_an_actor_is(run_id: str, begin: Begin) -> None:
@@ -90,11 +90,11 @@ class Watched:
 
     def __init__(self, run_id: str, folder: Path, after_s: float) -> None:
         self.phase: Phase | None = None
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.hangs: list[Death] = []
         self.over = threading.Event()
         HangWatch(
-            run_id, folder, after_s, lambda: self.phase, lambda: 0, self.said.append, self.hangs.append, self.over
+            run_id, folder, after_s, lambda: self.phase, lambda: 0, self.lines.append, self.hangs.append, self.over
         ).start()
 
 
@@ -105,15 +105,15 @@ def test_a_run_without_progress_is_warned_of_and_then_ended(
     monkeypatch.setattr(hang, "_END", 100)
     reward = begin("ray::RewardLoopWorker", SLEEPS).pid
     watched = Watched(run_id, tmp_path, 0.4)
-    wait_until(lambda: watched.said)
-    warning = watched.said[0]
+    wait_until(lambda: watched.lines)
+    warning = watched.lines[0]
     for part in ("warning: no progress ", "during start-up", f"(process {reward}) is in compute_score", "hang_after_s"):
         assert part in warning
     assert f"{tmp_path}/hang.txt" in warning
     assert "compute_score (RewardLoopWorker.py:3)" in (tmp_path / "hang.txt").read_text()
     watched.phase = Phase(3, "generation", queue="3 responses finished")
-    wait_until(lambda: len(watched.said) == 2)
-    assert watched.said[1].startswith("note: the run goes on") and watched.hangs == []
+    wait_until(lambda: len(watched.lines) == 2)
+    assert watched.lines[1].startswith("note: the run goes on") and watched.hangs == []
     (tmp_path / "hang.txt").unlink()
     (tmp_path / "hang.txt").mkdir()  # as on a full disk: the hang must end the run all the same
     monkeypatch.setattr(hang, "_END", 1.75)
@@ -139,4 +139,4 @@ def test_progress_within_a_phase_counts(run_id: str, tmp_path: Path, monkeypatch
         watched.phase = Phase(1, "generation", 0.0, queue=f"{moves} responses finished")
         time.sleep(0.05)
     watched.over.set()
-    assert watched.said == [] and watched.hangs == []
+    assert watched.lines == [] and watched.hangs == []

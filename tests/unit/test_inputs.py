@@ -20,8 +20,7 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
 
 
 def problems(*overrides: str) -> list[str]:
-    config = composed("run.dir=/nowhere", *overrides)
-    config = prepare(config)
+    config = prepare(composed("run.dir=/nowhere", *overrides))
     return [problem for rule in RULES for problem in rule(config)]
 
 
@@ -36,7 +35,7 @@ def test_an_incomplete_model_folder(tmp_path: Path) -> None:
     key = f"actor_rollout_ref.model.path={tmp_path}"
 
     def of_the_model(*parts: str) -> bool:
-        return any(f"model.path='{tmp_path}'" in said and all(part in said for part in parts) for said in problems(key))
+        return any(f"model.path='{tmp_path}'" in text and all(part in text for part in parts) for text in problems(key))
 
     assert of_the_model("config.json", "recipe.runner.export")
     (tmp_path / "config.json").write_text("{}")
@@ -65,8 +64,6 @@ def test_a_model_of_the_hub_that_is_not_here(tmp_path: Path, monkeypatch: pytest
     ("name", "content", "parts"),
     [
         ("broken.parquet", b"not parquet", "broken.parquet|make it again"),
-        ("cut.jsonl", b'{"data_source": "own", "pro', "cut.jsonl|make it again"),
-        ("rows.csv", b"a,b", "rows.csv|.parquet, .json and .jsonl"),
         ("foreign.jsonl", b'{"question": "1 + 1"}', "foreign.jsonl|no column prompt|prepare"),
     ],
 )
@@ -87,8 +84,6 @@ def test_the_files_of_a_list_are_checked_one_by_one_and_together(tmp_path: Path)
     assert problems(f"data.val_files={files['number']}") == [], "a reward may read numbers"
     (problem,) = problems(f"data.train_files=[{files['text']},{files['number']}]")
     assert problem.startswith(f"data.train_files: {files['number']} cannot be joined") and "int64" in problem
-    (problem,) = problems(f"data.train_files=[{files['text']},{tmp_path}/no.parquet]")
-    assert f"{tmp_path}/no.parquet does not exist" in problem
     assert problems(NO_TASK, f"data.train_files={files['text']}", f"data.val_files={files['text']}") != []
 
 
@@ -101,11 +96,6 @@ FUNCTION = "reward.custom_reward_function"
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([f"{FUNCTION}.name=score"], "name='score': it has no function 'score'"),
-        (
-            [f"+{FUNCTION}.reward_kwargs.solution_str=x"],
-            "reward_kwargs={'solution_str': 'x'}: reward_kwargs would replace",
-        ),
         ([f"+{FUNCTION}.reward_kwargs.overlong_bufer=64"], "knows no overlong_bufer .*mean overlong_buffer"),
         ([f"+{FUNCTION}.reward_kwargs.overlong_buffer=64"], "max_response_length"),
         (
@@ -120,13 +110,13 @@ FUNCTION = "reward.custom_reward_function"
     ],
 )
 def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], says: str) -> None:
-    (found,) = problems(*overrides)
-    assert re.search(says, found), found
+    (problem,) = problems(*overrides)
+    assert re.search(says, problem), problem
 
 
 def test_settings_of_the_recipes_own_reward_are_known() -> None:
-    given = "{overlong_buffer: 64, max_response_length: 256, n_workers: 2, normalise: false, time_limit_s: 2}"
-    assert problems(f"+{FUNCTION}.reward_kwargs={given}") == []
+    settings = "{overlong_buffer: 64, max_response_length: 256, n_workers: 2, normalise: false, time_limit_s: 2}"
+    assert problems(f"+{FUNCTION}.reward_kwargs={settings}") == []
     assert problems(f"+{FUNCTION}.reward_kwargs={{overlong_buffer: null}}") == []  # off
 
 
@@ -136,7 +126,7 @@ def test_a_file_is_imported_in_another_process_under_its_absolute_path(
     monkeypatch.chdir(tmp_path)
     Path("reward.py").write_text(f"import sys\nprint('noise')\nassert 'verl' not in sys.modules\n{GOOD}")
     assert problems(f"{FUNCTION}.path=reward.py") == []
-    (found,) = problems(f"{FUNCTION}.path=reward.py", f"{FUNCTION}.name=score")
-    assert f"{FUNCTION}.path='{tmp_path}/reward.py', name='score': it has no function 'score'" in found
+    (problem,) = problems(f"{FUNCTION}.path=reward.py", f"{FUNCTION}.name=score")
+    assert f"{FUNCTION}.path='{tmp_path}/reward.py', name='score': it has no function 'score'" in problem
     Path("reward.py").write_text("import os\nos._exit(7)")
     assert "ended with status 7" in problems(f"{FUNCTION}.path=reward.py")[0]

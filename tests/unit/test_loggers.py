@@ -21,7 +21,7 @@ def log_two_steps(config: Any, trainer_logger: list[str]) -> None:
 
     loggers.point_into(config.run.dir)
     tracking = Tracking("fspo", run_name(config), trainer_logger, config={"trainer": {}})
-    tracking.logger = {name: loggers.Chosen(each, chosen(config)) for name, each in tracking.logger.items()}
+    tracking.logger = {name: loggers.Chosen(logger, chosen(config)) for name, logger in tracking.logger.items()}
     for step in (1, 2):
         tracking.log(METRICS, step)
     tracking.finish()
@@ -94,7 +94,7 @@ def test_what_cannot_be_logged_is_refused(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     sentences = list(problems(composed(f"trainer.logger={logger}")))
-    assert len(sentences) == bool(says) and all(each in sentences[0] for each in says), sentences
+    assert len(sentences) == bool(says) and all(part in sentences[0] for part in says), sentences
 
 
 def test_verls_loggers_are_those_listed() -> None:

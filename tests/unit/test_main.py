@@ -57,8 +57,8 @@ def test_what_is_refused_is_named_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    said = refused(monkeypatch, capsys, argument.format(tmp_path))
-    assert [name for name in names if name.format(tmp_path) not in said] == [], said
+    error = refused(monkeypatch, capsys, argument.format(tmp_path))
+    assert [name for name in names if name.format(tmp_path) not in error] == [], error
 
 
 def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
@@ -104,9 +104,9 @@ def test_a_mistyped_key_gets_a_suggestion(override: str, meant: str) -> None:
 
 
 def test_a_word_for_true_or_false_is_refused() -> None:
-    for given in ("evaluate=ture", "trainer.val_before_train=no", "actor_rollout_ref.actor.use_kl_loss=Flase"):
-        with pytest.raises(HydraException, match=f"{given}: give true or false"):
-            compose(["algo=gspo", given])
+    for override in ("evaluate=ture", "trainer.val_before_train=no", "actor_rollout_ref.actor.use_kl_loss=Flase"):
+        with pytest.raises(HydraException, match=f"{override}: give true or false"):
+            compose(["algo=gspo", override])
     assert compose(["trainer.experiment_name=on", "evaluate=TRUE"]).evaluate is True
 
 
@@ -114,9 +114,9 @@ def test_a_folder_of_the_users_adds_to_verls(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "mine/algo").mkdir(parents=True)
     (tmp_path / "mine/algo/other.yaml").write_text("# @package _global_\nfspo: {algo: other}\n")
     monkeypatch.chdir(tmp_path)
-    given = ["hydra.searchpath=[mine]", "algo=other"]
-    assert compose(given).fspo.algo == "other"
-    assert "other" in choices("algo", given)
+    overrides = ["hydra.searchpath=[mine]", "algo=other"]
+    assert compose(overrides).fspo.algo == "other"
+    assert "other" in choices("algo", overrides)
     with pytest.raises(HydraException, match="nowhere is not a folder"):
         compose(["hydra.searchpath=[nowhere]"])
 
@@ -134,14 +134,14 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
     command = ["experiment=qwen3_8b", "algo=gspo", f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=true" if new else "dry_run=true"])
     main()
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for part in (
         "loss_mode: seq_gspo",
         f"dir: {tmp_path}",
         "GiB per GPU",
         "not checked on this machine: data.train_files",
     ):
-        assert part in said
+        assert part in printed
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -149,5 +149,5 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    said = refused(monkeypatch, capsys, "experiment=qwen3_8b", "data.train_batch_size=500", "dry_run=true")
-    assert "data.train_batch_size=500" in said
+    error = refused(monkeypatch, capsys, "experiment=qwen3_8b", "data.train_batch_size=500", "dry_run=true")
+    assert "data.train_batch_size=500" in error

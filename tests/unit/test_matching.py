@@ -50,11 +50,11 @@ def test_histograms_give_nearly_the_same_clips_as_pairs() -> None:
     output = run(FIXED["fspo"])
     sums = SequenceSums.zeros().add_(output)
     length_K = (sums.column("length") / sums.column("count").clamp(min=1)).numpy()
-    found, bins = Sequences.from_cells(sums.cells().numpy(), length_K)
-    assert found.count_B.sum() == pytest.approx(2000) and bins.shape == found.count_B.shape
+    cells, bins = Sequences.from_cells(sums.cells().numpy(), length_K)
+    assert cells.count_B.sum() == pytest.approx(2000) and bins.shape == cells.count_B.shape
     for algo in FIXED.values():
         exact = match_clip(pairs(output), algo, 0.15).factor
-        assert match_clip(found, algo, 0.15).factor == pytest.approx(exact, rel=0.03)
+        assert match_clip(cells, algo, 0.15).factor == pytest.approx(exact, rel=0.03)
 
 
 def test_drift_is_followed_where_the_band_follows_it() -> None:

@@ -31,7 +31,7 @@ from benchmarks.models.demo_model import (
 from benchmarks.models.words import WordList
 from fspo.data.offline_task import MAX_DIVIDEND, distinct, score_answer
 
-#: Bounds around what was measured when the shipped models were made; see docs/demo.md.
+#: Bounds around what was measured when the shipped models were made; see docs/index.md.
 SAMPLED_ACCURACY = {"remainder": (0.25, 0.6), "words": (0.25, 0.6)}
 GREEDY_ACCURACY = {"remainder": (0.35, 0.65), "words": (0.25, 0.75)}
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fspo.data import offline_task
 from fspo.data.offline_task import (
-    DATA_SOURCE,
     MAX_DIVIDEND,
     MAX_QUOTIENT,
     VOCABULARY,
@@ -83,16 +82,6 @@ def test_lengths_span_two_orders_of_magnitude() -> None:
     lengths = np.array([len(problem.working) for problem in generate(4000, 0, seed=0)[0]])
     assert lengths.min() == 3 and lengths.max() == 7 * MAX_QUOTIENT - 4
     assert np.quantile(lengths, 0.9) > 20 * np.quantile(lengths, 0.1)
-
-
-def test_files_are_in_verl_schema(tmp_path: Path) -> None:
-    paths = write_dataset(tmp_path, n_train=20, n_test=10, seed=0)
-    rows = pq.read_table(paths["test"]).to_pylist()
-    assert len(rows) == 10
-    assert set(rows[0]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
-    assert rows[0]["data_source"] == DATA_SOURCE
-    assert rows[0]["reward_model"]["style"] == "rule"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["test.parquet", "train.parquet"]
 
 
 def test_only_a_file_of_our_own_is_replaced(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}
 class Queue:
     """TransferQueue's read of these rows; notes the columns."""
 
-    def __init__(self, told: bool, turns: int = 2, by_tool: int = 0) -> None:
+    def __init__(self, reported: bool, turns: int = 2, by_tool: int = 0) -> None:
         self.read: set[str] = set()
-        self._told, self._turns, self._by_tool = told, turns, by_tool
+        self._reported, self._turns, self._by_tool = reported, turns, by_tool
 
     def column(self, name: str, keys: list[str]) -> Any:
         if name == "num_turns":
@@ -43,7 +43,7 @@ class Queue:
     def _info(self, key: str) -> dict[str, Any]:
         digest = "-".join(map(str, TOKENS[key]))
         return {"acc": float(REWARD[key] == 1)} | (
-            {"score": REWARD[key], RESPONSE_DIGEST: digest} if self._told else {}
+            {"score": REWARD[key], RESPONSE_DIGEST: digest} if self._reported else {}
         )
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
@@ -59,32 +59,32 @@ def read(queue: Queue, monkeypatch: pytest.MonkeyPatch, own_agents: bool = False
 
 
 def test_no_tokens_are_read_and_the_metrics_are_those_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, untold = Queue(told=True), Queue(told=False)
+    reported, untold = Queue(reported=True), Queue(reported=False)
     metrics = [
-        outcome_metrics(found, LengthDiagnostics(bins=2, window=1))
-        for found in (read(told, monkeypatch), read(untold, monkeypatch, own_agents=True))
+        outcome_metrics(rows, LengthDiagnostics(bins=2, window=1))
+        for rows in (read(reported, monkeypatch), read(untold, monkeypatch, own_agents=True))
     ]
-    assert told.read == {"extra_fields", "data_source", "num_turns"}
-    assert untold.read == told.read | {"responses", "response_mask", "rm_scores"}
+    assert reported.read == {"extra_fields", "data_source", "num_turns"}
+    assert untold.read == reported.read | {"responses", "response_mask", "rm_scores"}
     assert metrics[0] == metrics[1]
     assert metrics[0]["fspo/outcome/distinct"] == 0.75
 
 
 @pytest.mark.parametrize(("turns", "own_agents"), [(4, False), (2, True)])
 def test_what_a_tool_has_written_does_not_count(turns: int, own_agents: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read(Queue(told=True, turns=turns, by_tool=1), monkeypatch, own_agents)
-    assert found.length_B.tolist() == [2, 2, 0, 1]
-    assert found.end_B.tolist() == [3, 3, 0, 2]
+    result = read(Queue(reported=True, turns=turns, by_tool=1), monkeypatch, own_agents)
+    assert result.length_B.tolist() == [2, 2, 0, 1]
+    assert result.end_B.tolist() == [3, 3, 0, 2]
 
 
 def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = read(Queue(told=True), monkeypatch)
+    one = read(Queue(reported=True), monkeypatch)
     both = Outcomes.join([one, one])
     assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
 
 
 def test_recorded_rows_get_their_uid_reward_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = outcome_columns(read(Queue(told=True), monkeypatch), [3, 0], max_response_length=3)
+    columns = outcome_columns(read(Queue(reported=True), monkeypatch), [3, 0], max_response_length=3)
     assert columns == {
         "uid": ["b_1_0", "a_0_0"], "reward": [0.5, 1.0], "truncated": [False, True], "data_source": ["math", "math"]
     }  # fmt: skip
@@ -101,5 +101,5 @@ def test_the_distance_to_the_start_is_k3_per_token(monkeypatch: pytest.MonkeyPat
     nested = {name: torch.nested.nested_tensor(rows, layout=torch.jagged) for name, rows in columns.items()}
     read = TensorDict(nested, batch_size=[3])
     monkeypatch.setattr(outcomes.tq, "kv_batch_get", lambda **_: read)
-    found = kl_to_start(KVBatchMeta(["a", "b", "pad"], [{}, {}, {}], "train"))
-    assert found == pytest.approx(((2 - math.log(2) - 1) / 2 + math.exp(-1)) / 2)
+    distance = kl_to_start(KVBatchMeta(["a", "b", "pad"], [{}, {}, {}], "train"))
+    assert distance == pytest.approx(((2 - math.log(2) - 1) / 2 + math.exp(-1)) / 2)

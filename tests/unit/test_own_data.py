@@ -31,7 +31,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check_command(reward: str) -> list[str]:
     """The page's ``python -m fspo.data check`` with this reward, as arguments."""
     commands = re.findall(r"^python -m fspo\.data (check (?:.*\\\n)*.*)$", PAGE, re.M)
-    (command,) = [each for each in commands if reward in each]
+    (command,) = [line for line in commands if reward in line]
     return shlex.split(command.replace("\\\n", " "))
 
 
@@ -57,10 +57,3 @@ def test_the_mixed_reward_leaves_other_sources_to_the_recipe(own: Path) -> None:
     assert compute_score("own/difference", "150-44=106", "106")["score"] == 1.0
     assert compute_score("own/difference", "150-44=107", "106")["status"] == "wrong"
     assert compute_score("math500", r"\boxed{34}", "34", {"problem_id": "math500/1"})["score"] == 1.0
-
-
-def test_the_pages_way_to_look_at_the_mixed_data(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = check_command("own/mixed_reward.py")
-    assert command[1] == "data/dapo_math_17k.parquet"
-    no_model = command.index("--model")
-    assert main(["check", command[2], *command[no_model + 4 :]]) == 0, capsys.readouterr().err

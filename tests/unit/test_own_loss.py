@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from batches import random_batch
 from composing import composed, composed_from
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -51,15 +52,8 @@ def outcome(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.
 
 
 def batch() -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    old = -torch.rand(64, 300, generator=generator)
-    length = torch.randint(1, 301, (64, 1), generator=generator)
-    return {
-        "old_log_prob": old,
-        "log_prob": old + 0.03 * torch.randn(64, 300, generator=generator),
-        "advantages": torch.randn(64, 1, generator=generator).expand(64, 300),
-        "response_mask": torch.arange(300) < length,
-    }
+    columns = random_batch(64, 300, seed=3, scale=0.03, shortest=1)
+    return dict(zip(("log_prob", "old_log_prob", "advantages", "response_mask"), columns, strict=True))
 
 
 def test_it_is_a_loss_like_the_librarys(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +68,7 @@ def test_it_is_a_loss_like_the_librarys(own_loss: Path, monkeypatch: pytest.Monk
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(gradient, inputs["log_prob"].grad)
     _, _, output = outcome(configured(), monkeypatch)
-    torch.testing.assert_close(output.upper_B, 0.02 * output.length_B**0.6, rtol=0.01, atol=0)
+    torch.testing.assert_close(output.upper_B, 0.02 * output.length_B.double() ** 0.6, rtol=0.01, atol=0)
     assert 0 < int(output.accepted_B.sum()) < 64
 
 
@@ -86,7 +80,7 @@ def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pyt
     assert (loss.exponent, loss.clip, loss.grad_scale, loss.band) == (0.7, 0.02, "1", "+- clip L^exponent")
     assert loss.grad_multiplier == pytest.approx(1 / config.fspo.reference_length)
     native, matched = configured(f"{KEY}.exponent=0.7"), config
-    gradients = [outcome(each, monkeypatch)[1] for each in (native, matched)]
+    gradients = [outcome(setting, monkeypatch)[1] for setting in (native, matched)]
     torch.testing.assert_close(gradients[0] / config.fspo.reference_length, gradients[1])
 
 
@@ -141,13 +135,12 @@ def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch
 def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> None:
     from fspo.data.offline_task import write_dataset
 
-    given = [f"hydra.searchpath=['file://{own_loss}/conf']", "algo=fspo_power"]
-    config = configured(f"run.dir={tmp_path}/run", f"{KEY}.exponent=0.7")
-    config = prepare(config)
+    overrides = [f"hydra.searchpath=['file://{own_loss}/conf']", "algo=fspo_power"]
+    config = prepare(configured(f"run.dir={tmp_path}/run", f"{KEY}.exponent=0.7"))
     assert list(problems(config)) == []
     JOB.complete(config)
     write_dataset(tmp_path / "run/data", 64, 8, 0)
-    run_folder.begin(config, JOB.facts(config), given)
+    run_folder.begin(config, JOB.facts(config), overrides)
     info = json.loads((tmp_path / "run/run.json").read_text())
     assert info["loss"]["exponent"] == 0.7 and info["loss"]["clip"] == 0.02
     assert info["dirty"] is True

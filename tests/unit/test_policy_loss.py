@@ -108,8 +108,8 @@ def test_verls_rollout_correction_weighs_and_removes_whole_responses(name: str, 
     def gradient_BT(response_mask: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         log_prob = batch["log_prob"].clone().requires_grad_()
         config = actor_config(SequencePolicyLossConfig(loss_mode=name), global_batch_size=6, dp_size=1)
-        given = batch | {"log_prob": log_prob, "response_mask": response_mask}
-        loss, _ = core_algos.get_policy_loss_fn(name)(**given, config=config, rollout_is_weights=weights)
+        arguments = batch | {"log_prob": log_prob, "response_mask": response_mask}
+        loss, _ = core_algos.get_policy_loss_fn(name)(**arguments, config=config, rollout_is_weights=weights)
         return torch.autograd.grad(loss, log_prob)[0]
 
     plain_BT = gradient_BT(batch["response_mask"], None) * kept_B[:, None]

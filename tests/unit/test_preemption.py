@@ -38,14 +38,14 @@ def test_a_lead_shorter_than_a_step_and_a_save_is_said_once() -> None:
     lead.measured(step_s=80)
     assert lead.shortfall() is None  # 80 s, no save known yet
     lead.measured(save_s=30)
-    said = lead.shortfall()
-    assert said is not None and "100 s" in said and "80 s" in said and "30 s" in said and "USR1@165" in said
+    note = lead.shortfall()
+    assert note is not None and "100 s" in note and "80 s" in note and "30 s" in note and "USR1@165" in note
     assert lead.shortfall() is None
     lead.measured(step_s=81)
     assert lead.shortfall() is None  # hardly more
     lead.measured(validation_s=170, save_s=20)  # the longest of each counts, a validation not on top of a step
-    said = lead.shortfall()
-    assert said is not None and "USR1@300" in said
+    note = lead.shortfall()
+    assert note is not None and "USR1@300" in note
     nobody_warns = LeadTime(lead_s=None)
     nobody_warns.measured(step_s=1000)
     assert nobody_warns.shortfall() is None

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from recipe.runner.launch.progress import Progress, step_line, validation_line
-
-
-def test_progress_is_read_from_an_index() -> None:
-    progress = Progress()
-    progress.say("a")
-    progress.say("b")
-    assert [line.split("] ")[1] for line in progress.since(0)] == ["a", "b"]
-    assert len(progress.since(1)) == 1 and progress.since(2) == []
+from recipe.runner.launch.progress import step_line, validation_line
 
 
 def test_lines_leave_out_what_was_not_measured() -> None:

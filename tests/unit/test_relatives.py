@@ -42,8 +42,8 @@ def vespo_by_token(d: list[float], a: float, s: VespoSettings) -> tuple[list[flo
 
 def ctpo_by_token(d: list[float], a: float, s: CtpoSettings) -> tuple[list[float], float]:
     slopes, kept, whole, c = [], 0.0, 0.0, 0.0
-    for t, each in enumerate(d, start=1):
-        c += each
+    for t, difference in enumerate(d, start=1):
+        c += difference
         room = t**s.power
         removed = c > s.clip_high * room if a >= 0 else c < -s.clip_low * room or c > s.clip_dual * room
         slopes.append(0.0 if removed else -a * math.exp(c))
@@ -93,9 +93,9 @@ def test_kept_is_what_the_gradient_says(name: str) -> None:
     def gradient(log_prob: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         return run(name, (log_prob, inputs[1], advantages, inputs[3]))[1]
 
-    found = kept_output(gradient, *inputs, "sequence" if name == "vespo" else "prefix")
+    judged = kept_output(gradient, *inputs, "sequence" if name == "vespo" else "prefix")
     for field in ("accepted_B", "clipped_high_B", "clipped_low_B", "weight_B", "log_ratio_B", "advantage_B"):
-        torch.testing.assert_close(getattr(found, field), getattr(output, field), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(getattr(judged, field), getattr(output, field), rtol=1e-9, atol=1e-9)
     SequenceSums.zeros().add_(output)
 
 
@@ -147,7 +147,7 @@ def test_extremes_are_finite_and_bad_rows_are_named(name: str, S: float, dtype: 
 
 
 @pytest.mark.parametrize(
-    ("cls", "given", "says"),
+    ("cls", "values", "says"),
     [
         (VespoSettings, {"k_pos": 0}, "k_pos=0"),
         (VespoSettings, {"grad_scale": "L"}, "grad_scale='L' .*1/L"),
@@ -155,6 +155,6 @@ def test_extremes_are_finite_and_bad_rows_are_named(name: str, S: float, dtype: 
         (CtpoSettings, {"power": "half"}, "power='half'"),
     ],
 )
-def test_settings_are_checked(cls: type, given: dict[str, object], says: str) -> None:
+def test_settings_are_checked(cls: type, values: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        cls(**given)
+        cls(**values)

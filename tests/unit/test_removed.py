@@ -77,8 +77,8 @@ def test_a_command_is_told_what_to_use(override: str, says: str) -> None:
 
 def test_other_names_have_no_remedy() -> None:
     assert EARLIER_NAMES.remedy("algo", "fspo") is EARLIER_NAMES.remedy("run.dir", "x") is None
-    said = EARLIER_NAMES.remedy("fspo.offline_task.n_train", 64)
-    assert said is not None and "data.offline_task.n_train=64" in said
+    remedy = EARLIER_NAMES.remedy("fspo.offline_task.n_train", 64)
+    assert remedy is not None and "data.offline_task.n_train=64" in remedy
 
 
 def test_a_configuration_is_read_as_if_written_today() -> None:
@@ -93,7 +93,7 @@ def test_a_configuration_is_read_as_if_written_today() -> None:
 def test_an_old_run_goes_on_without_what_was_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun(tmp_path, "+fspo.diary=3", "+scale=sync", "seed=7")
     arguments = with_settings_of_run([f"resume={tmp_path}"], LATER)
-    assert "+mode=sync" in arguments and not any("diary" in each for each in arguments)
+    assert "+mode=sync" in arguments and not any("diary" in argument for argument in arguments)
     assert capsys.readouterr().err.count("fspo.diary=3") == 1
     changed = changed_settings(ready(tmp_path, "seed=7"), LATER)
     assert [key for key, _, _ in changed] == ["mode"] and "fspo.diary=3" in capsys.readouterr().err

@@ -34,10 +34,10 @@ def test_right_and_wrong_answers() -> None:
 def test_the_offline_task_has_its_own_verifier_and_the_same_keys() -> None:
     """verl reads the keys of the first row; of files that it joins, a field that one lacks is None in its rows."""
     (problem,), _ = generate(1, 0, seed=0)
-    found = call(DATA_SOURCE, problem.working, problem.answer, extra_info={"index": 3, "problem_id": None})
-    assert (found["score"], found["status"], found["problem_id"]) == (1.0, "correct", f"{DATA_SOURCE}/3")
+    result = call(DATA_SOURCE, problem.working, problem.answer, extra_info={"index": 3, "problem_id": None})
+    assert (result["score"], result["status"], result["problem_id"]) == (1.0, "correct", f"{DATA_SOURCE}/3")
     assert call(DATA_SOURCE, "", problem.answer)["score"] == 0.0
-    assert list(found) == list(call("aime24", r"\boxed{1}", "1"))
+    assert list(result) == list(call("aime24", r"\boxed{1}", "1"))
 
 
 def test_shaping_changes_the_score_but_not_the_accuracy() -> None:

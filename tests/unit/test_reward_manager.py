@@ -99,19 +99,19 @@ def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score
     result = run(one, response("34"))
     assert result["reward_score"] == score
     assert one.failure is None
-    told = {"response_length": 2, "data_source": "aime24", "problem_id": "aime24/7"}
-    assert told.items() <= result["reward_extra_info"].items(), "what an evaluation reads"
+    reported = {"response_length": 2, "data_source": "aime24", "problem_id": "aime24/7"}
+    assert reported.items() <= result["reward_extra_info"].items(), "what an evaluation reads"
 
 
 @pytest.mark.parametrize("path", ["own", "pkg://recipe.fspo.reward"])
 def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, path: str) -> None:
-    def found(prompt: int, **info: Any) -> str:
+    def problem_id_of(prompt: int, **info: Any) -> str:
         one = own("return 1") if path == "own" else manager(path)
         return str(run(one, response("34", info=info, prompt=prompt))["reward_extra_info"]["problem_id"])
 
-    assert found(1) == found(1, index=None, problem_id=None) != found(2)
-    assert found(1, index=3, problem_id=None) == "aime24/3"
-    assert found(1, index=3, problem_id="p") == "p"
+    assert problem_id_of(1) == problem_id_of(1, index=None, problem_id=None) != problem_id_of(2)
+    assert problem_id_of(1, index=3, problem_id=None) == "aime24/3"
+    assert problem_id_of(1, index=3, problem_id="p") == "p"
 
 
 @pytest.mark.parametrize(

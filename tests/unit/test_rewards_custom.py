@@ -28,8 +28,8 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, name: str, keywords: list[str], says: str | None) -> None:
     file = tmp_path / "reward.py"
     file.write_text(text)
-    found = problem_of(str(file), name, dict.fromkeys(keywords, 1))
-    assert (found is None) if says is None else (found is not None and says in found), found
+    problem = problem_of(str(file), name, dict.fromkeys(keywords, 1))
+    assert (problem is None) if says is None else (problem is not None and says in problem), problem
 
 
 def test_packages_and_other_files() -> None:

@@ -38,8 +38,8 @@ def direct(response: str, truth: str) -> float:
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
     gold = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),))
-    found = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()))
-    return float(any(verify(g, p) for p in found for g in gold))
+    parsed = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()))
+    return float(any(verify(g, p) for p in parsed for g in gold))
 
 
 @pytest.mark.slow  # ten CPU seconds; a sample is in test_rewards_normalise.py
@@ -61,23 +61,12 @@ def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(
 
 FILLER = "We add $12$ and $30$, so $x = 42$ and the second value is 7.\nThis holds for $n \\geq 3$. "
 ENDINGS = (
-    r"So the final answer is $\boxed{%s}$.",
-    "**Final Answer**\n\n\\[\n\\boxed{%s}\n\\]\n",
-    r"Thus $y = \boxed{%s}$.",
-    r"\boxed{%s}",
-    r"\boxed{%s} \)",
-    "Therefore the answer is $%s$.",
-    "The final answer is $%s$.",
-    "Answer: %s",
-    "The final answer is $%s$. I hope it is correct.",
-    r"\boxed{%s} and $x=3$.",
-    r"\boxed{1}, \boxed{%s}",
-    r"The answer 5 was wrong. The answer is $%s$.",
-    "answer\n%s",
-    r"\boxed{%s}\%%",
-    r"\fbox{3} \boxed{%s}",
-    "It is %s",
-)
+    r"So the final answer is $\boxed{%s}$.", "**Final Answer**\n\n\\[\n\\boxed{%s}\n\\]\n",
+    r"Thus $y = \boxed{%s}$.", r"\boxed{%s}", r"\boxed{%s} \)", "Therefore the answer is $%s$.",
+    "The final answer is $%s$.", "Answer: %s", "The final answer is $%s$. I hope it is correct.",
+    r"\boxed{%s} and $x=3$.", r"\boxed{1}, \boxed{%s}", r"The answer 5 was wrong. The answer is $%s$.",
+    "answer\n%s", r"\boxed{%s}\%%", r"\fbox{3} \boxed{%s}", "It is %s",
+)  # fmt: skip
 
 
 def random_response(rng: random.Random) -> tuple[str, str]:
@@ -101,12 +90,8 @@ def random_number(rng: random.Random) -> str:
 
 
 SENTENCES = (
-    "answer is %s",
-    "answer is $%s$.",
-    "Answer: %s",
-    "final answer: $%s$",
-    "Final answer is %s.",
-    "answer = %s",
+    *("answer is %s", "answer is $%s$.", "Answer: %s"),
+    *("final answer: $%s$", "Final answer is %s.", "answer = %s"),
 )
 
 

@@ -51,9 +51,9 @@ def test_after_the_time_only_plain_verl_starts_and_the_others_are_named(
 ) -> None:
     run, skipped = slow_tests(project, 6, "--slow-within=-1")
     assert run == [ALWAYS] and skipped
-    said = capsys.readouterr().out
-    assert "quarter 3 of 4" in said
-    assert all(f"not run for want of time: {file}::test_slow" in said for file in skipped)
+    output = capsys.readouterr().out
+    assert "quarter 3 of 4" in output
+    assert all(f"not run for want of time: {file}::test_slow" in output for file in skipped)
 
 
 def test_every_quarter_fits_into_the_time_after_make_test() -> None:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
+from composing import composed
 from omegaconf import OmegaConf
 
 from fspo.funnel import LengthFunnel
@@ -50,6 +51,34 @@ def test_the_problems_of_a_validation_are_counted_after_the_filter(
     trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(tmp_path)}})
     trainer._init_dataloader()
     assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "step", "rows", "is_own"),
+    [
+        ([], 3, 256, True),
+        (["actor_rollout_ref.rollout.calculate_log_probs=false"], 3, 256, False),
+        (["actor_rollout_ref.actor.shuffle=true"], 3, 256, False),
+        ([], 3, 64, False),  # one mini-batch
+        ([], 10, 256, False),  # a step that validates
+        (["fspo.kl_to_start=false"], 10, 256, True),
+        (["fspo.noise_floor=every"], 3, 256, False),
+        (["algorithm.use_kl_in_reward=true"], 3, 256, False),
+        (["algorithm.rollout_correction.rollout_is=sequence"], 3, 256, False),
+        (["algorithm.rollout_correction.rollout_rs=seq_mean_k3"], 3, 256, False),
+    ],
+)
+def test_pi_old_of_the_first_mini_batch_is_computed_only_where_it_is_read(
+    settings: list[str], step: int, rows: int, is_own: bool
+) -> None:
+    from recipe.fspo.trainer import FSPOTrainer
+
+    trainer = object.__new__(FSPOTrainer)
+    trainer.config = composed("experiment=demo", *settings)
+    trainer.global_steps, trainer.total_training_steps = step, 20
+    for measured in (False, True):  # two passes measure the noise floor at the first step of a start
+        trainer._floor_measured = measured
+        assert trainer._first_is_own(range(rows)) == (is_own and measured)
 
 
 class Engine:

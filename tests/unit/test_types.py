@@ -1,4 +1,4 @@
-"""Settings of the losses, and the state of the bands."""
+"""Settings of the losses."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from fspo.losses import ALGORITHMS
-from fspo.types import BandState, SequenceLossSettings
+from fspo.types import SequenceLossSettings
 
 
 @pytest.mark.parametrize(
@@ -33,15 +32,3 @@ from fspo.types import BandState, SequenceLossSettings
 def test_bad_settings_are_refused_by_key_and_value(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SequenceLossSettings(**change)  # type: ignore[arg-type]
-
-
-def test_state_by_position_in_the_rollout_batch() -> None:
-    state = BandState(drift_by_mini_batch=(0.0, 1e-3, 4e-3))
-    assert [state.at_mini_batch(i).drift_per_token for i in (0, 1, 2, 9)] == [0.0, 1e-3, 4e-3, 4e-3]
-    measured = BandState(active_line=(0.1, 0.2))
-    assert measured.at_mini_batch(1) == measured
-
-
-def test_which_settings_need_a_state() -> None:
-    needing = {name for name, loss in ALGORITHMS.items() if loss.needs_state}
-    assert needing == {"fspo_v1", "fspo_quantile", "fspo_active"}

@@ -61,15 +61,28 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:PPOTrainer._save_checkpoint": "our state must be complete before verl names it",
         f"{_BASE}:PPOTrainer._load_checkpoint": "a recipe's state is restored with the weights",
         f"{_BASE}:PPOTrainer._update_actor(batch, metrics)": "no hook before the update",
+        f"{_BASE}:PPOTrainer._balance_batch(batch, metrics)": "balances the rollout batch, not its mini-batches",
+        "verl.single_controller.base.worker_group:WorkerGroup._dispatch_info": "which ranks get data of their own",
+        "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
+        "verl.workers.rollout.replica:RolloutReplicaRegistry.register(name, loader)": PUBLIC,
         "verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)": "replaced: verl's number has no setting",
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
     },
+    "recipe/runner/launch/front_end.py": {
+        f"{_SERVER}:vLLMHttpServer.generate(prompt_ids, sampling_params)": "what vLLM is asked for has no setting",
+        f"{_SERVER}:vLLMHttpServer._admitting": "replaced: an abort waits for first outputs, and there are none",
+        f"{_SERVER}:vLLMReplica.server_class": "which class a server has",
+        "vllm.v1.engine.async_llm:AsyncLLM.output_processor": "the requests that the engine has",
+        "vllm.v1.engine.output_processor:OutputProcessor.request_states": "the same",
+    },
+    "recipe/runner/packs.py": {
+        f"{_WORKERS}:TrainingWorker.infer_batch(data)": "as many calls as there are mini-batches",
+        "verl.utils.tensordict_utils:make_iterator(tensordict, mini_batch_size, epochs)": "as train_mini_batch",
+    },
     "recipe/fspo/audit.py": {
         "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "it forwards a fixed list of variables",
-        "verl.utils.tracking:Tracking": "where the sums of a step become ratios",
-        "verl.utils.tracking:Tracking.log(data, step)": "the same",
-        f"{_WORKERS}:TrainingWorker": "wrapped: verl has no hook for a mini-batch",
-        f"{_WORKERS}:TrainingWorker.train_mini_batch(data)": "a rollout batch begins",
+        "verl.utils.tracking:Tracking.log(data, step)": "where the sums of a step become ratios",
+        f"{_WORKERS}:TrainingWorker.train_mini_batch(data)": "a rollout batch begins; wrapped: verl has no hook for it",
         f"{_WORKERS}:TrainingWorker.train_batch(data)": "a mini-batch begins",
         f"{_WORKERS}:TrainingWorker._postprocess_output(output, forward_only)": "its metrics, before ranks join them",
     },
@@ -77,6 +90,8 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:PPOTrainer.on_init_end": PUBLIC,
         f"{_BASE}:PPOTrainer._reissue_inflight_prompts": "verl forgets when a prompt was first issued",
         f"{_BASE}:PPOTrainer._compute_old_log_prob(batch, metrics)": "pi_old of the rollout",
+        f"{_BASE}:PPOTrainer._compute_advantage(batch, metrics)": "reads pi_old for metrics of a correction",
+        "transfer_queue.metadata:KVBatchMeta.select_keys": "the rows whose pi_old is computed",
         f"{_BASE}:PPOTrainer._compute_ref_log_prob(batch, metrics)": "only at steps that validate",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "our worker class",
         f"{_BASE}:PPOTrainer._fetch_one_gen_batch": "the data loader's order of prompts",
@@ -111,6 +126,10 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "recipe/fspo/policy_loss.py": {
         "verl.trainer.ppo.core_algos:register_policy_loss(name)": PUBLIC,
+    },
+    "recipe/fspo/sqrt_mask.py": {
+        "verl.trainer.ppo.rollout_corr_helper:compute_rollout_rejection_mask"
+        "(log_ratio, response_mask, rollout_rs, rollout_rs_threshold)": "wrapped: one rule more",
     },
     "recipe/fspo/reward_manager.py": {
         f"{_NAIVE}:NaiveRewardManager.run_single(data)": "verl keeps the response's length in tokens to itself",
@@ -207,6 +226,11 @@ TEXTS: dict[str, dict[str, str]] = {
         f'{_TRACKING}: os.environ.get("SWANLAB_LOG_DIR"': "the same",
         f"{_TRACKING}: .log(data=data, step=step)": "how it calls them",
     },
+    "recipe/runner/launch/front_end.py": {
+        f"{_SERVER}: SamplingParams(max_tokens=max_tokens, **sampling_params)": "what a caller asks for besides",
+        f"{_SERVER}: while self._admitting > 0:": "what an abort waits for",
+        f"{_SERVER}: self.engine.output_processor.request_states": "verl reads it, too",
+    },
     "recipe/runner/launch/server_slots.py": {
         "verl.workers.rollout.router: if request_id in self._request_id_to_server:": "a request stays with its server",
     },
@@ -282,23 +306,23 @@ def tree_of(module: str) -> ast.Module:
 
 def attributes_of(body: list[ast.stmt]) -> dict[str, ast.AST]:
     """What a module or class defines: functions, classes, assignments, and ``self.name = ...`` in ``__init__``."""
-    found: dict[str, ast.AST] = {}
+    attributes: dict[str, ast.AST] = {}
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = node
+            attributes[node.name] = node
             if node.name == "__init__":
                 for target in ast.walk(node):
                     if isinstance(target, ast.Attribute) and isinstance(target.ctx, ast.Store):
-                        found.setdefault(target.attr, target)
+                        attributes.setdefault(target.attr, target)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name):
-                    found[target.id] = node
+                    attributes[target.id] = node
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: node for alias in node.names}
+            attributes |= {alias.asname or alias.name: node for alias in node.names}
         elif isinstance(node, ast.If | ast.Try):
-            found |= attributes_of(node.body)
-    return found
+            attributes |= attributes_of(node.body)
+    return attributes
 
 
 def definition(module: str, name: str) -> ast.AST:

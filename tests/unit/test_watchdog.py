@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from waiting import wait_until
 
@@ -19,7 +20,7 @@ from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phas
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
 from recipe.runner.faults.watchdog import Death, Watchdog
 
-Begin = Callable[[str], "subprocess.Popen[bytes]"]
+Begin = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def test_the_phase_is_read_as_written(tmp_path: Path) -> None:
@@ -90,50 +91,50 @@ def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
 ) -> None:
     monkeypatch.setattr("recipe.runner.faults.watchdog.GRACE_S", 0.3)
     monkeypatch.setattr("recipe.runner.faults.watchdog.LEAVE_S", 0.3)
-    told = Told(run_id, Phase(3, "update", 0.0))
+    watched = Told(run_id, Phase(3, "update", 0.0))
     processes = [begin(title) for title in ("ray::IDLE", "VLLM::EngineCore", "ray::WorkerDict")]
-    told.watch.start()
-    wait_until(lambda: len(told.watch._known) == 2)
+    watched.watch.start()
+    wait_until(lambda: len(watched.watch._known) == 2)
     processes[0].kill()  # not one that a run needs
     time.sleep(0.5)
-    assert told.deaths == []
+    assert watched.deaths == []
     processes[1].kill()
     processes[2].kill()
-    wait_until(lambda: "leave" in told.called)
-    (death,) = told.deaths
+    wait_until(lambda: "leave" in watched.called)
+    (death,) = watched.deaths
     assert death.pid in (processes[1].pid, processes[2].pid)
-    assert 0.2 < told.called["leave"] - told.called["stop"] < 2
+    assert 0.2 < watched.called["leave"] - watched.called["stop"] < 2
     sentence = f"(process {death.pid}) died during the update of step 3; its log: {tmp_path}/log.err"
     assert death.sentence().endswith(sentence)
 
 
 def test_a_stopped_process_explains_the_death_of_another(run_id: str, begin: Begin) -> None:
-    told = Told(run_id, Phase(3, "update", 0.0))
+    watched = Told(run_id, Phase(3, "update", 0.0))
     node, control = begin("raylet"), begin("gcs_server")
-    told.watch.start()
-    wait_until(lambda: len(told.watch._known) == 2)
+    watched.watch.start()
+    wait_until(lambda: len(watched.watch._known) == 2)
     control.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.is_stopped(control.pid))
     node.kill()
-    wait_until(lambda: told.deaths)
-    told.watch.stop()
-    assert told.deaths[0].pid == node.pid
-    assert f"(gcs_server) (process {control.pid}) is stopped" in told.deaths[0].sentence()
+    wait_until(lambda: watched.deaths)
+    watched.watch.stop()
+    assert watched.deaths[0].pid == node.pid
+    assert f"(gcs_server) (process {control.pid}) is stopped" in watched.deaths[0].sentence()
 
 
 def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipe.runner.faults.watchdog.GRACE_S", 0.3)
-    told = Told(run_id, Phase(3, "update", 0.0, ending=True))
+    watched = Told(run_id, Phase(3, "update", 0.0, ending=True))
     storage, worker = begin("ray::SimpleStorageUnit"), begin("ray::WorkerDict")
-    told.watch.start()
-    wait_until(lambda: len(told.watch._known) == 2)
+    watched.watch.start()
+    wait_until(lambda: len(watched.watch._known) == 2)
     storage.kill()  # the trainer closes it at its end
     time.sleep(0.5)
-    assert told.deaths == []
-    told.watch.stop()
+    assert watched.deaths == []
+    watched.watch.stop()
     worker.kill()
     time.sleep(0.8)
-    assert told.deaths == [] and told.called == {}
+    assert watched.deaths == [] and watched.called == {}
 
 
 LAUNCHER = """
@@ -161,29 +162,29 @@ def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path:
         "the FSDP worker died": "error: the FSDP worker died",
         "done": "",
     }
-    run_ids = {told: uuid.uuid4().hex for told in says}
+    run_ids = {last_words: uuid.uuid4().hex for last_words in says}
     launchers = {}
     try:
-        for told, run_id in run_ids.items():  # all at once: a reaper is patient for six seconds
-            command = [sys.executable, "-c", LAUNCHER, run_id, str(tmp_path), told]
-            launchers[told] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for told, launcher in launchers.items():
+        for last_words, run_id in run_ids.items():  # all at once: a reaper is patient for six seconds
+            command = [sys.executable, "-c", LAUNCHER, run_id, str(tmp_path), last_words]
+            launchers[last_words] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for last_words, launcher in launchers.items():
             assert launcher.stdout is not None and launcher.stdout.readline() == "ready\n"
             # The launcher set its run_id after it had begun, and the reaper has none.
-            assert len(processes_of(run_ids[told])) == 1
+            assert len(processes_of(run_ids[last_words])) == 1
             launcher.send_signal(signal.SIGKILL)
-        for told, launcher in launchers.items():
-            wait_until(lambda run_id=run_ids[told]: processes_of(run_id) == [], 15)
+        for last_words, launcher in launchers.items():
+            wait_until(lambda run_id=run_ids[last_words]: processes_of(run_id) == [], 15)
             assert launcher.stderr is not None
             heard = launcher.stderr.read()  # ends with the reaper
-            assert heard.startswith(says[told]) and bool(heard) == bool(says[told])
-            if told == "-":
+            assert heard.startswith(says[last_words]) and bool(heard) == bool(says[last_words])
+            if last_words == "-":
                 assert f"died during the save of step 2; its log: {tmp_path}/driver.log" in heard
     finally:
-        for told, launcher in launchers.items():
+        for last_words, launcher in launchers.items():
             launcher.kill()
             launcher.communicate(timeout=10)
-            kill(processes_of(run_ids[told]))
+            kill(processes_of(run_ids[last_words]))
 
 
 HANGS = """
@@ -215,18 +216,11 @@ def test_a_launcher_that_hangs_is_killed_unless_a_person_has_stopped_it(tmp_path
     assert stopped or "wait_with_pythons_lock" in (tmp_path / "hang.txt").read_text()
 
 
-def test_a_program_that_a_worker_is_about_to_call_is_no_worker(run_id: str, tmp_path: Path) -> None:
-    code = "import os, time; pid = os.fork(); pid and print(pid, flush=True); time.sleep(60)"
-    worker = subprocess.Popen(
-        ["ray::WorkerDict", "-c", code], executable=sys.executable, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, RUN_ID_VARIABLE: run_id},
-    )  # fmt: skip
-    with worker:
-        assert worker.stdout is not None
-        child = int(worker.stdout.readline())
-        assert role_of(worker.pid) == "FSDP worker"
-        assert role_of(child) is None
-        kill([child, worker.pid])
+def test_a_program_that_a_worker_is_about_to_call_is_no_worker(begin: Begin) -> None:
+    worker = begin("ray::WorkerDict", "import os, time; os.fork() and print(flush=True); time.sleep(60)")
+    (child,) = psutil.Process(worker.pid).children()
+    assert role_of(worker.pid) == "FSDP worker"
+    assert role_of(child.pid) is None
 
 
 def test_a_reaper_leaves_a_launcher_alone_that_goes_on(

@@ -1,0 +1,130 @@
+"""TRL's trainer with this package's losses, and with the audit: two updates per generation, so that S is not 0.
+
+Run by test_trl.py where TRL is importable.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig
+
+from fspo.audit import read_audit
+from fspo.losses import ALGORITHMS
+from fspo.trl import FSPOTrainer
+
+MODEL = Path(__file__).resolve().parents[2] / "fspo/data/assets/demo_model"
+GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
+
+
+def digits(completions: list[str], **_: Any) -> list[float]:
+    """A reward that differs within a group."""
+    return [float(sum(map(int, filter(str.isdigit, completion)))) for completion in completions]
+
+
+def trainer(folder: Path, rule: str | None = None, audit: bool = True, **settings: Any) -> FSPOTrainer:
+    settings = {"num_iterations": 2, "learning_rate": 2e-3, "max_steps": 4, **settings}
+    config = GRPOConfig(
+        str(folder / "trl"),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_completion_length=24,
+        temperature=1.0,
+        use_cpu=True,
+        bf16=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        seed=0,
+        **settings,
+    )
+    return FSPOTrainer(
+        AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32),
+        digits,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": ["1+1=", "2+3=", "10+4=", "7+8="] * 8}),
+        processing_class=AutoTokenizer.from_pretrained(MODEL),
+        rule=None if rule is None else ALGORITHMS[rule],
+        audit=folder / "audit" if audit else None,
+    )
+
+
+def gradients(run: FSPOTrainer, spread: float) -> tuple[float, torch.Tensor]:
+    """Loss and gradient of the weights on one micro-batch whose old log-probabilities differ by noise."""
+    generator = torch.Generator().manual_seed(0)
+    prompt, completion = (torch.randint(3, 12, (6, width), generator=generator) for width in (5, 40))
+    mask = (torch.arange(40) < torch.tensor([[1], [4], [9], [20], [33], [40]])).long()
+    run.model.train()
+    run.current_gradient_accumulation_steps = 2
+    inputs = {
+        "prompt_ids": prompt,
+        "prompt_mask": torch.ones_like(prompt),
+        "completion_ids": completion,
+        "completion_mask": mask,
+        "advantages": torch.tensor([1.0, -1.0, 0.5, -0.5, 2.0, -2.0]),
+        "num_items_in_batch": mask.sum(),
+    }
+    ids = torch.cat([prompt, completion], 1)
+    with torch.no_grad():
+        log_prob, *_ = run._get_per_token_logps_and_entropies(run.model, ids, torch.ones_like(ids), 40)
+    inputs["old_per_token_logps"] = log_prob + spread * torch.randn(log_prob.shape, generator=generator)
+    loss = run._compute_loss(run.model, inputs)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in run.model.parameters() if p.grad is not None])
+
+
+def test_gspo_of_trl_and_ours_have_one_loss_and_one_gradient(tmp_path: Path) -> None:
+    theirs, their_gradient = gradients(trainer(tmp_path, audit=False, **GSPO), 0.001)
+    ours, our_gradient = gradients(trainer(tmp_path, "seq_gspo", audit=False), 0.001)
+    assert ours == pytest.approx(theirs, abs=1e-6)
+    assert float((our_gradient - their_gradient).norm()) <= 1e-5 * float(their_gradient.norm()) > 0
+
+
+@pytest.mark.parametrize("rule", ["fspo", None])
+def test_training_is_audited(rule: str | None, tmp_path: Path) -> None:
+    run = trainer(tmp_path, rule, **({} if rule else GSPO))
+    before = torch.cat([p.detach().flatten().clone() for p in run.model.parameters()])
+    run.train()
+    after = torch.cat([p.detach().flatten() for p in run.model.parameters()])
+    assert float((after - before).norm()) > 0
+    records = read_audit(tmp_path / "audit")
+    assert records.problems == [] and records.acceptance
+    assert sorted(records.sums) == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert all(sums.total("count") == 16 for sums in records.sums.values())
+    squares = {key: sums.total("S_squared") for key, sums in records.sums.items()}
+    assert max(squares[1, 0], squares[2, 0]) < 1e-6 < 1e-3 < squares[1, 1]
+    assert records.sums[1, 1].total("accepted") < 16  # the rule acts
+
+
+def test_a_loss_without_a_rule_that_is_known_has_s_alone(tmp_path: Path) -> None:
+    run = trainer(tmp_path, max_steps=2, loss_type="cispo", epsilon_high=5.0)
+    run.train()
+    records = read_audit(tmp_path / "audit")
+    assert not records.acceptance and sum(sums.total("count") for sums in records.sums.values()) == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "remedy"),
+    [
+        ({"beta": 0.1}, "beta=0.1", "0"),
+        ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5", "1.0"),
+        ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold=0.5", "None"),
+    ],
+)
+def test_what_the_loss_would_leave_out_is_refused(
+    settings: dict[str, Any], key: str, remedy: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError) as error:
+        trainer(tmp_path, "fspo", **settings)
+    assert key in str(error.value) and str(error.value).endswith(remedy)
+
+
+def test_a_measured_band_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fixed band"):
+        trainer(tmp_path, "fspo_quantile")
