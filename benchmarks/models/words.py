@@ -12,8 +12,7 @@ words, at least one, is there twice. The split is decided by the answer: train a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,9 +31,8 @@ SHORT_SHARE = 0.6
 REPEATED_SHARE_INVERSE = 4
 
 
-@dataclass(frozen=True)
-class WordList:
-    """Words as they are listed in the question."""
+class WordList(NamedTuple):
+    """Words as they are listed in the question. No dataclass: verl loads the file without naming it in sys.modules."""
 
     words: tuple[str, ...]
 
