@@ -17,7 +17,7 @@ from fspo.files import write_rows
 
 FORMS: Final = ("Name one thing", "Write one sentence", "Write three sentences", "Write a short story")
 #: Of real lengths: 10 to about 1,024 tokens.
-LONG_FORMS: Final = ("Write one sentence", "Write three sentences", "Write one paragraph", "Write a short story")
+LONG_FORMS: Final = ("Write one sentence", "Write three sentences", "Write one paragraph", "Write a long story")
 SUBJECTS: Final = (
     "the sea", "a small dog", "rain", "a train", "winter", "a garden", "bread", "the moon", "a letter", "a bridge",
     "music", "a teacher", "the forest", "an old house", "a clock", "a boat",
