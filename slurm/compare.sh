@@ -15,7 +15,6 @@
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%A_%a.out
 set -euo pipefail
-export FSPO_WARNING_LEAD_S="${FSPO_WARNING_LEAD_S:-900}" # as in --signal
 : "${SLURM_ARRAY_TASK_ID:?compare.sh is a job array, one task per algorithm and seed: sbatch --array=0-8 slurm/compare.sh}"
 export FSPO_ROOT="${FSPO_ROOT:-$SLURM_SUBMIT_DIR}"
 export FSPO_RUN_DIR="${FSPO_COMPARE_DIR:-$FSPO_ROOT/runs/compare/$SLURM_ARRAY_JOB_ID}"

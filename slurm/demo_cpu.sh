@@ -9,7 +9,6 @@
 #SBATCH --no-kill
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-export FSPO_WARNING_LEAD_S="${FSPO_WARNING_LEAD_S:-300}" # as in --signal
 # Logical, as Ray counts them: a GPU is an FSDP rank, and verl asks for about a dozen CPUs.
 export FSPO_RAY_GPUS=1 FSPO_RAY_CPUS="${FSPO_RAY_CPUS:-16}"
 export FSPO_RAY_OPTIONS="${FSPO_RAY_OPTIONS:---object-store-memory=200000000}"

@@ -12,5 +12,4 @@
 #SBATCH --no-kill
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.out
-export FSPO_WARNING_LEAD_S="${FSPO_WARNING_LEAD_S:-900}" # as in --signal
 exec bash "${FSPO_ROOT:-$SLURM_SUBMIT_DIR}/slurm/train.sh" experiment=qwen3_1_7b "$@"

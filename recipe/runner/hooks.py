@@ -28,7 +28,7 @@ from recipe.runner.checkpoints.integrity import remove_old, resumed_from, step_f
 from recipe.runner.checkpoints.state import Stateful, load_state, save_state
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import Phase, write_phase
-from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, LeadTime, Preempted
+from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, Preempted
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder, server_slots
 from recipe.runner.launch.progress import PROGRESS
@@ -67,10 +67,7 @@ class RunnerHooks(PPOTrainer):
         loggers.point_into(config.run.dir)
         replace_resampling()
         self._run_log: RunLog | None = None
-        self._lead_time = LeadTime.from_environment()
         self._saved_step: int | None = None
-        self._began_s = 0.0
-        self._save_s = 0.0
         self._phase = Phase(0, "start-up")
         self._moved_s = 0.0
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
@@ -244,13 +241,11 @@ class RunnerHooks(PPOTrainer):
     def on_validate_begin(self) -> None:
         self._open_run_log()
         self._enter("validation")
-        self._began_s = time.monotonic()
         super().on_validate_begin()
 
     def on_validate_end(self) -> None:
         self.raise_failure()
         super().on_validate_end()
-        self._lead_time.measured(validation_s=time.monotonic() - self._began_s)
 
     def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:
         expected = sum((more.get("expected_acc_counts") or {}).values())
@@ -268,16 +263,12 @@ class RunnerHooks(PPOTrainer):
         # verl has counted on by now. Here the step before is complete: trained, sent to vLLM and logged.
         if STOP.requested:
             self._save_and_leave()
-        self._began_s, self._save_s = time.monotonic(), 0.0
         self._enter("generation")
         super().on_step_begin()
 
     def on_step_end(self) -> None:
         self._enter("weight sync")
         super().on_step_end()
-        self._lead_time.measured(step_s=time.monotonic() - self._began_s - self._save_s)
-        if (shortfall := self._lead_time.shortfall()) is not None:
-            PROGRESS.say(shortfall)
         if STOP.requested and self.global_steps < self.total_training_steps:
             # Not now: it may take longer than the time that is left. The resumed run begins with a validation.
             with open_dict(self.config):
@@ -306,9 +297,7 @@ class RunnerHooks(PPOTrainer):
             save_state(folder, self.stateful_parts())
             super()._save_checkpoint()
         self._saved_step = self.global_steps
-        self._save_s = time.monotonic() - started
-        self._lead_time.measured(save_s=self._save_s)
-        PROGRESS.say(f"saved {folder} in {self._save_s:.1f} s")
+        PROGRESS.say(f"saved {folder} in {time.monotonic() - started:.1f} s")
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
