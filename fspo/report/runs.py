@@ -115,11 +115,9 @@ class Run:
 
     @property
     def ending(self) -> str:
-        """The status, with the restarts after failures and what they cost (effective training time ratio)."""
+        """The status, with the number of restarts after failures."""
         restarts = sum("reason" in start for start in self.info.get("starts", ()))
-        if not restarts or not (ratio := self.info.get("effective_time_ratio")):
-            return self.status
-        return f"{self.status}, after {restarts} restart(s); {ratio:.0%} of the time in steps that count"
+        return f"{self.status}, after {restarts} restart(s)" if restarts else self.status
 
     @property
     def loss_settings(self) -> SequenceLossSettings | None:

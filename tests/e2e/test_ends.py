@@ -146,7 +146,6 @@ def test_a_killed_run_heals_itself(start: Starter, tmp_path: Path) -> None:
     info = json.loads((tmp_path / "run.json").read_text())
     assert [begun["status"] for begun in info["starts"]] == ["failed", "killed", "finished"]
     assert "the vLLM engine" in info["starts"][1]["reason"] and info["status"] == "finished"
-    assert 0 < info["effective_time_ratio"] < 1
     # A step that was saved and not yet logged is the only one that may be missing; none is there twice.
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(set(steps)) and len(steps) >= 6 and steps[-1] == 8

@@ -17,7 +17,7 @@ from recipe.runner import main
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import restarts
 from recipe.runner.launch.restarts import supervise
-from recipe.runner.launch.run_folder import RESTARTED, effective_time_ratio, goes_on_by_itself
+from recipe.runner.launch.run_folder import RESTARTED, goes_on_by_itself
 
 PYTHON = sys.executable
 #: In place of Python: does what the next line of the plan says (steps done, exit status), and notes what it was given.
@@ -165,18 +165,3 @@ def test_a_restart_after_a_logged_step_validates_when_it_is_due(
     assert not goes_on_by_itself(config)
     monkeypatch.delenv(RESTARTED)
     assert not goes_on_by_itself(config)
-
-
-def test_the_time_that_counted() -> None:
-    def at(seconds: int) -> str:
-        return f"2026-01-01T00:{seconds // 60:02}:{seconds % 60:02}+00:00"
-
-    steps = [{"step": step, "metrics": {"timing_s/step": 10.0}} for step in (1, 2, 2, 3)]
-    validation = [{"step": 3, "metrics": {"timing_s/step": 10.0, "timing_s/testing": 5.0}}]
-    starts = [
-        {"started": at(0), "ended": at(30)},
-        {"started": at(40), "ended": at(60), "reason": "the trainer died"},  # the ten seconds between are lost
-        {"started": at(600), "ended": at(620)},  # begun by a person
-    ]
-    assert effective_time_ratio(starts, [*steps, *validation]) == pytest.approx(35 / 80)
-    assert effective_time_ratio([], []) is None

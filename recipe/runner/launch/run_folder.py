@@ -124,7 +124,7 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
     folder = Path(run_dir)
     starts = (run_info(folder) or {}).get("starts", [])
     starts[-1] |= {"ended": _now(), "status": status} | ({"error": error.splitlines()[0]} if error else {})
-    note(run_dir, status=status, starts=starts, effective_time_ratio=effective_time_ratio(starts, logged(folder)))
+    note(run_dir, status=status, starts=starts)
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:
@@ -148,29 +148,6 @@ def goes_on_by_itself(config: DictConfig) -> bool:
     if "reason" not in told():
         return False
     return any(line["step"] == resumed_step(config) for line in logged(Path(config.run.dir)))
-
-
-def effective_time_ratio(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """ETTR: seconds of the steps that counted, over those from the first start to the end of the last. Defined here.
-
-    A step that was done twice counts once; validations and saves count as useful; start-ups and what was lost do not.
-    Pauses before a start that a person made are left out.
-
-    Args:
-        starts: Of run.json: ``started`` and ``ended`` (ISO 8601), and ``reason`` for an automatic restart.
-        metrics: Lines of metrics.jsonl.
-    """
-    took: dict[int, float] = {}
-    for line in metrics:
-        done = [line["metrics"].get(f"timing_s/{name}") for name in ("step", "testing")]
-        if done[0] is not None or line["step"] == 0:
-            took[line["step"]] = sum(seconds for seconds in done if seconds is not None)
-    wall, until = 0.0, None
-    for start in starts:
-        began, ended = datetime.fromisoformat(start["started"]), datetime.fromisoformat(start["ended"])
-        wall += (ended - (until if until and "reason" in start else began)).total_seconds()
-        until = ended
-    return sum(took.values()) / wall if wall > 0 else None
 
 
 def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
