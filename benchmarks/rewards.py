@@ -6,12 +6,20 @@ docs/data-and-rewards.md has its last row.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fspo.markdown import markdown_table
-from fspo.rewards import MathScorer
+from fspo.rewards import MathScorer, Verdict
 
 PAIRS = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets" / "answer_classes.jsonl"
+
+
+def score_all(scorer: MathScorer, responses: Sequence[str], ground_truths: Sequence[str]) -> list[Verdict]:
+    """Verdicts in the order of the responses, two at a time."""
+    with ThreadPoolExecutor(2) as executor:
+        return list(executor.map(scorer.score, responses, ground_truths))
 
 
 def class_table() -> str:
@@ -21,7 +29,7 @@ def class_table() -> str:
     """
     pairs = [json.loads(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
     with MathScorer(n_workers=2) as scorer:
-        verdicts = scorer.score_batch([pair[4] for pair in pairs], [pair[3] for pair in pairs])
+        verdicts = score_all(scorer, [pair[4] for pair in pairs], [pair[3] for pair in pairs])
     columns = [(part, label) for part in ("dev", "held") for label in (1, 0)]
     rows = []
     for name in [*dict.fromkeys(pair[0] for pair in pairs), "all"]:

@@ -107,15 +107,13 @@ class WorkerPool:
     """Up to `n_workers` processes, started on first use. Safe to use from any number of threads.
 
     A worker judges one answer at a time. The time limit is the processor time of that answer: time in a queue and other
-    load on the machine do not count. WALL_FACTOR limits the wall-clock time too. `replaced` is the number of workers
-    that were replaced because they were stuck or died.
+    load on the machine do not count. WALL_FACTOR limits the wall-clock time too.
     """
 
     def __init__(self, n_workers: int, time_limit_s: float, memory_limit_mb: int) -> None:
         self.n_workers = n_workers
         self.time_limit_s = time_limit_s
         self.memory_limit_mb = memory_limit_mb
-        self.replaced = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -185,8 +183,6 @@ class WorkerPool:
 
     def _bury(self, worker: _Worker, stuck: bool) -> Status:
         """Collect a dead or stuck worker and say what ended it."""
-        with self._lock:
-            self.replaced += 1
         wait_status = self._collect(worker)
         if wait_status is not None and os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGPROF:
             stuck = True

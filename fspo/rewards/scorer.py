@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict
 
 from fspo.rewards.extraction import bounded, decide_exactly, decisive_part
 from fspo.rewards.normalise import normalised
@@ -59,7 +57,6 @@ class MathScorer:
         self._lock = threading.Lock()
         #: The oldest first, by what a verdict depends on: decisive part, ground truth, exact.
         self._cache: OrderedDict[tuple[str, str, bool], Status] = OrderedDict()
-        self._counts: Counter[str] = Counter()
 
     def score(self, response: str, ground_truth: str) -> Verdict:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
@@ -75,22 +72,7 @@ class MathScorer:
             compared = self._status((answer, answer, target, True))
             # The rewritten pair decides where it could be compared.
             status = compared if compared in (Status.CORRECT, Status.WRONG) else plain
-        verdict = Verdict.of(status, plain)
-        with self._lock:
-            self._counts.update([verdict.status.value])
-            self._counts["normalised"] += verdict.status is not verdict.plain
-        return verdict
-
-    def score_batch(self, responses: Sequence[str], ground_truths: Sequence[str]) -> list[Verdict]:
-        """Verdicts in the order of `responses`, using all workers; raises as :meth:`score`.
-
-        Raises:
-            ValueError: the two sequences differ in length.
-        """
-        if len(responses) != len(ground_truths):
-            raise ValueError(f"{len(responses)} responses but {len(ground_truths)} ground truths")
-        with ThreadPoolExecutor(self._pool.n_workers, thread_name_prefix="fspo-rewards") as executor:
-            return list(executor.map(self.score, responses, ground_truths))
+        return Verdict.of(status, plain)
 
     def _status(self, task: Task) -> Status:
         part, text, truth, exact = task
@@ -99,13 +81,10 @@ class MathScorer:
         if part is None:
             return self._pool.run(task)[0]
         if (equal := decide_exactly(part, truth)) is not None:
-            with self._lock:
-                self._counts["decided_exactly"] += 1
             return Status.CORRECT if equal else Status.WRONG
         key = (part, truth, exact)
         with self._lock:
             if (known := self._cache.get(key)) is not None:
-                self._counts["from_cache"] += 1
                 return known
         status, cacheable = self._pool.run(task)
         # A crash may have had another cause, so the same answer is judged again next time.
@@ -115,15 +94,6 @@ class MathScorer:
                 if len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
         return status
-
-    def counts(self) -> Counter[str]:
-        """Number of verdicts since the start, by status.
-
-        Further keys are `normalised` (verdicts that differ from math-verify's own), `decided_exactly` and `from_cache`
-        (judgements that needed no worker), and `workers_replaced`.
-        """
-        with self._lock:
-            return self._counts + Counter(workers_replaced=self._pool.replaced)
 
     def close(self) -> None:
         """End the worker processes; they start again if the scorer is used again."""

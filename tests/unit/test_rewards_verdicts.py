@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rewards import score_all
 from fspo.rewards import MathScorer, Status
 from fspo.rewards.extraction import MAX_RESPONSE_CHARS, bounded, decide_exactly, decisive_part, final_box
 
@@ -44,7 +45,7 @@ def direct(response: str, truth: str) -> float:
 
 @pytest.mark.slow  # ten CPU seconds; a sample is in test_rewards_normalise.py
 def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(scorer: MathScorer) -> None:
-    verdicts = scorer.score_batch([row["response"] for row in LABELLED], [row["truth"] for row in LABELLED])
+    verdicts = score_all(scorer, [row["response"] for row in LABELLED], [row["truth"] for row in LABELLED])
     expected = [direct(row["response"], row["truth"]) for row in LABELLED]
     disagreements = [
         (row, verdict)
@@ -56,7 +57,8 @@ def test_labelled_set_agrees_with_direct_math_verify_and_mostly_with_the_labels(
     # All known errors are right answers that math-verify 0.9 does not recognise; accepting a wrong one would be worse.
     assert all(row["label"] for row in wrong)
     assert len(wrong) / len(LABELLED) < 0.03
-    assert not {"timeout", "crashed", "refused", "bad_truth"} & scorer.counts().keys()
+    unjudged = {Status.TIMEOUT, Status.CRASHED, Status.REFUSED, Status.BAD_TRUTH}
+    assert not unjudged & {verdict.status for verdict in verdicts}
 
 
 FILLER = "We add $12$ and $30$, so $x = 42$ and the second value is 7.\nThis holds for $n \\geq 3$. "
@@ -80,7 +82,7 @@ def test_whole_responses_agree_with_direct_math_verify(scorer: MathScorer) -> No
     rng, n = random.Random(1), 4_000
     pairs = [random_response(rng) for _ in range(n)]
     assert sum(decisive_part(response) is not None for response, _ in pairs) > n / 4
-    for pair, verdict in zip(pairs, scorer.score_batch(*map(list, zip(*pairs, strict=True))), strict=True):
+    for pair, verdict in zip(pairs, score_all(scorer, *map(list, zip(*pairs, strict=True))), strict=True):
         assert verdict.score == direct(*pair), (pair, verdict)
 
 
@@ -136,18 +138,18 @@ def test_statuses(scorer: MathScorer, response: str, truth: str, status: Status)
     assert verdict.score == (1.0 if status is Status.CORRECT else 0.0)
 
 
-def test_equal_parts_in_one_batch_are_judged_once(scorer: MathScorer) -> None:
-    before = scorer.counts()["from_cache"]
-    responses = [f"Way {i}. \\boxed{{\\sqrt{{8}}+y}}" for i in range(20)]
-    verdicts = scorer.score_batch(responses, [r"2\sqrt{2}+y"] * 20)
-    assert {verdict.status for verdict in verdicts} == {Status.CORRECT}
-    assert scorer.counts()["from_cache"] - before == 19
+def test_equal_parts_are_judged_once(scorer: MathScorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks, run = [], scorer._pool.run
+    monkeypatch.setattr(scorer._pool, "run", lambda task: tasks.append(task) or run(task))
+    for i in range(20):
+        assert scorer.score(f"Way {i}. \\boxed{{\\sqrt{{8}}+y}}", r"2\sqrt{2}+y").status is Status.CORRECT
+    assert len(tasks) == 1
 
 
 def test_unreadable_part_falls_back_to_each_whole_response(scorer: MathScorer) -> None:
     ending = r"\boxed{\frac{}{}}"
     responses = [f"So $x={i}$.\n{ending}" for i in range(4)]
-    verdicts = scorer.score_batch(responses, ["2"] * 4)
+    verdicts = score_all(scorer, responses, ["2"] * 4)
     assert [verdict.score for verdict in verdicts] == [direct(response, "2") for response in responses]
 
 
@@ -166,9 +168,7 @@ def test_bounded_keeps_the_end_and_the_last_box() -> None:
     assert bounded(r"\boxed{1}" * 100).count(r"\boxed") == 64
 
 
-def test_wrong_arguments_are_named(scorer: MathScorer) -> None:
-    with pytest.raises(ValueError, match="2 responses but 1"):
-        scorer.score_batch(["1", "2"], ["1"])
+def test_wrong_arguments_are_named() -> None:
     for arguments in ({"n_workers": 0}, {"time_limit_s": 0.0}, {"memory_limit_mb": 10}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             MathScorer(**arguments)  # type: ignore[arg-type]
