@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from composing import composed, composed_from
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoTokenizer
 
@@ -21,6 +22,7 @@ from fspo.rewards.custom import BadReward
 from recipe.fspo.job import JOB
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch.commands import FAILED, BadInput
+from recipe.runner.launch.values import PreflightError
 from recipe.runner.rehearse import command, material, shrink
 from recipe.runner.rehearse.cpu_run import Failed, verdict
 from recipe.runner.rehearse.reward import compute_score
@@ -45,8 +47,8 @@ def problems(*overrides: str, substitute: tuple[str, ...] = ("data", "model")) -
     """What the checks say, as the command would print it; the size of the job where they pass."""
     try:
         return command.checked(JOB, [*_8B, *overrides], substitute)[1]
-    except Failed as failed:
-        return str(failed)
+    except (PreflightError, HydraException) as error:
+        return str(error)
 
 
 # ---------------------------------------------------------------- before anything starts
@@ -84,7 +86,7 @@ MISTAKES = (
         "trainer.nnodes=3": r"rollout\.n=2048 .*n_gpus_per_node=24: change",
         f"{_ROLLOUT}.gpu_memory_utilization=0.98": r"utilization=0\.98 .* GiB .*: lower .*gpu_memory_utilization",
     },
-    {f"{_MODEL}.path=/no/model": r"model\.path='/no/model' .*give one"},
+    {f"{_MODEL}.path=/no/model": r"model\.path=/no/model: .*set it to the model.s folder"},
     {f"{_MODEL}.path=Qwen/Qwen3-9B-Base": r"=Qwen/Qwen3-9B-Base: .*set it to the model.s folder"},
     {f"{_ACTOR}.optim.lrr=1e-6": r"lrr"},
 )
@@ -104,9 +106,12 @@ def test_what_lies_on_the_disk_is_looked_at(tmp_path: Path) -> None:
     for rank in range(8):
         torch.save({}, actor / f"model_world_size_8_rank_{rank}.pt")
     (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("5")
-    said = problems(f"data.train_files={tmp_path}/own.parquet", f"run.dir={tmp_path}/run")
-    assert re.search(r"data\.train_files: .*own\.parquet .*prompt", said)
+    assert "is not the folder of a run" in problems(f"run.dir={tmp_path}/run")
+    (tmp_path / "run" / "run.json").write_text('{"status": "failed", "versions": {}}')
+    said = problems(f"run.dir={tmp_path}/run")
     assert "was saved by 8 FSDP rank(s) and this run has 16" in said
+    said = problems(f"data.train_files={tmp_path}/own.parquet")
+    assert re.search(r"data\.train_files: .*own\.parquet .*prompt", said)
 
 
 def test_wrong_arguments_and_failures_end_the_command(
@@ -116,7 +121,8 @@ def test_wrong_arguments_and_failures_end_the_command(
         with pytest.raises(BadInput, match=argument.partition("=")[0]):
             command.parse([*_8B, argument])
     monkeypatch.setattr(command, "end_on_signals", lambda: None)
-    monkeypatch.setattr(command.os, "environ", dict(os.environ))
+    for variable in ("VERL_PLATFORM", "VERL_LOGGING_LEVEL", "TQDM_DISABLE"):  # main sets them for the whole process
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
     out = tmp_path / "out"
     assert command.main(JOB, "", [*_8B, "substitute=model", "data.train_files=/no.parquet", f"out={out}"]) == FAILED
     printed = capsys.readouterr()

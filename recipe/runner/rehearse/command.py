@@ -22,6 +22,7 @@ from recipe.runner.launch.commands import BAD_INPUT, FAILED, INTERRUPTED, BadInp
 from recipe.runner.launch.compose import compose
 from recipe.runner.launch.inputs import model_folder
 from recipe.runner.launch.job import Job
+from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.plan.prediction import plan
 from recipe.runner.plan.setup import job_arguments
@@ -60,32 +61,29 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
         The job as its command prepares it, its size in a sentence, and what cannot be tried on this machine.
 
     Raises:
-        Failed: with every problem.
+        PreflightError: with every problem; those of the model and the data come last, by themselves.
+        HydraException, OmegaConfBaseException: for overrides that name nothing.
     """
-    from recipe.runner.launch.prepare import prepare
-    from recipe.runner.launch.start import check  # imports verl
+    from recipe.runner.launch.start import examine  # imports verl
 
     problems: list[str] = []
-    size = ""
-    try:
-        config = prepare(compose(job, overrides), elsewhere=True)
-    except PreflightError as error:
-        raise Failed("\n".join(error.problems)) from None
-    except (HydraException, OmegaConfBaseException, BadInput) as error:
-        raise Failed(str(error)) from None
+    config = compose(job, overrides)
     try:
         planned = plan(config)
-        problems += planned.problems
-        size = f"{needs_of(config).gpus} GPUs, {planned.model.parameters / 1e9:.2f}e9 parameters"
     except BadInput as error:
-        problems.append(str(error))
+        problems += str(error).splitlines()
+    else:
+        problems += planned.problems
     try:
-        check(config, job, (*GPUS_AND_DISK, *MODEL_AND_DATA))
+        config, _ = examine(config, job)
     except PreflightError as error:
         problems += error.problems
+    if problems:
+        raise PreflightError(*dict.fromkeys(problems))
+    size = f"{needs_of(config).gpus} GPUs, {planned.model.parameters / 1e9:.2f}e9 parameters"
     absent = material.absent(config, substitute)
     of_inputs = [problem for rule in MODEL_AND_DATA for problem in rule(config)]
-    problems += [problem for problem in of_inputs if not any(name in problem for name in absent)]
+    problems = [problem for problem in of_inputs if not any(name in problem for name in absent)]
     key, path = "actor_rollout_ref.model.path", config.actor_rollout_ref.model.path
     if model_folder(path) is None and path not in absent and not any(key in problem for problem in problems):
         problems.append(
@@ -93,7 +91,7 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
             "folder, or add substitute=model"
         )
     if problems:
-        raise Failed("\n".join(dict.fromkeys(problems)))
+        raise PreflightError(*problems)
     not_covered = [*_NOT_COVERED, *(problem for rule in GPUS_AND_DISK for problem in rule(config))]
     return config, size, [*not_covered, *(f"{name}: only its size or its columns are real" for name in absent)]
 
@@ -157,12 +155,14 @@ def main(job: Job, command: str, arguments: Sequence[str]) -> int:
     status = 0
     try:
         print("checks and planner ...", flush=True)
+        overrides = with_settings_of_run(overrides, job)
         config, size, not_covered = checked(job, overrides, own["substitute"])
         print(f"passed: {size}\ntwo steps on CPUs ...", flush=True)
         print(f"passed: {small_run(job, overrides, config, out)}")
         print("not covered", *not_covered, sep="\n  ")
-    except Failed as failed:
-        print("\n".join(f"error: {line}" for line in str(failed).splitlines()), file=sys.stderr)
+    except (Failed, PreflightError, HydraException, OmegaConfBaseException) as error:
+        problems = error.problems if isinstance(error, PreflightError) else str(error).splitlines()
+        print(*(f"error: {problem}" for problem in problems), sep="\n", file=sys.stderr)
         status = FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
