@@ -13,7 +13,6 @@ import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import ray._private.worker as ray_worker
 
 from recipe.runner.faults.phase import Phase
@@ -29,7 +28,6 @@ _LOWER = {
     "VLLM_CPU_KVCACHE_SPACE)",
     "reward worker": "reward.num_workers",
 }
-_GIB = 2**30
 
 
 class ExplainedError(RuntimeError):
@@ -49,7 +47,7 @@ class Death:
     log: str | None
     phase: Phase | None
     node: str | None = None
-    #: Where it was killed for memory: how much there was, and what to lower.
+    #: Where it was killed for memory: what to lower.
     memory: str | None = None
     #: Another reason, if one is known.
     why: str | None = None
@@ -91,7 +89,7 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
     if death is not None:
         if "running low on memory" in str(error):  # Ray's own monitor
             full = "its machine's memory is nearly used up (RAY_memory_usage_threshold)"
-            death = replace(death, memory=f"{full}; {_remedy(death.role)}")
+            death = replace(death, memory=f"{full}; {remedy_of(death.role)}")
         death = replace(death, why=bus_error(death.log) or death.why)
         return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
@@ -127,40 +125,8 @@ def kills_for_memory() -> int:
     return 0
 
 
-def cgroups_of(pid: int) -> str:
-    """Text of ``/proc/PID/cgroup``; empty where there is none."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii")
-    return ""
-
-
-def memory_limit(cgroups: str, root: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that a process may use: the smallest limit of its cgroups, or what the machine has.
-
-    Args:
-        cgroups: Of the process, as :func:`cgroups_of` gave them while it lived.
-        root: Where cgroups are mounted, version 1 or 2.
-    """
-    limits = [psutil.virtual_memory().total]
-    for line in cgroups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
-            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-            folder = top / path.lstrip("/")
-            files = [above / name for above in (folder, *folder.parents) if above.is_relative_to(top)]
-            texts = [file.read_text(encoding="ascii").strip() for file in files if file.is_file()]
-            limits += [int(text) for text in texts if text != "max"]
-    return min(limits)
-
-
-def killed_for_memory(role: str, cgroups: str) -> str:
-    """How much memory there was for a process of these cgroups, and what to change."""
-    limit, total = memory_limit(cgroups), psutil.virtual_memory().total
-    there = "its job or container may use" if limit < total else "this machine has"
-    return f"{there} {limit / _GIB:.1f} GiB; {_remedy(role)}"
-
-
-def _remedy(role: str) -> str:
+def remedy_of(role: str) -> str:
+    """What to change where a process was killed for memory."""
     return f"ask for more, or lower {_LOWER.get(role, 'data.train_batch_size')}"
 
 

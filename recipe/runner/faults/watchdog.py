@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults.errors import Death, cgroups_of, killed_for_memory, kills_for_memory
+from recipe.runner.faults.errors import Death, kills_for_memory, remedy_of
 from recipe.runner.faults.phase import Phase
 from recipe.runner.faults.processes import CLOSED_BY_TRAINER, ROLES, log_of, processes_of, role_of, stopped_process
 
@@ -53,7 +53,7 @@ class Watchdog:
     ) -> None:
         self._run_id, self.phase = run_id, phase
         self._on_death, self._stop_run, self._leave = on_death, stop, leave
-        self._known: dict[int, tuple[str, int, str | None, str]] = {}  # by descriptor: role, process, log, cgroups
+        self._known: dict[int, tuple[str, int, str | None]] = {}  # by descriptor: role, process, log
         self._seen: set[int] = set()
         self._foreign: set[int] = set()
         self._poll = select.poll()
@@ -100,7 +100,7 @@ class Watchdog:
                 continue
             with contextlib.suppress(OSError):  # it has gone in the meantime
                 descriptor = os.pidfd_open(pid)
-                self._known[descriptor] = (role, pid, log_of(pid), cgroups_of(pid))
+                self._known[descriptor] = (role, pid, log_of(pid))
                 self._seen.add(pid)
                 self._poll.register(descriptor, select.POLLIN)
 
@@ -111,11 +111,11 @@ class Watchdog:
         cause: Death | None = None
         for descriptor in ended:
             self._poll.unregister(descriptor)
-            role, pid, log, cgroups = self._known[descriptor]
+            role, pid, log = self._known[descriptor]
             if phase is not None and phase.ending and role in CLOSED_BY_TRAINER:
                 continue
             if cause is None or order.index(role) > order.index(cause.role):
-                memory = killed_for_memory(role, cgroups) if for_memory else None
+                memory = remedy_of(role) if for_memory else None
                 # Ray's node, for one, dies if its control service is stopped and does not answer for minutes.
                 cause = Death(role, pid, log, phase, memory=memory, why=stopped_process(self._run_id))
         return cause
