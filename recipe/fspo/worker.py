@@ -95,7 +95,6 @@ class FSPOWorker(ActorRolloutRefWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         observe_losses()
         super().__init__(*args, **kwargs)
-        RECORDER.enable(max_response_length=self.config.rollout.response_length)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def record(self, sequences: bool, run_dir: str) -> None:
