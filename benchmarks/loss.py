@@ -1,14 +1,12 @@
 """Forward + backward of the loss, with diagnostics, against verl's ``vanilla`` and ``gspo`` on the same tensors.
 
-``python -m benchmarks.loss --device cpu|cuda`` prints a Markdown table of median times and peak extra memory. The
-losses take turns within one process, so that their *ratios* hold on a busy machine. What is timed is what a worker does
-per micro-batch: loss, backward to the log-probabilities, and the metrics (``SequenceSums.add_`` here, ``.item()`` calls
-in verl). Needs verl 0.9.1.
+The losses take turns within one process, so that their *ratios* hold on a busy machine. What is timed is what a worker
+does per micro-batch: loss, backward to the log-probabilities, and the metrics (``SequenceSums.add_`` here, ``.item()``
+calls in verl). docs/tables/loss-cost.csv is the record on a CPU; ``make gpu-check`` measures a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,11 +17,9 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.markdown import markdown_table
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState
 
-SHAPES = ((64, 4096), (512, 8192))
 OURS = ("fspo", "fspo_v1", "fspo_quantile", "seq_rloo", "seq_gspo")
 REFERENCE = "verl gspo"
 
@@ -136,27 +132,3 @@ def peak_bytes(loss: Callable[[], torch.Tensor], batch: Batch) -> int:
     with MemTracker() as tracker:
         step(loss, batch)
     return int(tracker.get_tracker_snapshot("peak")[batch.log_prob_BT.device]["Total"])
-
-
-def main() -> None:
-    """Entry point of ``python -m benchmarks.loss``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns of each loss")
-    arguments = parser.parse_args()
-    rows = []
-    for shape in SHAPES:
-        batch = Batch.random(*shape, arguments.device)
-        losses = {**verl_losses(batch), **our_losses(batch)}
-        seconds = median_seconds(losses, batch, arguments.repeats)
-        peaks = {name: peak_bytes(loss, batch) for name, loss in losses.items()}
-        for name in losses:
-            ratios = [f"{measured[name] / measured[REFERENCE]:.2f}" for measured in (seconds, peaks)]
-            times = [f"{1e3 * seconds[name]:.1f}", ratios[0], f"{peaks[name] / 2**20:.1f}", ratios[1]]
-            rows.append([f"{shape[0]} x {shape[1]}", name, *times])
-    heads = ("batch", "loss", "median ms", "time / verl gspo", "peak extra MiB", "memory / verl gspo")
-    print(markdown_table(heads, rows))
-
-
-if __name__ == "__main__":
-    main()
