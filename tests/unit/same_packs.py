@@ -117,7 +117,8 @@ def rank_of_two(rank: int, folder: str, ulysses: int) -> None:
         optimizer.state.clear()
         optimizer.param_groups[0]["lr"] = lr
         if (largest := largest_by_mini_batch(worker, ulysses, asked, epochs, own)) is not None:
-            print(json.dumps({"rank": rank, "ulysses": ulysses, "way": way, "largest": largest}), flush=True)
+            line = json.dumps({"rank": rank, "ulysses": ulysses, "way": way, "largest": largest})
+            print(f"{line}\n", end="", flush=True)  # in one write: two ranks share the pipe
 
 
 if __name__ == "__main__":
