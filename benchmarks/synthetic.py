@@ -8,7 +8,6 @@ holds *exactly*. Used by tests. Defined here.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +25,6 @@ def gaussian_log_ratios(length_B: Lengths, sigma_B: Array | float, rng: np.rando
     """``S ~ N(-sigma**2 * L / 2, sigma**2 * L)``: the Gaussian S of that dispersion with E[exp S] = 1."""
     variance_B = np.square(sigma_B) * length_B
     result: Array = rng.normal(-variance_B / 2, np.sqrt(variance_B))
-    return result
-
-
-def gaussian_acceptance(
-    length_B: Lengths, sigma: float, kl: float, settings: SequenceLossSettings, state: BandState
-) -> Array:
-    """Probability that ``S ~ N(-L * kl, sigma**2 * L)`` lies inside the band, for each length."""
-    lower_B, upper_B = acceptance_band(torch.from_numpy(length_B), settings, state, torch.float64)
-    cdf = np.vectorize(NormalDist().cdf)
-    mean_B, std_B = -kl * length_B, sigma * np.sqrt(length_B)
-    result: Array = cdf((upper_B.numpy() - mean_B) / std_B) - cdf((lower_B.numpy() - mean_B) / std_B)
     return result
 
 

@@ -1,39 +1,23 @@
-"""Gradient alignment: mathematics with vectors by hand, gradients against automatic differentiation, command line."""
+"""Gradient alignment: mathematics with vectors by hand, gradients against automatic differentiation."""
 
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
-from benchmarks.alignment.__main__ import configure, main
 from benchmarks.alignment.gradients import (
     ClippedObjective,
     GradientPlan,
-    Jackknife,
-    assign_bins,
     cosine,
-    embed,
     gradient_coefficients,
     in_columns,
-    mean_over_rounds,
 )
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 
 # ---------------------------------------------------------------- the mathematics
-
-
-def test_embedding_keeps_inner_products() -> None:
-    vectors = np.random.default_rng(0).normal(size=(5, 300))
-    embedded = embed(vectors @ vectors.T)
-    np.testing.assert_allclose(embedded @ embedded.T, vectors @ vectors.T, rtol=1e-10)
 
 
 def objective(**changes: np.ndarray) -> ClippedObjective:
@@ -108,57 +92,6 @@ def test_cosine_bounds_are_sharp() -> None:
     assert within["cosine"] == pytest.approx(within["symmetric/bound"], abs=1e-12)
 
 
-@settings(max_examples=60)
-@given(st.integers(0, 10_000), st.floats(0.0, 0.5))
-def test_cosine_bounds_hold_whatever_is_clipped(seed: int, share: float) -> None:
-    rng = np.random.default_rng(seed)
-    n, folds, bins, dim = 60, 3, 4, 5
-    gradient = rng.normal(size=(n, dim)) + 2  # one direction in common, so that r is often below 1
-    fold, bin_ = np.arange(n) % folds, rng.integers(0, bins, n)
-    assume(len(set(bin_)) == bins)
-    kept, accepted = rng.random(n) >= share, rng.random(n) >= share
-    assume(accepted.any() and kept.any())
-
-    def cells(values: np.ndarray) -> np.ndarray:
-        out = np.zeros((folds, bins, *values.shape[1:]))
-        np.add.at(out, (fold, bin_), values)
-        return out
-
-    figures = ClippedObjective(
-        unclipped_JKD=cells(gradient),
-        clipped_JKD=cells(gradient * kept[:, None]),
-        held_out_HD=rng.normal(size=(2, dim)),
-        total_JK=cells(np.ones(n)),
-        accepted_VJK=np.stack([cells(accepted.astype(float)), cells(kept.astype(float))]),
-    ).figures(np.ones(folds), np.ones(2))
-    assert figures["kappa"] >= 1
-    for view in ("symmetric", "active"):
-        assert figures["cosine"] >= figures[f"{view}/mean_bound"] - 1e-12
-        assert figures[f"{view}/mean_bound"] >= figures[f"{view}/bound"] - 1e-12
-
-
-def test_jackknife_of_a_mean_is_its_standard_error() -> None:
-    values = np.array([1.0, 2.0, 4.0, 9.0])
-
-    def figures(keep_J: np.ndarray, _: np.ndarray) -> dict[str, float]:
-        mean = float(keep_J @ values / keep_J.sum())
-        return {"x": mean, "symmetric/lre_max": mean, "cosine": mean / 4}
-
-    knife = Jackknife.of(figures, 4)
-    error = math.sqrt(values.var(ddof=1) / 4)
-    once, twice = mean_over_rounds([knife], "x"), mean_over_rounds([knife, knife], "x")
-    assert once.value == pytest.approx(4.0)
-    assert once.high - 4.0 == pytest.approx(3.1824 * error, rel=1e-4)  # t of 3
-    assert twice.high - 4.0 == pytest.approx(2.4469 * error / math.sqrt(2), rel=1e-4)  # twice the degrees of freedom
-    assert math.isnan(mean_over_rounds([knife], "symmetric/lre_max").low)  # of a maximum
-    assert mean_over_rounds([knife], "cosine").high == 1.0
-
-
-def test_bins_of_equal_mass() -> None:
-    # 1 1 | 5 5 5 | 9 9 30: the borders nearest to 8/3 and 16/3 of 8 sequences
-    np.testing.assert_array_equal(assign_bins([9, 1, 5, 5, 1, 9, 30, 5], 3), [2, 0, 1, 1, 0, 2, 2, 1])
-
-
 # ---------------------------------------------------------------- gradients
 
 
@@ -213,62 +146,3 @@ def test_worker_pieces_agree_with_plain_torch() -> None:
     torch.testing.assert_close(gram_of_shards(gradients), stacked @ stacked.T)
     rows, weights = rows_of(torch.tensor([0.0, 2.0, 0.0, -1.0]), 4)
     assert rows.tolist() == [1, 3, 0, 0] and weights.tolist() == [2.0, -1.0, 0.0, 0.0]
-
-
-# ---------------------------------------------------------------- the command line
-
-
-def run_folder(folder: Path) -> Path:
-    """A run folder that has a checkpoint by name only."""
-    actor = folder / "checkpoints" / "global_step_3" / "actor"
-    actor.mkdir(parents=True)
-    for name in ("model", "optim", "extra_state"):
-        (actor / f"{name}_world_size_1_rank_0.pt").write_bytes(b"PK cut")
-    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("3")
-    (folder / "config.yaml").write_text(
-        "actor_rollout_ref: {actor: {ppo_mini_batch_size: 8, checkpoint: {load_contents: [model]}}}\n"
-        "trainer: {nnodes: 1, n_gpus_per_node: 1}\nrun: {dir: /old}\n"
-        "data: {train_files: /old/data/a.parquet, train_batch_size: 8}\n"
-        "ray_kwargs: {ray_init: {address: auto, runtime_env: {env_vars: {VERL_PLATFORM: cuda, FSPO_RUN_ID: one}}}}\n"
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ([], "first argument"),
-        (["RUN", "algos=[foo]"], "'foo'"),
-        (["RUN", "algos=[fspo_quantile]"], "fspo_quantile"),
-        (["RUN", "rounds=0"], "rounds=0"),
-        (["RUN", "folds=65"], "prompts=64"),
-        (["/nowhere"], "/nowhere"),
-        (["RUN", "prompts=12", "folds=8"], "16"),  # a multiple of the run's mini-batch
-        (["RUN", "trainer.nnodes=2"], "2"),  # the checkpoint has one rank's files
-        (["RUN"], "checkpoint"),  # damaged
-    ],
-)
-def test_bad_command_lines(
-    tmp_path: Path, arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    run = run_folder(tmp_path / "run")
-    monkeypatch.setenv("VERL_LOGGING_LEVEL", "WARN")  # main sets both for the whole process
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setattr(sys, "argv", ["alignment", *(str(run) if word == "RUN" else word for word in arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ") and named in printed and len(printed.splitlines()) == 1
-    assert not (run / "alignment").exists()
-
-
-def test_a_run_is_measured_where_it_is_in_its_own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.alignment.__main__.checkpoint_damage", lambda *_: [])
-    run = str(run_folder(tmp_path / "run"))
-    measured = configure([run])
-    assert measured.data.train_files == f"{run}/data/a.parquet"
-    assert measured.trainer.default_local_dir == f"{run}/alignment/checkpoints"
-    environment = {"env_vars": {"VERL_PLATFORM": "cuda"}}
-    assert measured.ray_kwargs.ray_init == {"address": None, "num_gpus": None, "runtime_env": environment}
-    assert configure([run, "++ray_kwargs.ray_init.address=auto"]).ray_kwargs.ray_init.address == "auto"

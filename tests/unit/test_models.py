@@ -5,31 +5,25 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.models import __main__ as command
-from benchmarks.models import words
 from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.models.demo_model import (
     CHECKSUMS,
     CONTEXT,
     RECIPES,
     TASKS,
-    CarelessDivision,
     Recipe,
     accuracy,
     checksums,
     shipped_model,
     train,
 )
-from benchmarks.models.words import WordList
-from fspo.data.offline_task import MAX_DIVIDEND, distinct, score_answer
+from fspo.data.offline_task import distinct
 
 #: Bounds around what was measured when the shipped models were made; see docs/index.md.
 SAMPLED_ACCURACY = {"remainder": (0.25, 0.6), "words": (0.25, 0.6)}
@@ -80,35 +74,6 @@ def test_the_recipe_still_gives_a_like_model(task: str) -> None:
         assert low < accuracy(model, tokenizer, problems, temperature, task=task) < high
 
 
-@settings(max_examples=100)
-@given(divisor=st.integers(3, 99), quotient=st.integers(1, 30), rest=st.integers(0, 98))
-def test_a_forgotten_borrow_gives_a_wrong_answer_of_like_length(divisor: int, quotient: int, rest: int) -> None:
-    problem = CarelessDivision(quotient * divisor + rest % divisor, divisor)
-    assume(problem.dividend <= MAX_DIVIDEND)
-    for step in problem.slips:
-        slip = problem.slip(step)
-        assert divisor in (5, 10) or score_answer(slip, problem.answer) == 0.0
-        assert abs(len(slip) - len(problem.working)) <= 7 * (1 + 10 // divisor)
-
-
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [(" ego  ro tam\n", 1.0), ("ego ro tam tam", 0.0), ("ego ro", 0.0), ("ro ego tam", 0.0), ("egorotam", 0.0)],
-)
-def test_scores_of_word_lists(text: str, score: float) -> None:
-    problem = WordList(("tam", "ro", "tam", "ego"))
-    assert words.compute_score(words.DATA_SOURCE, text, problem.answer) == score
-
-
-def test_word_lists_are_short_or_long_and_have_repeats() -> None:
-    problems = distinct(words.draw, 2000, 0, "train")
-    sizes = {problem.size for problem in problems}
-    assert sizes == {*range(words.SHORT[0], words.SHORT[1] + 1), *range(words.LONG[0], words.LONG[1] + 1)}
-    short = np.mean([problem.size <= words.SHORT[1] for problem in problems])
-    assert 0.55 < short < 0.65
-    assert all(len(problem.question.split()) > problem.size for problem in problems)
-
-
 # ---------------------------------------------------------------- the command
 
 
@@ -135,13 +100,6 @@ def test_demo_model_is_trained_saved_and_measured(
     assert CHECKSUMS in {path.name for path in out.iterdir()} and list(tmp_path.iterdir()) == [out]
     assert command.main(["demo-model", "--out", str(out)]) == 2
     assert f"{out} exists: give a new folder" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is not None, reason="the extra packages are installed")
-def test_smollm2_without_its_packages_says_how_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["smollm2", "--out", str(tmp_path / "x")]) == 2
-    assert "make smollm2" in capsys.readouterr().err
-    assert not (tmp_path / "x" / "model").exists()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs `make smollm2`")
