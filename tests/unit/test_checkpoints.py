@@ -228,10 +228,10 @@ def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
     fixed = {"diagnostics": LengthDiagnostics(), "band_controller": None}
     load_state(tmp_path, fixed)  # a checkpoint of plain verl has no such file
     save_state(tmp_path, fixed)
-    with pytest.raises(ValueError, match="saved without a band_controller, and this run is with one"):
+    with pytest.raises(ValueError, match="band_controller"):
         load_state(tmp_path, fixed | {"band_controller": BandController(ALGORITHMS["fspo_quantile"])})
     (tmp_path / STATE_FILE).write_bytes((tmp_path / STATE_FILE).read_bytes()[:100])
-    with pytest.raises(ValueError, match=f"{STATE_FILE} is damaged"):
+    with pytest.raises(ValueError, match=STATE_FILE):
         load_state(tmp_path, fixed)
 
 
@@ -248,7 +248,7 @@ def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
     assert actor_folder(earlier) == earlier / "actor"
     shard = next((earlier / "actor").glob("model_world_size_*"))
     shard.write_bytes(b"half")
-    with pytest.raises(OSError, match=rf"{shard.name} is damaged .*give another global_step_N folder"):
+    with pytest.raises(OSError, match=rf"{shard.name} .*global_step_N"):
         export(actor_folder(earlier), tmp_path / "out")
-    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+    with pytest.raises(FileNotFoundError, match="global_step_10"):
         actor_folder(tmp_path / "checkpoints" / "global_step_10" / "actor")

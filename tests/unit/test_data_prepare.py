@@ -233,5 +233,5 @@ def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_a_file_is_no_folder_for_the_data(copies: Path, tmp_path: Path) -> None:
     (tmp_path / "out").touch()
-    with pytest.raises(NotADirectoryError, match="is not a folder that can be written to"):
+    with pytest.raises(NotADirectoryError, match=str(tmp_path / "out")):
         prepare("aime25", tmp_path / "out", copies)

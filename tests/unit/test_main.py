@@ -117,7 +117,7 @@ def test_a_folder_of_the_users_adds_to_verls(tmp_path: Path, monkeypatch: pytest
     overrides = ["hydra.searchpath=[mine]", "algo=other"]
     assert compose(overrides).fspo.algo == "other"
     assert "other" in choices("algo", overrides)
-    with pytest.raises(HydraException, match="nowhere is not a folder"):
+    with pytest.raises(HydraException, match="nowhere"):
         compose(["hydra.searchpath=[nowhere]"])
 
 

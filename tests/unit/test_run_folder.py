@@ -123,7 +123,7 @@ def test_a_run_is_not_mixed_with_another(tmp_path: Path, changes: list[str], say
 
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     before = contents(begun(tmp_path))
-    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match=f"run.dir={tmp_path} is in use"):
+    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match=f"run.dir={tmp_path}"):
         launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK)), JOB)
     assert contents(tmp_path) == before
     with run_folder.held(str(tmp_path)):
@@ -164,7 +164,7 @@ def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
     arguments = with_settings_of_run([f"resume={tmp_path}", f"{LR}=1e-3"], JOB)
     config = composed(*arguments)
     assert (config.fspo.algo, config.ray_kwargs.ray_init.address) == ("gspo", "local")
-    with pytest.raises(PreflightError, match=f"{LR} was 0.0001 and would be 0.001"):
+    with pytest.raises(PreflightError, match=rf"{LR} .*0\.0001 .*0\.001.*run\.allow_changed"):
         allowed_changes(ready(tmp_path, *arguments), JOB)
     again = with_settings_of_run([joined, f"run.dir={tmp_path}"], JOB)  # as a job does that is started again
     assert composed(*again).ray_kwargs.ray_init.address == "auto"
@@ -257,10 +257,10 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
 def test_a_run_has_one_folder(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     for order in (1, -1):
-        with pytest.raises(PreflightError, match="give one of them"):
+        with pytest.raises(PreflightError, match=r"resume=.*run\.dir="):
             with_settings_of_run([f"resume={run}", f"run.dir={tmp_path}/mine"][::order], JOB)
     assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"], JOB)[-1] == f"run.dir={run}"
-    with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big: a run saves in its folder"):
+    with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big.*run\.dir="):
         prepare(composed("trainer.default_local_dir=/big"))
 
 
@@ -389,10 +389,10 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
     for later in (command, (f"resume={run}",), command):
         assert continues_from(monkeypatch, *later) == own
     assert continues_from(monkeypatch, f"resume={run}", "evaluate=true") == own
-    with pytest.raises(PreflightError, match="has saved no checkpoint that could be evaluated"):
+    with pytest.raises(PreflightError, match=r"unsaved .*run\.dir"):
         continues_from(monkeypatch, f"resume={begun(tmp_path / 'unsaved')}", "evaluate=true")
     assert continues_from(monkeypatch, *command, "evaluate=true") == begins, "as it is told"
-    with pytest.raises(PreflightError, match="would put another run's metrics beside those in"):
+    with pytest.raises(PreflightError, match=r"trainer\.resume_mode=.*run\.dir"):
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
     info = json.loads((run / "run.json").read_text())
     assert info["status"] == "interrupted" and [entry["status"] for entry in info["starts"]] == ["interrupted"] * 7
