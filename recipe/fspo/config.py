@@ -49,7 +49,6 @@ class FspoSettings:
     """The settings ``fspo.*``; ``conf/base.yaml`` has their values and says what each does."""
 
     window_steps: Count
-    lre_bins: Count
     kl_to_start: bool
     pi_old: Literal["actor", "rollout"]
     accept_uncorrected: bool

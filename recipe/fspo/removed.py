@@ -14,6 +14,7 @@ EARLIER_NAMES: Final = EarlierNames(
         "actor_rollout_ref.actor.policy_loss.dual_clip": "use clip_high and s_max; no run has needed a second clip",
         "actor_rollout_ref.actor.policy_loss.staleness": "bound the staleness with trainer.v1.sampler (docs/async.md)",
         "fspo.samples": "use trainer.rollout_data_dir and trainer.validation_data_dir, of which the report shows some",
+        "fspo.lre_bins": "leave it out: live metrics have eight length bins of equal mass, as a report has",
         "fspo.poll_interval_s": "leave it out: the trainer asks every 0.05 s on CPUs and every 0.5 s on GPUs",
         "fspo.wait_for_resources_s": "leave it out: a run waits 120 s for Ray's nodes, GPUs and CPUs",
         "fspo.fork_workers": "leave it out: on CPUs the workers are forked, as they are for a Ray that the run starts",

@@ -39,11 +39,11 @@ class Cycle:
         self._band_controller: BandController | None = None
         if self._settings is not None and self._settings.needs_state:
             self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
-        self._diagnostics = LengthDiagnostics(bins=config.fspo.lre_bins, window=config.fspo.window_steps)
+        self._diagnostics = LengthDiagnostics(window=config.fspo.window_steps)
         self.funnel = LengthFunnel()
         groups = config.fspo.window_steps * config.data.train_batch_size
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
-        self.drops = EvenDrops(config.fspo.lre_bins, groups) if config.fspo.drop == "evenly" else None
+        self.drops = EvenDrops(self._diagnostics.bins, groups) if config.fspo.drop == "evenly" else None
         self._warned_margin = math.inf
         self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.optim.clip_grad))
         self._mini_batches: list[MiniBatch] = []
