@@ -20,7 +20,7 @@ from fspo.report.common_records import MATCHED_CLIP_RATE, common_record_table
 from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
 from fspo.report.findings import compared, differing_settings, findings
 from fspo.report.funnel import funnel_table
-from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, shared_starts, standard_measures
+from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_runs
 from fspo.report.samples import shown_samples
 from fspo.report.tables import NOT_RUN, final_numbers, grid_table, paired_differences, provenance_table
@@ -71,7 +71,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
     missing = sum(not folder.is_dir() for folder in planned)
     comparisons = _comparisons(runs, out / "figures") if runs else []
     if title is None:
-        days = sorted({day[:10] for run in runs if (day := str(run.info.get("started") or ""))})
+        days = sorted({start["started"][:10] for run in runs for start in run.info.get("starts", ())[:1]})
         algos = ", ".join(dict.fromkeys(group.algo for group in group_runs(runs))) or "no runs"
         title = (
             f"Clipping by response length: {algos}"
@@ -112,18 +112,18 @@ def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
 
 def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
     """What the page shows of each comparison; of its tables only those with content."""
-    groups, starts = group_runs(runs), shared_starts(runs)
+    groups = group_runs(runs)
     # A measure of a run is looked up several times per table.
-    measures = [dataclasses.replace(m, of=functools.cache(m.of)) for m in standard_measures(runs, starts)]
+    measures = [dataclasses.replace(m, of=functools.cache(m.of)) for m in standard_measures(runs)]
     looks = algo_looks([group.algo for group in groups])
     comparisons = []
     for name in dict.fromkeys(group.comparison for group in groups):
         chosen = [group for group in groups if group.comparison == name]
-        settings, profiles = differing_settings(chosen), clip_profiles(chosen, starts)
+        settings, profiles = differing_settings(chosen), clip_profiles(chosen)
         tables = {
             "final": final_numbers(chosen, measures),
             "paired": paired_differences(chosen, measures),
-            "common_records": common_record_table(chosen, starts, profiles["symmetric"]),
+            "common_records": common_record_table(chosen, profiles["symmetric"]),
             "attributes": attribute_table(chosen),
             "funnel": funnel_table(chosen),
         }
@@ -131,7 +131,7 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "compared": compared(chosen, settings),
-                "findings": [dataclasses.asdict(each) for each in findings(chosen, profiles, measures, starts)],
+                "findings": [dataclasses.asdict(each) for each in findings(chosen, profiles, measures)],
                 "tables": {key: dataclasses.asdict(table) for key, table in tables.items() if table is not None},
                 "pictures": _draw(chosen, profiles, looks, figures / name),
             }

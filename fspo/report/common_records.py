@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.matching import Sequences, match_clip, needed_factor
-from fspo.report.groups import LengthProfile, RunGroup
+from fspo.report.groups import LengthProfile, RunGroup, shared_starts
 from fspo.report.runs import Run
 from fspo.report.tables import Table, show_lre
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES
@@ -29,10 +29,10 @@ Part = tuple[Sequences, npt.NDArray[np.int64]]
 """The sequences of a mini-batch, and the fine length bin of each."""
 
 
-def common_records(
-    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]
-) -> dict[tuple[str, bool, str], LengthReweightingError]:
+def common_records(groups: Sequence[RunGroup]) -> dict[tuple[str, bool, str], LengthReweightingError]:
     """The LRE by band, whether its clip values are matched, and records: each group's band on each group's records.
+
+    All bands are judged over the length bins of the records.
 
     A band has its own clip values, and those that clip :data:`MATCHED_CLIP_RATE` of these records. Bands that depend on
     measurements during training have no fixed edges to evaluate and are left out. So are bands with a clip value of 0,
@@ -49,6 +49,7 @@ def common_records(
         if not parts:
             continue
         names = ("log_ratio_B", "length_B", "count_B")
+        starts = shared_starts(group.runs)
         pooled = Sequences(*(np.concatenate([getattr(part, name) for part, _ in parts]) for name in names))
         for band, settings in bands.items():
             errors[band, False, group.algo] = _error(parts, settings, starts)
@@ -60,11 +61,9 @@ def common_records(
     return errors
 
 
-def common_record_table(
-    groups: Sequence[RunGroup], starts: npt.NDArray[np.int64], profiles: Mapping[str, LengthProfile | None]
-) -> Table | None:
+def common_record_table(groups: Sequence[RunGroup], profiles: Mapping[str, LengthProfile | None]) -> Table | None:
     """Debiased LRE of each group's band (rows) on the records of each group (columns); its own as in ``profiles``."""
-    errors = common_records(groups, starts)
+    errors = common_records(groups)
     errors |= {(algo, False, algo): profile.error for algo, profile in profiles.items() if profile}
     sources = list(dict.fromkeys(source for _, _, source in errors))
     rows = []

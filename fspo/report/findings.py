@@ -10,9 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from fspo.fairness import Interval
 from fspo.report.groups import (
     Measure,
@@ -89,12 +86,7 @@ def _shown(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def findings(
-    groups: Sequence[RunGroup],
-    profiles: Profiles,
-    measures: Sequence[Measure],
-    starts: npt.NDArray[np.int64],
-) -> list[Finding]:
+def findings(groups: Sequence[RunGroup], profiles: Profiles, measures: Sequence[Measure]) -> list[Finding]:
     """Who accepts most evenly, what the clip removes, and held-out accuracy; of each what the runs have numbers for.
 
     LREs are of all runs of a group together, so that what noise adds to each run's LRE does not stay. Their differences
@@ -104,7 +96,7 @@ def findings(
     for subject, view in (("Acceptance by length", "symmetric"), ("What the clip removes", "active")):
         if any(profiles[view].values()):
             numbers = [f"{algo}: LRE {show_lre(p.error) if p else 'unknown'}" for algo, p in profiles[view].items()]
-            lre = [pooled_lre_difference(first, other, view, starts) for other in others]
+            lre = [pooled_lre_difference(first, other, view) for other in others]
             found.append(_finding(subject, f"{view.capitalize()} LRE", groups, numbers, lre))
     held_out = [measure for measure in measures if measure.label.startswith("held-out ")]
     accuracies = [measure for measure in held_out if "/acc/mean@" in measure.label]

@@ -59,11 +59,15 @@ class LengthProfile:
     error: LengthReweightingError
 
 
-def length_profile(runs: Sequence[Run], starts: npt.NDArray[np.int64], view: str = "symmetric") -> LengthProfile | None:
+def length_profile(
+    runs: Sequence[Run], starts: npt.NDArray[np.int64] | None = None, view: str = "symmetric"
+) -> LengthProfile | None:
     """Acceptance by length, the mini-batches of all runs together; None where there are no sequences.
 
-    ``starts`` are the first fine length bins of the merged ones, ``view`` is a key of :data:`fspo.acceptance.VIEWS`.
+    ``starts`` are the first fine length bins of the merged ones, None for :func:`shared_starts` of these runs. With
+    None a run has one LRE, whatever is reported beside it. ``view`` is a key of :data:`fspo.acceptance.VIEWS`.
     """
+    starts = shared_starts(runs) if starts is None else starts
     sums_MKF = np.concatenate([run.lengths.sums_MKF for run in runs])
     count_K, length_K = (merge_bins(sums_MKF[..., FIELDS.index(name)].sum(0), starts) for name in ("count", "length"))
     if not count_K.any():
@@ -76,14 +80,14 @@ Profiles = dict[str, dict[str, LengthProfile | None]]
 """By view and algorithm."""
 
 
-def clip_profiles(groups: Sequence[RunGroup], starts: npt.NDArray[np.int64]) -> Profiles:
+def clip_profiles(groups: Sequence[RunGroup]) -> Profiles:
     """Acceptance by length of each group, for the two views that a report shows side by side."""
     views = ("symmetric", "active")
-    return {view: {group.algo: length_profile(group.runs, starts, view) for group in groups} for view in views}
+    return {view: {group.algo: length_profile(group.runs, view=view) for group in groups} for view in views}
 
 
 def shared_starts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
-    """At most eight bins of equal mass over all runs together, for comparisons on the same bins."""
+    """At most eight bins of equal mass over all runs together."""
     counts = [run.lengths.sums_MKF[..., FIELDS.index("count")].sum(0) for run in runs]
     return equal_mass_starts(np.sum(counts, axis=0))
 
@@ -98,8 +102,8 @@ class Measure:
     of: Callable[[Run], float | None]
 
 
-def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64]) -> list[Measure]:
-    """The rows of the table of final numbers, for the metrics that all runs of a report have; LREs over ``starts``."""
+def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64] | None = None) -> list[Measure]:
+    """The rows of the table of final numbers, for the metrics that any run of a report has."""
     held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
     short = {name: name.removeprefix("val-core/") for name in held_out}
     last = f"mean over the last {_LAST_SHARE:.0%} of the steps"
@@ -155,7 +159,9 @@ def _counted(label: str, meaning: str, *fields: str, complement: bool = False) -
     return Measure(label, meaning, "{:.1%}", of)
 
 
-def _lre(label: str, meaning: str, starts: npt.NDArray[np.int64], view: str, number: str = "debiased.value") -> Measure:
+def _lre(
+    label: str, meaning: str, starts: npt.NDArray[np.int64] | None, view: str, number: str = "debiased.value"
+) -> Measure:
     def of(run: Run) -> float | None:
         profile = length_profile([run], starts, view)  # as in the findings: of one run the two are one number
         return None if profile is None or np.isnan(profile.error.lre) else float(attrgetter(number)(profile.error))
@@ -200,10 +206,8 @@ def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Inte
     return mean_interval(known) if known else None
 
 
-def pooled_lre_difference(
-    first: RunGroup, second: RunGroup, view: str, starts: npt.NDArray[np.int64]
-) -> tuple[Interval, Interval] | None:
-    """Debiased LRE of first - second, all sequences of their :func:`paired_runs` together.
+def pooled_lre_difference(first: RunGroup, second: RunGroup, view: str) -> tuple[Interval, Interval] | None:
+    """Debiased LRE of first - second, all sequences of their :func:`paired_runs` together, each over its own bins.
 
     Returns:
         The difference with its interval over mini-batches, and with that over seeds; None if it is undefined.
@@ -212,11 +216,11 @@ def pooled_lre_difference(
     if not pairs:
         return None
 
-    def counts(run: Run) -> Counts:
-        found = acceptance_counts(run.lengths.sums_MKF, view)
-        return merge_bins(found.accepted, starts), merge_bins(found.total, starts)
+    def counts(runs: Sequence[Run]) -> list[Counts]:
+        starts, by_run = shared_starts(runs), [acceptance_counts(run.lengths.sums_MKF, view) for run in runs]
+        return [(merge_bins(each.accepted, starts), merge_bins(each.total, starts)) for each in by_run]
 
-    both = [counts(a) for a, _ in pairs], [counts(b) for _, b in pairs]
+    both = counts([a for a, _ in pairs]), counts([b for _, b in pairs])
     found = pooled_difference(*both, debiased_lre), pooled_difference(*both, debiased_lre, over="seeds")
     return found if np.isfinite(found[0].value) else None
 

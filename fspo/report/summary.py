@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fspo.files import atomic_path
 from fspo.records import METRICS_FILE
 from fspo.report.figures import STYLE, algo_looks, curves, draw_clip_by_length, draw_curve, say_nothing_to_show
-from fspo.report.groups import LengthProfile, RunGroup, length_profile, problems_interval, shared_starts
+from fspo.report.groups import LengthProfile, RunGroup, length_profile, problems_interval
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import show_lre
 
@@ -36,7 +36,7 @@ def summarise(folder: Path) -> str:
     steps, cut = run.series("response_length/clip_ratio")
     if len(cut) and cut[-1] >= _MANY:
         lines.append(f"note: in step {steps[-1]} {cut[-1]:.0%} of the responses were cut at data.max_response_length")
-    if (profile := length_profile([run], shared_starts([run]))) is not None:
+    if (profile := length_profile([run])) is not None:
         lines.append(f"LRE, symmetric, of all steps: {show_lre(profile.error)} (a step's line: of its window)")
     with style.context(STYLE), atomic_path(picture) as temporary:
         _draw(run, profile).savefig(temporary, format="png")

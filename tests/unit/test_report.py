@@ -159,8 +159,8 @@ def sentences(folder: Path, **groups: tuple[str, dict[int, int]]) -> dict[str, s
         for algo, (loss, seeds) in groups.items()
         for seed, data in seeds.items()
     ]
-    chosen, starts = group_runs(runs), shared_starts(runs)
-    results = findings(chosen, clip_profiles(chosen, starts), standard_measures(runs, starts), starts)
+    chosen = group_runs(runs)
+    results = findings(chosen, clip_profiles(chosen), standard_measures(runs))
     return {finding.subject: finding.sentence for finding in results}
 
 
@@ -330,11 +330,16 @@ def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     assert re.search(r"\(step 0\): 0\.200  .*\[0\.\d+, 0\.\d+\] over 200 problems", text)
     assert "1 restart(s)" in text and "were cut" not in text
     run = load_run(whole)
-    lre = show_lre(length_profile([run], shared_starts([run])).error)  # type: ignore[union-attr]
-    build_report([whole], tmp_path / "out")
-    assert lre in text and f"fspo: LRE {lre}" in summary_of(tmp_path / "out")["findings"][0]["numbers"], "one number"
-    assert lre in cells(summary_of(tmp_path / "out")["common_records"])["fspo, own clips"][0]
-    assert cells(summary_of(tmp_path / "out")["final"])["LRE, symmetric"] == [lre.split()[0]]
+    other = write_run(tmp_path / "other", "seq_gspo", 1)
+    lre = show_lre(length_profile([run]).error)  # type: ignore[union-attr]
+    assert lre != show_lre(length_profile([run], shared_starts([run, load_run(other)])).error)  # type: ignore[union-attr]
+    for beside in ([], [other]):  # one number: console, claim, common records and table
+        title = Page(build_report([whole, *beside], tmp_path / "out").page).text
+        assert f"Clipping by response length: fspo{', gspo' * len(beside)} (2026-01-01)" in title
+        summary = summary_of(tmp_path / "out")
+        assert lre in text and f"fspo: LRE {lre}" in summary["findings"][0]["numbers"]
+        assert lre in cells(summary["common_records"])["fspo, own clips"][0]
+        assert cells(summary["final"])["LRE, symmetric"][0] == lre.split()[0]
     assert summarise(part).count("(step 3): 3.700\n") == 1, "one validation, and no interval of what is no share"
     assert "in step 3 76% of the responses were cut at data.max_response_length" in summarise(part)
 
@@ -347,9 +352,7 @@ def test_final_numbers_are_of_the_metrics_and_sums_of_a_run(tmp_path: Path) -> N
     assert problems == [200, 31, None], "a data source may have a slash"
     for step, margin in ((1, 7.5), (2, 9.0)):
         run.steps[step]["fspo/noise_floor/margin"] = margin
-    values: dict[str, Any] = {
-        measure.label: measure.of(run) for measure in standard_measures([run], shared_starts([run]))
-    }
+    values: dict[str, Any] = {measure.label: measure.of(run) for measure in standard_measures([run])}
     assert values["held-out sums/acc/mean@1"] == 0.51 and values["gain in sums/acc/mean@1"] == pytest.approx(0.3)
     assert values["reward in training"] == pytest.approx(0.1 * STEPS)
     assert values["response-length growth"] == pytest.approx((90 + STEPS) / 91)
@@ -365,16 +368,15 @@ def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None
     runs = [load_run(write_run(tmp_path / a, a, 0)) for a in ("fspo", "seq_rloo", "seq_gspo")]
     groups = group_runs(runs)
     assert [group.algo for group in groups] == ["fspo", "rloo", "gspo"]
-    starts = shared_starts(runs)
-    errors = common_records(groups, starts)
+    errors = common_records(groups)
     assert len(errors) == 3 * 3 * 2
-    own = length_profile([runs[0]], starts)
+    own = length_profile([runs[0]])
     assert own is not None
     assert errors["fspo", False, "fspo"].rate == pytest.approx(own.error.rate, abs=0.01), "recomputed from histograms"
     for source in ("fspo", "rloo", "gspo"):
         assert errors["fspo", True, source].rate == pytest.approx(0.85, abs=0.005)
         assert errors["fspo", True, source].debiased.value < errors["rloo", True, source].debiased.value
-    differences = pooled_lre_difference(groups[0], groups[1], "symmetric", starts)
+    differences = pooled_lre_difference(groups[0], groups[1], "symmetric")
     assert differences is not None and differences[0].high < 0
 
 
