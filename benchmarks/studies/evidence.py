@@ -1,9 +1,8 @@
 """Which clock S follows, and the band that follows from it: docs/results.md, "Which clock is right".
 
 ``python -m benchmarks.studies evidence FOLDER``: FOLDER holds one parquet file for each of SETTINGS, a row for each
-response: seed, step, minibatch, prompt, S, L, A, reward, Q (the sum of the squared token log-ratios), and S_t and Q_t,
-both at t = 1, 2, 4, ... up to L. ``--gather RUNS`` writes them from RUNS/SETTING/seed*, runs with
-``fspo.record_sequences=true``.
+response; benchmarks/study/README.md explains its columns. ``--gather RUNS`` writes them first, from
+RUNS/SETTING/seed*, runs with ``fspo.record_sequences=true``.
 
 Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M suggested them):
 
@@ -12,11 +11,17 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 3. Over the clock sqrt(V(t)) the spread has a slope within 0.1 of 0; over sqrt(t) it falls.
 4. The mean of S is -V(L) / 2, as where E_old exp S = 1 for small S.
 5. A band c sqrt(V(L)) has a symmetric LRE of at most 0.025 in every setting.
+
+On demo, fast and words: 1 fails (fast has 0.51; words has 0.52 within one length, more than over all). 2 holds over all
+lengths, 0.8 to 1.25, and fails by length: Var(S) follows the variance of the tokens of responses of that length, not of
+that position. 3 holds, but over sqrt(t) fast does not fall. 4 holds for demo and words; fast, whose log-ratios are not
+small, has 0.7 of it. 5 fails: 0.07 in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,11 +34,15 @@ import torch
 from benchmarks.pages import Table
 from benchmarks.studies.fairness import difference_cell, lre_cell
 from fspo.acceptance import Counts
+from fspo.calibration import BandController, leans
 from fspo.fairness import Array, equal_mass_starts
+from fspo.fairness.bootstrap import student_quantile
 from fspo.files import atomic_path
+from fspo.losses import ALGORITHMS, acceptance_band, judged
+from fspo.matching import Sequences, needed_factor
 from fspo.positions import OCTAVES
 from fspo.records import sequence_lines
-from fspo.sums import FINE_LENGTH_EDGES, length_bin
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
 
 #: By name: the setting, and the shortest position from which exponents are fitted.
 SETTINGS: Final = {
@@ -44,18 +53,35 @@ SETTINGS: Final = {
 }
 VIEWS: Final = ("symmetric", "active", "mass")
 KEPT: Final = 0.85
+#: Bands with fixed clip values; the files hold what they accept at the defaults.
+FIXED: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
+#: Bands that the rollout batches before measure.
+_CAUSAL: Final = ("fspo_v1", "fspo_quantile", "fspo_active")
 _WINDOW: Final = 8
-_RESAMPLES: Final = 200
+#: An octave of positions counts as much as this share of the mean token at least, so that no clock stands still.
+_FLOOR: Final = 1e-3
+_RESAMPLES: Final = 400
+_SPLITS: Final = 4
+_FEWEST: Final = 100
 _T: Final = 2.0 ** np.arange(OCTAVES)
+#: CTPO's lower edge at 8,000 tokens over its sigma there, -2.24 / 3.49.
+_CTPO: Final = -0.64
+
+#: From how often each rollout batch counts, [R, B], to a statistic of each resample, [R].
+Statistic = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
 class Responses:
-    """Recorded responses, [N]; S_NP and Q_NP at t = 2**P, nan where L < t. ``batch``: which rollout batch."""
+    """Recorded responses, [N]; S_NP and Q_NP at t = 2**P, nan where L < t.
+
+    ``place`` is the position of the mini-batch in its rollout batch; ``batch`` and ``mini`` number these over all runs.
+    """
 
     seed: np.ndarray
-    batch: np.ndarray
     step: np.ndarray
+    place: np.ndarray
+    batch: np.ndarray
     mini: np.ndarray
     s: Array
     length: Array
@@ -65,33 +91,31 @@ class Responses:
     q_NP: Array
 
     def __getitem__(self, rows: np.ndarray) -> Responses:
-        return Responses(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+        return Responses(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
 
 
 def gather(runs: Path, out: Path) -> None:
     """Write OUT/SETTING.parquet from the runs; mini-batches before which no weight had moved are left out."""
+    whole = {"seed": pa.int16(), "step": pa.int16(), "minibatch": pa.int16(), "prompt": pa.int32(), "L": pa.int32()}
+    flags = dict.fromkeys(("truncated", *FIXED), pa.bool_())
+    schema = whole | flags | dict.fromkeys(("S_t", "Q_t"), pa.list_(pa.float32()))
     for name in SETTINGS:
         rows: dict[str, list[Any]] = {}
+        prompts: dict[str, int] = {}
         for run in sorted((runs / name).glob("seed*")):
             for line in sequence_lines(run):
-                size = len(line["S"]) if line["minibatch"] else 0
+                if not line["minibatch"]:
+                    continue
+                columns = {key: line[key] for key in ("S", "L", "A", "reward", "Q", "S_t", "Q_t", "truncated")}
                 same = {"seed": int(run.name[4:]), "step": line["step"], "minibatch": line["minibatch"]}
-                columns = {key: [value] * size for key, value in same.items()}
-                columns |= {"prompt": line["uid"], "reward": line["reward"]}
-                columns |= {key: line[key] for key in ("S", "L", "A", "Q", "S_t", "Q_t")}
+                columns |= {key: [value] * len(line["S"]) for key, value in same.items()}
+                columns["prompt"] = [prompts.setdefault(uid.split("_")[0], len(prompts)) for uid in line["uid"]]
+                s, length, a = (torch.tensor(line[key], dtype=torch.float64) for key in ("S", "L", "A"))
+                for band, loss in FIXED.items():
+                    columns[band] = judged(s, length.long(), a, ALGORITHMS[loss]).accepted_B.tolist()
                 for key, values in columns.items():
-                    rows.setdefault(key, []).extend(values[:size])
+                    rows.setdefault(key, []).extend(values)
         if rows:
-            prompts = {uid: number for number, uid in enumerate(dict.fromkeys(rows["prompt"]))}
-            rows["prompt"] = [prompts[uid] for uid in rows["prompt"]]
-            schema = {
-                "seed": pa.int16(),
-                "step": pa.int16(),
-                "minibatch": pa.int16(),
-                "prompt": pa.int32(),
-                "L": pa.int32(),
-            }
-            schema |= {"S_t": pa.list_(pa.float32()), "Q_t": pa.list_(pa.float32())}
             table = pa.table({key: pa.array(rows[key], schema.get(key, pa.float32())) for key in rows})
             with atomic_path(out / f"{name}.parquet") as temporary:
                 pq.write_table(table, temporary, compression="zstd", compression_level=19)
@@ -100,164 +124,284 @@ def gather(runs: Path, out: Path) -> None:
 def read(file: Path) -> Responses:
     """The responses of one setting."""
     columns = pq.read_table(file).to_pydict()
-    seed, step, mini = (np.array(columns[name]) for name in ("seed", "step", "minibatch"))
+    seed, step, place = (np.array(columns[name]) for name in ("seed", "step", "minibatch"))
     batch = np.unique(seed * 10_000 + step, return_inverse=True)[1]
 
     def padded(name: str) -> Array:
         return np.array([values + [np.nan] * (OCTAVES - len(values)) for values in columns[name]])
 
     s, length, advantage, q = (np.array(columns[name], dtype=float) for name in ("S", "L", "A", "Q"))
-    number = np.unique(batch * 1000 + mini, return_inverse=True)[1]
-    return Responses(seed, batch, step, number, s, length, advantage, q, padded("S_t"), padded("Q_t"))
+    mini = np.unique(batch * 1000 + place, return_inverse=True)[1]
+    return Responses(seed, step, place, batch, mini, s, length, advantage, q, padded("S_t"), padded("Q_t"))
+
+
+# ---------------------------------------------------------------- statistics of resampled rollout batches
+
+
+def _sum(values_N: Array, group: np.ndarray) -> Array:
+    """Sums over the first axis by group, nan as 0."""
+    sums = np.zeros((group.max() + 1, *values_N.shape[1:]))
+    np.add.at(sums, group, np.nan_to_num(values_N))
+    return sums
+
+
+def _moments(responses: Responses, values_NP: Array, pooled: bool = False) -> tuple[Array, Array]:
+    """Squares about the means of mini-batches (pooled: of all), and their degrees of freedom, by rollout batch."""
+    there_NP = (~np.isnan(values_NP)).astype(float)
+    if pooled:
+        return _sum((values_NP - np.nanmean(values_NP, 0)) ** 2, responses.batch), _sum(there_NP, responses.batch)
+    n_MP, total_MP, squares_MP = (_sum(x, responses.mini) for x in (there_NP, values_NP, values_NP**2))
+    batch_M = np.zeros(len(n_MP), int)
+    batch_M[responses.mini] = responses.batch
+    return _sum(squares_MP - total_MP**2 / np.maximum(n_MP, 1), batch_M), _sum(np.maximum(n_MP - 1, 0), batch_M)
+
+
+def _mean(values_NP: Array, batch: np.ndarray) -> Callable[[Array], Array]:
+    """Means of the columns without nan, [R, P]."""
+    total_BP, n_BP = _sum(values_NP, batch), _sum(~np.isnan(values_NP), batch)
+    return lambda weights_RB: _ratio(weights_RB @ total_BP, weights_RB @ n_BP)
+
+
+def _ratio(top: Array, bottom: Array) -> Array:
+    return np.asarray(np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=bottom > 0))
+
+
+def _log_std(responses: Responses, values_NP: Array, pooled: bool = False) -> Callable[[Array], tuple[Array, Array]]:
+    """Log of the standard deviation within mini-batches of each column and its degrees of freedom, both [R, P]."""
+    squares_BP, freedom_BP = _moments(responses, values_NP, pooled)
+
+    def statistic(weights_RB: Array) -> tuple[Array, Array]:
+        freedom_RP = weights_RB @ freedom_BP
+        variance_RP = _ratio(weights_RB @ squares_BP, freedom_RP)
+        usable_RP = (freedom_RP >= 20) & (np.nan_to_num(variance_RP) > 0)
+        return np.log(np.where(usable_RP, variance_RP, np.nan)) / 2, freedom_RP
+
+    return statistic
+
+
+def _slope(*blocks: tuple[Array, Array, Array]) -> Array:
+    """Slope of y_RP on x_P with weights, without nan; each block has a level of its own. nan below two points."""
+    top_R, bottom_R = np.zeros(1), np.zeros(1)
+    for x_P, y_RP, weight_RP in blocks:
+        weight_RP = np.where(np.isnan(y_RP), 0.0, weight_RP)
+        x_RP = x_P - _ratio((weight_RP * x_P).sum(1), weight_RP.sum(1))[:, None]
+        top_R = top_R + np.nansum(weight_RP * x_RP * y_RP, axis=1)
+        bottom_R = bottom_R + np.nansum(weight_RP * x_RP**2, axis=1)
+    return _ratio(top_R, np.where(bottom_R > 1e-9, bottom_R, 0.0))
+
+
+def show(statistic: Statistic, responses: Responses, digits: int = 2) -> str:
+    """A statistic with 95% intervals: rollout batches resampled within seeds; from three seeds on also whole seeds.
+
+    Both as in :func:`fspo.fairness.bootstrap.pooled_difference`.
+    """
+    size, rng = responses.batch.max() + 1, np.random.default_rng(0)
+    seed_B = np.full(size, -1)
+    seed_B[responses.batch] = responses.seed
+    seeds = np.unique(responses.seed)
+    within_RB, whole_RB = np.zeros((2, _RESAMPLES, size))
+    drawn_RS = rng.multinomial(len(seeds), np.full(len(seeds), 1 / len(seeds)), _RESAMPLES)
+    for number, seed in enumerate(seeds):
+        own = np.flatnonzero(seed_B == seed)
+        within_RB[:, own] = rng.multinomial(len(own), np.full(len(own), 1 / len(own)), _RESAMPLES)
+        whole_RB[:, own] = drawn_RS[:, [number]]
+    value = float(statistic(np.ones((1, size)))[0])
+
+    def interval(weights_RB: Array, factor: float = 1.0) -> str:
+        drawn_R = statistic(weights_RB)
+        low, high = value + factor * (np.nanpercentile(drawn_R, [2.5, 97.5]) - np.nanmean(drawn_R))
+        return f"[{low:.{digits}f}, {high:.{digits}f}]"
+
+    if np.isnan(value):
+        return ""
+    text = f"{value:.{digits}f} {interval(within_RB)}"
+    if (n := len(seeds)) > 2:
+        factor = np.sqrt(n / (n - 1)) * student_quantile(0.975, n - 1) / 1.96
+        text += f", seeds {interval(whole_RB, factor)}"
+    return text
 
 
 # ---------------------------------------------------------------- exponents
 
 
-def _even(responses: Responses) -> Responses:
-    """Log-ratios over the root mean square of their mini-batch's tokens, so that all mini-batches count alike."""
-    size = responses.mini.max() + 1
-    scale = np.sqrt(
-        np.bincount(responses.mini, responses.q, size) / np.bincount(responses.mini, responses.length, size)
-    )
-    scale_B = scale[responses.mini]
-    parts = _fields(responses) | {"s": responses.s / scale_B, "s_NP": responses.s_NP / scale_B[:, None]}
-    parts |= {"q": responses.q / scale_B**2, "q_NP": responses.q_NP / scale_B[:, None] ** 2}
-    return Responses(**parts)
+def even(responses: Responses, of: str = "mini") -> Responses:
+    """Log-ratios over the root mean square of their mini-batch's tokens (or ``batch``'s), so that all count alike."""
+    group = getattr(responses, of)
+    scale_B = np.sqrt(_sum(responses.q, group) / _sum(responses.length, group))[group]
+    q_NP = responses.q_NP / scale_B[:, None] ** 2
+    changed = {"s": responses.s / scale_B, "s_NP": responses.s_NP / scale_B[:, None], "q": responses.q / scale_B**2}
+    return dataclasses.replace(responses, q_NP=q_NP, **changed)
 
 
-def _variance(values: Array, group: np.ndarray) -> float:
-    """Variance within groups: sum of squares about each group's mean over the degrees of freedom; nan below 20."""
-    _, group = np.unique(group, return_inverse=True)
-    n = np.bincount(group)
-    squares = np.sum(values**2) - np.sum(np.bincount(group, values) ** 2 / n)
-    return float(squares / (n - 1).sum()) if (n - 1).sum() >= 20 else float("nan")
+def by_position(
+    responses: Responses, first: int, clock: Callable[[Array], Array] | None = None, sides: Sequence[np.ndarray] = ()
+) -> Statistic:
+    """Exponent of the spread of S_t within mini-batches over t, among all responses that reach t.
+
+    Args:
+        responses: What is judged.
+        first: The first t.
+        clock: Of S_t**2 at t = 2**P, [R, P]; the exponent is then that of the spread over its root.
+        sides: Rollout batches that are judged by a clock of the others, so that it is out of sample; all copies of a
+            batch in a resample are on one side. The mean of the exponents counts.
+    """
+    start = int(np.log2(first))
+    spread = _log_std(responses, responses.s_NP[:, start:])
+
+    def statistic(weights_RB: Array) -> Array:
+        slopes = []
+        for judged_RB, other_RB in [(weights_RB * side, weights_RB * ~side) for side in sides] or [(weights_RB,) * 2]:
+            y_RP, freedom_RP = spread(judged_RB)
+            if clock is not None:
+                y_RP = y_RP - np.log(clock(other_RB)[:, start:]) / 2
+            slopes.append(_slope((np.log(_T[start:]), y_RP, freedom_RP)))
+        return np.asarray(np.mean(slopes, axis=0))
+
+    return statistic
 
 
-def _slope(x: Sequence[float], y: Sequence[float], weight: Sequence[float]) -> float:
-    if len(x) < 2:
-        return float("nan")
-    return float(np.polyfit(np.log(x), np.log(y), 1, w=np.sqrt(weight))[0])
-
-
-def by_position(responses: Responses, first: int, of: str = "s", clock_N: Array | None = None) -> float:
-    """Exponent of the spread of S_t within mini-batches over t, among all responses that reach t."""
-    points = []
-    for p in range(int(np.log2(first)), OCTAVES):
-        there = ~np.isnan(responses.s_NP[:, p])
-        values = responses.s_NP[there, p] / (1 if clock_N is None else clock_N[p])
-        if not (variance := _variance(values, responses.mini[there])) > 0:
-            break
-        points.append((_T[p], np.sqrt(variance), there.sum()))
-    return _slope(*zip(*points, strict=True))
-
-
-def within_bins(responses: Responses, first: int) -> float:
+def within_bins(responses: Responses, first: int) -> Statistic:
     """The same within octaves of the final length, one slope for all of them."""
-    x, y, weight = [], [], []
-    octave = np.floor(np.log2(responses.length)).astype(int)
-    for k in np.unique(octave):
-        points = []
-        for p in range(int(np.log2(first)), k + 1):
-            there = octave == k
-            if (variance := _variance(responses.s_NP[there, p], responses.mini[there])) > 0:
-                points.append((np.log(_T[p]), np.log(variance) / 2, there.sum()))
-        if len(points) > 1:
-            columns = np.array(points).T
-            x += list(columns[0] - columns[0].mean())
-            y += list(columns[1] - columns[1].mean())
-            weight += list(columns[2])
-    return float(np.sum(np.multiply(weight, x) * y) / np.sum(np.multiply(weight, x) * x)) if x else float("nan")
+    start, octave = int(np.log2(first)), np.floor(np.log2(responses.length)).astype(int)
+    parts = []
+    for k in range(start + 1, octave.max() + 1):
+        inside = np.where((octave == k)[:, None], responses.s_NP[:, start : k + 1], np.nan)
+        parts.append((np.log(_T[start : k + 1]), _log_std(responses, inside)))
+    return lambda weights_RB: _slope(*((x_P, *spread(weights_RB)) for x_P, spread in parts))
 
 
-def by_length(responses: Responses, first: int, pooled: bool = False) -> float:
-    """Exponent of the spread of S over the final length, within mini-batches or over all of them."""
-    octave = np.floor(2 * np.log2(responses.length)).astype(int)
-    points = []
-    for k in np.unique(octave):
-        rows = (octave == k) & (responses.length >= first)
-        group = np.zeros(rows.sum(), int) if pooled else responses.mini[rows]
-        if rows.any() and (variance := _variance(responses.s[rows], group)) > 0:
-            points.append((responses.length[rows].mean(), np.sqrt(variance), rows.sum()))
-    return _slope(*zip(*points, strict=True)) if len(points) > 1 else float("nan")
+def by_length(responses: Responses, first: int, pooled: bool = False) -> Statistic:
+    """Exponent of the spread of S over the final length by half octaves, within mini-batches or over all of them."""
+    half = np.where(responses.length >= first, np.floor(2 * np.log2(responses.length)), -1)
+    bins = np.unique(half[half >= 0])
+    x_P = np.array([np.log(responses.length[half == k].mean()) for k in bins])
+    spread = _log_std(responses, np.where(half[:, None] == bins, responses.s[:, None], np.nan), pooled)
+    return lambda weights_RB: _slope((x_P, *spread(weights_RB)))
 
 
-def accumulated(responses: Responses) -> Array:
-    """V(t) at t = 2**P: the squared token log-ratios of each octave of positions, from those that reach its end."""
-    gains = np.diff(responses.q_NP, axis=1)
-    with np.errstate(invalid="ignore"):
-        mean = np.array([np.nanmean(column) if (~np.isnan(column)).any() else np.nan for column in gains.T])
-    return np.concatenate([[np.nanmean(responses.q_NP[:, 0])], np.nanmean(responses.q_NP[:, 0]) + np.cumsum(mean)])
+def accumulated(responses: Responses) -> Callable[[Array], Array]:
+    """V(t) at t = 2**P, [R, P]: the squared token log-ratios of each octave of positions, of those that reach its end.
+
+    The terms are of different responses, as those of a band are that is measured on past ones.
+    """
+    gain = _mean(np.diff(responses.q_NP, axis=1, prepend=0.0), responses.batch)
+    return lambda weights_RB: np.cumsum(gain(weights_RB), axis=1)
 
 
-def _interval(statistic: Callable[[Responses], float], responses: Responses) -> str:
-    """A statistic with its interval over rollout batches."""
-    rng = np.random.default_rng(0)
-    rows = [np.flatnonzero(responses.batch == batch) for batch in np.unique(responses.batch)]
-    drawn = []
-    for _ in range(_RESAMPLES):
-        chosen = rng.integers(0, len(rows), len(rows))
-        # A batch that is drawn twice is two batches.
-        sample = responses[np.concatenate([rows[k] for k in chosen])]
-        shift = np.repeat(np.arange(len(chosen)), [len(rows[k]) for k in chosen]) * (responses.mini.max() + 1)
-        drawn.append(statistic(Responses(**{**_fields(sample), "mini": sample.mini + shift})))
-    low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return f"{statistic(responses):.2f} [{low:.2f}, {high:.2f}]"
+def sides(responses: Responses) -> list[np.ndarray]:
+    """Both halves of the rollout batches of a few splits."""
+    size, rng = responses.batch.max() + 1, np.random.default_rng(0)
+    halves = [rng.permutation(size) < size // 2 for _ in range(_SPLITS)]
+    return [*halves, *(~half_B for half_B in halves)]
 
 
-def _fields(responses: Responses) -> dict[str, np.ndarray]:
-    return {name: getattr(responses, name) for name in responses.__dataclass_fields__}
+def own_q(responses: Responses) -> Callable[[Array], Array]:
+    """The mean of Q_t of the same responses, [R, P]: a clock that sees who reaches t; left is correlation of tokens."""
+    return _mean(responses.q_NP, responses.batch)
 
 
 def exponents(named: Mapping[str, Responses]) -> Table:
-    """How S spreads: three exponents, and the slope over the two clocks."""
+    """How S spreads: exponents by position and by final length, and the slope over three clocks."""
     heads = ["setting", "responses", "batches", "by position", "by position, one length", "by final length"]
-    rows = [[*heads, "by final length, pooled", "over sqrt(t)", "over sqrt(V(t))"]]
+    rows = [[*heads, "by final length, pooled", "over sqrt(t)", "over sqrt(V(t))", "over sqrt(mean Q_t)"]]
     for name, responses in named.items():
         setting, first = SETTINGS[name]
-        even = _even(responses)
-
-        def over_v(sample: Responses, first: int = first) -> float:
-            return by_position(sample, first, clock_N=np.sqrt(accumulated(sample)))
-
-        cells = [
-            _interval(lambda sample, first=first: by_position(sample, first), even),  # type: ignore[misc]
-            _interval(lambda sample, first=first: within_bins(sample, first), even),  # type: ignore[misc]
-            _interval(lambda sample, first=first: by_length(sample, first), even),  # type: ignore[misc]
-            _interval(lambda sample, first=first: by_length(sample, first, True), responses),  # type: ignore[misc]
-            _interval(lambda sample, first=first: by_position(sample, first) - 0.5, even),  # type: ignore[misc]
-            _interval(over_v, even),
-        ]
+        same = even(responses)
+        cells = [show(by_position(same, first), same), show(within_bins(same, first), same)]
+        cells += [show(by_length(same, first), same), show(by_length(responses, first, pooled=True), responses)]
+        cells.append(show(by_position(same, first, lambda _: _T[None]), same))
+        cells.append(show(by_position(same, first, accumulated(same), sides(same)), same))
+        cells.append(show(by_position(same, first, own_q(same)), same))
         rows.append([setting, str(len(responses.s)), str(len(np.unique(responses.batch))), *cells])
     return rows
 
 
+def octaves(named: Mapping[str, Responses]) -> Table:
+    """The exponent from t to 2 t: of all responses that reach either, of those that reach 2 t, and of sqrt(V)."""
+    rows = [["setting", "positions", "responses", "all that reach", "those that reach the second", "sqrt(V(t))"]]
+    for name, responses in named.items():
+        setting, first = SETTINGS[name]
+        same, v = even(responses), accumulated(even(responses))
+        for p in range(int(np.log2(first)), OCTAVES - 1):
+            reach = same[~np.isnan(same.s_NP[:, p + 1])]
+            if len(reach.s) < _FEWEST:
+                break
+            cells = [show(_doubling(part, p), part) for part in (same, reach)]
+            clock = show(lambda w_RB, p=p, v=v: np.diff(np.log2(v(w_RB)))[:, p] / 2, same)
+            rows.append([setting, f"{_T[p]:.0f} to {_T[p + 1]:.0f}", str(len(reach.s)), *cells, clock])
+    return rows
+
+
+def _doubling(responses: Responses, p: int) -> Statistic:
+    spread = _log_std(responses, responses.s_NP[:, p : p + 2])
+    return lambda weights_RB: np.diff(spread(weights_RB)[0])[:, 0] / np.log(2)
+
+
 def split(named: Mapping[str, Responses]) -> Table:
-    """Var(S) by length: token variance, correlation within a response, shifts between mini-batches; and the mean."""
-    heads = [
-        "setting",
-        "lengths",
-        "responses",
-        "Var(S) / Q",
-        "shift of mini-batches / Var(S)",
-        "mean S / (mean Q / 2); -1 expected",
-    ]
-    rows = [[*heads, "token rms"]]
+    """Var(S) by length, over the mean of Q: token variance (1), shifts between responses, correlation; and the mean.
+
+    S is the sum of its increments over octaves of positions. A shift that all tokens of a response share gives any two
+    octaves of n and m tokens the covariance n m tau^2, so the covariances between octaves measure tau^2, and L^2 tau^2
+    is *shift*. What Var(S) has beyond that and Q is *correlation* within octaves. A correlation that reaches over
+    octaves counts as shift here; a shift of a part of the response counts as correlation. Only over all lengths is -1
+    expected of the mean over Q / 2: a policy that comes to prefer a length has a higher S there.
+    """
+    heads = ["setting", "lengths", "responses", "token rms", "Var(S) / V(L)", "Var(S) / Q", "shift of responses / Q"]
+    heads += ["correlation / Q", "shift of mini-batches / Var(S)", "mean S / (Q / 2)", "mean S / std S"]
+    rows = [[*heads, f"share with S below {_CTPO} std, by rollout batch, by mini-batch"]]
     for name, responses in named.items():
         octave = np.floor(np.log2(responses.length)).astype(int)
-        for k in np.unique(octave):
-            part = responses[octave == k]
-            if len(part.s) < 100:
+        views = even(responses), even(responses, "batch")
+        clock = v_of_length(views[0], responses.length)
+        for k in (*np.unique(octave), None):
+            chosen = np.ones(len(octave), bool) if k is None else octave == k
+            if chosen.sum() < _FEWEST:
                 continue
-            within, whole = _variance(part.s, part.mini), float(np.var(part.s))
-            ratio = _interval(lambda sample: _variance(sample.s, sample.mini) / float(sample.q.mean()), part)
-            mean = _interval(lambda sample: float(sample.s.mean() / (sample.q.mean() / 2)), part)
-            rms = np.sqrt(part.q.sum() / part.length.sum())
-            shift = f"{max(0.0, 1 - within / whole):.2f}"
-            rows.append(
-                [SETTINGS[name][0], f"{2**k} to {2 ** (k + 1) - 1}", str(len(part.s)), ratio, shift, mean, f"{rms:.4f}"]
-            )
+            part, same, batch = responses[chosen], views[0][chosen], views[1][chosen]
+            statistics = _variances(same, clock[chosen], octave.min() if k is None else k)
+            cells = [show(statistic, same) for statistic in (statistics[:2] if k is None else statistics)]
+            cells += [""] * (4 - len(cells)) + [show(statistic, part) for statistic in _means(part)]
+            low = [f"{np.mean(sample.s < _CTPO * np.std(sample.s)):.2f}" for sample in (batch, same)]
+            rms = f"{np.sqrt(part.q.sum() / part.length.sum()):.4f}"
+            span = "all" if k is None else f"{2**k} to {2 ** (k + 1) - 1}"
+            rows.append([SETTINGS[name][0], span, str(len(part.s)), rms, *cells, ", ".join(low)])
     return rows
+
+
+def _variances(part: Responses, clock: Array, k: int) -> list[Statistic]:
+    """Var(S) over the mean of V(L) and of Q, and shift and correlation over that of Q, of responses of octave k."""
+    steps_NP = np.diff(np.column_stack([part.s_NP[:, : k + 1], part.s]), axis=1, prepend=0.0)
+    sizes_NP = np.diff(np.column_stack([np.tile(_T[: k + 1], (len(part.s), 1)), part.length]), axis=1, prepend=0.0)
+    across = 1 - float((sizes_NP**2).sum() / (part.length**2).sum())
+    whole, parts = _log_std(part, part.s[:, None]), _log_std(part, steps_NP)
+    q, v = (_mean(values[:, None], part.batch) for values in (part.q, clock))
+
+    def variance(weights_RB: Array) -> Array:
+        return np.asarray(np.exp(2 * whole(weights_RB)[0][:, 0]) / q(weights_RB)[:, 0])
+
+    def shift(weights_RB: Array) -> Array:
+        own_R = np.nansum(np.exp(2 * parts(weights_RB)[0]), axis=1) / q(weights_RB)[:, 0]
+        return np.asarray((variance(weights_RB) - own_R) / across)
+
+    def over_v(weights_RB: Array) -> Array:
+        return np.asarray(variance(weights_RB) * (q(weights_RB) / v(weights_RB))[:, 0])
+
+    return [over_v, variance, shift, lambda weights_RB: variance(weights_RB) - 1 - shift(weights_RB)]
+
+
+def _means(part: Responses) -> list[Statistic]:
+    """The share of Var(S) between mini-batches, and the mean of S over that of Q / 2 and over the spread."""
+    within, whole = (_log_std(part, part.s[:, None], pooled) for pooled in (False, True))
+    mean = _mean(np.column_stack([part.s, part.q]), part.batch)
+
+    def between(weights_RB: Array) -> Array:
+        return np.asarray(1 - np.exp(2 * (within(weights_RB)[0] - whole(weights_RB)[0]))[:, 0])
+
+    def over_q(weights_RB: Array) -> Array:
+        s_R, q_R = mean(weights_RB).T
+        return np.asarray(2 * s_R / q_R)
+
+    return [between, over_q, lambda weights_RB: mean(weights_RB)[:, 0] / np.exp(within(weights_RB)[0][:, 0])]
 
 
 # ---------------------------------------------------------------- bands
@@ -265,83 +409,106 @@ def split(named: Mapping[str, Responses]) -> Table:
 
 def v_of_length(past: Responses, length: Array) -> Array:
     """V(L), from the squared token log-ratios by octave of position of past responses."""
-    rate = np.empty(OCTAVES)
-    for p in range(OCTAVES):
-        before = 0.0 if p == 0 else np.where(np.isnan(past.q_NP[:, p]), past.q, past.q_NP[:, p])
-        after = past.q if p == OCTAVES - 1 else np.where(np.isnan(past.q_NP[:, p + 1]), past.q, past.q_NP[:, p + 1])
-        start, end = (0.0 if p == 0 else _T[p]), (np.inf if p == OCTAVES - 1 else _T[p + 1])
-        tokens = np.clip(past.length, start, end) - start
-        rate[p] = np.sum(after - before) / tokens.sum() if tokens.sum() > 0 else np.nan
-    rate = np.where(np.isnan(rate), rate[~np.isnan(rate)][-1], rate)
     edges = np.concatenate([[0.0], _T[1:], [np.inf]])
-    reach = np.clip(length[:, None], edges[:-1], edges[1:]) - edges[:-1]
-    return np.asarray(reach @ rate)
+
+    def tokens(length: Array) -> Array:
+        return np.diff(np.minimum(length[:, None], edges), axis=1)
+
+    q_NP = np.where(np.isnan(past.q_NP), past.q[:, None], past.q_NP)[:, 1:]
+    gain_P = np.diff(np.column_stack([q_NP, past.q]), axis=1, prepend=0.0).sum(0)
+    rate_P = _ratio(gain_P, tokens(past.length).sum(0))
+    rate_P = np.maximum(rate_P, _FLOOR * past.q.sum() / past.length.sum())
+    return np.asarray(tokens(length) @ np.where(np.isnan(rate_P), rate_P[~np.isnan(rate_P)][-1], rate_P))
 
 
-def clocks(responses: Responses) -> Iterator[tuple[str, Array]]:
-    """What each band holds |S| against, up to its clip value, by response; 0 where a band has no past to go by."""
-    length = responses.length
-    yield "fspo", np.sqrt(length)
-    yield "rloo", np.ones_like(length)
-    yield "gspo", length
-    measured = np.zeros_like(length)
+def placed(responses: Responses) -> dict[str, tuple[Array, Array]]:
+    """Centre and half-width by measured band, from the rollout batches before; nan in the first one."""
+    bands = {band: np.full((2, len(responses.s)), np.nan) for band in (*_CAUSAL, "V(L)")}
     for seed in np.unique(responses.seed):
         own = responses.seed == seed
-        for step in np.unique(responses.step[own]):
-            past = own & (responses.step < step) & (responses.step >= step - _WINDOW)
+        controllers = {band: BandController(ALGORITHMS[band], window=_WINDOW) for band in _CAUSAL}
+        for number, step in enumerate(np.unique(responses.step[own])):
             now = own & (responses.step == step)
+            sums, leaned = [SequenceSums.zeros()], [np.zeros((0, 2))]
+            for place in range(1, responses.place[now].max() + 1):
+                rows = np.flatnonzero(now & (responses.place == place))
+                s, length, a = responses.s[rows], responses.length[rows], responses.advantage[rows]
+                length_B = torch.from_numpy(length).long()
+                for band, controller in controllers.items() if number else ():
+                    state = controller.state.at_mini_batch(place)
+                    low_B, high_B = acceptance_band(length_B, ALGORITHMS[band], state, torch.float64)
+                    bands[band][:, rows] = ((low_B + high_B) / 2).numpy(), ((high_B - low_B) / 2).numpy()
+                values = torch.from_numpy(s), length_B, torch.from_numpy(a)
+                sums.append(SequenceSums.zeros().add_(judged(*values, ALGORITHMS["fspo"])))
+                leaned.append(leans(s, length, a))
+            for controller in controllers.values():
+                controller.update(sums, leaned)
+            past = own & (responses.step < step) & (responses.step >= step - _WINDOW)
             if past.any():
-                reference = responses.length[past].mean()
-                v_now, v_reference = (
-                    v_of_length(responses[past], length[now]),
-                    v_of_length(responses[past], np.array([reference])),
-                )
-                measured[now] = np.sqrt(reference * v_now / v_reference)
-    yield "V(L)", measured
+                mean = responses.length[past].mean(keepdims=True)
+                v_now, v_mean = (v_of_length(responses[past], length) for length in (responses.length[now], mean))
+                half = ALGORITHMS["fspo"].clip_low * np.sqrt(mean * v_now / v_mean)
+                bands["V(L)"][:, now] = np.zeros_like(half), half
+    return {band: (values[0], values[1]) for band, values in bands.items()}
 
 
 def bands(named: Mapping[str, Responses]) -> Table:
-    """LRE of each band on the same responses, with the clip value at which it keeps KEPT of them."""
-    rows = [["setting", "band", "clip value", *VIEWS]]
-    size = len(FINE_LENGTH_EDGES) - 1
+    """LRE of all bands on the same responses, as many times as wide as keeps KEPT of them.
+
+    *matched*: of the responses (symmetric), or of the gradients of those with A != 0 (active).
+    """
+    rows = [["setting", "matched", "band", "width", *VIEWS]]
     for name, responses in named.items():
-        clock = dict(clocks(responses))
-        usable = clock["V(L)"] > 0
-        sample, clock = responses[usable], {band: values[usable] for band, values in clock.items()}
-        fine_B = length_bin(torch.from_numpy(sample.length.astype(np.int64))).numpy()
-        starts = equal_mass_starts(np.bincount(fine_B, minlength=size).astype(float), 8)
-        counts: dict[str, list[list[Counts]]] = {}
-        for band, values in clock.items():
-            z = np.abs(sample.s) / values
-            clip = float(np.quantile(z, KEPT))
-            counts[band] = [
-                [_counts(sample, fine_B, z <= clip, view, sample.seed == seed) for seed in np.unique(sample.seed)]
-                for view in VIEWS
-            ]
-            rows.append([SETTINGS[name][0], band, f"{clip:.3g}", *(lre_cell(parts, starts) for parts in counts[band])])
-        for band in ("fspo", "rloo", "gspo"):
-            cells = [difference_cell(v, other, starts) for v, other in zip(counts["V(L)"], counts[band], strict=True)]
-            rows.append([SETTINGS[name][0], f"V(L) - {band}", "", *cells])
+        causal = placed(responses)
+        usable = ~np.isnan(causal["V(L)"][1])
+        sample = responses[usable]
+        fine_B = length_bin(torch.from_numpy(sample.length).long()).numpy()
+        starts = equal_mass_starts(np.bincount(fine_B, minlength=len(FINE_LENGTH_EDGES) - 1).astype(float), 8)
+        judge: dict[str, tuple[Array, Array]] = {}
+        for band, loss in FIXED.items():
+            judge[band] = sample.s, needed_factor(Sequences.from_pairs(sample.s, sample.length), ALGORITHMS[loss])
+        for band, (centre, half) in causal.items():
+            judge[band] = sample.s - centre[usable], np.abs(sample.s - centre[usable]) / half[usable]
+        for matched in VIEWS[:2]:
+            counts: dict[str, list[list[Counts]]] = {}
+            for band, (x_B, z_B) in judge.items():
+                pushed_B = x_B * sample.advantage > 0
+                aimed_B = z_B if matched == "symmetric" else np.where(pushed_B, z_B, 0.0)[sample.advantage != 0]
+                width = float(np.quantile(aimed_B, KEPT))
+                log_weight_B = sample.s / sample.length if band == "gspo" else sample.s
+                counts[band] = [
+                    _counts(sample, fine_B, (z_B <= width) | (~pushed_B & (view == "active")), log_weight_B, view)
+                    for view in VIEWS
+                ]
+                cells = [lre_cell(parts, starts) for parts in counts[band]]
+                rows.append([SETTINGS[name][0], matched, band, f"{width:.3g}", *cells])
+            v = counts.pop("V(L)")
+            for band, others in counts.items():
+                cells = [difference_cell(*pair, starts) for pair in zip(v, others, strict=True)]
+                rows.append([SETTINGS[name][0], matched, f"V(L) - {band}", "", *cells])
     return rows
 
 
-def _counts(responses: Responses, fine_B: np.ndarray, inside: np.ndarray, view: str, chosen: np.ndarray) -> Counts:
-    s, a = responses.s[chosen], responses.advantage[chosen]
-    kept = inside[chosen]
-    if view == "active":
-        kept = kept | ~np.where(s > 0, a > 0, a < 0)
-    weight = np.exp(np.minimum(s, 10.0)) if view == "mass" else np.ones_like(s)
-    size = len(FINE_LENGTH_EDGES) - 1
-    _, mini = np.unique(responses.mini[chosen], return_inverse=True)
+def _counts(sample: Responses, fine_B: np.ndarray, kept_B: np.ndarray, log_weight_B: Array, view: str) -> list[Counts]:
+    """Of each seed."""
+    size, weight_B = len(FINE_LENGTH_EDGES) - 1, np.ones_like(sample.s)
+    if view == "mass":
+        weight_B = np.exp(np.minimum(log_weight_B, ALGORITHMS["fspo"].s_max))
+    counts = []
+    for seed in np.unique(sample.seed):
+        own = sample.seed == seed
+        mini = np.unique(sample.mini[own], return_inverse=True)[1]
 
-    def by_mini(values: Array) -> Array:
-        flat = np.bincount(mini * size + fine_B[chosen], values, (mini.max() + 1) * size)
-        return flat.reshape(-1, size)
+        def by_mini(values_B: Array, own: np.ndarray = own, mini: np.ndarray = mini) -> Array:
+            flat = np.bincount(mini * size + fine_B[own], values_B[own], (mini.max() + 1) * size)
+            return flat.reshape(-1, size)
 
-    return Counts(by_mini(weight * kept), by_mini(weight), by_mini(weight**2) if view == "mass" else None)
+        squared = by_mini(weight_B**2) if view == "mass" else None
+        counts.append(Counts(by_mini(weight_B * kept_B), by_mini(weight_B), squared))
+    return counts
 
 
 def tables(folder: Path) -> dict[str, Table]:
     """The study's tables, of the settings whose file is there."""
     named = {name: read(folder / f"{name}.parquet") for name in SETTINGS if (folder / f"{name}.parquet").exists()}
-    return {"exponents": exponents(named), "split": split(named), "bands": bands(named)}
+    return {study.__name__: study(named) for study in (exponents, octaves, split, bands)}

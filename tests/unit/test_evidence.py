@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.studies import evidence, masks
@@ -15,48 +17,90 @@ from fspo.fairness import Array
 Rms = Callable[[Array], Array]
 
 
-def responses(rms: Rms, mini_batches: int = 60, size: int = 24) -> evidence.Responses:
-    """Independent normal token log-ratios with this rms by position; lengths 4 to 512."""
+def responses(rms: Rms, mini_batches: int = 60, size: int = 24, shift: float = 0.0) -> evidence.Responses:
+    """Independent normal token log-ratios with this rms by position, and a shift of each response; lengths 4 to 512."""
     rng = np.random.default_rng(0)
     rows = []
     for mini in range(mini_batches):
         scale = np.exp(0.3 * rng.normal())
         for length in np.exp(rng.uniform(np.log(4), np.log(512), size)).astype(int):
             rms_T = scale * rms(np.arange(1.0, length + 1))
-            d_T = rms_T * rng.normal(size=length) - rms_T**2 / 2
+            d_T = rms_T * rng.normal(size=length) - rms_T**2 / 2 + scale * shift * rng.normal()
             sums = d_T.cumsum(), (d_T**2).cumsum()
             at = [[part[2**k - 1] if 2**k <= length else np.nan for k in range(18)] for part in sums]
-            rows.append(
-                (
-                    mini // 20,
-                    mini // 2,
-                    mini // 2 % 10,
-                    mini,
-                    sums[0][-1],
-                    length,
-                    rng.choice([-1.0, 1.0]),
-                    sums[1][-1],
-                    *at,
-                )
-            )
+            advantage, batch = rng.choice([-1.0, 1.0]), mini // 2
+            ids = mini // 20, batch % 10, mini % 2 + 1, batch, mini  # seed, step, place, ...
+            rows.append((*ids, sums[0][-1], length, advantage, sums[1][-1], *at))
     return evidence.Responses(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def value(statistic: evidence.Statistic, of: evidence.Responses) -> float:
+    return float(statistic(np.ones((1, of.batch.max() + 1)))[0])
 
 
 @pytest.mark.parametrize(("rms", "exponent"), [(lambda t: 0.02 + 0 * t, 0.5), (lambda t: 0.1 * t**-0.3, 0.25)])
 def test_exponents_and_clocks_of_known_tokens(rms: Rms, exponent: float) -> None:
-    known = responses(rms)
-    assert evidence.by_position(known, 4) == pytest.approx(exponent, abs=0.05)
-    assert evidence.within_bins(known, 4) == pytest.approx(exponent, abs=0.05)
-    assert evidence.by_length(known, 4) == pytest.approx(exponent, abs=0.05)
-    clock = np.sqrt(evidence.accumulated(known))
-    assert evidence.by_position(known, 4, clock_N=clock) == pytest.approx(0, abs=0.04)
+    known = evidence.even(responses(rms))
+    for statistic in (evidence.by_position, evidence.within_bins, evidence.by_length):
+        assert value(statistic(known, 4), known) == pytest.approx(exponent, abs=0.06)
+    over_v = evidence.by_position(known, 4, evidence.accumulated(known), evidence.sides(known))
+    for statistic in (over_v, evidence.by_position(known, 4, evidence.own_q(known))):
+        assert value(statistic, known) == pytest.approx(0, abs=0.05)
+
+
+def test_a_clock_of_all_positions_does_not_see_which_responses_go_on() -> None:
+    """Tokens of long responses move less: S spreads by position less than V(t) says, and as Q_t of the same does."""
+    known = evidence.even(responses(lambda t: 0.04 * (1 + 0 * t) / (1 + 4 * (t.size > 40))))
+    over_v = evidence.by_position(known, 4, evidence.accumulated(known), evidence.sides(known))
+    assert value(over_v, known) < -0.05
+    assert value(evidence.by_position(known, 4, evidence.own_q(known)), known) == pytest.approx(0, abs=0.05)
+
+
+def test_a_shift_of_responses_is_separated_from_token_variance() -> None:
+    for shift in (0.0, 0.004):
+        rows = evidence.split({"demo": responses(lambda t: 0.04 + 0 * t, shift=shift)})
+        cells = {row[1]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}["128 to 255"]
+        expected = np.square(shift / 0.04) * 190
+        assert float(cells["shift of responses / Q"].split()[0]) == pytest.approx(expected, abs=0.35)
+        assert float(cells["correlation / Q"].split()[0]) == pytest.approx(0, abs=0.25)
+        assert float(cells["Var(S) / Q"].split()[0]) == pytest.approx(1 + expected, abs=0.35)
 
 
 def test_the_band_of_the_token_variance_is_even_where_the_others_are_not() -> None:
-    rows = {row[1]: row[3] for row in evidence.bands({"demo": responses(lambda t: 0.1 * t**-0.3)})[1:]}
-    lre = {band: float(rows[band].split()[0]) for band in ("fspo", "rloo", "gspo", "V(L)")}
-    assert lre["V(L)"] < 0.03 < 0.06 < min(lre["fspo"], lre["rloo"], lre["gspo"])
-    assert rows["V(L) - fspo"].startswith("-")
+    table = evidence.bands({"demo": responses(lambda t: 0.1 * t**-0.3)})
+    for matched, view in (("symmetric", 4), ("active", 5)):
+        rows = {row[2]: row[view] for row in table if row[1] == matched}
+        lre = {band: float(rows[band].split()[0]) for band in ("fspo", "rloo", "gspo", "fspo_v1", "V(L)")}
+        assert lre.pop("V(L)") < 0.03 < min(lre.values())
+        assert rows["V(L) - fspo"].startswith("-")
+    assert float(rows["fspo_active"].split()[0]) < 0.03
+
+
+def test_an_octave_that_does_not_move_has_a_clock() -> None:
+    known = responses(lambda t: 0.05 * (t > 8))
+    assert (evidence.v_of_length(known, np.array([1.0, 4.0, 600.0])) > 0).all()
+    _, half_B = evidence.placed(known)["V(L)"]
+    assert (half_B[known.step > 0] > 0).all() and np.isnan(half_B[known.step == 0]).all()
+
+
+def test_runs_are_gathered_and_read_again(tmp_path: Path) -> None:
+    lines = []
+    for mini in range(3):
+        columns = {"S": [0.5 * mini, -0.01 * mini], "L": [5.0, 1.0], "A": [1.0, 0.0], "Q": [0.3, 0.1]}
+        columns |= {"S_t": [[0.1, 0.2, 0.3], [-0.01]], "Q_t": [[0.1, 0.2, 0.25], [0.1]], "reward": [1.0, 0.0]}
+        lines.append({"step": 1, "minibatch": mini, "uid": ["a_0_0", "a_1_0"], "truncated": [True, False], **columns})
+    (tmp_path / "demo/seed4").mkdir(parents=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "demo/seed4/sequences.jsonl").write_text(text, encoding="utf-8")
+    evidence.gather(tmp_path, tmp_path)
+    rows = pq.read_table(tmp_path / "demo.parquet").to_pydict()
+    assert rows["minibatch"] == [1, 1, 2, 2] and rows["prompt"] == [0] * 4 and rows["truncated"] == [True, False] * 2
+    assert rows["fspo"] == [False, True, False, True] and rows["gspo"] == [False] * 4
+    read = evidence.read(tmp_path / "demo.parquet")
+    assert read.place.tolist() == [1, 1, 2, 2] and read.mini.tolist() == [0, 0, 1, 1] and set(read.seed) == {4}
+    assert read.s_NP[0, :4] == pytest.approx([0.1, 0.2, 0.3, np.nan], nan_ok=True)
+    (row,) = evidence.exponents({"demo": read})[1:]
+    assert row == ["demo", "4", "1", *[""] * 7]  # too few for an exponent
 
 
 def test_masks_by_length_of_independent_tokens(tmp_path: Path) -> None:
@@ -80,5 +124,7 @@ def test_ten_lines_of_the_card_judge_a_band_of_ones_own(
     root = Path(__file__).resolve().parents[2]
     monkeypatch.chdir(root)
     (block,) = re.findall(r"```python\n(.*?)```", (root / "benchmarks/study/README.md").read_text(), re.S)
-    exec(block, {})
-    assert capsys.readouterr().out.startswith("Interval(value=0.0")
+    for power, low, high in (("0.4", 0.0, 0.05), ("1.0", 0.08, 0.2)):
+        exec(block.replace("L**0.4", f"L**{power}"), {})
+        (value,) = re.findall(r"^Interval\(value=([\d.]+), low", capsys.readouterr().out)
+        assert low <= float(value) < high
