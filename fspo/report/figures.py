@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fspo.diagnostics import dispersion
 from fspo.fairness import equal_mass_starts
@@ -117,6 +117,10 @@ def _figure(height: float = 3.3) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
+def _percent(share: float, _: object = None) -> str:
+    return f"{100 * share:.3g}%"
+
+
 def say_nothing_to_show(axes: Axes, reason: str) -> None:
     """Write into an empty panel why it is empty."""
     axes.set_xticks([])
@@ -159,7 +163,7 @@ def draw_curve(axes: Axes, groups: Sequence[RunGroup], curve: Curve, looks: Mapp
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
     if curve.percent:
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        axes.yaxis.set_major_formatter(_percent)
     axes.legend()
     return True
 
@@ -195,7 +199,7 @@ def draw_clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None]
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(_percent)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16))
 
 

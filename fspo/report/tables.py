@@ -76,14 +76,15 @@ def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table
 
 
 def provenance_table(runs: Sequence[Run]) -> Table:
-    """Where each run came from: the commit, the command and the versions."""
-    rows = []
+    """Where the runs came from: the commit, the command and the versions. Runs that share all of them have one row."""
+    seeds: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for run in runs:
-        commit = f"{run.info.get('commit') or ''}{' + changes' if run.info.get('dirty') else ''}"
+        commit = f"{(run.info.get('commit') or '')[:12]}{' + changes' if run.info.get('dirty') else ''}"
         command = " ".join(run.info.get("command", ()))
         versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
-        cells = [cell or NOT_RECORDED for cell in (commit, command, versions)]
-        rows.append((f"{run.algo}, seed {run.seed}", run.comparison, cells))
+        cells = tuple(cell or NOT_RECORDED for cell in (commit, command, versions))
+        seeds.setdefault((run.algo, run.comparison, cells), []).append(str(run.seed))
+    rows = [(f"{algo}, seed {', '.join(of)}", named, list(cells)) for (algo, named, cells), of in seeds.items()]
     return Table(["commit", "command", "versions"], rows)
 
 
