@@ -1,11 +1,11 @@
 """``python -m benchmarks.figures``: the figures of the documentation, from benchmarks/study into docs/images.
 
-Each is written light, and dark with ``-dark`` in its name.
+Each is written light, and dark with ``-dark`` in its name and a transparent ground.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +20,14 @@ from fspo.fairness import merge_bins
 from fspo.funnel import STAGES, FunnelSteps
 from fspo.records import read_sequences
 from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
-from fspo.report.groups import RunGroup, group_runs, length_profile, shared_starts
+from fspo.report.groups import LengthProfile, RunGroup, group_runs, length_profile, shared_starts
 from fspo.report.runs import load_run
 from fspo.sums import FINE_LENGTH_EDGES
 
 STUDY: Final = Path(__file__).parent / "study"
 IMAGES: Final = Path(__file__).resolve().parents[1] / "docs/images"
-BANDS: Final = ("fspo", "rloo", "gspo")
+BANDS: Final = {"fspo": "FSPO, c sqrt(L)", "rloo": "RLOO, constant", "gspo": "GSPO, linear in L"}
+LOOKS: Final = algo_looks([*BANDS.values()])
 #: What becomes of one batch of a step.
 WAY: Final = (
     *("prompts", "responses\nby vLLM", "rewards,\nadvantages A", "old\nlog-probs"),
@@ -34,10 +35,17 @@ WAY: Final = (
 )
 _STAGES: Final = ("#8a6d3b", "#d55e00", "#b0508f", "#56b4e9", "#0072b2")
 _DARK: Final = {
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "#14171d"),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#e8eaf0"),
     "grid.color": "0.3",
 }
+
+
+def clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None]) -> None:
+    """Share of the responses outside each band, by length."""
+    draw_clip_by_length(axes, profiles, LOOKS)
+    axes.set_ylabel("share of responses outside the band")
+    axes.set_title("How often each band clips, by response length")
 
 
 def s_by_length(axes: Axes, groups: Sequence[RunGroup]) -> None:
@@ -46,14 +54,15 @@ def s_by_length(axes: Axes, groups: Sequence[RunGroup]) -> None:
     pairs = [pair for each in records if each for pair in zip(each.s, each.length, strict=True)]
     s, length = (np.concatenate(column) for column in zip(*pairs, strict=True))
     axes.scatter(length, s, s=4, alpha=0.25, color="0.55", lw=0, rasterized=True)
-    length_N, looks = np.arange(1, length.max() + 1), algo_looks(BANDS)
+    length_N = np.arange(1, length.max() + 1)
     for group in groups:
         if (settings := group.runs[0].loss_settings) is not None:
+            name = BANDS[group.algo]
             for index, edge_N in enumerate(band_edges(length_N, settings)):
-                axes.plot(length_N, edge_N, label=group.algo if index else None, **looks[group.algo] | {"marker": ""})
+                axes.plot(length_N, edge_N, label=name if index else None, **LOOKS[name] | {"marker": ""})
     axes.set(xlabel="response length L (tokens)", ylabel="S (nats)", ylim=np.percentile(s, [0.5, 99.5]) * 1.3)
     axes.set_title("Each response's S, and the bands at matched clip rate")
-    axes.legend(loc="lower left", ncols=3)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3)
 
 
 def funnel(axes: Axes, folder: Path) -> None:
@@ -69,7 +78,7 @@ def funnel(axes: Axes, folder: Path) -> None:
         bottom += share_SJ[index]
     first = [f"{FINE_LENGTH_EDGES[start]:.0f}" for start in starts]
     axes.set_xticks(range(len(first)), first)
-    axes.set(xlabel="response length: tokens from", ylabel="share of responses")
+    axes.set(xlabel="shortest length of the bin (tokens)", ylabel="share of responses")
     axes.set_title("Where responses end, if stale ones are dropped")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=4)
 
@@ -89,10 +98,9 @@ def main() -> None:
     """Write every figure twice."""
     with opened(STUDY / "records.tar.xz") as records, opened(STUDY / "async.tar.xz") as asynchronous:
         groups = group_runs([load_run(path) for algo in BANDS for path in sorted(records.glob(f"matched/{algo}/*"))])
-        starts = shared_starts([run for group in groups for run in group.runs])
-        profiles = {group.algo: length_profile(group.runs, starts) for group in groups}
+        profiles = {BANDS[group.algo]: length_profile(group.runs) for group in groups}
         drawn: dict[str, tuple[Callable[[Axes], None], tuple[float, float]]] = {
-            "acceptance-by-length": (lambda axes: draw_clip_by_length(axes, profiles, algo_looks(BANDS)), (6, 4)),
+            "acceptance-by-length": (lambda axes: clip_by_length(axes, profiles), (6, 4.2)),
             "s-by-length": (lambda axes: s_by_length(axes, groups), (6, 4)),
             "funnel": (lambda axes: funnel(axes, asynchronous), (6, 3.8)),
             "one-batch": (one_batch, (9.5, 1.2)),

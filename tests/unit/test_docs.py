@@ -108,7 +108,7 @@ def test_files_modules_and_targets_that_a_page_names_exist(page: Path) -> None:
     # A block without a language would not be seen by the tests of commands and examples.
     assert set(re.findall(r"^ *```(.*)$", text, re.M)[::2]) <= {"bash", "python", "text", "json", "yaml"}
     if page not in ON_THE_SITE:  # where mkdocs looks at them
-        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+        for target in re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:|#)([^)#\s\"]+)", text):
             assert (page.parent / target).exists(), target
     for module in re.findall(r"`(?:\.venv/bin/)?python -m ([\w.]+)", text):
         path = ROOT / module.replace(".", "/")
@@ -118,6 +118,15 @@ def test_files_modules_and_targets_that_a_page_names_exist(page: Path) -> None:
     if page.name != "CHANGELOG.md":  # which also names what there was
         files = re.findall(r"\b((?:fspo|recipe|conf|slurm|benchmarks|tests|requirements)/[\w./-]+\.\w+)\b", text)
         assert [name for name in files if name not in OF_THE_READER and not (ROOT / name).exists()] == []
+
+
+def test_functions_of_the_reading_path_exist() -> None:
+    lines = re.findall(r"^[ └├│─]*((?:fspo|recipe)/[\w/]+\.py) {2,}(.+)$", text_of("docs/architecture.md"), re.M)
+    named = [(file, name) for file, line in lines for name in re.findall(r"(?:^|; )([\w.]+):", line)]
+    assert len(lines) <= 10 <= len(named)
+    for file, name in named:
+        for part in name.split("."):
+            assert re.search(rf"^ *(?:async )?(?:def|class) {part}\b", text_of(file), re.M), (file, name)
 
 
 # ---------------------------------------------------------------- names and values

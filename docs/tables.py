@@ -1,0 +1,36 @@
+"""A hook of mkdocs (mkdocs.yml): the site shows each table of docs/tables as a page, and links to it lead there."""
+
+from __future__ import annotations
+
+import csv
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from fspo.markdown import markdown_table
+
+_PAGE = """---
+hide: [navigation, toc]
+search: {{exclude: true}}
+---
+# {name}
+
+The file: [{name}.csv]({name}.csv)
+
+{table}
+"""
+
+
+def on_files(files: Files, config: Any) -> None:
+    for path in sorted(Path(config.docs_dir).glob("tables/*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            heads, *rows = [[re.sub(r"([*_])", r"\\\1", html.escape(cell)) for cell in row] for row in csv.reader(file)]
+        page = _PAGE.format(name=path.stem, table=markdown_table(heads, rows))
+        files.append(File.generated(config, f"tables/{path.stem}.md", content=page))
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    return markdown if page.file.generated_by else re.sub(r"\((tables/[\w-]+)\.csv\)", r"(\1.md)", markdown)
