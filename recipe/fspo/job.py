@@ -9,7 +9,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.removed import EARLIER_NAMES
 from recipe.runner.launch import compose as runner
-from recipe.runner.launch.job import Job
+from recipe.runner.launch.job import Job, Passes
 
 _HERE = Path(__file__).resolve().parent
 #: The shipped configuration: ``conf/`` of a checkout, which a wheel holds as ``recipe/fspo/conf/``.
@@ -27,6 +27,17 @@ def _complete(config: DictConfig) -> None:
 
     complete_mode(config)
     complete_loss(config)
+
+
+def _passes(config: DictConfig) -> Passes:
+    settings = config.fspo
+    return Passes(
+        reference_at_validations=settings.kl_to_start,
+        old_of_rollout=settings.pi_old == "rollout",
+        old_of_first=settings.noise_floor == "first",
+        keeps_old_weights=settings.pi_old == "actor",
+        mean_response=settings.reference_length,
+    )
 
 
 def _facts(config: DictConfig) -> Mapping[str, Any]:
@@ -56,6 +67,7 @@ JOB: Final = Job(
     modules=("recipe.fspo.trainer", "recipe.fspo.worker"),
     problems=_problems,
     complete=_complete,
+    passes=_passes,
     facts=_facts,
     conclude=_conclude,
     earlier_names=EARLIER_NAMES,

@@ -25,6 +25,29 @@ def _no_facts(config: DictConfig) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """What a job's trainer computes otherwise than verl's, for the planner.
+
+    Attributes:
+        reference_at_validations: The reference model has a pass at the steps that validate.
+        old_of_rollout: The log-probabilities of pi_old are vLLM's, so that the actor has no pass for them.
+        old_of_first: The first mini-batch of a step takes its own as pi_old, where nothing else reads them.
+        keeps_old_weights: While it generates beside the update, it keeps the weights that a step began with.
+        mean_response: Tokens of a usual response; None: not known.
+    """
+
+    reference_at_validations: bool = False
+    old_of_rollout: bool = False
+    old_of_first: bool = False
+    keeps_old_weights: bool = False
+    mean_response: float | None = None
+
+
+def _verls_passes(config: DictConfig) -> Passes:
+    return Passes()
+
+
+@dataclass(frozen=True)
 class Job:
     """One kind of run.
 
@@ -36,6 +59,7 @@ class Job:
             on CPUs the workers are forked with them.
         problems: Further problems of a configuration, each a sentence.
         complete: Fills in what follows from other settings, in place, once there are no problems.
+        passes: What the planner has to know of its trainer.
         facts: Further entries of ``run.json``.
         conclude: Called with the configuration of a run that has finished.
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
@@ -49,6 +73,7 @@ class Job:
     modules: tuple[str, ...] = ("recipe.runner.trainer",)
     problems: Callable[[DictConfig], Iterator[str]] = _no_problems
     complete: Callable[[DictConfig], None] = _nothing
+    passes: Callable[[DictConfig], Passes] = _verls_passes
     facts: Callable[[DictConfig], Mapping[str, Any]] = _no_facts
     conclude: Callable[[DictConfig], None] = _nothing
     resumes: bool = True
