@@ -39,7 +39,7 @@ STARTED_BY_US = (
 )
 #: What one must know to change FSPO: these modules of fspo/, and recipe/fspo.
 CORE = (
-    *("losses", "types", "relatives", "sums", "positions", "acceptance", "calibration", "diagnostics", "drops"),
+    *("losses", "types", "relatives", "sums", "positions", "acceptance", "calibration", "diagnostics"),
     "fairness",
 )
 #: Lines of Python. They only fall, down to 7,300, 2,800, 5,600, 4,500 and 11,500; raising one needs a line in
