@@ -19,6 +19,8 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from fspo.markdown import markdown_table
 from recipe.runner.packs import rows_of_ranks
+from recipe.runner.plan.packs import fill_and_slowest
+from recipe.runner.plan.step_time import response_lengths
 
 
 @dataclass(frozen=True)
@@ -32,18 +34,13 @@ class Job:
     longest: int = 8192
 
 
-def draw_lengths(job: Job, mean: float, seed: int = 0) -> list[int]:
-    """Tokens of each sequence: log-normal responses, half of the variance between prompts, cut at the longest."""
-    rng = np.random.default_rng(seed)
-    between, within = rng.normal(0, 0.5, (job.prompts, 1)), rng.normal(0, 0.5, (job.prompts, job.responses))
-    response = np.exp(between + within)
-    low, high = 1.0, 1e5
-    for _ in range(60):  # the factor that gives the mean
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if np.minimum(response * middle, job.longest).mean() < mean else (low, middle)
-    prompt = np.clip(rng.lognormal(math.log(170), 0.45, (job.prompts, 1)), 60, 1500).astype(int)
-    total = prompt + np.clip(response * low, 1, job.longest).astype(int)
-    return [int(tokens) for tokens in total.flatten()]
+def draw_lengths(job: Job, mean: float) -> list[int]:
+    """Tokens of each sequence: the planner's responses, and prompts around 170 tokens."""
+    response = response_lengths(job.prompts, job.responses, mean, job.longest).reshape(job.prompts, -1)
+    random = np.random.default_rng(0)
+    random.normal(size=job.prompts * (1 + job.responses))  # those of the responses
+    prompt = random.lognormal(math.log(170), 0.45, (job.prompts, 1)).clip(60, 1500)
+    return [int(tokens) for tokens in (prompt.astype(int) + response.astype(int)).flatten()]
 
 
 def pack(of_ranks: Sequence[Sequence[int]], budget: int) -> int:
@@ -72,19 +69,24 @@ def row(job: Job, lengths: list[int], ranks: int, way: str) -> list[str]:
     starts = range(0, len(tokens[0]), size // ranks)
     of_updates = [[part[start : start + size // ranks] for part in tokens] for start in starts]
     updates = [pack(of_ranks, job.budget) for of_ranks in of_updates]
-    slowest = sum(max(sum(part) for part in of_ranks) for of_ranks in of_updates) / (sum(lengths) / ranks)
-    if way == "verl":
-        sequences, inferred = len(lengths), pack(tokens, job.budget)
-    else:
-        sequences, inferred = len(lengths) - size, sum(updates[1:])
-    fill = sum(lengths) / (sum(updates) * ranks * job.budget)
-    return [str(ranks), way, str(sequences), str(inferred), str(sum(updates)), f"{fill:.3f}", f"{slowest:.3f}"]
+    fill, slowest = fill_and_slowest(of_updates, sum(updates), job.budget)
+    inferred, packs = ([tokens], pack(tokens, job.budget)) if way == "verl" else (of_updates[1:], sum(updates[1:]))
+    sequences = len(lengths) - (0 if way == "verl" else size)
+    full, _ = fill_and_slowest(inferred, packs, job.budget)
+    return [
+        *(str(ranks), way, str(sequences), str(packs), f"{full:.3f}"),
+        *(str(sum(updates)), f"{fill:.3f}", f"{slowest:.3f}"),
+    ]
 
 
 def table(job: Job, mean: float, ranks: Sequence[int]) -> str:
     """Both ways for every number of ranks, in Markdown."""
     lengths = draw_lengths(job, mean)
-    columns = ["ranks", "balanced by", "sequences inferred", "packs inferred", "packs updated", "fill", "slowest rank"]
+    inferred, updated = (
+        ("sequences inferred", "packs inferred", "their fill"),
+        ("packs updated", "fill", "slowest rank"),
+    )
+    columns = ["ranks", "balanced by", *inferred, *updated]
     ways = ("verl", "this recipe")
     return markdown_table(columns, [row(job, lengths, number, way) for number in ranks for way in ways])
 

@@ -5,7 +5,7 @@
 #   install-gpu.sh BUNDLE     from the folder that `make gpu-bundle` has written; no network is used
 # FLASH_ATTN=no leaves flash-attn out, FLASH_ATTN_WHEEL=FILE (or its address) installs that wheel. Otherwise it is
 # compiled, 73 files: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS
-# (90: Hopper; 80: A100; "80;90": both).
+# (90: Hopper; 80: A100, RTX 3090, RTX 4090; "80;90": all).
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python3}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +90,48 @@ def test_rows_that_verl_adds_are_in_the_last_mini_batch() -> None:
     parts = rows_of_ranks([*lengths()[:120], *[16] * 8], MINI_BATCH, 4)
     assert all(min(part[16:]) >= MINI_BATCH for part in parts)
     assert sum(row >= 120 for part in parts for row in part[16:]) == 8
+
+
+def test_the_planner_s_packs_are_those_of_verls_functions() -> None:
+    from benchmarks.packs import Job, draw_lengths, row
+    from recipe.runner.plan.packs import simulated
+
+    job = Job(prompts=64)  # an eighth of the 8B job's
+    tokens = draw_lengths(job, 2000)
+    for ranks, budget in ((2, 20480), (4, 10240)):
+        fill, slowest = map(float, row(dataclasses.replace(job, budget=budget), tokens, ranks, "this recipe")[-2:])
+        ours = simulated(tuple(tokens), len(tokens) // job.mini_batches, ranks, budget)
+        assert ours == (pytest.approx(fill, abs=0.01), pytest.approx(slowest, abs=0.01))
+
+
+def test_weights_are_loaded_once_for_all_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import TrainingWorker
+
+    from recipe.runner.packs import SamePacksWorker
+
+    noted: list[Any] = []
+
+    @contextlib.contextmanager
+    def eval_mode(**options: Any) -> Iterator[None]:
+        noted.append("load")
+        yield
+        noted.append("offload")
+
+    def infer(worker: Any, data: Any) -> Any:
+        if not tu.get(data, key="disable_auto_offload", default=False):
+            noted.append("a load of its own")
+        noted.append(data["row"].tolist())
+        return data
+
+    monkeypatch.setattr(TrainingWorker, "infer_batch", infer)
+    worker = object.__new__(SamePacksWorker)
+    worker.engine = SimpleNamespace(eval_mode=eval_mode, get_data_parallel_size=lambda: 1)
+    worker.engine_config = SimpleNamespace(use_dynamic_bsz=True, infer_micro_batch_size_per_gpu=None)
+    data = TensorDict({"row": torch.arange(6)}, batch_size=6)
+    tu.assign_non_tensor(data, mini_batch_size=2)
+    assert worker.infer_batch(data)["row"].tolist() == list(range(6))
+    assert noted == ["load", [0, 1], [2, 3], [4, 5], "offload"]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
         (["trainer.n_gpus_per_node=1"], r"n_gpus_per_node=1 .* parallel sizes=2"),
         ([f"{_ACTOR}.ulysses_sequence_parallel_size=3"], r"ulysses_sequence_parallel_size=3"),
         (["data.max_response_length=40000"], r"42048 exceeds .* 32768"),
+        (["trainer.max_actor_ckpt_to_keep=12"], r"12 checkpoints take 1098 GiB of disk_gb=1024"),
+        (["mode=colocate_async", "data.train_batch_size=2048"], r"=2048 x rollout\.n=16 .* 65600 slots"),
     ],
 )
 def test_settings_that_do_not_go_together_are_problems(overrides: list[str], says: str) -> None:
@@ -105,14 +108,19 @@ def test_what_cannot_be_planned_is_refused(overrides: list[str], says: str) -> N
 
 
 def test_step_time_scales_as_its_assumptions_say() -> None:
-    base, twice = planned().time, planned("trainer.nnodes=2").time
+    even = {"slowest": 1.0}
+    base, twice = planned(**even).time, planned("trainer.nnodes=2", **even).time
     for part in ("log_probs", "update"):
         assert twice[part] == pytest.approx(base[part] / 2)
-    assert planned(mfu=0.7).time["update"] == pytest.approx(base["update"] / 2)
-    padded, packed = (planned(f"{_ACTOR}.pad_to_length={pad}", slowest=2.0, fill=0.5) for pad in ("true", "false"))
-    assert padded.time["update"] == pytest.approx(packed.time["update"] / 0.5)
-    even = planned(f"{_ACTOR}.pad_to_length=false", slowest=1.0)
-    assert packed.time["update"] == pytest.approx(even.time["update"] * 2)
+    assert planned(mfu=0.7, **even).time["update"] == pytest.approx(base["update"] / 2)
+    # Padded packs are as many on every rank, so the slowest one's share is in their fill.
+    padded = planned(f"{_ACTOR}.pad_to_length=true", slowest=3.0, fill=0.5, fill_log_probs=0.8).time
+    for part, fill in (("update", 0.5), ("log_probs", 0.8)):
+        assert padded[part] == pytest.approx(base[part] / fill)
+        assert planned(slowest=3.0, fill=0.5).time[part] == pytest.approx(base[part] * 3)
+    for nodes, fill in ((1, 0.95), (2, 0.93)):  # simulated
+        packs = planned(f"trainer.nnodes={nodes}").time
+        assert (packs["fill"], packs["slowest"]) == (pytest.approx(fill, abs=0.01), pytest.approx(1, abs=0.002))
     assert planned("actor_rollout_ref.model.use_liger=true").time["update"] < base["update"]
     # F for the old policy, as much for the reference where it is needed, 4 F for the update
     forward = base["update"] / 4
@@ -122,7 +130,7 @@ def test_step_time_scales_as_its_assumptions_say() -> None:
         (f"{_ACTOR}.shuffle=true", 1 / 10 + 1),
         ("algorithm.use_kl_in_reward=true", 1 + 1),
     ):
-        assert planned(needed).time["log_probs"] == pytest.approx(forward * share), needed
+        assert planned(needed, **even).time["log_probs"] == pytest.approx(forward * share), needed
     assert base["tokens"] == pytest.approx(512 * 16 * 2256)
     parts = base["generation"] + base["log_probs"] + base["update"] + base["rest"]
     assert base["total"] == pytest.approx(parts)
@@ -140,7 +148,7 @@ def test_few_network_cards_make_a_step_wait_for_weights_and_gradients() -> None:
         return planned("trainer.nnodes=2", *keys, network_gb_per_s=rate).time["update"]
 
     fast, slow = update(rate=400), update(rate=5)
-    assert fast == pytest.approx(planned().time["update"] / 2)
+    assert fast == pytest.approx(planned().time["update"] / 2, rel=1e-3)
     for remedy in ("fsdp_size=8", "forward_prefetch=true"):
         assert fast <= update(remedy, rate=5) < slow
     assert planned(network_gb_per_s=1).time["update"] == planned().time["update"]  # one node
@@ -170,8 +178,8 @@ def test_generation_by_hand() -> None:
     follows = planned("mode=colocate_async", **settings)
     assert follows.time["generation"] == pytest.approx(2048 * 8192 / at_once * step(at_once), rel=1e-6)
     slow = planned(front_end=1000.0, mean_prompt=1, mean_response=8192)
-    assert slow.time["front_end"] == pytest.approx(1)
-    assert slow.time["generation"] >= 2048 * 8192 / 1000
+    assert slow.time["front_end"] == pytest.approx(0.7)
+    assert slow.time["generation"] >= 2048 * 8192 / 700
 
 
 def test_lengths_are_spread_over_prompts_and_have_their_mean() -> None:
@@ -232,19 +240,34 @@ def test_a_bad_argument_is_one_error(
     assert re.search(rf"^error: {says}", err), err
 
 
-def test_the_shipped_job_is_the_cheapest_layout_that_leaves_memory(run: Run) -> None:
-    status, out, err = run("nodes=1", "mode=sync", "search=true")
+#: An RTX 4090, the smallest GPU of the first job; docs/clusters.md.
+RTX_4090 = "gpus=1 gpu_gb=24 gpu_tflops=165 gpu_tb_per_s=1.008 mean_prompt=130 val_prompts=1319"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "hardware"), [("qwen3_8b", "gpus=8"), ("qwen3_1_7b", "gpus=8"), ("gsm8k_0_5b", RTX_4090)]
+)
+def test_a_shipped_job_is_the_cheapest_layout_that_leaves_memory(run: Run, experiment: str, hardware: str) -> None:
+    asked = [f"experiment={experiment}", *hardware.split()]
+    status, out, err = run(*asked, "nodes=1", "mode=sync", "search=true")
     assert status == 0, err
     _, header, first, *others = out.splitlines()
-    assert header.split()[:2] == ["GPU", "hours"] and len(others) == 4
-    gpu_hours, hours, _, spare, *changes = first.split()
-    assert changes == ["as", "it", "is"] and float(spare) >= 3
-    shipped = planned().time
-    assert float(hours) == pytest.approx(shipped["hours"], rel=0.01)
-    assert [float(line.split()[0]) for line in others] >= [float(gpu_hours)] * 4
-    # The next one, pasted, is what its line says.
-    pasted = planned(*others[0].split()[4:]).time
-    assert float(others[0].split()[0]) == pytest.approx(pasted["gpu_hours"], rel=0.01)
+    assert header.split()[:2] == ["GPU", "hours"] and len(others) >= 3
+    gpu_hours, *_, spare = first.split()[:4]
+    assert first.endswith("  as it is") and float(spare) >= 3
+    assert [float(line.split()[0]) for line in others] >= [float(gpu_hours)] * len(others)
+    # The first and the next one, pasted, are what their lines say.
+    for line, overrides in ((first, []), (others[0], others[0].split()[4:])):
+        says = re.search(r": ([\d.]+) h, (\S+) GPU hours$", run(*asked, *overrides)[1])
+        assert says and float(says[1]) == pytest.approx(float(line.split()[1]), abs=0.06)
+        assert float(says[2]) == pytest.approx(float(line.split()[0]), rel=0.01)
+
+
+def test_a_search_in_every_mode_is_short(run: Run) -> None:
+    begin = time.process_time()
+    status, out, _ = run("search=true")
+    assert time.process_time() - begin < 60
+    assert (status, len(out.splitlines())) == (0, 7) and "mode=colocate_async" in out
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

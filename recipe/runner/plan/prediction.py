@@ -17,20 +17,14 @@ from recipe.runner.plan.step_time import step_time
 
 _TITLES: Final = ("rollout", "log-probs", "update", "optimizer", "to vLLM")
 _MODEL, _ACTOR, _ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
-_MORE_GPUS: Final = "raise trainer.n_gpus_per_node or trainer.nnodes"
 _FEWER_TOKENS: Final = (
     f"lower {_ACTOR}.ppo_max_token_len_per_gpu (with use_dynamic_bsz=false: ppo_micro_batch_size_per_gpu)"
 )
 #: What makes an item of the memory smaller.
 _REMEDIES: Final = {
-    **dict.fromkeys(
-        (*(f"{what} (shard)" for what in ("weights", "gradients", "Adam moments")), "Adam working copy"), _MORE_GPUS
-    ),
-    "unreduced gradients": f"set {_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=false",
+    **dict.fromkeys(("activations of a layer", "logits", "entropy"), _FEWER_TOKENS),
     "activations kept": f"{_FEWER_TOKENS}; less is kept with {_MODEL}.enable_gradient_checkpointing=true",
-    "activations of a layer": _FEWER_TOKENS,
-    "logits": _FEWER_TOKENS,
-    "entropy": f"{_FEWER_TOKENS}; it is smaller with {_ACTOR}.entropy_from_logits_with_chunking=true",
+    "unreduced gradients": f"set {_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=false",
     "vLLM asleep": f"set {_ROLLOUT}.free_cache_engine=true",
     "vLLM weights": f"raise {_ROLLOUT}.tensor_model_parallel_size",
     "vLLM keys and values": f"lower {_ROLLOUT}.gpu_memory_utilization",
@@ -96,7 +90,7 @@ class Plan:
         )
         yield (
             f"  assumed: mean lengths {time['mean_prompt']:g} + {time['mean_response']:.0f}, mfu {hardware.mfu:g}; "
-            f"packs {hardware.fill:.3g} full, the slowest rank {hardware.slowest:.4g} of the mean; "
+            f"packs {time['fill']:.3f} full, the slowest rank {time['slowest']:.3f} of the mean; "
             f"decoding at {hardware.decode_efficiency:g} of the bandwidth, {time['concurrent']} sequences in a replica"
         )
         yield f"  vLLM's front end: {time['front_end']:.0%} of {hardware.front_end:.0f} tokens/s"
@@ -123,13 +117,20 @@ def predicted(config: DictConfig, model: ModelShape, hardware: Hardware) -> Plan
     """The prediction for settings that the formulas cover."""
     setup = Setup(config)
     memory = predict(model, setup, hardware)
+    time = step_time(model, setup, hardware, memory)
     problems = [
         *batch_problems(config),
         *length_problems(config, model.max_positions),
         *head_problems(config, model.heads),
         *memory_problems(memory, setup, hardware),
     ]
-    return Plan(model, setup, hardware, memory, step_time(model, setup, hardware, memory), problems)
+    kept = min(time["saves"], setup.trainer.max_actor_ckpt_to_keep or time["saves"])
+    if (disk := kept * time["save_bytes"] / GIB) > hardware.disk_gb:
+        keep = "trainer.max_actor_ckpt_to_keep"
+        problems.append(
+            f"{kept} checkpoints take {disk:.0f} GiB of disk_gb={hardware.disk_gb:g}: lower {keep}, or raise disk_gb"
+        )
+    return Plan(model, setup, hardware, memory, time, problems)
 
 
 def memory_problems(memory: Memory, setup: Setup, hardware: Hardware) -> Iterator[str]:
@@ -149,7 +150,7 @@ def memory_problems(memory: Memory, setup: Setup, hardware: Hardware) -> Iterato
         if (total := memory.total(phase)) <= hardware.gpu_gb * GIB:
             continue
         largest, value = max(memory.items[phase].items(), key=lambda item: item[1])
-        remedy = _REMEDIES.get(largest, "take a smaller model or larger GPUs")
+        remedy = _REMEDIES.get(largest, "raise trainer.n_gpus_per_node or trainer.nnodes")
         yield (
             f"{title}: {f'with {share} ' if phase == 'rollout' else ''}a GPU needs {total / GIB:.1f} GiB of "
             f"{hardware.gpu_gb:g}, most of it for {largest} ({value / GIB:.1f}): {remedy}"

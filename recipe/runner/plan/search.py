@@ -16,13 +16,12 @@ from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.prediction import Plan, predicted
 from recipe.runner.plan.setup import Hardware, Setup, refuse_uncovered
 
-#: GiB that each phase leaves of a GPU, and the share of the front end's rate that generation may take.
+#: GiB that each phase leaves of a GPU.
 SPARE_GB: Final = 3.0
-_FRONT_END: Final = 0.7
 #: What a token budget, ``fsdp_size`` or ``forward_prefetch`` has to gain to be overridden.
 _WORTH: Final = 1.01
 #: Larger is faster as long as it fits, so the first that fits is taken. vLLM's largest CUDA graph has 512 sequences.
-_SHARES: Final = (0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5)
+_SHARES: Final = (0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45, 0.4)
 _SEQUENCES: Final = range(512, 0, -32)
 _FSDP: Final = "actor_rollout_ref.actor.fsdp_config"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
@@ -86,7 +85,7 @@ def _layouts(
                 if (plan := fitting(filled)) is None:
                     break  # the number of sequences changes little
                 fit = plan.time["fit"]
-                if sequences[1] <= fit and plan.time["front_end"] < _FRONT_END:
+                if sequences[1] <= fit:
                     return filled, plan
         return None
 

@@ -47,11 +47,10 @@ class Hardware(BaseModel, frozen=True):
     decode_efficiency: Positive = Field(0.7, description="share of the bandwidth reached by decoding (a guess)")
     decode_overhead_ms: Positive = Field(2.0, description="fixed time of one decoding step (a guess)")
     allreduce_us: PositiveOrZero = Field(20.0, description="one all-reduce of vLLM's tensor parallelism (a guess)")
-    front_end: Positive = Field(37_600.0, description="tokens/s that a server process passes on (docs/performance.md)")
-    fill: Positive = Field(0.95, description="fill of the update's packs (python -m benchmarks.packs)")
-    slowest: Positive = Field(
-        1.005, description="slowest rank's work over the mean (a guess; benchmarks.packs: 1.000 in tokens)"
-    )
+    front_end: Positive = Field(49_800.0, description="tokens/s of a server process (python -m benchmarks.front_end)")
+    fill: PositiveOrZero = Field(0.0, description="fill of the update's packs; 0: simulated")
+    fill_log_probs: PositiveOrZero = Field(0.0, description="fill of the packs of log-probs; 0: as the update's")
+    slowest: PositiveOrZero = Field(0.0, description="slowest rank's work over the mean; 0: simulated, in tokens")
     network_gb_per_s: Positive = Field(400.0, description="of a node, each way (8 cards of 400 Gb/s)")
     host_gb_per_s: Positive = Field(25.0, description="between a GPU and pinned host memory (a guess)")
     disk_gb_per_s: Positive = Field(2.0, description="of a save, all nodes together (a guess)")
@@ -64,6 +63,7 @@ class Hardware(BaseModel, frozen=True):
         4.0, description="GiB for CUDA contexts, NCCL, workspaces, fragmentation (a guess)"
     )
     host_gb: Positive = Field(512.0, description="GiB of a node's memory that may be pinned (half of 1 TiB)")
+    disk_gb: Positive = Field(1024.0, description="GiB of disk that a run's checkpoints may take (a guess)")
     vllm_asleep_gb: PositiveOrZero = Field(2.0, description="GiB that vLLM keeps while it sleeps (a guess)")
     mean_prompt: PositiveOrZero = Field(
         0.0, description="mean tokens of a prompt; 0: an eighth of data.max_prompt_length"

@@ -14,11 +14,14 @@ from omegaconf import OmegaConf
 from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.plan.memory import Memory
 from recipe.runner.plan.model import ModelShape
+from recipe.runner.plan.packs import simulated
 from recipe.runner.plan.setup import Hardware, Setup
 
 Floats = NDArray[np.floating[Any]]
 #: Standard deviation of the logarithm of a length, over prompts and within one (a guess).
 _SPREAD: Final = 0.5
+#: Share of its rate up to which vLLM's front end keeps up: closer to it, tokens wait (a guess).
+_FRONT_END: Final = 0.7
 #: Share of the update's time that Liger's kernels leave: unconfirmed.
 _LIGER: Final = 0.9
 
@@ -64,8 +67,8 @@ def generation(
     A response that is being generated has ``prompt + E[L^2] / 2 E[L]`` tokens on average. A replica decodes ``c =
     min(its sequences, max_num_seqs, what the KV cache holds of such)`` together. A decoding step reads the weights and
     c contexts, or takes as long as the arithmetic if that is longer; then ``decode_overhead_ms`` and, with tensor
-    parallelism, two all-reduces a layer; and no less than its front end needs for c tokens. Until the last response
-    begins, all c are busy; then fewer and fewer, unless the mode goes on with the next batch (no ``tail``).
+    parallelism, two all-reduces a layer; and no less than its front end needs for c tokens at 0.7 of its rate. Until
+    the last response begins, all c are busy; then fewer, unless the mode goes on with the next batch (no ``tail``).
     """
     prompt, _ = sampled(setup, hardware)
     replicas = max(1, (setup.rollout_gpus or setup.ranks) // setup.replica_gpus)
@@ -80,7 +83,7 @@ def generation(
 
     def step_s(active: Any) -> Any:
         decoding = np.maximum((weights + active * cached) / bandwidth, active * model.forward_flops(1, 0) / rate)
-        return np.maximum(decoding + fixed, active / hardware.front_end)
+        return np.maximum(decoding + fixed, active / hardware.front_end / _FRONT_END)
 
     seconds = float(lengths_B.sum() / replicas / slots * step_s(slots))
     if tail:
@@ -97,10 +100,10 @@ def training(model: ModelShape, setup: Setup, hardware: Hardware, tokens_B: Floa
     """Seconds of log-probabilities and of the update.
 
     With F the seconds of one forward pass over the step's tokens (:meth:`ModelShape.forward_flops`) on GPUs of
-    ``gpu_tflops * mfu``, times what the slowest rank has over the mean, and divided by the fill of the packs where they
-    are padded: F for the reference at the share of steps that need it, and F for the old policy, less the mini-batch
-    whose update computes the same (``old_share``); an update takes 3 F (forward, and twice that for backward), 4 F with
-    gradient checkpointing, times the epochs.
+    ``gpu_tflops * mfu``: F for the reference at the share of steps that need it, and F for the old policy, less the
+    mini-batch whose update computes the same (``old_share``); an update takes 3 F (forward, and twice that for
+    backward), 4 F with gradient checkpointing, times the epochs. F is divided by the fill of the packs where they are
+    padded, since all ranks go through as many. Else it is multiplied by what the slowest rank has over the mean.
 
     Between nodes, a pack's weights are gathered in each forward and backward pass, and its gradients reduced, by rings
     that carry nearly all of them through every node. A pass takes as long as the longer of arithmetic and network.
@@ -108,18 +111,27 @@ def training(model: ModelShape, setup: Setup, hardware: Hardware, tokens_B: Floa
     With ``fsdp_size`` of a node, only the gradients' all-reduce goes between nodes.
     """
     speed = setup.ranks * hardware.gpu_tflops * 1e12 * hardware.mfu
-    padded = hardware.slowest / (hardware.fill if setup.fsdp.pad_to_length else 1)
-    work = model.forward_flops(float(tokens_B.sum()), float((tokens_B**2).sum())) / speed * padded
-    packs = float(tokens_B.sum()) / (setup.ranks * setup.update_tokens * hardware.fill)
+    groups = max(1, setup.ranks // setup.ulysses)
+    budget, mini_batch = setup.update_tokens * setup.ulysses, setup.actor.ppo_mini_batch_size * setup.rollout.n
+    fill, slowest = simulated(tuple(tokens_B.astype(int).tolist()), mini_batch, groups, budget)
+    fill, slowest = hardware.fill or fill, hardware.slowest or slowest
+    even = model.forward_flops(float(tokens_B.sum()), float((tokens_B**2).sum())) / speed
+    packs = float(tokens_B.sum()) / (setup.ranks * setup.update_tokens * fill)
     carried = packs * model.parameters / (hardware.network_gb_per_s * 1e9)  # seconds for each byte of a parameter
     gather, reduce, nodes = carried * setup.compute_bytes, carried * setup.reduce_bytes, setup.trainer.nnodes
     if nodes == 1 or setup.shards < setup.ranks:
         gather, reduce = 0.0, 2 * reduce * (nodes - 1) / nodes
-    exposed = 0 if setup.fsdp.forward_prefetch else work / 4
-    forward = exposed + max(work - exposed, gather)
+
+    def forward(fill: float) -> tuple[float, float]:
+        work = even / fill if setup.fsdp.pad_to_length else even * slowest
+        exposed = 0 if setup.fsdp.forward_prefetch else work / 4
+        return work, exposed + max(work - exposed, gather)
+
+    work, own = forward(fill)
     backward = max((3 if setup.model.enable_gradient_checkpointing else 2) * work, gather + reduce)
-    update = (forward + backward) * setup.actor.ppo_epochs * (_LIGER if setup.model.use_liger else 1)
-    return {"log_probs": forward * (setup.old_share + (setup.reference_share or 0)), "update": update}
+    update = (own + backward) * setup.actor.ppo_epochs * (_LIGER if setup.model.use_liger else 1)
+    log_probs = forward(hardware.fill_log_probs or fill)[1] * (setup.old_share + (setup.reference_share or 0))
+    return {"log_probs": log_probs, "update": update, "fill": fill, "slowest": slowest}
 
 
 def step_time(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memory) -> dict[str, float]:
@@ -144,7 +156,8 @@ def step_time(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memor
     validations += trainer.val_before_train
     answers_B = np.resize(lengths_B, max(1, int(setup.rollout.val_kwargs.n * hardware.val_prompts)))
     validation = generation(model, setup, hardware, memory, answers_B, tail=True)["generation"]
-    save = 3 * setup.master_bytes * model.parameters / (hardware.disk_gb_per_s * 1e9)  # weights and two moments
+    save_bytes = 3 * setup.master_bytes * model.parameters  # weights and two moments
+    save = save_bytes / (hardware.disk_gb_per_s * 1e9)
     seconds = steps * (both + rest) + validations * validation + saves * save
     starts = max(1, math.ceil(seconds / 3600 / hardware.job_hours))
     hours = (seconds + starts * hardware.startup_s) / 3600
@@ -157,6 +170,7 @@ def step_time(model: ModelShape, setup: Setup, hardware: Hardware, memory: Memor
         "validation": validation,
         "validations": validations,
         "save": save,
+        "save_bytes": save_bytes,
         "saves": saves,
         "starts": starts,
         "hours": hours,
