@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from composing import composed
 
-from recipe.runner.launch import server_slots
+from recipe.runner.launch import checks, server_slots
 
 JOB = ("experiment=qwen3_8b",)  # 512 prompts of 16 responses, TP=2
 SEPARATE = ("mode=separate_async", "actor_rollout_ref.rollout.nnodes=2", "actor_rollout_ref.rollout.n_gpus_per_node=8")
@@ -30,6 +30,16 @@ def test_every_request_of_an_asynchronous_run_has_a_slot(
     config = composed(*JOB, *overrides)
     assert (server_slots.servers(config), server_slots.requests_per_server(config)) == (servers, each)
     assert server_slots.slots(config) == slots
+
+
+def test_more_slots_than_a_server_may_have_are_refused_before_ray() -> None:
+    prompts = "data.train_batch_size=2046"  # 2 x 2046 x 16 + 64 = 65,536
+    assert list(checks.batch_problems(composed(*JOB, "mode=sync", "data.train_batch_size=8192"))) == []
+    assert not any(
+        "slots" in problem for problem in checks.batch_problems(composed(*JOB, "mode=colocate_async", prompts))
+    )
+    over = composed(*JOB, "mode=colocate_async", "data.train_batch_size=2048")
+    assert "65600 slots" in "".join(checks.batch_problems(over)) and checks.batch_problems in checks.RULES
 
 
 def test_a_server_has_the_larger_of_verls_number_and_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def ulysses(config: DictConfig) -> int:
 
 
 def batch_problems(config: DictConfig) -> Iterator[str]:
-    """Batches into mini-batches, mini-batches over ranks, ranks into vLLM's replicas."""
+    """Batches into mini-batches, mini-batches over ranks, ranks into vLLM's replicas, requests into their slots."""
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     mini, n = actor.ppo_mini_batch_size, rollout.n
@@ -147,6 +147,7 @@ def batch_problems(config: DictConfig) -> Iterator[str]:
     if server_slots.asynchronous_mode(config) == "separate_async":  # vLLM has ranks of its own
         name, ranks = "rollout.nnodes * rollout.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
     yield from _divides(name, ranks, "rollout's parallel sizes", per_replica)
+    yield from server_slots.problems(config)
 
 
 def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:

@@ -9,12 +9,15 @@ call that lets them on waits for them: the run stands still (verl issue 7990). I
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 from omegaconf import DictConfig
 
 #: For control calls; verl's trainers wait for each of theirs before they make the next.
 CONTROL_SLOTS: Final = 64
+#: Ray reserves a stack of 256 KiB for each call in progress: 16 GiB of addresses for these. More has not been tried.
+MOST_SLOTS: Final = 65_536
 
 
 def asynchronous_mode(config: DictConfig) -> str | None:
@@ -50,3 +53,13 @@ def slots(config: DictConfig) -> int | None:
     parts do not stay equal, and a slot that nobody uses costs nothing.
     """
     return requests_at_once(config) + CONTROL_SLOTS if asynchronous_mode(config) else None
+
+
+def problems(config: DictConfig) -> Iterator[str]:
+    """More slots than a server may have."""
+    if (needed := slots(config) or 0) > MOST_SLOTS:
+        prompts, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
+        yield (
+            f"data.train_batch_size={prompts} x rollout.n={n} and the batches in advance need {needed} slots in a vLLM "
+            f"server, and {MOST_SLOTS} are the most: lower one of them, or set mode=sync"
+        )
