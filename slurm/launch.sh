@@ -50,11 +50,11 @@ if [[ -n ${FSPO_CONTAINER:-} ]]; then
             container_command+=("$FSPO_CONTAINER")
             ;;
         pyxis)
-            # By its name all steps on a node use one container, so that the image is unpacked once; after a requeue a
-            # new one, because a half-made one may be left. Its /tmp is private, and every step needs Ray's sockets.
+            # By its name (see run) all steps on a node use one container, so that the image is unpacked once. Its /tmp is
+            # private, and every step needs Ray's sockets.
             ray_tmp="${FSPO_RAY_TMP:-/tmp}" ready_within="${FSPO_READY_TIMEOUT:-900}"
-            container_srun=(--container-image="$FSPO_CONTAINER" --container-mounts="$mounts,$ray_tmp:$ray_tmp"
-                --container-name="fspo-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --container-workdir="$FSPO_ROOT")
+            container_srun=(--container-name= --container-image="$FSPO_CONTAINER" --container-workdir="$FSPO_ROOT"
+                --container-mounts="$mounts,$ray_tmp:$ray_tmp")
             ;;
         *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer or pyxis" ;;
     esac
@@ -182,6 +182,9 @@ run() { # COMMAND [ARGUMENT...]
     lost="" head="${nodes[0]}"
     export FSPO_LOG_DIR="$logs${attempt:+.$attempt}"
     mkdir -p "$FSPO_LOG_DIR"
+    # A new container at each restart: a half-made one may be left.
+    [[ ${container_srun[*]} == '' ]] ||
+        container_srun[0]="--container-name=fspo-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}${attempt:+-$attempt}"
     # A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
     unset RAY_AUTH_TOKEN RAY_ADDRESS

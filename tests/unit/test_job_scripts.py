@@ -99,7 +99,26 @@ def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: 
     assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
     noted = calls.read_text().splitlines()
     assert f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp" in noted
-    assert "--container-name=fspo-7-0" in noted and "cpus of a step: all" in noted
+    assert "cpus of a step: all" in noted
+
+
+def test_a_restart_within_a_job_takes_a_new_container(tmp_path: Path) -> None:
+    """Ray ends on its node, which still answers, each time that it is up."""
+    head = '*node.sh\\ head*) echo a:1 >"${@: -1}" ;; *container-name*) exec sleep 30 ;;'
+    names = 'printf "%s\\n" "$@" | grep container-name >>"$CALLS"'
+    install(
+        tmp_path,
+        srun=f'#!/bin/bash\n{names}\ncase "$*" in {head} esac\n',
+        scontrol="#!/bin/sh\necho node1\n",
+        squeue="#!/bin/sh\nexit 1\n",
+    )
+    done = bash(
+        "launch.sh", "true", **SLURM, FSPO_CONTAINER="/image.sqsh", FSPO_CONTAINER_RUNTIME="pyxis", FSPO_RESTARTS="1",
+        CALLS=str(tmp_path / "calls"), FSPO_RUN_DIR=str(tmp_path / "run"), PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert done.returncode == 1 and "restarted 1 times" in done.stderr, done.stderr
+    called = dict.fromkeys((tmp_path / "calls").read_text().split())
+    assert list(called) == ["--container-name=fspo-7-0", "--container-name=fspo-7-0-2"]
 
 
 def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
