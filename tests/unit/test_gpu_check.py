@@ -140,6 +140,7 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
         "actor.fsdp_config.optimizer_offload",
         "actor.entropy_from_logits_with_chunking",
         "ref.fsdp_config.param_offload",
+        "ref.fsdp_config.model_dtype",
         "rollout.dtype",
     ):
         ours, its = (OmegaConf.select(config.actor_rollout_ref, path, throw_on_missing=True) for config in (smoke, job))
