@@ -40,7 +40,7 @@ from fspo.positions import PositionSums
 from fspo.records import to_record
 from fspo.rewards import status_rates
 from fspo.sums import SequenceSums
-from recipe.fspo.job import compose
+from recipe.fspo.job import JOB, compose
 from recipe.runner.plan.prediction import plan
 
 ROWS, WIDTH, RANKS, MINI_BATCHES = 512, 8192, 8, 4
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="timed turns of each part, at least 5")
     repeats = max(5, parser.parse_args().repeats)
     torch.set_num_threads(1)
-    planned = plan(compose(EXPERIMENT))
+    planned = plan(compose(EXPERIMENT), JOB)
     step_s, sequences = planned.time["total"], planned.setup.sequences
     with tempfile.TemporaryDirectory() as folder:
         parts = [*_worker_parts(sequences // RANKS), *_driver_parts(sequences, folder)]

@@ -104,7 +104,7 @@ def _tried_out(config: DictConfig, job: Job) -> str:
     from recipe.runner.plan import estimate
 
     config, notes = examine(config, job)
-    lines = [OmegaConf.to_yaml(config, resolve=True), notes, *estimate(config)]
+    lines = [OmegaConf.to_yaml(config, resolve=True), notes, *estimate(config, job)]
     lines += [
         f"not checked on this machine: {problem}"
         for rule in (*GPUS_AND_DISK, *MODEL_AND_DATA)

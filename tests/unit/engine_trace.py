@@ -30,7 +30,7 @@ from unittest import mock
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.job import compose
+from recipe.fspo.job import JOB, compose
 from recipe.runner.plan.memory import GIB, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, job_arguments
@@ -41,7 +41,7 @@ _PLANNER_ONLY: Final = ("Adam moments (shard)", "vLLM asleep", "CUDA, NCCL, frag
 
 def trace(config: DictConfig, model_config: str | None = None) -> dict[str, Any]:
     """The object that the command prints, for a composed configuration."""
-    setup = Setup(config)
+    setup = Setup(config, JOB)
     fields, name = read_architecture(config.actor_rollout_ref.model.path, model_config)
     predicted = predict(ModelShape.from_config(fields, name), setup, Hardware()).items
     phases = _trace(config, setup, fields)

@@ -9,7 +9,7 @@ from composing import composed
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.fspo.job import choices, compose
+from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.launch.compose import unexpected_key
 from recipe.runner.launch.machine import WrongMachineError, platform_environment
 from recipe.runner.plan.prediction import plan
@@ -54,7 +54,7 @@ def test_steps_end_a_run_even_if_an_epoch_is_one_step(experiment: str) -> None:
     ],
 )
 def test_the_job_for_one_gpu_fits_and_takes_three_hours(card: dict[str, float], runs: int) -> None:
-    planned = plan(composed("experiment=gsm8k_0_5b"), Hardware(**card, mean_prompt=130))
+    planned = plan(composed("experiment=gsm8k_0_5b"), JOB, Hardware(**card, mean_prompt=130))
     assert planned.problems == []
     assert planned.setup.ranks == 1
     assert runs * planned.setup.trainer.total_training_steps * planned.time["total"] <= 3 * 3600

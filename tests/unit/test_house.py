@@ -145,10 +145,11 @@ def test_the_wheel_has_every_package() -> None:
     assert sorted(listed) == sorted({".".join(path.relative_to(ROOT).parts) for path in folders} | conf)
 
 
-def test_the_runner_does_not_name_the_recipe() -> None:
+def test_the_runner_names_neither_the_recipe_nor_its_settings() -> None:
     texts = {name: text for name, text in sources().items() if name.startswith("recipe.runner.")}
     texts |= {path.name: path.read_text() for path in (ROOT / "recipe/runner/conf").iterdir()}
-    assert [name for name, text in texts.items() if re.search(r"recipe[./]fspo", text)] == []
+    named = re.compile(rf"recipe[./]fspo|\bfspo\.(?:{'|'.join(composed().fspo)})\b")
+    assert [name for name, text in texts.items() if named.search(text)] == []
 
 
 @pytest.mark.parametrize("folder", LIMITS)

@@ -24,7 +24,7 @@ _CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 
 
 def planned(*overrides: str, **hardware: float) -> Plan:
-    return plan(composed("experiment=qwen3_8b", *overrides), Hardware(**hardware))
+    return plan(composed("experiment=qwen3_8b", *overrides), JOB, Hardware(**hardware))
 
 
 # ------------------------------------------------------------------ what fits, and what does not
@@ -281,8 +281,8 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_estimate_is_lines_or_why_there_is_none() -> None:
-    lines = estimate(composed("experiment=qwen3_8b", f"{_ROLLOUT}.gpu_memory_utilization=0.98"))
+    lines = estimate(composed("experiment=qwen3_8b", f"{_ROLLOUT}.gpu_memory_utilization=0.98"), JOB)
     assert lines[0].startswith("Qwen/Qwen3-8B-Base")
     assert "79.6 GiB" in lines[-1] and "gpu_memory_utilization=0.98" in lines[-1]
-    (line,) = estimate(composed("experiment=demo"))
+    (line,) = estimate(composed("experiment=demo"), JOB)
     assert line.startswith("not planned: trainer.device=cpu")

@@ -13,6 +13,7 @@ from composing import composed
 from safetensors.torch import load_file
 from transformers import AutoConfig, Qwen3Config, Qwen3ForCausalLM
 
+from recipe.fspo.job import JOB
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.plan.memory import GIB, layer_activations, logits_bytes, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
@@ -23,7 +24,7 @@ QWEN_8B = ModelShape.from_config(*read_architecture("Qwen/Qwen3-8B-Base"))
 
 
 def setup_of(*settings: str) -> Setup:
-    return Setup(composed("experiment=qwen3_8b", *settings))
+    return Setup(composed("experiment=qwen3_8b", *settings), JOB)
 
 
 def predicted(*settings: str) -> dict[str, dict[str, float]]:

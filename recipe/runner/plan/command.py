@@ -43,7 +43,7 @@ def main(job: Job, command: str, arguments: Sequence[str]) -> int:
         if own.get("search"):
             print("\n".join(_searched(job, overrides, Hardware.from_settings(own), own.get("model_config"))))
             return 0
-        planned = plan(compose(job, overrides, _OWN), Hardware.from_settings(own), own.get("model_config"))
+        planned = plan(compose(job, overrides, _OWN), job, Hardware.from_settings(own), own.get("model_config"))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -63,7 +63,7 @@ def _searched(job: Job, overrides: list[str], hardware: Hardware, model_config: 
             modes[mode] = other
     yield f"layouts that leave {SPARE_GB:g} GiB of each GPU, the cheapest first; all figures are estimates"
     yield f"{'GPU hours':>9}{'hours':>7}{'step s':>8}{'GiB left':>10}  overrides"
-    for changed, layout in search(modes, fixed, hardware, model_config):
+    for changed, layout in search(job, modes, fixed, hardware, model_config):
         hours, total, gpu_hours = (layout.time[name] for name in ("hours", "total", "gpu_hours"))
         changes = " ".join(f"{key}={str(value).lower()}" for key, value in changed.items()) or "as it is"
         yield f"{gpu_hours:9.3g}{hours:7.1f}{total:8.0f}{spare_gb(layout):10.1f}  {changes}"

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from recipe.runner.launch import server_slots
 from recipe.runner.launch.checks import batch_problems, head_problems, length_problems
+from recipe.runner.launch.job import Job
 from recipe.runner.plan.memory import GIB, PHASES, Memory, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, refuse_uncovered
@@ -102,20 +103,20 @@ class Plan:
             )
 
 
-def plan(config: DictConfig, hardware: Hardware | None = None, model_config: str | None = None) -> Plan:
-    """The prediction for a composed configuration, and what cannot run.
+def plan(config: DictConfig, job: Job, hardware: Hardware | None = None, model_config: str | None = None) -> Plan:
+    """The prediction for a composed configuration of a job, and what cannot run.
 
     Raises:
         BadInput: for a setting without a formula, or a model that is not known.
     """
     refuse_uncovered(config)
     model = ModelShape.from_config(*read_architecture(config.actor_rollout_ref.model.path, model_config))
-    return predicted(config, model, hardware or Hardware())
+    return predicted(config, job, model, hardware or Hardware())
 
 
-def predicted(config: DictConfig, model: ModelShape, hardware: Hardware) -> Plan:
+def predicted(config: DictConfig, job: Job, model: ModelShape, hardware: Hardware) -> Plan:
     """The prediction for settings that the formulas cover."""
-    setup = Setup(config)
+    setup = Setup(config, job)
     memory = predict(model, setup, hardware)
     time = step_time(model, setup, hardware, memory)
     problems = [

@@ -11,6 +11,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.job import Job
 from recipe.runner.plan.memory import GIB, PHASES
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.prediction import Plan, predicted
@@ -29,12 +30,17 @@ Overrides = dict[str, Any]
 
 
 def search(
-    modes: Mapping[str, DictConfig], fixed: Collection[str], hardware: Hardware, model_config: str | None = None
+    job: Job,
+    modes: Mapping[str, DictConfig],
+    fixed: Collection[str],
+    hardware: Hardware,
+    model_config: str | None = None,
 ) -> list[tuple[Overrides, Plan]]:
     """The five cheapest layouts in GPU hours of the whole run: what each overrides, and its plan.
 
     Args:
-        modes: The composed job by the mode to override; as it is, it has an empty name.
+        job: What is planned.
+        modes: Its configurations by the mode to override; as it is, it has an empty name.
         fixed: Keys that keep their values.
         hardware, model_config: As in :func:`~recipe.runner.plan.prediction.plan`.
 
@@ -46,7 +52,7 @@ def search(
     tried = [
         ({"mode": mode} | overrides if mode else overrides, plan)
         for mode, config in modes.items()
-        for overrides, plan in _layouts(copy.deepcopy(config), fixed, hardware, model)
+        for overrides, plan in _layouts(copy.deepcopy(config), job, fixed, hardware, model)
     ]
     if not tried:
         raise BadInput(f"no layout leaves {SPARE_GB:g} GiB of each GPU: take a smaller model or more GPUs, or fix less")
@@ -59,7 +65,7 @@ def spare_gb(plan: Plan) -> float:
 
 
 def _layouts(
-    config: DictConfig, fixed: Collection[str], hardware: Hardware, model: ModelShape
+    config: DictConfig, job: Job, fixed: Collection[str], hardware: Hardware, model: ModelShape
 ) -> Iterator[tuple[Overrides, Plan]]:
     """The layouts that fit, the fastest for each choice of nodes, parallelism and offloading. A plan's memory and time
     are its own; the ``config`` that its setup has is changed by the next."""
@@ -72,7 +78,7 @@ def _layouts(
     def fitting(layout: Overrides) -> Plan | None:
         for key, value in layout.items():
             OmegaConf.update(config, key, value)
-        plan = predicted(config, model, hardware)
+        plan = predicted(config, job, model, hardware)
         return None if plan.problems or spare_gb(plan) < SPARE_GB else plan
 
     def fullest(layout: Overrides) -> tuple[Overrides, Plan] | None:
@@ -89,7 +95,7 @@ def _layouts(
                     return filled, plan
         return None
 
-    setup = Setup(config)
+    setup = Setup(config, job)
     gpus, longest = setup.trainer.n_gpus_per_node, -(-setup.longest // setup.ulysses)
     groups = (
         grid("trainer.nnodes", (1, 2)),

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from recipe.runner.launch.checks import ulysses
 from recipe.runner.launch.commands import BadInput, split_arguments
+from recipe.runner.launch.job import Job
 from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.launch.values import Positive, PositiveOrZero, value_problems
 
@@ -69,7 +70,7 @@ class Hardware(BaseModel, frozen=True):
         0.0, description="mean tokens of a prompt; 0: an eighth of data.max_prompt_length"
     )
     mean_response: PositiveOrZero = Field(
-        0.0, description="mean tokens of a response; 0: fspo.reference_length, or half the most"
+        0.0, description="mean tokens of a response; 0: the usual length of the job, or half the most"
     )
 
     @classmethod
@@ -107,6 +108,7 @@ class Setup:
 
     Attributes:
         config: The whole configuration.
+        passes: Of the job.
         data, trainer, model, actor, rollout, fsdp: Groups of the configuration; ``fsdp`` is the actor's.
         ranks, rollout_gpus: GPUs that train, and GPUs that only generate.
         replica_gpus: GPUs of one of vLLM's replicas.
@@ -121,7 +123,7 @@ class Setup:
         weight_copies: Of verl, for log-probs of the weights at the beginning of the step: those, and the newest.
     """
 
-    def __init__(self, config: DictConfig) -> None:
+    def __init__(self, config: DictConfig, job: Job) -> None:
         self.config, everything = config, config.actor_rollout_ref
         self.data, self.trainer = config.data, config.trainer
         self.model, self.actor, self.rollout = everything.model, everything.actor, everything.rollout
@@ -158,23 +160,22 @@ class Setup:
         self.vllm_bytes = ELEMENT_BYTES[rollout.dtype]
         self.reference_bytes = ELEMENT_BYTES[everything.ref.fsdp_config.model_dtype or "bf16"]
 
-        # A job of this machinery need not have these settings of the method.
-        measures_kl = OmegaConf.select(config, "fspo.kl_to_start")
-        measured = 1 / trainer.test_freq if measures_kl and trainer.test_freq > 0 else 0.0
+        passes = self.passes = job.passes(config)
+        measured = 1 / trainer.test_freq if passes.reference_at_validations and trainer.test_freq > 0 else 0.0
         self.reference_share = None
         if config.algorithm.use_kl_in_reward or actor.use_kl_loss:
             self.reference_share = 1.0
-        elif measures_kl:
+        elif passes.reference_at_validations:
             self.reference_share = measured
         # As the trainer does: what else reads pi_old needs that of every response.
         self.old_share, updates = 1.0, self.data.train_batch_size // actor.ppo_mini_batch_size
         correction = config.algorithm.get("rollout_correction") or {}
         corrects = any(correction.get(key) is not None for key in ("rollout_is", "rollout_rs"))
-        spared = OmegaConf.select(config, "fspo.noise_floor") == "first" and rollout.calculate_log_probs
-        if OmegaConf.select(config, "fspo.pi_old") == "rollout" or correction.get("bypass_mode"):
+        spared = passes.old_of_first and rollout.calculate_log_probs
+        if passes.old_of_rollout or correction.get("bypass_mode"):
             self.old_share = 0.0
         elif (
             not (separate or actor.shuffle or corrects or config.algorithm.use_kl_in_reward) and spared and updates > 1
         ):
             self.old_share -= (1 - measured) / updates
-        self.weight_copies = 2 if separate and OmegaConf.select(config, "fspo.pi_old") == "actor" else 0
+        self.weight_copies = 2 if separate and passes.keeps_old_weights else 0

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.plan.memory import Memory
@@ -42,9 +41,7 @@ def response_lengths(prompts: int, n: int, mean: float, longest: int) -> Floats:
 def sampled(setup: Setup, hardware: Hardware) -> tuple[float, Floats]:
     """Mean tokens of a prompt, and the simulated lengths of a step's responses."""
     longest = setup.data.max_response_length
-    # A job of this machinery need not have this setting of the method.
-    usual = OmegaConf.select(setup.config, "fspo.reference_length")
-    mean = float(min(hardware.mean_response or usual or longest / 2, longest))
+    mean = float(min(hardware.mean_response or setup.passes.mean_response or longest / 2, longest))
     prompt = hardware.mean_prompt or setup.data.max_prompt_length / 8
     return prompt, response_lengths(setup.data.train_batch_size, setup.rollout.n, mean, longest)
 

@@ -69,7 +69,7 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
     problems: list[str] = []
     config = compose(job, overrides)
     try:
-        planned = plan(config)
+        planned = plan(config, job)
     except BadInput as error:
         problems += str(error).splitlines()
     else:
