@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from verl.trainer.ppo.core_algos import agg_loss
 
 from benchmarks.pages import Table, opened, write_tables
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import Report, check
-from fspo.check_loss.call import Batch
+from fspo.check_loss.call import Batch, Config, PolicyLoss
 from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.losses import ALGORITHMS
@@ -42,8 +43,78 @@ _AGGREGATIONS: Final = (
 _NEWTON_STEPS: Final = 8
 
 
+def _unpadded(
+    new_BT: torch.Tensor, old_BT: torch.Tensor, mask_BT: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """log pi and log pi_old, at least float32 and 0 outside the mask, and the mask."""
+    mask_BT, dtype = mask_BT.bool(), torch.promote_types(new_BT.dtype, torch.float32)
+    return new_BT.to(dtype).masked_fill(~mask_BT, 0.0), old_BT.to(dtype).masked_fill(~mask_BT, 0.0), mask_BT
+
+
+def cppo(log_prob: Any, old_log_prob: Any, advantages: Any, response_mask: Any, config: Any, **more: Any) -> Any:
+    """CPPO with binary TV (arXiv 2606.10968): a budget for how far the probabilities of a prefix have moved.
+
+    D_t = |p - p_old|, w_t = 0.8 + 0.2 (T - t) / (T - 1), Z_t = w_t D_t. A token is kept if A (r - 1) <= 0 or Z_t is at
+    most delta + min(0, sum over earlier tokens of b w - Z), b the 0.9 quantile of D between clip_prefix and twice it.
+    """
+    new_BT, old_BT, mask_BT = _unpadded(log_prob, old_log_prob, response_mask)
+    with torch.no_grad():
+        moved_BT = (new_BT.exp() - old_BT.exp()).abs()
+        length_B1 = mask_BT.sum(-1, keepdim=True)
+        later_BT = (length_B1 - mask_BT.cumsum(-1)) / (length_B1 - 1).clamp(min=1)
+        weight_BT = torch.where(length_B1 > 1, 0.8 + 0.2 * later_BT, 1.0) * mask_BT
+        tokens_BT = moved_BT.masked_fill(~mask_BT, math.nan)
+        budget_B1 = tokens_BT.nanquantile(0.9, -1, True).nan_to_num().clamp(config.clip_prefix, 2 * config.clip_prefix)
+        saved_BT = (budget_B1 - moved_BT) * weight_BT
+        limit_BT = config.clip_token + (saved_BT.cumsum(-1) - saved_BT).clamp(max=0)
+        keep_BT = (advantages * (new_BT - old_BT) <= 0) | (weight_BT * moved_BT <= limit_BT)
+        slope_BT = -advantages * (new_BT - old_BT).clamp(max=math.log(20)).exp() * keep_BT
+    return agg_loss(slope_BT * new_BT, mask_BT, "token-mean", **config.global_batch_info)
+
+
+def drpo(log_prob: Any, old_log_prob: Any, advantages: Any, response_mask: Any, config: Any, **more: Any) -> Any:
+    """DRPO (arXiv 2606.09821): -A r + |A| p_old (r - 1)^2 / (2 eps)."""
+    new_BT, old_BT, mask_BT = _unpadded(log_prob, old_log_prob, response_mask)
+    ratio_BT = (new_BT - old_BT).clamp(-20, 20).exp()
+    penalty_BT = advantages.abs() * old_BT.exp() * (ratio_BT - 1) ** 2 / (2 * config.eps)
+    return agg_loss(penalty_BT - advantages * ratio_BT, mask_BT, "token-mean", **config.global_batch_info)
+
+
+def up_gspo(log_prob: Any, old_log_prob: Any, advantages: Any, response_mask: Any, config: Any, **more: Any) -> Any:
+    """UP-GSPO (arXiv 2607.06987): -A log pi where A > 0, GSPO elsewhere."""
+    new_BT, old_BT, mask_BT = _unpadded(log_prob, old_log_prob, response_mask)
+    with torch.no_grad():
+        mean_B1 = (new_BT - old_BT).sum(-1, keepdim=True) / mask_BT.sum(-1, keepdim=True).clamp(min=1)
+        weight_B1 = mean_B1.clamp(max=10).exp() * (mean_B1 >= math.log1p(-config.clip_low))
+        slope_BT = -advantages * torch.where(advantages > 0, 1.0, weight_B1)
+    return agg_loss(slope_BT * new_BT, mask_BT, "seq-mean-token-mean", **config.global_batch_info)
+
+
+#: Losses of 2026 that only the league has, with the settings that make their clip wider. PNPO (2608.01418) and SAT
+#: (2607.18722) are missing: which side of its clip PNPO rejects, and SAT's kernel, are in no source that was at hand.
+LATEST: Final[dict[str, tuple[Callable[..., Any], dict[str, float]]]] = {
+    "cppo": (cppo, {"clip_token": 0.15, "clip_prefix": 0.02}),
+    "drpo": (drpo, {"eps": 12.5}),
+    "up_gspo": (up_gspo, {"clip_low": 3e-4}),
+}
+
+
+def at_width(known: Mapping[str, dict[str, Any]], name: str, factor: float = 1.0) -> PolicyLoss:
+    """A loss with its clip ``factor`` times as wide."""
+    if name not in LATEST:
+        return policy_loss(known[name] if factor == 1 else scaled(known[name], factor))
+    function, clips = LATEST[name]
+    wide = {key: min(value * factor, 1 - 1e-9) if key == "clip_low" else value * factor for key, value in clips.items()}
+    return PolicyLoss(function, Config(wide | {"global_batch_info": {}}))
+
+
+def weight_of(loss: PolicyLoss, name: str) -> UnclippedWeight:
+    """What the loss weighs by; DRPO's penalty acts near the old policy too, so that its weight cannot be measured."""
+    return "token" if name == "drpo" else find_weight(loss) or "none"
+
+
 def _name(known: Mapping[str, dict[str, Any]], name: str) -> str:
-    mode = known[name]["policy_loss"]["loss_mode"]
+    mode = name if name in LATEST else known[name]["policy_loss"]["loss_mode"]
     return name if mode == name else f"{name} ({mode})"
 
 
@@ -59,8 +130,8 @@ def _exponent(report: Report) -> str:
 def table_of_losses(known: Mapping[str, dict[str, Any]]) -> Table:
     """Every loss: the checks, its normalisation, its weight, and what its clip keeps of synthetic log-ratios."""
     rows = []
-    for name in known:
-        report = check(policy_loss(known[name]))
+    for name in (*known, *LATEST):
+        report = check(at_width(known, name))
         kept = [f"{clip.kept:.3f}, {show_lre(clip.errors['active'])}" for clip in report.clips.values()]
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([_name(known, name), _checks(report), _exponent(report), weight, *kept])
@@ -145,26 +216,26 @@ def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:
     return found | {"policy_loss": loss}
 
 
-def matched(actor: Mapping[str, Any], weight: UnclippedWeight, samples: Sequence[Batch]) -> float:
+def matched(known: Mapping[str, dict[str, Any]], name: str, weight: UnclippedWeight, samples: Sequence[Batch]) -> float:
     """The factor at which the loss keeps KEPT of the weight of a response, on average, to 2%; at least 0.001."""
     low, high = math.log(1e-3), math.log(1e3)
     while high - low > 0.02:
         middle = (low + high) / 2
-        kept = clip_by_length(policy_loss(scaled(actor, math.exp(middle))), weight, samples).kept
+        kept = clip_by_length(at_width(known, name, math.exp(middle)), weight, samples).kept
         low, high = (middle, high) if kept < KEPT else (low, middle)
     return math.exp((low + high) / 2)
 
 
 def league(known: Mapping[str, dict[str, Any]], samples: Sequence[Batch]) -> Table:
     """The losses on common records: with the clips of ``conf/algo``, and scaled by ``width`` to keep the same share."""
-    losses = {name: policy_loss(known[name]) for name in LEAGUE}
     own, equal = [], []
-    for name in LEAGUE:
-        weight = find_weight(losses[name]) or "none"
-        clip = clip_by_length(losses[name], weight, samples)
+    for name in (*LEAGUE, *LATEST):
+        loss = at_width(known, name)
+        weight = weight_of(loss, name)
+        clip = clip_by_length(loss, weight, samples)
         own.append([_name(known, name), "1", f"{clip.kept:.3f}", *_by_length(clip)])
-        factor = matched(known[name], weight, samples)
-        clip = clip_by_length(policy_loss(scaled(known[name], factor)), weight, samples)
+        factor = matched(known, name, weight, samples)
+        clip = clip_by_length(at_width(known, name, factor), weight, samples)
         equal.append([_name(known, name), f"{factor:.3g}", f"{clip.kept:.3f}", *_by_length(clip)])
     responses = sum(len(batch.mask_BT) for batch in samples)
     lengths = ", ".join(str(start) for start in clip.starts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from benchmarks import league
 from benchmarks.pages import TABLES
+from fspo.check_loss.call import synthetic_batch
 from fspo.check_loss.checks import checks
 from fspo.check_loss.command import main
 from fspo.check_loss.length_bias import clip_by_length, find_weight, normalisation, synthetic
@@ -62,24 +64,57 @@ def test_aggregations() -> None:
     assert "padding" in by_mode["seq-mean-token-sum-norm"][1]
 
 
-@pytest.mark.parametrize("name", league.LEAGUE)
+@pytest.mark.parametrize("name", [*league.LEAGUE, *league.LATEST])
 def test_the_leagues_clips_can_be_scaled(name: str) -> None:
     samples = synthetic(0.1)[:1]
-    weight = find_weight(policy_loss(KNOWN[name]))
-    assert weight is not None
+    weight = league.weight_of(league.at_width(KNOWN, name), name)
+    assert weight != "none" or name == "up_gspo"
     kept = [
-        clip_by_length(policy_loss(league.scaled(KNOWN[name], factor)), weight, samples).kept
-        for factor in (1e-3, 0.03, 1.0, 1e3)
+        clip_by_length(league.at_width(KNOWN, name, factor), weight, samples).kept for factor in (1e-3, 0.03, 1.0, 1e3)
     ]
     assert kept == sorted(kept) and kept[1] < kept[-1] and kept[-1] > league.KEPT
     assert (kept[0] < league.KEPT) is (name != "cispo")  # which loses no token's gradient whole
-    assert league.scaled(KNOWN[name], 1.0)["policy_loss"]["loss_mode"] == KNOWN[name]["policy_loss"]["loss_mode"]
     assert set(RELATIVES) <= set(league.LEAGUE)
+
+
+def plain_slopes(name: str, d: list[float], old: list[float], a: float) -> list[float]:
+    """Gradient of each token of one response, written out."""
+    ratio, length, spent, allowed = [math.exp(x) for x in d], len(d), 0.0, 0.0
+    if name == "drpo":
+        return [-a * r + abs(a) * math.exp(o) * (r - 1) * r / 12.5 for r, o in zip(ratio, old, strict=True)]
+    if name == "up_gspo":
+        mean = math.exp(sum(d) / length)
+        return [-a * (1.0 if a > 0 else mean * (mean >= 1 - 3e-4))] * length
+    moved, slopes = [abs(math.exp(o + x) - math.exp(o)) for o, x in zip(old, d, strict=True)], []
+    budget = min(max(float(np.quantile(moved, 0.9)), 0.02), 0.04)
+    for t, (r, gap) in enumerate(zip(ratio, moved, strict=True), start=1):
+        w = 0.8 + 0.2 * (length - t) / (length - 1)
+        removed = a * (r - 1) > 0 and w * gap > min(0.15, 0.15 + budget * allowed - spent)
+        slopes.append(0.0 if removed else -a * min(r, 20.0))
+        spent, allowed = spent + w * gap, allowed + w
+    return slopes
+
+
+@pytest.mark.parametrize("name", league.LATEST)
+def test_the_latest_losses_against_plain_formulas(name: str) -> None:
+    loss = league.at_width(KNOWN, name)
+    assert [check.name for check in checks(loss) if not check.passed] == []
+    batch = synthetic_batch((9, 40, 30, 40), (0.5, 1.0, 0.1, 0.9), (1.0, 0.7, -1.0, -0.6), seed=2)
+    gradient_BT, _ = loss.gradient(batch)
+    removed = 0
+    for row, length in enumerate((9, 40, 30, 40)):
+        tensors = batch.log_prob_BT - batch.old_log_prob_BT, batch.old_log_prob_BT
+        d, old = (x[row, :length].tolist() for x in tensors)
+        slopes = plain_slopes(name, d, old, float(batch.advantages_BT[row, 0]))
+        removed += slopes.count(0.0)
+        tokens = 4 * length if name == "up_gspo" else 119
+        assert (gradient_BT[row, :length] * tokens).tolist() == pytest.approx(slopes, rel=1e-4, abs=1e-6)
+    assert removed > 0 or name == "drpo"
 
 
 def test_the_table_has_every_loss() -> None:
     rows = (TABLES / "check-losses.csv").read_text(encoding="utf-8").splitlines()[1:]
-    assert [row.partition(",")[0].partition(" ")[0] for row in rows] == list(KNOWN)
+    assert [row.partition(",")[0].partition(" ")[0] for row in rows] == [*KNOWN, *league.LATEST]
 
 
 def test_each_is_an_attribute_for_the_command(capsys: pytest.CaptureFixture[str]) -> None:
