@@ -1,7 +1,7 @@
 """``python -m benchmarks.league RECORDS``: tables of docs/tables, from fspo.check_loss on every loss.
 
 RECORDS is a folder or an archive of runs with recorded sequences; those of the fairness study are in benchmarks/study.
-Writes check-losses.csv, check-aggregations.csv and check-league.csv in some ten minutes.
+Writes check-losses.csv, check-aggregations.csv and check-league.csv in some fifteen minutes.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 4. The mean of S is -V(L) / 2, as where E_old exp S = 1 for small S.
 5. A band c sqrt(V(L)) has a symmetric LRE of at most 0.025 in every setting.
 
-On demo, fast and words: 1 fails (fast has 0.51; words has 0.52 within one length, more than over all). 2 holds over all
-lengths, 0.8 to 1.25, and fails by length: Var(S) follows the variance of the tokens of responses of that length, not of
-that position. 3 holds, but over sqrt(t) fast does not fall. 4 holds for demo and words; fast, whose log-ratios are not
-small, has 0.7 of it. 5 fails: 0.07 in words.
+On demo, fast and words: 1 fails (fast has 0.51; in words S_t spreads faster within one length than over all). 2 holds
+over all lengths, and fails by length: Var(S) is the variance of the tokens of responses of that length, not that of
+all tokens at these positions. 3 holds but for fast, where the spread over sqrt(t) does not fall. 4 holds for demo and
+words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast and words.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ import torch
 from benchmarks.pages import Table
 from benchmarks.studies.fairness import difference_cell, lre_cell
 from fspo.acceptance import Counts
-from fspo.calibration import BandController, leans
+from fspo.calibration import BandController, accumulated_variance, leans
 from fspo.fairness import Array, equal_mass_starts
 from fspo.fairness.bootstrap import student_quantile
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS, acceptance_band, judged
 from fspo.matching import Sequences, needed_factor
-from fspo.positions import OCTAVES
+from fspo.positions import OCTAVES, PositionSums
 from fspo.records import sequence_lines
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
 
@@ -56,10 +56,8 @@ KEPT: Final = 0.85
 #: Bands with fixed clip values; the files hold what they accept at the defaults.
 FIXED: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 #: Bands that the rollout batches before measure.
-_CAUSAL: Final = ("fspo_v1", "fspo_quantile", "fspo_active")
+_CAUSAL: Final = ("fspo_v1", "fspo_quantile", "fspo_active", "fspo_variance")
 _WINDOW: Final = 8
-#: An octave of positions counts as much as this share of the mean token at least, so that no clock stands still.
-_FLOOR: Final = 1e-3
 _RESAMPLES: Final = 400
 _SPLITS: Final = 4
 _FEWEST: Final = 100
@@ -303,12 +301,15 @@ def own_q(responses: Responses) -> Callable[[Array], Array]:
 def exponents(named: Mapping[str, Responses]) -> Table:
     """How S spreads: exponents by position and by final length, and the slope over three clocks."""
     heads = ["setting", "responses", "batches", "by position", "by position, one length", "by final length"]
-    rows = [[*heads, "by final length, pooled", "over sqrt(t)", "over sqrt(V(t))", "over sqrt(mean Q_t)"]]
+    heads += ["by final length, pooled", "one length - by position", "over sqrt(t)", "over sqrt(V(t))"]
+    rows = [[*heads, "over sqrt(mean Q_t)"]]
     for name, responses in named.items():
         setting, first = SETTINGS[name]
         same = even(responses)
-        cells = [show(by_position(same, first), same), show(within_bins(same, first), same)]
+        position, within = by_position(same, first), within_bins(same, first)
+        cells = [show(position, same), show(within, same)]
         cells += [show(by_length(same, first), same), show(by_length(responses, first, pooled=True), responses)]
+        cells.append(show(lambda w_RB, a=within, b=position: a(w_RB) - b(w_RB), same))
         cells.append(show(by_position(same, first, lambda _: _T[None]), same))
         cells.append(show(by_position(same, first, accumulated(same), sides(same)), same))
         cells.append(show(by_position(same, first, own_q(same)), same))
@@ -343,37 +344,40 @@ def split(named: Mapping[str, Responses]) -> Table:
     S is the sum of its increments over octaves of positions. A shift that all tokens of a response share gives any two
     octaves of n and m tokens the covariance n m tau^2, so the covariances between octaves measure tau^2, and L^2 tau^2
     is *shift*. What Var(S) has beyond that and Q is *correlation* within octaves. A correlation that reaches over
-    octaves counts as shift here; a shift of a part of the response counts as correlation. Only over all lengths is -1
-    expected of the mean over Q / 2: a policy that comes to prefer a length has a higher S there.
+    octaves counts as shift here; a shift of a part of the response counts as correlation. Only over all lengths does
+    theory give 0 for both, and -1 for the mean over Q / 2: a length selects responses, and a policy that comes to
+    prefer it has a higher S there.
     """
     heads = ["setting", "lengths", "responses", "token rms", "Var(S) / V(L)", "Var(S) / Q", "shift of responses / Q"]
     heads += ["correlation / Q", "shift of mini-batches / Var(S)", "mean S / (Q / 2)", "mean S / std S"]
-    rows = [[*heads, f"share with S below {_CTPO} std, by rollout batch, by mini-batch"]]
+    rows = [[*heads, f"share with S below {_CTPO} std of the rollout batch, also A < 0, of the mini-batch"]]
     for name, responses in named.items():
         octave = np.floor(np.log2(responses.length)).astype(int)
         views = even(responses), even(responses, "batch")
-        clock = v_of_length(views[0], responses.length)
+        tokens_P, _, squares_P = position_sums(views[0]).token_LPF.sum(0).numpy().T
+        clock = accumulated_variance(squares_P / np.maximum(tokens_P, 1), responses.length)
         for k in (*np.unique(octave), None):
             chosen = np.ones(len(octave), bool) if k is None else octave == k
             if chosen.sum() < _FEWEST:
                 continue
             part, same, batch = responses[chosen], views[0][chosen], views[1][chosen]
-            statistics = _variances(same, clock[chosen], octave.min() if k is None else k)
-            cells = [show(statistic, same) for statistic in (statistics[:2] if k is None else statistics)]
-            cells += [""] * (4 - len(cells)) + [show(statistic, part) for statistic in _means(part)]
-            low = [f"{np.mean(sample.s < _CTPO * np.std(sample.s)):.2f}" for sample in (batch, same)]
+            cells = [show(statistic, same) for statistic in _variances(same, clock[chosen])]
+            cells += [show(statistic, part) for statistic in _means(part)]
+            low, low_mini = (sample.s < _CTPO * np.std(sample.s) for sample in (batch, same))
+            shares = [f"{share.mean():.2f}" for share in (low, low & (part.advantage < 0), low_mini)]
             rms = f"{np.sqrt(part.q.sum() / part.length.sum()):.4f}"
             span = "all" if k is None else f"{2**k} to {2 ** (k + 1) - 1}"
-            rows.append([SETTINGS[name][0], span, str(len(part.s)), rms, *cells, ", ".join(low)])
+            rows.append([SETTINGS[name][0], span, str(len(part.s)), rms, *cells, ", ".join(shares)])
     return rows
 
 
-def _variances(part: Responses, clock: Array, k: int) -> list[Statistic]:
-    """Var(S) over the mean of V(L) and of Q, and shift and correlation over that of Q, of responses of octave k."""
-    steps_NP = np.diff(np.column_stack([part.s_NP[:, : k + 1], part.s]), axis=1, prepend=0.0)
-    sizes_NP = np.diff(np.column_stack([np.tile(_T[: k + 1], (len(part.s), 1)), part.length]), axis=1, prepend=0.0)
+def _variances(part: Responses, clock: Array) -> list[Statistic]:
+    """Var(S) over the mean of V(L) and of Q, and shift and correlation over that of Q."""
+    s_B1, length_B1 = part.s[:, None], part.length[:, None]
+    steps_NP = np.diff(np.where(np.isnan(part.s_NP), s_B1, part.s_NP), axis=1, prepend=0.0, append=s_B1)
+    sizes_NP = np.diff(np.minimum(_T, length_B1), axis=1, prepend=0.0, append=length_B1)
     across = 1 - float((sizes_NP**2).sum() / (part.length**2).sum())
-    whole, parts = _log_std(part, part.s[:, None]), _log_std(part, steps_NP)
+    whole, parts = _log_std(part, s_B1), _log_std(part, steps_NP)
     q, v = (_mean(values[:, None], part.batch) for values in (part.q, clock))
 
     def variance(weights_RB: Array) -> Array:
@@ -407,29 +411,30 @@ def _means(part: Responses) -> list[Statistic]:
 # ---------------------------------------------------------------- bands
 
 
-def v_of_length(past: Responses, length: Array) -> Array:
-    """V(L), from the squared token log-ratios by octave of position of past responses."""
-    edges = np.concatenate([[0.0], _T[1:], [np.inf]])
-
-    def tokens(length: Array) -> Array:
-        return np.diff(np.minimum(length[:, None], edges), axis=1)
-
-    q_NP = np.where(np.isnan(past.q_NP), past.q[:, None], past.q_NP)[:, 1:]
-    gain_P = np.diff(np.column_stack([q_NP, past.q]), axis=1, prepend=0.0).sum(0)
-    rate_P = _ratio(gain_P, tokens(past.length).sum(0))
-    rate_P = np.maximum(rate_P, _FLOOR * past.q.sum() / past.length.sum())
-    return np.asarray(tokens(length) @ np.where(np.isnan(rate_P), rate_P[~np.isnan(rate_P)][-1], rate_P))
+def position_sums(part: Responses) -> PositionSums:
+    """Tokens and their squares by octave of position, interpolated between the t at which Q_t is recorded."""
+    sums = PositionSums.zeros()
+    reached_NP, q_B1, length_B1 = ~np.isnan(part.q_NP), part.q[:, None], part.length[:, None]
+    last_NP = (
+        np.diff(part.q_NP, axis=1) / _T[:-1]
+    )  # a token's square at t = 2**(P + 1), the mean of the octave before it
+    before_NP = np.where(reached_NP, part.q_NP - np.column_stack([part.q_NP[:, 0], last_NP]), q_B1)
+    squares_NP = np.diff(np.column_stack([before_NP, q_B1]), axis=1)
+    tokens_NP = np.clip(length_B1 + 1, _T, [*_T[1:], np.inf]) - _T
+    sums.prefix_LPF[0, :, 0] = torch.from_numpy(reached_NP.sum(0))
+    sums.token_LPF[0, :, 0], sums.token_LPF[0, :, 2] = (torch.from_numpy(x.sum(0)) for x in (tokens_NP, squares_NP))
+    return sums
 
 
 def placed(responses: Responses) -> dict[str, tuple[Array, Array]]:
     """Centre and half-width by measured band, from the rollout batches before; nan in the first one."""
-    bands = {band: np.full((2, len(responses.s)), np.nan) for band in (*_CAUSAL, "V(L)")}
+    bands = {band: np.full((2, len(responses.s)), np.nan) for band in _CAUSAL}
     for seed in np.unique(responses.seed):
         own = responses.seed == seed
         controllers = {band: BandController(ALGORITHMS[band], window=_WINDOW) for band in _CAUSAL}
         for number, step in enumerate(np.unique(responses.step[own])):
             now = own & (responses.step == step)
-            sums, leaned = [SequenceSums.zeros()], [np.zeros((0, 2))]
+            sums, leaned, positions = [SequenceSums.zeros()], [np.zeros((0, 2))], [PositionSums.zeros()]
             for place in range(1, responses.place[now].max() + 1):
                 rows = np.flatnonzero(now & (responses.place == place))
                 s, length, a = responses.s[rows], responses.length[rows], responses.advantage[rows]
@@ -441,14 +446,9 @@ def placed(responses: Responses) -> dict[str, tuple[Array, Array]]:
                 values = torch.from_numpy(s), length_B, torch.from_numpy(a)
                 sums.append(SequenceSums.zeros().add_(judged(*values, ALGORITHMS["fspo"])))
                 leaned.append(leans(s, length, a))
+                positions.append(position_sums(responses[rows]))
             for controller in controllers.values():
-                controller.update(sums, leaned)
-            past = own & (responses.step < step) & (responses.step >= step - _WINDOW)
-            if past.any():
-                mean = responses.length[past].mean(keepdims=True)
-                v_now, v_mean = (v_of_length(responses[past], length) for length in (responses.length[now], mean))
-                half = ALGORITHMS["fspo"].clip_low * np.sqrt(mean * v_now / v_mean)
-                bands["V(L)"][:, now] = np.zeros_like(half), half
+                controller.update(sums, leaned, positions=positions)
     return {band: (values[0], values[1]) for band, values in bands.items()}
 
 
@@ -460,7 +460,7 @@ def bands(named: Mapping[str, Responses]) -> Table:
     rows = [["setting", "matched", "band", "width", *VIEWS]]
     for name, responses in named.items():
         causal = placed(responses)
-        usable = ~np.isnan(causal["V(L)"][1])
+        usable = ~np.isnan(causal["fspo_variance"][1])
         sample = responses[usable]
         fine_B = length_bin(torch.from_numpy(sample.length).long()).numpy()
         starts = equal_mass_starts(np.bincount(fine_B, minlength=len(FINE_LENGTH_EDGES) - 1).astype(float), 8)
@@ -482,10 +482,10 @@ def bands(named: Mapping[str, Responses]) -> Table:
                 ]
                 cells = [lre_cell(parts, starts) for parts in counts[band]]
                 rows.append([SETTINGS[name][0], matched, band, f"{width:.3g}", *cells])
-            v = counts.pop("V(L)")
-            for band, others in counts.items():
-                cells = [difference_cell(*pair, starts) for pair in zip(v, others, strict=True)]
-                rows.append([SETTINGS[name][0], matched, f"V(L) - {band}", "", *cells])
+            pairs = [("fspo_variance", band) for band in counts if band != "fspo_variance"] + [("fspo_v1", "fspo")]
+            for first, second in pairs:
+                cells = [difference_cell(*both, starts) for both in zip(counts[first], counts[second], strict=True)]
+                rows.append([SETTINGS[name][0], matched, f"{first} - {second}", "", *cells])
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -56,6 +57,15 @@ def test_a_clock_of_all_positions_does_not_see_which_responses_go_on() -> None:
     assert value(evidence.by_position(known, 4, evidence.own_q(known)), known) == pytest.approx(0, abs=0.05)
 
 
+def test_a_clock_is_measured_on_the_other_side() -> None:
+    flat, steep = responses(lambda t: 0.02 + 0 * t), responses(lambda t: 0.1 * t**-0.3)
+    steep = dataclasses.replace(steep, batch=steep.batch + 30, mini=steep.mini + 60)
+    fields = [field.name for field in dataclasses.fields(flat)]
+    both = evidence.Responses(*(np.concatenate([getattr(part, name) for part in (flat, steep)]) for name in fields))
+    statistic = evidence.by_position(both, 4, evidence.accumulated(both), [np.arange(60) < 30])
+    assert value(statistic, both) == pytest.approx(0.5 - 0.25, abs=0.06)
+
+
 def test_a_shift_of_responses_is_separated_from_token_variance() -> None:
     for shift in (0.0, 0.004):
         rows = evidence.split({"demo": responses(lambda t: 0.04 + 0 * t, shift=shift)})
@@ -70,17 +80,27 @@ def test_the_band_of_the_token_variance_is_even_where_the_others_are_not() -> No
     table = evidence.bands({"demo": responses(lambda t: 0.1 * t**-0.3)})
     for matched, view in (("symmetric", 4), ("active", 5)):
         rows = {row[2]: row[view] for row in table if row[1] == matched}
-        lre = {band: float(rows[band].split()[0]) for band in ("fspo", "rloo", "gspo", "fspo_v1", "V(L)")}
-        assert lre.pop("V(L)") < 0.03 < min(lre.values())
-        assert rows["V(L) - fspo"].startswith("-")
+        lre = {band: float(rows[band].split()[0]) for band in ("fspo", "rloo", "gspo", "fspo_v1", "fspo_variance")}
+        assert lre.pop("fspo_variance") < 0.03 < min(lre.values())
+        assert rows["fspo_variance - fspo"].startswith("-")
     assert float(rows["fspo_active"].split()[0]) < 0.03
 
 
-def test_an_octave_that_does_not_move_has_a_clock() -> None:
+def test_an_octave_that_does_not_move_has_a_band() -> None:
     known = responses(lambda t: 0.05 * (t > 8))
-    assert (evidence.v_of_length(known, np.array([1.0, 4.0, 600.0])) > 0).all()
-    _, half_B = evidence.placed(known)["V(L)"]
+    _, half_B = evidence.placed(known)["fspo_variance"]
     assert (half_B[known.step > 0] > 0).all() and np.isnan(half_B[known.step == 0]).all()
+
+
+def test_sums_by_position_of_recorded_prefixes() -> None:
+    known = responses(lambda t: 0.1 * t**-0.3, 400)
+    sums, length = evidence.position_sums(known), known.length[:, None]
+    tokens, _, squares = sums.token_LPF.sum(0).numpy().T
+    assert tokens[:10].tolist() == [np.clip(length - 2**p + 1, 0, 2**p).sum() for p in range(10)]
+    assert squares.sum() == pytest.approx(known.q.sum()) and sums.prefix_LPF[0, 0, 0] == len(known.s)
+    expected = np.array([np.mean(np.arange(2.0**p, 2.0 ** (p + 1)) ** -0.6) for p in range(9)])
+    rates = squares[:9] / tokens[:9]
+    assert rates / rates.sum() == pytest.approx(expected / expected.sum(), rel=0.1)
 
 
 def test_runs_are_gathered_and_read_again(tmp_path: Path) -> None:
@@ -100,7 +120,7 @@ def test_runs_are_gathered_and_read_again(tmp_path: Path) -> None:
     assert read.place.tolist() == [1, 1, 2, 2] and read.mini.tolist() == [0, 0, 1, 1] and set(read.seed) == {4}
     assert read.s_NP[0, :4] == pytest.approx([0.1, 0.2, 0.3, np.nan], nan_ok=True)
     (row,) = evidence.exponents({"demo": read})[1:]
-    assert row == ["demo", "4", "1", *[""] * 7]  # too few for an exponent
+    assert row == ["demo", "4", "1", *[""] * 8]  # too few for an exponent
 
 
 def test_masks_by_length_of_independent_tokens(tmp_path: Path) -> None:
