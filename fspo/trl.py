@@ -5,15 +5,15 @@
     FSPOTrainer(model, reward, args=GRPOConfig(num_iterations=2), train_dataset=data, rule=ALGORITHMS["fspo"])
     FSPOTrainer(model, reward, args=GRPOConfig(num_iterations=2), train_dataset=data, audit="audit")
 
-The first trains with a loss of this package, the second with TRL's own loss and writes the audit; both together train
-and write. S is 0 in every mini-batch, and no clip acts, where TRL makes one update per generation: give
-``num_iterations``, or ``steps_per_generation`` above ``gradient_accumulation_steps``.
+The first trains with a loss of this package, the second audits TRL's own. With one update per generation S is 0, and no
+clip acts: give ``num_iterations``, or ``steps_per_generation`` above ``gradient_accumulation_steps``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ class FSPOTrainer(GRPOTrainer):
 
     Args:
         rule: A loss with a fixed band, such as ``ALGORITHMS["fspo"]``; None: TRL's own loss.
-        audit: Folder of the audit's files (:mod:`fspo.audit`); None writes none. Of TRL's own losses acceptance is
-            known with ``importance_sampling_level="sequence"``, otherwise only S, L and A are summed.
+        audit: Folder of the audit's files (:mod:`fspo.audit`); None: no audit. Of TRL's own losses acceptance is known
+            with ``importance_sampling_level="sequence"``, otherwise S, L and A. Its errors do not end the training.
 
     Raises:
         ValueError: If a setting would add to the loss what ``rule`` does not have.
@@ -48,19 +48,14 @@ class FSPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         self._check(rule)
         self._rule, self._log_prob_BT = rule, None
-        own = None
         more = self.args.delta is not None or self.off_policy_mask_threshold is not None  # removes gradients besides
-        if self.importance_sampling_level == "sequence" and self.loss_type in _BOUNDED and not more:
-            clips = {"clip_low": self.epsilon_low, "clip_high": self.epsilon_high}
-            own = dataclasses.replace(ALGORITHMS["seq_gspo"], **clips)
-        self._audit = Audit(
-            audit,
-            rule or own,
-            loss=f"{rule.band} band" if rule else f"trl {self.importance_sampling_level} {self.loss_type}",
-            rank=self.accelerator.process_index,
-            ranks=self.accelerator.num_processes,
-            run=broadcast_object_list([uuid.uuid4().hex[:12]])[0],
-        )
+        known = self.importance_sampling_level == "sequence" and self.loss_type in _BOUNDED and not more
+        clips = {"clip_low": self.epsilon_low, "clip_high": self.epsilon_high}
+        own = dataclasses.replace(ALGORITHMS["seq_gspo"], **clips) if known and self.epsilon_low < 1 else None
+        name = f"{rule.band} band" if rule else f"trl {self.importance_sampling_level} {self.loss_type}"
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        run = broadcast_object_list([uuid.uuid4().hex[:12]])[0]
+        self._audit = None if audit is None else Audit(audit, rule or own, loss=name, rank=rank, ranks=ranks, run=run)
         self.add_callback(_EndsMiniBatch(self))
 
     def _check(self, rule: SequenceLossSettings | None) -> None:
@@ -79,6 +74,15 @@ class FSPOTrainer(GRPOTrainer):
                 value = getattr(self, key, getattr(self.args, key, rule))
                 raise ValueError(f"{key}={value}: {type(self).__name__} cannot use it; set it to {remedy}")
 
+    def audited(self, act: Callable[[Audit], Any]) -> None:
+        """Let the audit do something; its first error is printed, and ends it."""
+        try:
+            if self._audit is not None:
+                act(self._audit)
+        except Exception as error:
+            print(f"fspo.trl: {type(error).__name__}: {error}; this process audits nothing more", flush=True)
+            self._audit = None
+
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self._log_prob_BT = result[0]
@@ -87,21 +91,23 @@ class FSPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         loss: torch.Tensor = super()._compute_loss(model, inputs)
         log_prob_BT, self._log_prob_BT = self._log_prob_BT, None
-        if not self.model.training:
-            return loss
-        mask_BT = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        old_log_prob_BT = inputs.get("old_per_token_logps")
-        old_log_prob_BT = log_prob_BT.detach() if old_log_prob_BT is None else old_log_prob_BT
-        advantages_BT = inputs["advantages"].view(len(mask_BT), -1).expand(mask_BT.shape)
         output = None
-        if self._rule is not None:
+        if self._rule is not None and self.model.training:
             weight = inputs.get("importance_sampling_ratio")
-            weight = None if weight is None else weight.expand(mask_BT.shape)
-            tensors = (log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT)
-            output = sequence_policy_loss(*tensors, self._rule, rollout_is_weights_BT=weight)
+            weight = None if weight is None else weight.expand(log_prob_BT.shape)
+            new_BT, old_BT, mask_BT, advantages_BT = _tensors(log_prob_BT, inputs)
+            output = sequence_policy_loss(new_BT, old_BT, advantages_BT, mask_BT, self._rule, None, weight)
             loss = output.loss_B.mean() / self.current_gradient_accumulation_steps
-        self._audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, output)
+        if self.model.training:
+            self.audited(lambda audit: audit.add(*_tensors(log_prob_BT, inputs), output))
         return loss
+
+
+def _tensors(log_prob_BT: torch.Tensor, inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    mask_BT = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+    old_BT = inputs.get("old_per_token_logps")
+    old_BT = log_prob_BT.detach() if old_BT is None else old_BT
+    return log_prob_BT, old_BT, mask_BT, inputs["advantages"].view(len(mask_BT), -1).expand(mask_BT.shape)
 
 
 class _EndsMiniBatch(TrainerCallback):
@@ -110,6 +116,5 @@ class _EndsMiniBatch(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._trainer
-        per_generation = args.steps_per_generation * trainer.num_iterations
-        moves = trainer.optimizer.param_groups[0]["lr"] != 0
-        trainer._audit.end_mini_batch(step=(trainer._step - 1) // per_generation + 1, moves=moves)
+        step = (trainer._step - 1) // (args.steps_per_generation * trainer.num_iterations) + 1
+        trainer.audited(lambda audit: audit.end_mini_batch(step, trainer.optimizer.param_groups[0]["lr"] != 0))

@@ -174,4 +174,6 @@ def tables(folder: Path) -> dict[str, Table]:
     """One table of all settings whose file is there."""
     files = {setting: folder / f"{name}.npz" for name, setting in SETTINGS.items()}
     of_settings = [table(file, setting) for setting, file in files.items() if file.exists()]
+    if not of_settings:
+        raise FileNotFoundError(f"{', '.join(map(str, files.values()))}: there is none; record() makes them of a run")
     return {"by-length": [of_settings[0][0], *(row for one in of_settings for row in one[1:])]}

@@ -151,9 +151,10 @@ def _wrap_tracking(tracking: Any) -> None:
     @wraps(begin)
     def watching(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        config = kwargs.get("config") or (args[3] if len(args) > 3 else None)
-        clip = _at(config, "actor_rollout_ref", "actor", "optim", "clip_grad")
-        _State.norm_clip = None if clip is None else NormClipWatch(float(clip))
+        with _on_trial():
+            config = kwargs.get("config") or (args[3] if len(args) > 3 else None)
+            clip = _at(config, "actor_rollout_ref", "actor", "optim", "clip_grad")
+            _State.norm_clip = NormClipWatch(clip) if isinstance(clip, int | float) else None
 
     @wraps(log)
     def divided(self: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> None:
@@ -173,9 +174,9 @@ def _wrap_tracking(tracking: Any) -> None:
 
 
 def _at(config: Any, *keys: str) -> Any:
-    """A value of a configuration; None if there is no such key."""
+    """A value of a configuration; None if there is no such key, or no configuration."""
     for key in keys:
-        config = config.get(key) if config is not None else None
+        config = config.get(key) if hasattr(config, "get") else None
     return config
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class WhenImported(MetaPathFinder):
-    """Calls ``then(module)`` once a module has been imported, which is not imported for it.
+    """Calls ``then(module)`` once a module has been imported, at once if it has been already; imports nothing itself.
 
     verl.trainer.constants_ppo asks CUDA for the device as it is imported. Only a driver does that; in a worker it would
     start CUDA before verl has chosen the device.
@@ -22,7 +22,10 @@ class WhenImported(MetaPathFinder):
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self._name, self._then = name, then
-        sys.meta_path.insert(0, self)
+        if name in sys.modules:
+            then(sys.modules[name])
+        else:
+            sys.meta_path.insert(0, self)
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != self._name:

@@ -1,7 +1,8 @@
 """``python -m recipe.runner.export RUN --out DIR``: a run's checkpoint in Hugging Face format, by verl's model merger.
 
 A LoRA adapter is merged into the weights: the exported model is the policy that was trained. README.md in DIR is the
-model's card: base model, loss, commit and command of the run, its last metrics, its evaluations, and the precision.
+model's card: base model, loss, commit and command of the run, its last metrics, its evaluations, and the precision;
+config.yaml is the run's whole configuration.
 """
 
 from __future__ import annotations
@@ -60,7 +61,18 @@ def export(actor: Path, out: Path) -> None:
         subprocess.run([*merge, "--local_dir", actor, "--target_dir", folder], env=environment, check=True)
         if (folder / _ADAPTER).is_dir():
             merge_adapter(folder)
-        (folder / "README.md").write_text(model_card(actor, folder), encoding="utf-8")
+        describe(actor, folder)
+
+
+def describe(actor: Path, exported: Path) -> None:
+    """Put the model's card and the run's configuration beside the weights, which stay if either cannot be made."""
+    config = actor.parents[2] / CONFIG_FILE
+    try:
+        if config.is_file():
+            shutil.copyfile(config, exported / CONFIG_FILE)
+        (exported / "README.md").write_text(model_card(actor, exported), encoding="utf-8")
+    except Exception as error:  # a run folder may hold anything
+        print(f"warning: no README.md is written: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def model_card(actor: Path, exported: Path) -> str:
@@ -121,7 +133,7 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit("interrupted")
-    print(f"{arguments.out}: see its README.md. verl's merger writes weights in bfloat16")
+    print(f"{arguments.out}: the model, and README.md about it. verl's merger writes weights in bfloat16")
 
 
 if __name__ == "__main__":

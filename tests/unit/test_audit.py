@@ -14,6 +14,7 @@ import torch
 from hydra import compose, initialize_config_module
 from verl.trainer.ppo.v1.utils import MetricsAggregator
 from verl.utils.metric import reduce_metrics
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from fspo import audit as library
 from fspo.acceptance import acceptance_counts
@@ -24,7 +25,7 @@ from fspo.losses import ALGORITHMS
 from fspo.positions import PositionSums, prefixes
 from fspo.sums import SequenceSums
 from recipe.fspo import audit, policy_loss
-from recipe.fspo.plain import check_before_ray
+from recipe.fspo.plain import WhenImported, check_before_ray
 from recipe.fspo.recorder import Recorder
 
 RANKS, STEPS, MINI_BATCHES = 2, 2, 3
@@ -169,25 +170,26 @@ def test_sums_by_position_against_the_formula() -> None:
 
 
 class Engine:
-    """A part of verl's engine: what an audit asks it for, and a loss over two micro-batches."""
+    """A part of verl's FSDP engine: what an audit and TrainingWorker ask it for, and a loss over two micro-batches."""
 
     optimizer = SimpleNamespace(param_groups=[{"lr": 1e-6}])
+    is_mp_src_rank_with_outputs = FSDPEngine.is_mp_src_rank_with_outputs
+    get_data_parallel_rank = FSDPEngine.get_data_parallel_rank
 
-    def __init__(self, rank: int, registry: dict[str, Any], loss: str) -> None:
+    def __init__(self, rank: int, registry: dict[str, Any], loss: str, ulysses_rank: int) -> None:
         self.rank, self.registry, self.loss = rank, registry, loss
-
-    def get_data_parallel_rank(self) -> int:
-        return self.rank
+        at = {"dp": rank, "sp": ulysses_rank}
+        self.ulysses_device_mesh = {name: SimpleNamespace(get_local_rank=at[name].__int__) for name in at}
 
     def get_data_parallel_size(self) -> int:
         return RANKS
 
 
 class Worker:
-    """In the place of verl's TrainingWorker. A rank that sees the sequences of another one reports nothing."""
+    """In the place of verl's TrainingWorker. Like it, only the first rank of a Ulysses group reports."""
 
-    def __init__(self, engine: Engine, speaks: bool = True) -> None:
-        self.engine, self.speaks = engine, speaks
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
 
     def train_mini_batch(self, step: int) -> list[Any]:
         return [self.train_batch(100 * step + 10 * index, index > 0) for index in range(MINI_BATCHES)]
@@ -199,7 +201,7 @@ class Worker:
                 old, new, advantage[:, None].expand(mask.shape), mask, config=SimpleNamespace(clip_ratio=3e-4,
                 clip_ratio_low=None, clip_ratio_high=None),
             )  # fmt: skip
-        if self.speaks:
+        if self.engine.is_mp_src_rank_with_outputs():
             return self._postprocess_output({"metrics": {"grad_norm": 1.0}}, forward_only=False)
         return None
 
@@ -216,7 +218,7 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     def loss(old: Any, new: Any, advantages: Any, mask: Any, config: Any = None, **_: Any) -> Any:
         return torch.zeros(()), {}
 
-    def start(rank: int, name: str = "gspo", speaks: bool = True) -> Worker:
+    def start(rank: int, name: str = "gspo", ulysses_rank: int = 0) -> Worker:
         registry = {name: loss}
         recorder = Recorder()
         for module in (audit, policy_loss):
@@ -226,7 +228,7 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         monkeypatch.setattr(audit, "_State", type("_State", (), dict(vars(audit._State), **fresh)))
         wrapped = type("Wrapped", (Worker,), {})
         audit._wrap_worker(wrapped)
-        return wrapped(Engine(rank, registry, name), speaks)
+        return wrapped(Engine(rank, registry, name, ulysses_rank))
 
     return start
 
@@ -262,10 +264,9 @@ def test_logged_numbers_are_those_of_the_files(verl: Any, tmp_path: Path) -> Non
     assert logged["fspo_audit/S_std_long"] > logged["fspo_audit/S_std_short"] > 0
 
 
-def test_a_sequence_counts_once_on_ranks_that_see_the_same(verl: Any, tmp_path: Path) -> None:
-    for speaks in (True, False):
-        verl(0, speaks=speaks).train_mini_batch(1)
-    verl(1).train_mini_batch(1)
+def test_a_sequence_counts_once_in_a_ulysses_group(verl: Any, tmp_path: Path) -> None:
+    for rank, ulysses_rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        verl(rank, ulysses_rank=ulysses_rank).train_mini_batch(1)
     tensors = [micro_batch(1000 * rank + 100 + 10 + micro) for rank in range(RANKS) for micro in range(2)]
     assert read_audit(tmp_path).sums[1, 1].total("count") == sum(int(mask.any(1).sum()) for _, _, mask, _ in tensors)
 
@@ -311,9 +312,20 @@ def test_the_driver_says_when_no_worker_recorded(verl: Any, capsys: pytest.Captu
         tracking.log(
             {"actor/grad_norm": 2.0, f"actor/{audit.RAW}count/0": 1.0} if step > 1 else {"actor/grad_norm": 2.0}, step
         )
-    said = capsys.readouterr().out
-    assert said.count("no worker") == 1 and said.count("clip_grad=1") == 1
+    output = capsys.readouterr().out
+    assert output.count("no worker") == 1 and output.count("clip_grad=1") == 1
     assert logged == [*before, *[{"actor/grad_norm": 2.0}] * 11], "what cannot be divided is not logged either"
+
+
+@pytest.mark.parametrize(
+    "config", ["none", 1, object(), {"actor_rollout_ref": {"actor": {"optim": {"clip_grad": "none"}}}}]
+)
+def test_a_configuration_that_cannot_be_read_does_not_end_the_driver(config: Any, verl: Any) -> None:
+    verl(0)  # a fresh state
+    tracking = type("Tracking", (), {"__init__": lambda self, **settings: None, "log": lambda self, data, step: None})
+    audit._wrap_tracking(tracking)
+    tracking(config=config).log({"actor/grad_norm": 2.0}, 1)
+    assert audit._State.norm_clip is None and not audit._State.failed
 
 
 def test_rays_workers_get_the_variables_and_the_driver_says_where(
@@ -331,12 +343,18 @@ def test_rays_workers_get_the_variables_and_the_driver_says_where(
     assert (environment["A"], environment[audit.FOLDER]) == ("1", str(tmp_path))
     run = json.loads(environment[audit.RUN])
     assert run["run"] and (run["updates_per_rollout_batch"], run["on_policy"]) == (4, True)
-    said = capsys.readouterr().out
-    assert "gspo" in said and str(tmp_path) in said and said.count("\n") == 1
+    output = capsys.readouterr().out
+    assert "gspo" in output and str(tmp_path) in output and output.count("\n") == 1
+
+
+def test_a_module_that_is_already_imported_is_wrapped_at_once() -> None:
+    modules: list[Any] = []
+    WhenImported("json", modules.append)
+    assert modules == [json]
 
 
 @pytest.mark.parametrize(("norms", "warnings"), [([2.0] * 11, 1), ([2.0] * 9 + [0.5] + [2.0] * 9, 0)])
-def test_a_norm_clip_that_always_binds_is_said_once(norms: list[float], warnings: int) -> None:
+def test_a_norm_clip_that_always_binds_is_reported_once(norms: list[float], warnings: int) -> None:
     watch = NormClipWatch(1.0)
     sentences = [sentence for norm in norms if (sentence := watch.warning(norm)) is not None]
     assert len(sentences) == warnings and all("clip_grad=1" in sentence for sentence in sentences)

@@ -163,9 +163,16 @@ RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
         pytest.param("tables", "records", None, marks=pytest.mark.slow),
         pytest.param("clipping", "clipping", None, marks=pytest.mark.slow),
         pytest.param("clip_fraction", None, None, marks=pytest.mark.slow),
+        pytest.param("defaults", "async_defaults", None, marks=pytest.mark.slow),
+        pytest.param("masks", None, None, marks=pytest.mark.slow),
     ],
 )
 def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str | None, beside: str | None) -> None:
     archives = [RECORDS / f"{name}.tar.xz" for name in (records, beside) if name is not None] or [RECORDS]
     for name, table in studies.tables(study, *archives).items():
         assert (TABLES / f"{name}.csv").read_text(encoding="utf-8") == as_csv(table), name
+
+
+def test_masks_without_records_name_the_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"demo\.npz"):
+        studies.tables("masks", tmp_path)

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from recipe.runner.export import merge_adapter, model_card
+from recipe.runner.export import describe, merge_adapter, model_card
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_an_adapter_without_scale_or_base_is_refused(merged_by_verl: Path) -> No
         merge_adapter(merged_by_verl)
 
 
-def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+def test_the_card_says_what_the_model_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, exported = tmp_path / "run", tmp_path / "exported"
     interval = {"value": 0.5, "low": 0.25, "high": 0.75}
     result = {"sums": {"problems": 8, "responses": 16, "avg": interval, "pass": {"1": interval}}}
@@ -76,11 +76,18 @@ def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
     (run / "config.yaml").write_text(config)
     exported.mkdir()
     (exported / "config.json").write_text('{"dtype": "bfloat16"}')
-    card = model_card(run / "checkpoints/global_step_2/actor", exported)
+    describe(actor := run / "checkpoints/global_step_2/actor", exported)
+    assert (exported / "config.yaml").read_text() == config
+    card = (exported / "README.md").read_text()
     for part in (
         "base_model: a/base", "| clip_low | 0.03 |", "| val-core/sums/acc/mean@1 | 0.25 |", "Weights: bfloat16, half",
         "| sums | 8 | 16 | 0.500 [0.250, 0.750] | 1: 0.500 [0.250, 0.750] |", "Commit: abc123.", "python -m x",
+        "config.yaml",
     ):  # fmt: skip
         assert part in card, part
     assert card.count("| sums |") == 1 and "perf/x" not in card, "another step was evaluated; no card of all metrics"
     assert "not recorded" in model_card(tmp_path / "elsewhere/x/global_step_7/actor", exported)
+    for name, damaged in (("evaluation/evaluation.json", '{"sums": {}}'), ("config.yaml", "a: [")):
+        (run / name).write_text(damaged)
+        describe(actor, exported)  # no exception, which would throw the weights away
+        assert "README.md" in capsys.readouterr().err

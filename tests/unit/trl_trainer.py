@@ -16,6 +16,7 @@ from trl import GRPOConfig
 
 from fspo.audit import read_audit
 from fspo.losses import ALGORITHMS
+from fspo.positions import PositionSums
 from fspo.trl import FSPOTrainer
 
 MODEL = Path(__file__).resolve().parents[2] / "fspo/data/assets/demo_model"
@@ -107,6 +108,19 @@ def test_a_loss_without_a_rule_that_is_known_has_s_alone(tmp_path: Path) -> None
     run.train()
     records = read_audit(tmp_path / "audit")
     assert not records.acceptance and sum(sums.total("count") for sums in records.sums.values()) == 32
+
+
+@pytest.mark.parametrize("failing", ["add", "end_mini_batch"])
+def test_training_goes_on_without_an_audit_that_fails(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if failing == "add":
+        monkeypatch.delattr(PositionSums, "add_")
+    else:
+        (tmp_path / "audit").touch()  # no folder
+    run = trainer(tmp_path, "fspo", max_steps=2)
+    assert run.train().global_step == 2
+    assert capsys.readouterr().out.count("audits nothing more") == 1
 
 
 @pytest.mark.parametrize(
