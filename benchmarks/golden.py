@@ -26,7 +26,6 @@ from fspo.calibration import BandController, leans
 from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
-from fspo.positions import PositionSums
 from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput, SequenceLossSettings
@@ -120,7 +119,7 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
     for index in range(ROUNDS):
         tokens, mask, advantages = _round(index)
         old = _log_prob(logits.detach(), tokens)
-        sums, moved, positions = [], [], []
+        sums, moved = [], []
         for k in range(MINI_BATCHES):
             rows = slice(k * SEQUENCES, (k + 1) * SEQUENCES)
             new = _log_prob(logits, tokens[rows])
@@ -131,7 +130,6 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
                 logits -= STEP * gradient / norm if norm > 0 else 0.0
             sums.append(SequenceSums.zeros().add_(output))
             moved.append(leans(output.log_ratio_B.detach(), output.length_B, output.advantage_B))
-            positions.append(PositionSums.zeros().add_(new - old[rows], mask[rows]))
             values = {
                 "loss": loss,
                 "gradient": norm,
@@ -146,7 +144,7 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
             for name, value in values.items():
                 found[name].append(float(f"{float(value.detach()):.12g}"))
         if controller is not None:
-            controller.update(sums, moved, positions=positions)
+            controller.update(sums, moved)
     if not np.isfinite(found["upper"]).all() or max(found["upper"]) > 1e20:
         del found["upper"]  # no band on S
     return found

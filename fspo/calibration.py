@@ -1,10 +1,9 @@
-"""Measuring where the acceptance bands should lie: drift, quantile widths, token variances and the lean.
+"""Measuring where the acceptance bands should lie: drift, quantile widths and the lean.
 
-The centre with ``drift="kl"`` and the ``quantile``, ``variance`` and ``active`` bands depend on whole mini-batches over
-all ranks, and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
-(:class:`fspo.sums.SequenceSums`) of past rollout batches, for ``variance`` from those by position
-(:class:`fspo.positions.PositionSums`), for ``active`` from their leans, and sends a :class:`~fspo.types.BandState`
-before the next update.
+The centre with ``drift="kl"`` and the ``quantile`` and ``active`` bands depend on whole mini-batches over all ranks,
+and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
+(:class:`fspo.sums.SequenceSums`) of past rollout batches, for ``active`` from their leans, and sends a
+:class:`~fspo.types.BandState` before the next update.
 
 All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the abstract, the
 introduction and summaries were available. ``docs/algorithms.md`` gives the measurements behind the choices.
@@ -19,10 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fspo.fairness import Array
-from fspo.positions import OCTAVES, PositionSums
 from fspo.sums import FINE_LENGTH_EDGES, LAYOUT_VERSION, Z_EDGES, ZERO_CELL, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
@@ -34,10 +31,6 @@ _REACH: Final = 8
 """A local quantile takes in at most this many fine bins (one octave of length) on either side."""
 _PRIOR_COUNT: Final = 20.0
 """The pooled quantile counts as much as this many sequences in a local quantile."""
-_PRIOR_TOKENS: Final = 100.0
-"""The rate of all tokens counts as much as this many tokens in the rate of an octave, so that no width is 0. On four
-settings' records 100 forecast the spread of S in the next rollout batch as well as 1; 1,000 did worse on stories."""
-_START_P: Final[Array] = np.exp2(np.arange(OCTAVES, dtype=np.float64))
 _FEWEST_LEANS: Final = 20
 _BISECTIONS: Final = 60
 
@@ -87,49 +80,6 @@ def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: flo
         local = _quantile(near, target_acceptance) if n > 0 else pooled
         widths.append((n * local + _PRIOR_COUNT * pooled) / (n + _PRIOR_COUNT))
     return tuple(widths)
-
-
-def accumulated_variance(rate_P: Array, length: npt.ArrayLike) -> Array:
-    """V(L): the sum over octaves of rate_P times the tokens at positions 1..L that lie in octave P. Defined here.
-
-    Args:
-        rate_P: Mean squared token log-ratio at the positions 2**P <= t < 2**(P + 1), nats squared, [18].
-        length: L, of any shape; between whole numbers V is linear.
-
-    Returns:
-        V(L) in nats squared, of the shape of ``length``.
-    """
-    reach = np.clip(np.asarray(length, dtype=np.float64)[..., None] + 1, _START_P, [*_START_P[1:], np.inf])
-    return np.asarray((reach - _START_P) @ rate_P)
-
-
-def variance_half_widths(tokens_P: Array, squared_P: Array, reference_length: float) -> tuple[float, ...]:
-    """The ``variance`` band over the ``sqrt`` band by fine length bin: sqrt(L_ref V(L) / (V(L_ref) L)). Defined here.
-
-    If token log-ratios are uncorrelated, Var(S) at length L is V(L) (:func:`accumulated_variance`). With equal rates
-    all widths are 1. An octave's rate is shrunk towards that of all tokens, (sum d^2 + 100 rate) / (tokens + 100), so
-    that it is above 0. An octave without tokens takes the rate of the nearest one that has some, the earlier of two.
-
-    Args:
-        tokens_P: Number of tokens by octave of their position.
-        squared_P: Sum of their squared log-ratios d_t, nats squared.
-        reference_length: L_ref, at which the width is 1.
-
-    Returns:
-        One width per fine bin, at the middle of its lengths (at the lower edge of the open one), in units of the clip
-        value; empty if no token moved.
-    """
-    if squared_P.sum() <= 0:
-        return ()
-    rate = squared_P.sum() / tokens_P.sum()
-    filled = np.flatnonzero(tokens_P)
-    nearest_P = filled[np.abs(np.arange(OCTAVES)[:, None] - filled).argmin(axis=1)]
-    rate_P = ((squared_P + _PRIOR_TOKENS * rate) / (tokens_P + _PRIOR_TOKENS))[nearest_P]
-    edges = FINE_LENGTH_EDGES.numpy()
-    length_K = np.append((edges[:-2] + edges[1:-1] - 1) / 2, edges[-2])
-    per_token_K = accumulated_variance(rate_P, length_K) / length_K
-    per_token = accumulated_variance(rate_P, reference_length) / reference_length
-    return tuple(np.sqrt(per_token_K / per_token).tolist())
 
 
 def leans(log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike, advantage_B: npt.ArrayLike) -> Array:
@@ -211,8 +161,6 @@ class BandController:
       position, where the policy has not moved). With a pooled drift, the on-policy point S = 0 of the first mini-batch
       would lie outside the band of long sequences.
     * ``quantile``: :func:`local_half_widths` of the mini-batches after the policy has moved.
-    * ``variance``: :func:`variance_half_widths` of the tokens of these mini-batches. L_ref is the mean length of their
-      responses: there the band is FSPO's, whatever the lengths of a run, so that c keeps its meaning.
     * ``active``: :func:`active_line` of the leans of these mini-batches.
 
     Widths are pooled over the rollout batch and do not follow the position. A band that widens with every optimizer
@@ -240,7 +188,6 @@ class BandController:
         mini_batches: Sequence[SequenceSums],
         leans_by_mini_batch: Sequence[Array] = (),
         unmoved: int = 1,
-        positions: Sequence[PositionSums] = (),
     ) -> BandState:
         """Add a finished rollout batch and return the state for the next one.
 
@@ -249,17 +196,11 @@ class BandController:
             leans_by_mini_batch: :func:`leans` of each mini-batch over all ranks; needed by ``band="active"`` only.
             unmoved: How many mini-batches came before the policy had moved, so that S = 0; they are left out of the
                 widths. 0 if even the first one is off-policy, more than 1 where the learning rate was 0.
-            positions: The sums by position over all ranks of each mini-batch; needed by ``band="variance"`` only.
         """
         if self._settings.band == "active":
             measured = np.concatenate([np.zeros((0, 2)), *leans_by_mini_batch[unmoved:]])
         elif self._settings.band == "quantile":
             measured = sum((_fold(each) for each in mini_batches[unmoved:]), np.zeros((_K, _CELLS)))
-        elif self._settings.band == "variance":
-            total = sum(positions[unmoved:], PositionSums.zeros())
-            responses_P = total.prefix_LPF[..., 0].sum(dim=0)
-            tokens_P, _, squared_P = total.token_LPF.sum(dim=0).T
-            measured = torch.stack([responses_P, tokens_P, squared_P]).numpy()
         else:
             measured = np.array([[each.total("S"), each.total("length")] for each in mini_batches])
         self._window.append(measured)
@@ -270,10 +211,6 @@ class BandController:
         window, target = list(self._window), self._settings.target_acceptance
         if not window:
             return BandState()
-        if self._settings.band == "variance":
-            responses_P, tokens_P, squared_P = np.sum(window, axis=0)
-            mean_length = float(tokens_P.sum() / max(responses_P[0], 1))
-            return BandState(half_width_K=variance_half_widths(tokens_P, squared_P, mean_length))
         if target is None:
             totals_M2 = np.zeros((max(map(len, window)), 2))
             for measured in window:

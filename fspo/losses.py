@@ -36,8 +36,6 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
         "fspo_v1": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03, drift="kl"),
         # Defined here; c = 0.03 holds for the first rollout batch only.
         "fspo_quantile": SequenceLossSettings(band="quantile", target_acceptance=0.85),
-        # Defined here; training measures the band's shape, and c is its scale, as in fspo.
-        "fspo_variance": SequenceLossSettings(band="variance", clip_low=0.03, clip_high=0.03),
         "fspo_active": SequenceLossSettings(band="active", target_acceptance=0.85),
         # eps = 0.2 is the default of TRL's RLOOTrainer.
         "seq_rloo": SequenceLossSettings(band="constant", clip_low=0.2, clip_high=0.2),
@@ -90,18 +88,16 @@ def acceptance_band(
     ``sqrt``     [-c_low * sqrt(L), c_high * sqrt(L)]           FSPO, arXiv 2509.09177
     ``linear``   [L * log(1 - eps_low), L * log(1 + eps_high)]  GSPO, arXiv 2507.18071
     ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
-    ``variance`` the edges of ``sqrt`` * half_width[bin of L]   defined here
     ``active``   -+ (a + b * sqrt(L)), (a, b) = active_line     defined here
     ============ ============================================== =====================================
 
-    The half-widths of ``quantile`` and ``variance`` are looked up, not interpolated: acceptance is counted in the same
-    fine bins.
+    The half-widths of ``quantile`` are looked up, not interpolated: acceptance is counted in the same fine bins.
 
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift and widths. Before any data (or None) there is no drift, and ``quantile``, ``variance``
-            and ``active`` are the ``sqrt`` band.
+        state: Measured drift and widths. Before any data (or None) there is no drift, and ``quantile`` and ``active``
+            are the ``sqrt`` band.
         dtype: Floating type of the result.
 
     Returns:
@@ -113,12 +109,10 @@ def acceptance_band(
     if settings.band in ("constant", "linear"):
         growth_B = length if settings.band == "linear" else torch.ones_like(length)
         low_B, high_B = -math.log1p(-settings.clip_low) * growth_B, math.log1p(settings.clip_high) * growth_B
-    elif settings.band in ("quantile", "variance") and state.half_width_K:
+    elif settings.band == "quantile" and state.half_width_K:
         edges = FINE_LENGTH_EDGES.to(length_B.device)
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
         low_B = high_B = widths_K[torch.bucketize(length_B, edges, right=True) - 1] * root_B
-        if settings.band == "variance":
-            low_B, high_B = settings.clip_low * low_B, settings.clip_high * high_B
     elif settings.band == "active" and state.active_line is not None:
         low_B = high_B = state.active_line[0] + state.active_line[1] * root_B
     else:

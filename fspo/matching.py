@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.fairness import Array
-from fspo.sums import FINE_LENGTH_EDGES, Z_EDGES
-from fspo.types import BandState, SequenceLossSettings
+from fspo.sums import Z_EDGES
+from fspo.types import SequenceLossSettings
 
 _POINTS_PER_CELL: Final = 16
 _LARGEST_RATIO_CLIP: Final = 1 - 1e-9
@@ -85,29 +85,21 @@ class MatchedClip:
     clip_rate: float
 
 
-def needed_factor(
-    sequences: Sequences, settings: SequenceLossSettings, drift_per_token: float = 0.0, state: BandState | None = None
-) -> Array:
+def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_per_token: float = 0.0) -> Array:
     """The smallest factor on both clip values at which each sequence is accepted, [B].
 
-    With x = S - centre it is |x| / (c * sqrt(L)) for the ``sqrt`` band, |x| / (c * sqrt(L) * half_width[bin of L]) for
-    ``variance``, |exp(x) - 1| / eps for ``constant`` and |exp(x / L) - 1| / eps for ``linear``, where c or eps is the
-    clip value on the side of x. Where A is given and A x <= 0 it is 0, since the clip removes no gradient there.
+    With x = S - centre it is |x| / (c * sqrt(L)) for the ``sqrt`` band, |exp(x) - 1| / eps for ``constant`` and
+    |exp(x / L) - 1| / eps for ``linear``, where c or eps is the clip value on the side of x. Where A is given and
+    A x <= 0 it is 0, since the clip removes no gradient there.
 
     Args:
         sequences: Recorded sequences.
-        settings: Band and clip values; not ``quantile`` or ``active``.
+        settings: Band and clip values; a band that is not measured.
         drift_per_token: kl >= 0 (nats per token), used if the settings centre the band at -L * kl.
-        state: Holds the shape of ``variance``.
 
     Raises:
-        ValueError: If a clip value is 0, which cannot be scaled, or if ``variance`` has no shape.
+        ValueError: If a clip value is 0, which cannot be scaled.
     """
-    if settings.band == "variance" and (state is None or not state.half_width_K):
-        raise ValueError(
-            "band='variance' has a measured shape, and these sequences do not say how token variance grows with "
-            "position: give the state of a BandController, or leave the band out of the matched comparison"
-        )
     if min(settings.clip_low, settings.clip_high) <= 0:
         raise ValueError(
             f"clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r} must be above 0 to be scaled; for "
@@ -116,11 +108,8 @@ def needed_factor(
     length = sequences.length_B
     x = sequences.log_ratio_B + (length * drift_per_token if settings.drift == "kl" else 0.0)
     clip = np.where(x > 0, settings.clip_high, settings.clip_low)
-    if settings.band in ("sqrt", "variance"):
+    if settings.band == "sqrt":
         needed = np.abs(x) / (clip * np.sqrt(length))
-        if state is not None and settings.band == "variance":
-            fine_B = np.searchsorted(FINE_LENGTH_EDGES.numpy(), length, side="right") - 1
-            needed = needed / np.asarray(state.half_width_K)[fine_B]
     else:
         # A ratio of 1e30 is outside any useful band; the cap avoids an overflow.
         ratio = np.expm1(np.minimum(x / length if settings.band == "linear" else x, 69.0))
@@ -129,11 +118,7 @@ def needed_factor(
 
 
 def match_clip(
-    sequences: Sequences,
-    settings: SequenceLossSettings,
-    target_clip_rate: float,
-    drift_per_token: float = 0.0,
-    state: BandState | None = None,
+    sequences: Sequences, settings: SequenceLossSettings, target_clip_rate: float, drift_per_token: float = 0.0
 ) -> MatchedClip:
     """Scale the clip values so that a given share of the sequences lies outside the band.
 
@@ -142,15 +127,15 @@ def match_clip(
         settings: The algorithm; its ratio of clip_low to clip_high is kept.
         target_clip_rate: Share of sequences outside the band, or with advantages the share whose gradient the clip
             removes, in (0, 1).
-        drift_per_token, state: As in :func:`needed_factor`.
+        drift_per_token: As in :func:`needed_factor`.
 
     Returns:
         New settings. Where equal sequences make an exact match impossible, the clip rate is the largest one not above
         the target. For ``constant`` and ``linear`` clip_low stays just below 1, where every S below the centre is
-        accepted. ``quantile`` and ``active`` get ``target_acceptance = 1 - target_clip_rate``, and the target as their
-        clip rate; for ``active`` that is the active one whether advantages are given or not. If they are, ``quantile``
-        gets the share of these sequences that lies inside the ``sqrt`` band with that active clip rate. The clip values
-        of that ``sqrt`` band are theirs for the first rollout batch.
+        accepted. The measured bands get ``target_acceptance = 1 - target_clip_rate``, and the target as their clip
+        rate; for ``active`` that is the active one whether advantages are given or not. If they are, the other
+        measured bands get the share of these sequences that lies inside the ``sqrt`` band with that active clip rate.
+        The clip values of that ``sqrt`` band are theirs for the first rollout batch.
 
     Raises:
         ValueError: If ``target_clip_rate`` is not in (0, 1), if at least 1 - target_clip_rate of the sequences have
@@ -168,7 +153,7 @@ def match_clip(
             acceptance = float(sequences.count_B[inside].sum() / sequences.count_B.sum())
         matched = dataclasses.replace(settings, clip_low=c, clip_high=c, target_acceptance=acceptance)
         return MatchedClip(matched, float("nan"), target_clip_rate)
-    needed = needed_factor(sequences, settings, drift_per_token, state)
+    needed = needed_factor(sequences, settings, drift_per_token)
     order = np.argsort(needed, kind="stable")
     accepted = np.cumsum(sequences.count_B[order])
     whole = accepted[-1]

@@ -25,7 +25,7 @@ from typing import Final, Literal, get_args
 
 import torch
 
-Band = Literal["constant", "sqrt", "linear", "quantile", "variance", "active"]
+Band = Literal["constant", "sqrt", "linear", "quantile", "active"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
@@ -45,8 +45,7 @@ class SequenceLossSettings:
     ======================== ==== ================================ ======================================
     ``constant``, ``linear`` eps  none; clip_low is below 1        bounds of the ratio: 1 - eps, 1 + eps
     ``sqrt``                 c    nats per square root of a token  half-width of the band over sqrt(L)
-    ``variance``             c    nats per square root of a token  the same, at the mean length of past responses
-    ``quantile``, ``active`` c    nats per square root of a token  the same, for the first rollout batch
+    the measured ones        c    nats per square root of a token  the same, for the first rollout batch
     ======================== ==== ================================ ======================================
 
     Attributes:
@@ -64,8 +63,8 @@ class SequenceLossSettings:
         s_max: Log-ratio clamp: the largest log-weight (S, or S / L when length-normalised). Beyond it the weight is the
             constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
             at 10 too.
-        target_acceptance: Acceptance rate that ``quantile`` and ``active`` aim at; None for the others. For ``active``
-            it is that of the active view among the sequences with A != 0: the share whose gradient is kept.
+        target_acceptance: Acceptance rate that the measured bands aim at; None for the others. For ``active`` it is
+            that of the active view among the sequences with A != 0: the share whose gradient is kept.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
@@ -103,12 +102,11 @@ class SequenceLossSettings:
         if self.calibrated:
             rule = f"must lie between 0 and 1 for band={self.band!r}; 0.85 is a good start"
             self._require("target_acceptance", target is not None and 0 < target < 1, rule)
+            rule = f"does not combine with band={self.band!r}, measured about 0: set it to 'none', or band to 'sqrt'"
+            self._require("drift", self.drift == "none", rule)
         else:
             rule = f"has no effect with band={self.band!r}; leave it out, or choose band={' or '.join(_CALIBRATED)}"
             self._require("target_acceptance", target is None, rule)
-        if self.calibrated or self.band == "variance":
-            rule = f"does not combine with band={self.band!r}, measured about 0: set it to 'none', or band to 'sqrt'"
-            self._require("drift", self.drift == "none", rule)
 
     def _require(self, key: str, holds: bool, rule: str) -> None:
         if not holds:
@@ -116,7 +114,7 @@ class SequenceLossSettings:
 
     @property
     def calibrated(self) -> bool:
-        """Whether training measures the whole half-width of the band, so that the clip values hold before it only."""
+        """Whether the half-width of the band is measured during training."""
         return self.band in _CALIBRATED
 
     @property
@@ -129,7 +127,7 @@ class SequenceLossSettings:
     @property
     def needs_state(self) -> bool:
         """Whether the band depends on a :class:`BandState` measured during training."""
-        return self.calibrated or self.band == "variance" or self.drift != "none"
+        return self.calibrated or self.drift != "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +143,7 @@ class BandState:
             ``-L * kl``.
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
-        half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data. For
-            ``variance`` in units of the clip value.
+        half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
         active_line: (a, b), both >= 0, of the half-width ``a + b * sqrt(L)`` of the ``active`` band, in nats and nats
             per square root of a token; None before any data.
     """

@@ -21,12 +21,14 @@ words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast and 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -34,7 +36,7 @@ import torch
 from benchmarks.pages import Table
 from benchmarks.studies.fairness import difference_cell, lre_cell
 from fspo.acceptance import Counts
-from fspo.calibration import BandController, accumulated_variance, leans
+from fspo.calibration import BandController, leans
 from fspo.fairness import Array, equal_mass_starts
 from fspo.fairness.bootstrap import student_quantile
 from fspo.files import atomic_path
@@ -43,6 +45,7 @@ from fspo.matching import Sequences, needed_factor
 from fspo.positions import OCTAVES, PositionSums
 from fspo.records import sequence_lines
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
+from fspo.types import BandState
 
 #: By name: the setting, and the shortest position from which exponents are fitted.
 SETTINGS: Final = {
@@ -55,12 +58,16 @@ VIEWS: Final = ("symmetric", "active", "mass")
 KEPT: Final = 0.85
 #: Bands with fixed clip values; the files hold what they accept at the defaults.
 FIXED: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
-#: Bands that the rollout batches before measure.
-_CAUSAL: Final = ("fspo_v1", "fspo_quantile", "fspo_active", "fspo_variance")
+#: Bands of the library that the rollout batches before measure; and one that only this study has, c sqrt(V(L)).
+_CAUSAL: Final = ("fspo_v1", "fspo_quantile", "fspo_active")
+_VARIANCE: Final = "fspo_variance"
 _WINDOW: Final = 8
 _RESAMPLES: Final = 400
 _SPLITS: Final = 4
 _FEWEST: Final = 100
+#: The rate of all tokens counts as much as this many tokens in the rate of an octave, so that no width is 0. On four
+#: settings' records 100 forecast the spread of S in the next rollout batch as well as 1; 1,000 did worse on stories.
+_PRIOR_TOKENS: Final = 100.0
 _T: Final = 2.0 ** np.arange(OCTAVES)
 #: CTPO's lower edge at 8,000 tokens over its sigma there, -2.24 / 3.49.
 _CTPO: Final = -0.64
@@ -426,29 +433,85 @@ def position_sums(part: Responses) -> PositionSums:
     return sums
 
 
+def accumulated_variance(rate_P: Array, length: npt.ArrayLike) -> Array:
+    """V(L), nats squared: the sum over octaves of rate_P times the tokens at positions 1..L that lie in octave P.
+
+    Args:
+        rate_P: Mean squared token log-ratio at the positions 2**P <= t < 2**(P + 1), nats squared, [18].
+        length: L, of any shape, which is that of V(L); between whole numbers V is linear.
+    """
+    reach = np.clip(np.asarray(length, dtype=np.float64)[..., None] + 1, _T, [*_T[1:], np.inf])
+    return np.asarray((reach - _T) @ rate_P)
+
+
+def variance_half_widths(tokens_P: Array, squared_P: Array, reference_length: float) -> tuple[float, ...]:
+    """The band of fspo_variance over that of fspo by fine length bin: sqrt(L_ref V(L) / (V(L_ref) L)). Defined here.
+
+    If token log-ratios are uncorrelated, Var(S) at length L is V(L) (:func:`accumulated_variance`). With equal rates
+    all widths are 1. An octave's rate is shrunk towards that of all tokens, (sum d^2 + 100 rate) / (tokens + 100), so
+    that it is above 0. An octave without tokens takes the rate of the nearest one that has some, the earlier of two.
+
+    Args:
+        tokens_P: Number of tokens by octave of their position.
+        squared_P: Sum of their squared log-ratios d_t, nats squared.
+        reference_length: L_ref, at which the width is 1.
+
+    Returns:
+        One width per fine bin, at the middle of its lengths (at the lower edge of the open one); empty if no token
+        moved.
+    """
+    if squared_P.sum() <= 0:
+        return ()
+    rate = squared_P.sum() / tokens_P.sum()
+    filled = np.flatnonzero(tokens_P)
+    nearest_P = filled[np.abs(np.arange(OCTAVES)[:, None] - filled).argmin(axis=1)]
+    rate_P = ((squared_P + _PRIOR_TOKENS * rate) / (tokens_P + _PRIOR_TOKENS))[nearest_P]
+    edges = FINE_LENGTH_EDGES.numpy()
+    length_K = np.append((edges[:-2] + edges[1:-1] - 1) / 2, edges[-2])
+    per_token_K = accumulated_variance(rate_P, length_K) / length_K
+    per_token = accumulated_variance(rate_P, reference_length) / reference_length
+    return tuple(np.sqrt(per_token_K / per_token).tolist())
+
+
+def variance_state(past: Sequence[PositionSums]) -> BandState:
+    """fspo_variance as half-widths for ``band="quantile"``; at the mean length of past responses it is the fspo band.
+
+    Without a token that has moved there are none, and the band is that of fspo.
+    """
+    total = sum(past, PositionSums.zeros())
+    tokens_P, _, squared_P = total.token_LPF.sum(0).numpy().T
+    mean_length = float(tokens_P.sum() / max(total.prefix_LPF[:, 0, 0].sum().item(), 1))
+    widths_K = variance_half_widths(tokens_P, squared_P, mean_length)
+    return BandState(half_width_K=tuple(ALGORITHMS["fspo"].clip_low * width for width in widths_K))
+
+
 def placed(responses: Responses) -> dict[str, tuple[Array, Array]]:
     """Centre and half-width by measured band, from the rollout batches before; nan in the first one."""
-    bands = {band: np.full((2, len(responses.s)), np.nan) for band in _CAUSAL}
+    settings = {band: ALGORITHMS[band] for band in _CAUSAL} | {_VARIANCE: ALGORITHMS["fspo_quantile"]}
+    bands = {band: np.full((2, len(responses.s)), np.nan) for band in settings}
     for seed in np.unique(responses.seed):
         own = responses.seed == seed
         controllers = {band: BandController(ALGORITHMS[band], window=_WINDOW) for band in _CAUSAL}
+        past: deque[PositionSums] = deque(maxlen=_WINDOW)
         for number, step in enumerate(np.unique(responses.step[own])):
             now = own & (responses.step == step)
-            sums, leaned, positions = [SequenceSums.zeros()], [np.zeros((0, 2))], [PositionSums.zeros()]
+            states = {band: controller.state for band, controller in controllers.items()}
+            states[_VARIANCE] = variance_state(past)
+            sums, leaned = [SequenceSums.zeros()], [np.zeros((0, 2))]
             for place in range(1, responses.place[now].max() + 1):
                 rows = np.flatnonzero(now & (responses.place == place))
                 s, length, a = responses.s[rows], responses.length[rows], responses.advantage[rows]
                 length_B = torch.from_numpy(length).long()
-                for band, controller in controllers.items() if number else ():
-                    state = controller.state.at_mini_batch(place)
-                    low_B, high_B = acceptance_band(length_B, ALGORITHMS[band], state, torch.float64)
+                for band, state in states.items() if number else ():
+                    at_place = state.at_mini_batch(place)
+                    low_B, high_B = acceptance_band(length_B, settings[band], at_place, torch.float64)
                     bands[band][:, rows] = ((low_B + high_B) / 2).numpy(), ((high_B - low_B) / 2).numpy()
                 values = torch.from_numpy(s), length_B, torch.from_numpy(a)
                 sums.append(SequenceSums.zeros().add_(judged(*values, ALGORITHMS["fspo"])))
                 leaned.append(leans(s, length, a))
-                positions.append(position_sums(responses[rows]))
+            past.append(position_sums(responses[now]))
             for controller in controllers.values():
-                controller.update(sums, leaned, positions=positions)
+                controller.update(sums, leaned)
     return {band: (values[0], values[1]) for band, values in bands.items()}
 
 
@@ -460,7 +523,7 @@ def bands(named: Mapping[str, Responses]) -> Table:
     rows = [["setting", "matched", "band", "width", *VIEWS]]
     for name, responses in named.items():
         causal = placed(responses)
-        usable = ~np.isnan(causal["fspo_variance"][1])
+        usable = ~np.isnan(causal[_VARIANCE][1])
         sample = responses[usable]
         fine_B = length_bin(torch.from_numpy(sample.length).long()).numpy()
         starts = equal_mass_starts(np.bincount(fine_B, minlength=len(FINE_LENGTH_EDGES) - 1).astype(float), 8)
@@ -482,7 +545,7 @@ def bands(named: Mapping[str, Responses]) -> Table:
                 ]
                 cells = [lre_cell(parts, starts) for parts in counts[band]]
                 rows.append([SETTINGS[name][0], matched, band, f"{width:.3g}", *cells])
-            pairs = [("fspo_variance", band) for band in counts if band != "fspo_variance"] + [("fspo_v1", "fspo")]
+            pairs = [(_VARIANCE, band) for band in counts if band != _VARIANCE] + [("fspo_v1", "fspo")]
             for first, second in pairs:
                 cells = [difference_cell(*both, starts) for both in zip(counts[first], counts[second], strict=True)]
                 rows.append([SETTINGS[name][0], matched, f"{first} - {second}", "", *cells])

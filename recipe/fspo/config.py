@@ -34,13 +34,11 @@ _TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 _GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 #: Advantage estimators with a value per token.
 _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
-_ROOT: Final = (0.003, 0.15, "per square root of a token: FSPO uses about 0.03")
 #: Clip values that are of a band's unit, and who uses which. GSPO's authors recommend 3e-4 and 4e-4 (verl#2775), FSPO's
 #: is about 0.03, and frameworks have shipped PPO's 0.2 by mistake: 0.2 sqrt(2000) are 9 nats.
 _CLIP_VALUES: Final = {
     "linear": (0, 0.01, "per token: GSPO's authors recommend 3e-4 and 4e-4"),
-    "sqrt": _ROOT,
-    "variance": _ROOT,
+    "sqrt": (0.003, 0.15, "per square root of a token: FSPO uses about 0.03"),
 }
 #: From here on a band of c sqrt(L) is meant to be none: algo=unclipped.
 _NO_CLIP: Final = 1e9

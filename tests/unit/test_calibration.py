@@ -9,23 +9,14 @@ import pytest
 import torch
 
 from benchmarks.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_log_ratios, uneven_rollout_batch
-from fspo.calibration import (
-    BandController,
-    accumulated_variance,
-    active_line,
-    drift_per_token,
-    leans,
-    variance_half_widths,
-)
+from fspo.calibration import BandController, active_line, drift_per_token, leans
 from fspo.fairness import LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.losses import acceptance_band
-from fspo.positions import OCTAVES, PositionSums
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
 from fspo.types import BandState, SequenceLossSettings
 
 QUANTILE = SequenceLossSettings(band="quantile", target_acceptance=0.85)
 ACTIVE = SequenceLossSettings(band="active", target_acceptance=0.85)
-VARIANCE = SequenceLossSettings(band="variance", clip_low=0.03, clip_high=0.05)
 V1 = SequenceLossSettings(drift="kl")
 K = FINE_LENGTH_EDGES.numel() - 1
 
@@ -108,32 +99,13 @@ def moved(n: int, seed: int, mean: float = 0.05, sigma: float = 0.01) -> tuple[n
     return sign * (mean + sigma * np.sqrt(lengths) * rng.normal(size=n)), lengths, advantage
 
 
-Tokens = tuple[torch.Tensor, torch.Tensor]
-
-
-def tokens(seed: int, n: int = 64, scale: float = 1.0, longest: int = 100) -> Tokens:
-    """Independent token log-ratios d_BT, of which the early ones move more (rms 0.08 / sqrt(t)), and their mask."""
-    rng = np.random.default_rng(seed)
-    length = np.exp(rng.uniform(0, np.log(longest), n))
-    t = np.arange(1, longest + 1)
-    d_BT = rng.normal(size=(n, longest)) * 0.08 * scale / np.sqrt(t)
-    return torch.from_numpy(d_BT), torch.from_numpy(t <= length[:, None])
-
-
-def by_position(*parts: Tokens) -> PositionSums:
-    return sum((PositionSums.zeros().add_(*part) for part in parts), PositionSums.zeros())
-
-
-def rollout_batch(
-    seed: int, scale: float = 1.0
-) -> tuple[list[SequenceSums], list[np.ndarray], int, list[PositionSums]]:
-    """Sums and leans of four mini-batches, and sums by position; the policy moves further with each."""
+def rollout_batch(seed: int, scale: float = 1.0) -> tuple[list[SequenceSums], list[np.ndarray]]:
+    """Sums and leans of four mini-batches; the policy moves further with each."""
     batches = [moved(300, 10 * seed + i, 0.05 * scale * i / 3, 0.01 * scale * i / 3) for i in range(4)]
-    positions = [by_position(tokens(10 * seed + i, scale=scale * i / 3)) for i in range(4)]
-    return [sums_of_log_ratios(S, L) for S, L, _ in batches], [leans(*batch) for batch in batches], 1, positions
+    return [sums_of_log_ratios(S, L) for S, L, _ in batches], [leans(*batch) for batch in batches]
 
 
-@pytest.mark.parametrize("settings", [QUANTILE, V1, ACTIVE, VARIANCE])
+@pytest.mark.parametrize("settings", [QUANTILE, V1, ACTIVE])
 def test_state_is_causal_forgets_after_the_window_and_continues_from_a_checkpoint(
     settings: SequenceLossSettings,
 ) -> None:
@@ -223,7 +195,7 @@ def test_sequences_without_advantage_and_the_first_mini_batch_take_no_part_in_th
     S, L, A = moved(3000, 0)
     np.testing.assert_array_equal(leans(np.where(A == 0, 100 * S, S), L, A), leans(S, L, A))
     assert len(leans(S, L, A)) == (A != 0).sum() < S.size
-    of_sums, of_leans, *_ = rollout_batch(1)
+    of_sums, of_leans = rollout_batch(1)
     wild = BandController(ACTIVE).update(of_sums, [leans(*moved(300, 99, 5.0)), *of_leans[1:]])
     assert wild == BandController(ACTIVE).update(of_sums, of_leans)
 
@@ -243,66 +215,3 @@ def test_active_band_is_flat_by_what_the_clip_removes_where_the_others_are_not()
     errors = {band: fairness(pairs) for band, pairs in kept.items()}
     assert errors["active"].rate == pytest.approx(0.85, abs=0.01)
     assert errors["active"].debiased.value <= 0.01 < 0.1 < errors["sqrt"].debiased.value
-
-
-def octaves(*values: float) -> np.ndarray:
-    return np.array([*values, *[0.0] * (OCTAVES - len(values))])
-
-
-def width_at(widths: tuple[float, ...], length: int) -> float:
-    return widths[int(length_bin(torch.tensor([length])))]
-
-
-def test_the_accumulated_variance_is_that_of_the_tokens_up_to_a_length() -> None:
-    rate_P = octaves(4.0, 1.0, 0.5)  # of position 1, of 2 and 3, of 4 to 7
-    V = accumulated_variance(rate_P, [1, 2, 3, 4, 7, 100, 1.5])
-    np.testing.assert_allclose(V, [4.0, 5.0, 6.0, 6.5, 8.0, 8.0, 4.5], rtol=1e-15)
-    last = accumulated_variance(np.arange(OCTAVES) == OCTAVES - 1, [2**17 - 1, 2**17, 2**20])
-    np.testing.assert_array_equal(last, [0, 1, 2**20 - 2**17 + 1])
-
-
-def test_equal_token_variances_give_the_band_of_fspo() -> None:
-    tokens_P = octaves(100, 200, 7, 0, 5000, 3)
-    state = BandState(half_width_K=variance_half_widths(tokens_P, 0.0123 * tokens_P, 217.3))
-    lengths = torch.tensor([1, 2, 3, 16, 17, 100, 5000, 131_072, 10**7])
-    fspo = SequenceLossSettings(clip_low=VARIANCE.clip_low, clip_high=VARIANCE.clip_high)
-    edges, expected = (acceptance_band(lengths, loss, state, torch.float64) for loss in (VARIANCE, fspo))
-    torch.testing.assert_close(edges, expected, rtol=1e-12, atol=0)
-
-
-def test_a_rate_of_zero_is_raised_and_an_octave_without_tokens_takes_its_neighbours() -> None:
-    widths = variance_half_widths(octaves(300, 600), octaves(3.0, 0.0), 3)
-    first, second = (3 + 100 / 300) / 400, (100 / 300) / 700  # shrunk towards 3 / 900 by 100 tokens
-    reference = (first + 2 * second) / 3
-    for L, V in ((1, first), (2, first + second), (3, 3 * reference), (7, first + 6 * second)):
-        assert width_at(widths, L) == pytest.approx(np.sqrt(V / L / reference), rel=1e-12)
-    assert min(widths) > 0
-    still = variance_half_widths(octaves(0, 0, 1e9, 1e9), octaves(0, 0, 0, 1e5), 8)
-    assert 0 < min(still) < 1e-3, "that floor holds however many tokens did not move"
-    between = variance_half_widths(octaves(100, 0, 0, 100), octaves(1.0, 0, 0, 3.0), 1)
-    rate = [0.015, 0.015, 0.025, 0.025]  # halfway to 0.02
-    assert width_at(between, 7) == pytest.approx(np.sqrt((rate[0] + 2 * rate[1] + 4 * rate[2]) / 7 / rate[0]))
-
-
-def test_the_variance_band_is_measured_after_the_policy_has_moved_and_scaled_at_the_mean_length() -> None:
-    of_sums, of_leans, _, positions = rollout_batch(1)
-    wild = [by_position(tokens(99, scale=50)), *positions[1:]]
-    state = BandController(VARIANCE).update(of_sums, of_leans, 1, wild)
-    assert state == BandController(VARIANCE).update(of_sums, of_leans, 1, positions)
-    lengths = torch.cat([tokens(10 + i)[1].sum(dim=-1) for i in (1, 2, 3)]).double()
-    total = sum(positions[1:], PositionSums.zeros()).token_LPF.sum(dim=0).numpy()
-    assert state.half_width_K == variance_half_widths(total[:, 0], total[:, 2], float(lengths.mean()))
-    unmoved = [by_position(tokens(1, scale=0.0))] * 2
-    assert BandController(VARIANCE).update(of_sums[:2], positions=unmoved) == BandState()
-    assert BandController(VARIANCE).update(of_sums[:1], positions=positions[:1]) == BandState()
-
-
-@pytest.mark.parametrize("size", [1, 7, 64])
-def test_the_variance_band_is_the_same_in_any_micro_batches_on_any_ranks(size: int) -> None:
-    d_BT, mask_BT = tokens(0)
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(size))
-    ranks = [by_position(*((d_BT[rows], mask_BT[rows]) for rows in half.split(size))) for half in order.split(40)]
-    zeros = [SequenceSums.zeros()] * 2
-    split = BandController(VARIANCE).update(zeros, positions=[PositionSums.zeros(), ranks[0] + ranks[1]])
-    whole = BandController(VARIANCE).update(zeros, positions=[PositionSums.zeros(), by_position((d_BT, mask_BT))])
-    assert split.half_width_K == pytest.approx(whole.half_width_K, rel=1e-12)

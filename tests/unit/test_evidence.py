@@ -11,9 +11,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from benchmarks.studies import evidence, masks
 from fspo.fairness import Array
+from fspo.losses import ALGORITHMS, acceptance_band
+from fspo.positions import OCTAVES, PositionSums
+from fspo.sums import length_bin
+from fspo.types import BandState
 
 Rms = Callable[[Array], Array]
 
@@ -90,6 +95,41 @@ def test_an_octave_that_does_not_move_has_a_band() -> None:
     known = responses(lambda t: 0.05 * (t > 8))
     _, half_B = evidence.placed(known)["fspo_variance"]
     assert (half_B[known.step > 0] > 0).all() and np.isnan(half_B[known.step == 0]).all()
+
+
+def octaves(*values: float) -> Array:
+    return np.array([*values, *[0.0] * (OCTAVES - len(values))])
+
+
+def test_the_accumulated_variance_is_that_of_the_tokens_up_to_a_length() -> None:
+    rate_P = octaves(4.0, 1.0, 0.5)  # of position 1, of 2 and 3, of 4 to 7
+    V = evidence.accumulated_variance(rate_P, [1, 2, 3, 4, 7, 100, 1.5])
+    np.testing.assert_allclose(V, [4.0, 5.0, 6.0, 6.5, 8.0, 8.0, 4.5], rtol=1e-15)
+    widths = evidence.variance_half_widths(octaves(300, 600), octaves(3.0, 0.0), 3)
+    first, second = (3 + 100 / 300) / 400, (100 / 300) / 700  # shrunk towards 3 / 900 by 100 tokens
+    reference = (first + 2 * second) / 3
+    for L, V in ((1, first), (2, first + second), (3, 3 * reference), (7, first + 6 * second)):
+        width = widths[int(length_bin(torch.tensor([L])))]
+        assert width == pytest.approx(np.sqrt(V / L / reference), rel=1e-12)
+
+
+def test_equal_token_variances_give_the_band_of_fspo() -> None:
+    sums = PositionSums.zeros()
+    tokens_P = torch.tensor(octaves(100, 200, 7, 0, 5000, 3))
+    sums.prefix_LPF[0, 0, 0], sums.token_LPF[0, :, 0], sums.token_LPF[0, :, 2] = 100, tokens_P, 0.0123 * tokens_P
+    lengths = torch.tensor([1, 2, 3, 16, 17, 100, 5000, 131_072, 10**7])
+    bands = [("fspo_quantile", evidence.variance_state([sums, sums])), ("fspo", BandState())]
+    edges, expected = (acceptance_band(lengths, ALGORITHMS[name], state, torch.float64) for name, state in bands)
+    torch.testing.assert_close(edges, expected, rtol=1e-12, atol=0)
+    sums.token_LPF[0, 0, 2] += 100.0  # early tokens move more: the band is still that of fspo at the mean length, 3
+    sums.prefix_LPF[0, 0, 0] = tokens_P.sum() / 3
+    _, upper_B = acceptance_band(
+        torch.tensor([1, 3, 100]), ALGORITHMS["fspo_quantile"], evidence.variance_state([sums])
+    )
+    assert upper_B[1].item() == pytest.approx(0.03 * 3**0.5) and upper_B[0] > 0.03 and upper_B[2] < 0.3
+    sums.token_LPF[..., 2] = 0.0
+    for past in ([], [sums]):  # nothing moved
+        assert evidence.variance_state(past) == BandState()
 
 
 def test_sums_by_position_of_recorded_prefixes() -> None:

@@ -53,10 +53,6 @@ def test_measured_bands_are_the_sqrt_band_until_they_are_measured() -> None:
         assert band(100, loss) == band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
         half = 0.07 + 0.003 * 10 if kind == "active" else widths[int(length_bin(torch.tensor([100])))] * 10
         assert band(100, loss, measured) == pytest.approx((-half, half))
-    loss = SequenceLossSettings(band="variance", clip_low=0.01, clip_high=0.02)
-    assert band(100, loss) == band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
-    width = widths[int(length_bin(torch.tensor([100])))]
-    assert band(100, loss, measured) == pytest.approx((-0.1 * width, 0.2 * width))
     lengths = torch.tensor([1, 2, 16, 17, 100, 131_071, 131_072, 10**7])
     _, upper = acceptance_band(lengths, ALGORITHMS["fspo_quantile"], measured, F64)
     torch.testing.assert_close(upper, torch.tensor(widths, dtype=F64)[length_bin(lengths)] * lengths.double().sqrt())
@@ -97,9 +93,6 @@ def reference(
         elif loss.band == "quantile":
             k = sum(1 for edge in FINE_LENGTH_EDGES.tolist() if edge <= length) - 1
             low = high = state.half_width_K[k] * root
-        elif loss.band == "variance":
-            width = state.half_width_K[sum(1 for edge in FINE_LENGTH_EDGES.tolist() if edge <= length) - 1]
-            low, high = low * width, high * width
         elif loss.band == "active":
             low = high = state.active_line[0] + state.active_line[1] * root
         n = length if loss.weight == "length_normalised" else 1

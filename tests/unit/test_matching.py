@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fspo.losses import ALGORITHMS, acceptance_band, sequence_policy_loss
+from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.matching import Sequences, match_clip, needed_factor
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.sums import SequenceSums
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 FIXED = {name: s for name, s in ALGORITHMS.items() if not s.needs_state}
@@ -72,25 +72,6 @@ def test_measured_bands_get_the_target_and_a_ratio_bound_never_reaches_one() -> 
     wide = match_clip(Sequences.from_pairs([5.0, -1.0, 2.0, 4.0], [1, 1, 1, 1]), ALGORITHMS["seq_rloo"], 0.25)
     assert 0.999 < wide.settings.clip_low < 1 < wide.settings.clip_high
     assert wide.clip_rate == 0.25
-
-
-@pytest.mark.parametrize("active", [False, True])
-def test_the_variance_band_is_matched_by_its_scale_if_its_shape_is_known(active: bool) -> None:
-    output = run(FIXED["fspo"])
-    S, L, A = output.log_ratio_B, output.length_B, torch.arange(2000) % 3 - 1.0
-    sequences = Sequences.from_pairs(S.numpy(), L.numpy(), A.numpy()) if active else pairs(output)
-    loss = dataclasses.replace(ALGORITHMS["fspo_variance"], clip_high=0.06)
-    state = BandState(half_width_K=tuple(np.geomspace(2, 0.1, FINE_LENGTH_EDGES.numel() - 1)))
-    matched = match_clip(sequences, loss, 0.2, state=state)
-    assert matched.settings.clip_high / matched.settings.clip_low == pytest.approx(2)
-    lower, upper = acceptance_band(L, matched.settings, state, torch.float64)
-    clipped = (upper < S) | (lower > S)
-    if active:
-        clipped = (clipped & (A * S > 0))[A != 0]
-    assert clipped.double().mean().item() == pytest.approx(0.2, abs=1 / 1000) == matched.clip_rate
-    for nothing in (None, BandState()):
-        with pytest.raises(ValueError, match=r"band='variance'.*leave the band out"):
-            match_clip(sequences, loss, 0.2, state=nothing)
 
 
 def test_ties_keep_the_rate_at_or_below_the_target() -> None:

@@ -24,8 +24,6 @@ from fspo.types import SequenceLossSettings
         ({"s_max": 0.0}, r"s_max=0.0"),
         ({"s_max": 100.0}, r"s_max=100.0.*at most 80"),
         ({"target_acceptance": 0.85}, r"target_acceptance=0.85.*band='sqrt'.*band=quantile"),
-        ({"band": "variance", "target_acceptance": 0.85}, r"target_acceptance=0.85.*band='variance'"),
-        ({"band": "variance", "drift": "kl"}, r"drift='kl'.*band='variance'.*'none'"),
         ({"band": "active"}, r"target_acceptance=None.*0.85"),
         ({"band": "quantile", "target_acceptance": 1.0}, r"target_acceptance=1.0"),
         ({"band": "quantile", "target_acceptance": 0.85, "drift": "kl"}, r"drift='kl'.*band='quantile'.*'none'"),

@@ -98,7 +98,7 @@ class Cycle:
             metrics |= self._noise_floor_metrics(measured)
         if self._band_controller is not None and unmoved < len(sums):
             of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
-            self._band_controller.update(sums, of_each, unmoved, [part.positions for part in mini_batches])
+            self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         norms = [each.grad_norm for each in mini_batches if each.grad_norm is not None]
         metrics |= grad_norm_metrics(norms, float(self._config.actor_rollout_ref.actor.optim.clip_grad))
