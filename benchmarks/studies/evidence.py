@@ -15,7 +15,7 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 On demo, fast and words: 1 fails (fast has 0.51; in words S_t spreads faster within one length than over all). 2 holds
 over all lengths, and fails by length: Var(S) is the variance of the tokens of responses of that length, not that of
 all tokens at these positions. 3 holds but for fast, where the spread over sqrt(t) does not fall. 4 holds for demo and
-words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast and words.
+words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast, words and SmolLM2-135M.
 """
 
 from __future__ import annotations
