@@ -129,16 +129,12 @@ def test_training_goes_on_without_an_audit_that_fails(
         ({"beta": 0.1}, "beta=0.1", "0"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5", "1.0"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold=0.5", "None"),
+        ({"rule": "fspo_quantile"}, "rule=", "a loss with a fixed band"),
     ],
 )
 def test_what_the_loss_would_leave_out_is_refused(
     settings: dict[str, Any], key: str, remedy: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError) as error:
-        trainer(tmp_path, "fspo", **settings)
+        trainer(tmp_path, **{"rule": "fspo", **settings})
     assert key in str(error.value) and str(error.value).endswith(remedy)
-
-
-def test_a_measured_band_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="fixed band"):
-        trainer(tmp_path, "fspo_quantile")
