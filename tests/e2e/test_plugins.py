@@ -105,5 +105,6 @@ def test_verls_own_trainer_trains_with_fspo_and_an_audit(
         (part,) = (records.sums[key] for key in records.sums if key[0] == step and key[1] > 0)
         columns = {name: part.column(name).numpy() for name in LIVE_COLUMNS}
         for name, value in live_metrics(columns).items():
-            assert metrics[f"fspo_audit/{name}"] == pytest.approx(value, rel=1e-7), name
+            # An LRE near 0 is a difference of nearly equal rates: what they round to in float32 stays.
+            assert metrics[f"fspo_audit/{name}"] == pytest.approx(value, rel=1e-7, abs=1e-9), name
         assert not any("fspo_audit_sums" in name for name in metrics)
