@@ -216,7 +216,7 @@ def test_python_examples_run(
 # ---------------------------------------------------------------- commands
 
 #: Commands that belong to the system: nothing of this project could make them wrong.
-OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tensorboard", "wandb", "mlflow"}
+OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tensorboard", "wandb", "mlflow", "hf"}
 #: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
 SBATCH_OPTIONS = {"nodes", "array", "account", "partition", "signal", "gpus-per-node", "time"}
 
