@@ -100,8 +100,7 @@ def _steps(run: Path, model: Path) -> Iterator[dict[str, Array]]:
         mean = np.bincount(prompt, reward) / np.bincount(prompt)
         weights = _weights(before if step > 1 else model)
         old = _log_probs(weights, batch)
-        half, weights = _log_probs(weights, batch, bf16=True), _weights(after)
-        new, new_half = _log_probs(weights, batch), _log_probs(weights, batch, bf16=True)
+        half, new = _log_probs(weights, batch, bf16=True), _log_probs(_weights(after), batch)
         length = np.array([len(response) for _, response in batch])
         yield {
             "step": np.full(len(length), step),
@@ -110,7 +109,6 @@ def _steps(run: Path, model: Path) -> Iterator[dict[str, Array]]:
             "old": old.astype(np.float16),
             "mismatch": (half - old).astype(np.float16),
             "stale": (new - old).astype(np.float16),
-            "stale_bf16": (new_half - half).astype(np.float16),
         }
 
 
