@@ -162,7 +162,7 @@ def test_sums_by_position_against_the_formula() -> None:
     np.testing.assert_allclose(whole.token_LPF, token, atol=1e-12)
     again = PositionSums.from_rows(whole.rows())
     assert torch.equal(again.prefix_LPF, whole.prefix_LPF) and torch.equal(again.token_LPF, whole.token_LPF)
-    with pytest.raises(ValueError, match="position"):
+    with pytest.raises(ValueError):
         PositionSums.from_rows([[1, 2, 3]])
 
 

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from messages import holds
 
 from benchmarks.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_log_ratios, uneven_rollout_batch
 from fspo.calibration import BandController, active_line, drift_per_token, leans
@@ -127,9 +128,9 @@ def test_state_is_causal_forgets_after_the_window_and_continues_from_a_checkpoin
 
 
 def test_the_state_of_another_band_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"drift='kl'.*drift='none'.*start from the weights"):
+    with pytest.raises(ValueError, match=holds("drift='kl'", "drift='none'")):
         BandController(QUANTILE).load_state_dict(BandController(V1).state_dict())
-    with pytest.raises(ValueError, match="older version"):
+    with pytest.raises(ValueError, match=holds("drift='kl'")):
         BandController(V1).load_state_dict({"drift": "kl", "rounds": []})
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from composing import composed, composed_from
+from messages import holds
 
 from fspo.records import PlannedRun
 from recipe.fspo.compare import grid
@@ -86,24 +87,24 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("algos=[fsop]", r"algos: 'fsop' .*fspo"),
-        ("algos=[]", r"algos=\[\]: give a list"),
-        ("seeds=[a]", r"seeds=\['a'\]"),
-        ("seeds=[1,1]", r"seeds"),
-        ("comparisons=[equal]", r"comparisons: 'equal' .*default, matched, matched_active"),
-        ("target_clip_rate=1.5", r"target_clip_rate=1\.5 .* 0 and 1"),
-        ("run=9", r"run=9: .* 0 to 8"),
-        ("algo=fspo", r"algo=fspo"),
-        ("comparisons=[matched] fspo.record_sequences=false", r"record_sequences=false: .*comparisons=\[default\]"),
-        ("run.dir=x", r"run\.dir"),
-        ("--algos", r"'--algos' is not KEY=VALUE"),
-        ("evaluate=true", r"evaluate=true trains nothing"),
-        ("experiment=nowhere", r"nowhere"),
-        ("trainer.total_steps=3", r"total_steps"),
+        ("algos=[fsop]", ("algos", "'fsop'", "fspo")),
+        ("algos=[]", ("algos=[]",)),
+        ("seeds=[a]", ("seeds=['a']",)),
+        ("seeds=[1,1]", ("seeds",)),
+        ("comparisons=[equal]", ("comparisons", "'equal'", "default", "matched", "matched_active")),
+        ("target_clip_rate=1.5", ("target_clip_rate=1.5", " 0 ", " 1")),
+        ("run=9", ("run=9", " 8")),
+        ("algo=fspo", ("algo=fspo", "algos=[...]")),
+        ("comparisons=[matched] fspo.record_sequences=false", ("record_sequences=false", "comparisons=[default]")),
+        ("run.dir=x", ("run.dir", "out=FOLDER")),
+        ("--algos", ("'--algos'", "KEY=VALUE")),
+        ("evaluate=true", ("evaluate=true",)),
+        ("experiment=nowhere", ("nowhere",)),
+        ("trainer.total_steps=3", ("total_steps",)),
     ],
 )
-def test_bad_input_is_named_with_its_remedy(argument: str, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
+def test_bad_input_is_named_with_its_remedy(argument: str, says: tuple[str, ...]) -> None:
+    with pytest.raises(BadInput, match=holds(*says)):
         parse(argument.split())
 
 
@@ -116,7 +117,7 @@ def test_a_grid_can_grow_but_its_conditions_cannot_change(tmp_path: Path) -> Non
     write_run(tmp_path / "default/gspo/seed1", "finished")
     with pytest.raises(BadInput, match=str(tmp_path)):
         plan(parse([*first, "actor_rollout_ref.actor.optim.lr=1e-5"]))
-    with pytest.raises(BadInput, match=r"target_clip_rate=0\.15, not 0\.3"):
+    with pytest.raises(BadInput, match=holds("target_clip_rate=0.15", "0.3")):
         plan(parse([*first, "target_clip_rate=0.3"]))
 
 
@@ -144,9 +145,9 @@ def test_a_calibration_needs_no_second_pilot_and_says_what_it_lacks(tmp_path: Pa
     assert grid.run(parse(["algos=[fspo,rloo]", *common])) == grid.run(parse(["algos=[gspo]", *common])) == 0
     assert runs.begun == ["default/fspo/seed1", *(f"matched/{algo}/seed1" for algo in ("fspo", "rloo", "gspo"))]
     (tmp_path / "default/fspo/seed1/sequences.jsonl").unlink()
-    with pytest.raises(BadInput, match=r"comparisons=matched: .*default/fspo/seed1.*record_sequences=true"):
+    with pytest.raises(BadInput, match=holds("comparisons=matched", "default/fspo/seed1", "record_sequences=true")):
         grid.run(parse(["algos=[luspo]", *common]))
-    with pytest.raises(ValueError, match="algo=grpo uses the loss 'vanilla'"):
+    with pytest.raises(ValueError, match=holds("algo=grpo", "'vanilla'")):
         parse(["algos=[grpo]", *common])
 
 

@@ -58,7 +58,7 @@ def test_interval_of_a_ratio_weighs_problems_by_their_counts() -> None:
     assert estimate.low <= estimate.value <= estimate.high
     assert math.isnan(ratio_interval([1.0], [1.0]).low)
     for sums, counts in (([], []), ([1.0], [0.0]), ([1.0, 2.0], [1.0])):
-        with pytest.raises(ValueError, match="per problem"):
+        with pytest.raises(ValueError):
             ratio_interval(sums, counts)
 
 
@@ -94,17 +94,17 @@ def test_records_are_read_and_checked(tmp_path: Path) -> None:
     good = {"data_source": "s", "problem_id": 3, "response_length": 7, "score": 1, "more": "ignored"}
     path.write_text(json.dumps(good) + "\n\n" + json.dumps(good | {"score": 1.1, "acc": 0.5}) + "\n")
     assert read_records(path) == [Record("s", "3", 7, 1.0), Record("s", "3", 7, 0.5)]
-    for line, message in (
-        (json.dumps(good | {"score": 2}), "line 2.*score=2"),
-        (json.dumps(good | {"score": None}), "line 2.*'score'"),
-        ('{"score": 1}', "line 2.*'data_source'"),
-        ("{", ":2: not JSON"),
+    for line, says in (
+        (json.dumps(good | {"score": 2}), "score=2"),
+        (json.dumps(good | {"score": None}), "'score'"),
+        ('{"score": 1}', "'data_source'"),
+        ("{", "JSON"),
     ):
         path.write_text(f"{json.dumps(good)}\n{line}\n")
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=rf"records\.jsonl\W+(line )?2\b.*{says}"):
             read_records(path)
     path.write_text("\n")
-    with pytest.raises(ValueError, match="no records"):
+    with pytest.raises(ValueError, match=str(path)):
         read_records(path)
 
 

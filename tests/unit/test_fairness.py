@@ -158,7 +158,7 @@ def test_paired_difference_removes_what_seeds_share() -> None:
     assert paired.excludes_zero and paired.n == 8
     assert paired.high - paired.low < 0.1 * (mean_interval(a.tolist()).high - mean_interval(a.tolist()).low)
     assert np.isnan(mean_interval([1.0]).low)
-    with pytest.raises(ValueError, match="finite values"):
+    with pytest.raises(ValueError, match="nan"):
         mean_interval([1.0, float("nan")])
 
 
@@ -220,7 +220,7 @@ def test_a_flat_band_is_not_called_worse_than_none_for_the_noise_of_its_mini_bat
 
 def test_pooled_difference_refuses_what_does_not_pair() -> None:
     group = _group(np.random.default_rng(3), [0.9, 0.7], seeds=2)
-    with pytest.raises(ValueError, match="same seeds"):
+    with pytest.raises(ValueError, match=r"seeds.* 2 .* 1"):
         pooled_difference(group, group[:1], _plain)
     one = pooled_difference(group[:1], group[:1], _plain, over="seeds")
     assert np.isnan(one.low)

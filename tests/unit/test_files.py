@@ -19,12 +19,12 @@ def test_atomic_path_renames_on_success_only(tmp_path: Path) -> None:
         temporary.write_text("half", encoding="utf-8")
         raise RuntimeError
     assert target.read_text(encoding="utf-8") == "whole"
-    with pytest.raises(ValueError, match="Out of range float"):
+    with pytest.raises(ValueError):  # JSON has no such number
         write_json(target, {"x": float("nan")})
     assert [path.name for path in target.parent.iterdir()] == ["file.txt"]
 
 
 def test_nothing_to_write_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one problem"):
+    with pytest.raises(ValueError, match=r"empty\.parquet"):
         write_rows([], tmp_path / "empty.parquet")
     assert list(tmp_path.iterdir()) == []

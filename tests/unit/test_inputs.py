@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from composing import composed
+from messages import holds
 
 from recipe.runner.launch import inputs
 from recipe.runner.launch.prepare import prepare
@@ -96,22 +97,22 @@ FUNCTION = "reward.custom_reward_function"
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([f"+{FUNCTION}.reward_kwargs.overlong_bufer=64"], "knows no overlong_bufer .*mean overlong_buffer"),
-        ([f"+{FUNCTION}.reward_kwargs.overlong_buffer=64"], "max_response_length"),
+        ([f"+{FUNCTION}.reward_kwargs.overlong_bufer=64"], ("overlong_bufer ", "overlong_buffer")),
+        ([f"+{FUNCTION}.reward_kwargs.overlong_buffer=64"], ("max_response_length",)),
         (
             [f"+{FUNCTION}.reward_kwargs={{overlong_buffer: 64, max_response_length: 32}}"],
-            "buffer_length=64: it must be positive and at most max_response_length=32",
+            ("buffer_length=64", "max_response_length=32"),
         ),
-        ([f"+{FUNCTION}.reward_kwargs.format_weight=abc"], "format_weight=abc must be a valid number"),
-        ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], "time_limit_s=-1: give"),
-        (["custom_reward_function.path=x.py"], f"custom_reward_function is set, .* use {FUNCTION}"),
-        (["reward_model.reward_manager=dapo"], "reward_model is set, .* use reward.reward_model"),
-        (["reward.reward_manager.module.path=x.py"], "reward.reward_manager.module.path='/.*/x.py' is not a file"),
+        ([f"+{FUNCTION}.reward_kwargs.format_weight=abc"], ("format_weight=abc", "number")),
+        ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], ("time_limit_s=-1",)),
+        (["custom_reward_function.path=x.py"], ("custom_reward_function ", FUNCTION)),
+        (["reward_model.reward_manager=dapo"], ("reward_model ", "reward.reward_model")),
+        (["reward.reward_manager.module.path=x.py"], ("reward.reward_manager.module.path='/", "/x.py'")),
     ],
 )
-def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], says: str) -> None:
+def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], says: tuple[str, ...]) -> None:
     (problem,) = problems(*overrides)
-    assert re.search(says, problem), problem
+    assert re.search(holds(*says), problem), problem
 
 
 def test_settings_of_the_recipes_own_reward_are_known() -> None:

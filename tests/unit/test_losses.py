@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import holds
 
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.losses import ALGORITHMS, UnusableRowsError, acceptance_band, sequence_log_ratio, sequence_policy_loss
@@ -259,35 +260,35 @@ def test_gradient_has_the_type_of_the_log_probs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "value", "message"),
+    ("which", "value", "says"),
     [
-        (0, math.nan, "log_prob_BT .* token 2"),
-        (0, -math.inf, "log_prob_BT .* token 2"),
-        (1, math.inf, "old_log_prob_BT .* token 2"),
-        (2, 9.0, "advantages_BT .* grpo or rloo"),
-        (2, math.nan, "advantages_BT"),
-        (4, 9.0, "rollout_is_weights_BT .*rollout_is=sequence"),
-        (4, math.inf, "rollout_is_weights_BT"),
+        (0, math.nan, ("log_prob_BT", "token 2", "nan")),
+        (0, -math.inf, ("log_prob_BT", "token 2", "-inf")),
+        (1, math.inf, ("old_log_prob_BT", "token 2", "inf")),
+        (2, 9.0, ("advantages_BT", "grpo", "rloo")),
+        (2, math.nan, ("advantages_BT",)),
+        (4, 9.0, ("rollout_is_weights_BT", "rollout_is=sequence")),
+        (4, math.inf, ("rollout_is_weights_BT",)),
     ],
 )
-def test_values_that_have_no_loss_are_refused_by_row(which: int, value: float, message: str) -> None:
+def test_values_that_have_no_loss_are_refused_by_row(which: int, value: float, says: tuple[str, ...]) -> None:
     log_prob, old, advantages, mask = batch(sequences=8)
     row = int((mask.sum(-1) > 3).nonzero()[-1])
     arguments = [log_prob.detach(), old, advantages, mask, torch.ones_like(old)]
     arguments[which][row, mask[row].nonzero()[2]] = value
-    with pytest.raises(UnusableRowsError, match=f"row {row} .*{message}"):
+    with pytest.raises(UnusableRowsError, match=holds(f"row {row} ", *says)):
         sequence_policy_loss(*arguments[:4], ALGORITHMS["fspo"], None, arguments[4])
 
 
 def test_a_sum_that_overflows_and_other_shapes_are_refused_too() -> None:
     huge = torch.full((2, 2), -3e38)
     mask = torch.tensor([[True, False], [True, True]])
-    with pytest.raises(UnusableRowsError, match=r"row 1 .*S is not finite"):
+    with pytest.raises(UnusableRowsError, match=holds("row 1 ", "S ")):
         sequence_policy_loss(huge, torch.zeros(2, 2), torch.ones(2, 2), mask, ALGORITHMS["fspo"])
     log_prob, old, advantages, mask = batch()
-    with pytest.raises(ValueError, match=r"advantages_BT has shape \(64, 1\)"):
+    with pytest.raises(ValueError, match=holds("advantages_BT", "(64, 1)", "(64, 50)")):
         sequence_policy_loss(log_prob, old, advantages[:, :1], mask, ALGORITHMS["fspo"])
-    with pytest.raises(ValueError, match=r"log_prob_BT has shape \(50,\)"):
+    with pytest.raises(ValueError, match=holds("log_prob_BT", "(50,)")):
         sequence_policy_loss(log_prob[0], old[0], advantages[0], mask[0], ALGORITHMS["fspo"])
 
 

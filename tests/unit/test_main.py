@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from composing import composed
 from hydra.errors import HydraException
+from messages import holds
 from omegaconf import OmegaConf
 
 from recipe.fspo.job import choices, compose
@@ -90,22 +91,22 @@ def test_every_form_of_hydras_overrides_works(override: str, key: str, value: ob
 @pytest.mark.parametrize(
     ("override", "meant"),
     [
-        ("actor_rollout_ref.actor.optim.lrr=1", "actor_rollout_ref.actor.optim.lr?"),
-        ("actor_rollout_ref.actor.optm.lr=1", "actor_rollout_ref.actor.optim.lr?"),
-        ("lr=1", "actor_rollout_ref.actor.optim.lr?"),
-        ("fspo.clip_low=1", "actor_rollout_ref.actor.policy_loss.clip_low?"),
-        ("trainer.n_gpus=1", "trainer.n_gpus_per_node?"),
-        ("resum=1", "resume?"),
+        ("actor_rollout_ref.actor.optim.lrr=1", "actor_rollout_ref.actor.optim.lr"),
+        ("actor_rollout_ref.actor.optm.lr=1", "actor_rollout_ref.actor.optim.lr"),
+        ("lr=1", "actor_rollout_ref.actor.optim.lr"),
+        ("fspo.clip_low=1", "actor_rollout_ref.actor.policy_loss.clip_low"),
+        ("trainer.n_gpus=1", "trainer.n_gpus_per_node"),
+        ("resum=1", "resume"),
     ],
 )
 def test_a_mistyped_key_gets_a_suggestion(override: str, meant: str) -> None:
-    with pytest.raises(HydraException, match=re.escape(f"(did you mean {meant})")):
+    with pytest.raises(HydraException, match=rf"\b{re.escape(meant)}\b"):
         compose([override], own=("resume",))
 
 
 def test_a_word_for_true_or_false_is_refused() -> None:
     for override in ("evaluate=ture", "trainer.val_before_train=no", "actor_rollout_ref.actor.use_kl_loss=Flase"):
-        with pytest.raises(HydraException, match=f"{override}: give true or false"):
+        with pytest.raises(HydraException, match=holds(override, "true", "false")):
             compose(["algo=gspo", override])
     assert compose(["trainer.experiment_name=on", "evaluate=TRUE"]).evaluate is True
 

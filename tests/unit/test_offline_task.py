@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import holds
 
 from fspo.data import offline_task
 from fspo.data.offline_task import (
@@ -74,7 +75,7 @@ def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatc
     few = generate(5, 5, seed=0)
     monkeypatch.setattr(offline_task, "draw", lambda rng: [*few[0], *few[1]][rng.integers(10)])
     assert set(generate(5, 0, seed=0)[0]) == set(few[0])
-    with pytest.raises(ValueError, match=r"n_train=6 .*5 .*give at most"):
+    with pytest.raises(ValueError, match=holds("n_train=6", "5 ")):
         generate(6, 0, seed=0)
 
 

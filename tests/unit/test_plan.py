@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from composing import composed, composed_from
+from messages import holds
 
 from recipe.fspo.job import JOB
 from recipe.runner.launch.commands import BadInput
@@ -75,32 +76,31 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["trainer.n_gpus_per_node=1"], r"n_gpus_per_node=1 .* parallel sizes=2"),
-        ([f"{_ACTOR}.ulysses_sequence_parallel_size=3"], r"ulysses_sequence_parallel_size=3"),
-        (["data.max_response_length=40000"], r"42048 exceeds .* 32768"),
-        (["trainer.max_actor_ckpt_to_keep=12"], r"12 checkpoints take 1098 GiB of disk_gb=1024"),
-        (["mode=colocate_async", "data.train_batch_size=2048"], r"=2048 x rollout\.n=16 .* 65600 slots"),
+        (["trainer.n_gpus_per_node=1"], ("n_gpus_per_node=1 ", "=2")),
+        ([f"{_ACTOR}.ulysses_sequence_parallel_size=3"], ("ulysses_sequence_parallel_size=3",)),
+        (["data.max_response_length=40000"], ("42048", "32768", "max_response_length")),
+        (["trainer.max_actor_ckpt_to_keep=12"], ("12 checkpoints", "1098 GiB", "disk_gb=1024", "ckpt_to_keep")),
     ],
 )
-def test_settings_that_do_not_go_together_are_problems(overrides: list[str], says: str) -> None:
+def test_settings_that_do_not_go_together_are_problems(overrides: list[str], says: tuple[str, ...]) -> None:
     problems = planned(*overrides).problems
-    assert any(re.search(says, problem) for problem in problems), problems
+    assert any(re.search(holds(*says), problem) for problem in problems), problems
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["experiment=demo"], r"trainer\.device=cpu: .*experiment=qwen3_8b"),
-        (["actor_rollout_ref.model.lora_rank=8"], r"lora_rank=8: .*give 0"),
-        ([f"{_ACTOR}.strategy=fsdp"], r"strategy=fsdp: .*fsdp2"),
-        (["actor_rollout_ref.model.override_config.attn_implementation=eager"], r"=eager: .*flash_attention_2"),
-        ([f"{_ACTOR}.fsdp_config.model_dtype=fp8"], r"model_dtype=fp8 .*fp32"),
-        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], r"=Qwen/Qwen3-4B: .*Qwen3-8B.*model_config=PATH"),
-        (["trainer.test_freq=null", "actor_rollout_ref.model.lora_rank=null"], r"(?s)lora_rank=null.*test_freq=null"),
+        (["experiment=demo"], ("trainer.device=cpu", "experiment=qwen3_8b")),
+        (["actor_rollout_ref.model.lora_rank=8"], ("lora_rank=8", " 0")),
+        ([f"{_ACTOR}.strategy=fsdp"], ("strategy=fsdp:", "fsdp2")),
+        (["actor_rollout_ref.model.override_config.attn_implementation=eager"], ("=eager", "flash_attention_2")),
+        ([f"{_ACTOR}.fsdp_config.model_dtype=fp8"], ("model_dtype=fp8", "fp32")),
+        (["actor_rollout_ref.model.path=Qwen/Qwen3-4B"], ("=Qwen/Qwen3-4B", "Qwen3-8B", "model_config=PATH")),
+        (["trainer.test_freq=null", "actor_rollout_ref.model.lora_rank=null"], ("lora_rank=null", "test_freq=null")),
     ],
 )
-def test_what_cannot_be_planned_is_refused(overrides: list[str], says: str) -> None:
-    with pytest.raises(BadInput, match=says):
+def test_what_cannot_be_planned_is_refused(overrides: list[str], says: tuple[str, ...]) -> None:
+    with pytest.raises(BadInput, match=holds(*says)):
         planned(*overrides)
 
 

@@ -100,7 +100,7 @@ def test_ranks_are_joined_by_mini_batch() -> None:
     assert [len(values) for values in row["S_t"]] == [4, 3, 2] * 2  # at t = 1, 2, 4, 8
     assert row["S_t"][0][3] == pytest.approx(row["S"][0]) and row["S_t"][2][1] == pytest.approx(row["S"][2])
     assert row["Q_t"][0][3] == pytest.approx(row["Q"][0]) and row["Q_t"][2][1] == pytest.approx(row["Q"][2])
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError):
         join_ranks([per_rank[0], per_rank[1][:1]])
 
 

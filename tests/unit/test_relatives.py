@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from messages import holds
 
 from fspo.acceptance import kept_output
 from fspo.losses import UnusableRowsError
@@ -140,9 +141,9 @@ def test_extremes_are_finite_and_bad_rows_are_named(name: str, S: float, dtype: 
     assert bool(torch.isfinite(output.loss_B.detach()).all()) and bool(torch.isfinite(gradient).all())
     broken = old.clone()
     broken[1, 3] = torch.nan
-    with pytest.raises(UnusableRowsError, match=r"row 1 .* log_prob_BT is not finite"):
+    with pytest.raises(UnusableRowsError, match=holds("row 1", "log_prob_BT", "nan")):
         run(name, (broken, *inputs[1:]))
-    with pytest.raises(UnusableRowsError, match="advantages_BT varies"):
+    with pytest.raises(UnusableRowsError, match="advantages_BT"):
         run(name, (old, old, torch.rand(2, 30).to(dtype), inputs[3]))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from composing import composed
 from hydra.errors import HydraException
+from messages import holds
 from omegaconf import OmegaConf
 from test_run_folder import begun, ready
 
@@ -59,19 +60,19 @@ def test_no_row_names_what_there_is_and_each_says_what_to_use() -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("algo=old", "algo=old was removed: use algo=fspo"),
-        ("fspo.diary=3", "fspo.diary was removed: use log"),
-        ("+fspo.diary=3", "fspo.diary was removed: use log"),
-        ("fspo.diary.pages=3", "fspo.diary was removed: use log"),
-        ("gone=1", "gone was removed: nothing"),
-        (f"{DUAL}=3", "no more"),
-        ("scale=sync", "scale is now called mode: give mode=sync"),
+        ("algo=old", ("algo=old", "use algo=fspo")),
+        ("fspo.diary=3", ("fspo.diary", "use log")),
+        ("+fspo.diary=3", ("fspo.diary", "use log")),
+        ("fspo.diary.pages=3", ("fspo.diary", "use log")),
+        ("gone=1", ("gone", "nothing")),
+        (f"{DUAL}=3", (DUAL, "no more")),
+        ("scale=sync", ("scale", "mode=sync")),
     ],
 )
-def test_a_command_is_told_what_to_use(override: str, says: str) -> None:
-    with pytest.raises(HydraException, match=says):
+def test_a_command_is_told_what_to_use(override: str, says: tuple[str, ...]) -> None:
+    with pytest.raises(HydraException, match=holds(*says)):
         compose([override])
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(BadInput, match=holds(*says)):
         parse(["algos=[old]"] if override == "algo=old" else [override])
 
 
@@ -109,6 +110,6 @@ def test_a_loss_of_the_users_keeps_a_field_of_a_removed_name() -> None:
 def test_a_run_of_a_removed_algorithm_does_not_go_on_as_another(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo")
     later = dataclasses.replace(JOB, earlier_names=EarlierNames(removed={"algo=gspo": "use algo=luspo"}))
-    with pytest.raises(PreflightError, match=r"algo=gspo was removed: use algo=luspo"):
+    with pytest.raises(PreflightError, match=holds("algo=gspo", "use algo=luspo")):
         with_settings_of_run([f"resume={tmp_path}"], later)
     assert with_settings_of_run([f"resume={tmp_path}", "algo=fspo"], later)[-1] == "algo=fspo"

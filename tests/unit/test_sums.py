@@ -13,6 +13,7 @@ import torch
 from batches import loss_output
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import holds
 
 from fspo.records import from_record, to_record
 from fspo.sums import (
@@ -130,9 +131,9 @@ def test_checkpoint_and_record_round_trip() -> None:
     sums = SequenceSums.zeros().add_(loss_output(50))
     again = SequenceSums.from_state_dict(sums.state_dict())
     assert torch.equal(again.sums_KF, sums.sums_KF) and torch.equal(again.hist_KH, sums.hist_KH)
-    with pytest.raises(ValueError, match="layout None"):
+    with pytest.raises(ValueError, match=holds("layout", "None")):
         SequenceSums.from_state_dict({})
-    with pytest.raises(ValueError, match=r"sums_KF.*layout"):
+    with pytest.raises(ValueError, match=holds("sums_KF", "(2, 2)")):
         SequenceSums(torch.zeros(2, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.int64))
     record = json.loads(json.dumps(to_record(sums, step=7, minibatch=2)))
     assert (record["step"], record["minibatch"]) == (7, 2)
@@ -141,12 +142,8 @@ def test_checkpoint_and_record_round_trip() -> None:
     assert torch.equal(again.hist_KH, sums.hist_KH)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"layout": 0}, "layout is 0"), ({"rows": [[1, 2]]}, "malformed"), ({"rows": None}, "malformed"),
-     ({"hist": [[0, 10_000, 1]]}, "malformed")],
-)  # fmt: skip
-def test_broken_records_are_refused(change: dict[str, object], message: str) -> None:
+@pytest.mark.parametrize("change", [{"layout": 0}, {"rows": [[1, 2]]}, {"rows": None}, {"hist": [[0, 10_000, 1]]}])
+def test_broken_records_are_refused(change: dict[str, object]) -> None:
     record = to_record(SequenceSums.zeros().add_(loss_output(5)), step=0, minibatch=1)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="layout.*0" if "layout" in change else None):
         from_record(record | change)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from messages import holds
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLIC = "public hook"
@@ -370,9 +371,9 @@ def test_what_our_code_imports_is_still_there(module: str, name: str) -> None:
 
 
 def test_a_name_that_moves_is_named() -> None:
-    with pytest.raises(AssertionError, match=r"trainer_base no longer defines PPOTrainer\._no_such_method"):
+    with pytest.raises(AssertionError, match=holds("trainer_base", "PPOTrainer._no_such_method")):
         definition(_BASE, "PPOTrainer._no_such_method")
-    with pytest.raises(AssertionError, match=r"the module verl\.trainer\.nowhere is gone"):
+    with pytest.raises(AssertionError, match=holds("verl.trainer.nowhere")):
         source_of("verl.trainer.nowhere")
-    with pytest.raises(AssertionError, match=r"verl\.workers\.config no longer has NoSuchConfig"):
+    with pytest.raises(AssertionError, match=holds("verl.workers.config", "NoSuchConfig")):
         test_what_our_code_imports_is_still_there("verl.workers.config", "NoSuchConfig")

@@ -1,0 +1,10 @@
+"""What a message must hold, whatever its words: the key or file, the value, the remedy."""
+
+from __future__ import annotations
+
+import re
+
+
+def holds(*parts: str) -> str:
+    """A pattern for messages that hold all of the parts, in any order."""
+    return "(?s)" + "".join(f"(?=.*{re.escape(part)})" for part in parts)
