@@ -31,7 +31,7 @@ from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import sequence_policy_loss
 from fspo.markdown import markdown_table
 from fspo.positions import PositionSums
-from fspo.records import from_record, numbered_lines, positions_from_record, to_record
+from fspo.records import from_record, numbered_lines, to_record
 from fspo.sums import SequenceSums
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
                     ranks.add(int(line["rank"]))
                     continue
                 key = (int(line["step"]), int(line["minibatch"]))
-                sums, positions = from_record(line), positions_from_record(line)
+                sums, positions = from_record(line), PositionSums.from_rows(line.get("positions", ()))
             except (KeyError, TypeError, ValueError) as error:
                 records.problems.append(f"{path}:{number}: not a line of an audit ({error})")
                 continue

@@ -174,7 +174,7 @@ class FunnelSteps:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def stage_fairness(ended_MSK: Array, starts: Bins, resamples: int = 1000) -> dict[str, LengthReweightingError]:
+def stage_fairness(ended_MSK: Array, starts: Bins) -> dict[str, LengthReweightingError]:
     """LRE of passing each stage that removed a response, and of the whole (``kept``); nothing if none removed any.
 
     With n_sb the responses of length bin b that ended in stage s, those that reach s are the sum over s' >= s of n_s'b,
@@ -183,7 +183,6 @@ def stage_fairness(ended_MSK: Array, starts: Bins, resamples: int = 1000) -> dic
     Args:
         ended_MSK: Responses that ended, by step, stage and fine length bin, [M, S, K].
         starts: Length bins, as first fine bins.
-        resamples: Of the bootstrap over steps behind the intervals.
     """
     merged_MSK = merge_bins(ended_MSK, starts)
     errors: dict[str, LengthReweightingError] = {}
@@ -191,7 +190,7 @@ def stage_fairness(ended_MSK: Array, starts: Bins, resamples: int = 1000) -> dic
     for index, stage in enumerate(STAGES[:-1]):
         if merged_MSK[:, index].any():
             passed_MK = reach_MSK[:, index] - merged_MSK[:, index]
-            errors[stage] = length_reweighting_error(passed_MK, reach_MSK[:, index], resamples=resamples)
+            errors[stage] = length_reweighting_error(passed_MK, reach_MSK[:, index])
     if errors:
-        errors["kept"] = length_reweighting_error(merged_MSK[:, -1], reach_MSK[:, 0], resamples=resamples)
+        errors["kept"] = length_reweighting_error(merged_MSK[:, -1], reach_MSK[:, 0])
     return errors

@@ -167,17 +167,6 @@ def from_record(record: Mapping[str, Any]) -> SequenceSums:
     return sums
 
 
-def positions_from_record(record: Mapping[str, Any]) -> PositionSums:
-    """The sums by position of a record; none in those of earlier versions.
-
-    Raises:
-        ValueError: If they are malformed.
-    """
-    from fspo.positions import PositionSums
-
-    return PositionSums.from_rows(record.get("positions", ()))
-
-
 def _compact(value: float) -> float | int:
     return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(f"{value:.9g}")
 

@@ -27,15 +27,11 @@ _LIBRARY: Final = "actor_rollout_ref.model.external_lib"
 _INSTALL: Final = "install its package on every node, or start the command in the folder that holds it"
 
 
-def is_verls(name: str) -> bool:
-    """Whether a loss of this name is one that verl itself registers."""
-    loss = POLICY_LOSS_REGISTRY.get(name)
-    return loss is not None and loss.__module__.startswith("verl.")
-
-
 def is_own(policy_loss: DictConfig) -> bool:
-    """Whether the loss is neither of :data:`fspo.losses.ALGORITHMS` nor verl's."""
-    return policy_loss.loss_mode not in ALGORITHMS and not is_verls(policy_loss.loss_mode)
+    """Whether the loss is neither of :data:`fspo.losses.ALGORITHMS` nor one that verl itself registers."""
+    loss = POLICY_LOSS_REGISTRY.get(policy_loss.loss_mode)
+    is_verls = loss is not None and loss.__module__.startswith("verl.")
+    return policy_loss.loss_mode not in ALGORITHMS and not is_verls
 
 
 def settings_of(policy_loss: DictConfig) -> dict[str, Any]:

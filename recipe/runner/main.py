@@ -19,7 +19,7 @@ from recipe.runner.launch.compose import compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.restarts import supervise
-from recipe.runner.launch.run_folder import is_restart
+from recipe.runner.launch.run_folder import RESTARTED
 from recipe.runner.launch.run_settings import evaluates, with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
@@ -87,7 +87,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     restarts = config.run.restarts
-    if type(restarts) is int and restarts > 0 and not evaluates(config) and not is_restart():
+    if type(restarts) is int and restarts > 0 and not evaluates(config) and RESTARTED not in os.environ:
         sys.exit(supervise(job.command, overrides, Path(config.run.dir).absolute(), restarts))
     own_run_id()  # before anything is started: whatever is, inherits it
     launch_or_exit(config, job, overrides)

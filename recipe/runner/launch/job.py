@@ -12,18 +12,6 @@ from omegaconf import DictConfig
 from recipe.runner.launch.removed import EarlierNames
 
 
-def _nothing(config: DictConfig) -> None:
-    """Leave the configuration as it is."""
-
-
-def _no_problems(config: DictConfig) -> Iterator[str]:
-    return iter(())
-
-
-def _no_facts(config: DictConfig) -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Passes:
     """What a job's trainer computes otherwise than verl's, for the planner.
@@ -41,10 +29,6 @@ class Passes:
     old_of_first: bool = False
     keeps_old_weights: bool = False
     mean_response: float | None = None
-
-
-def _verls_passes(config: DictConfig) -> Passes:
-    return Passes()
 
 
 @dataclass(frozen=True)
@@ -71,11 +55,11 @@ class Job:
     command: str
     config: Path
     modules: tuple[str, ...] = ("recipe.runner.trainer",)
-    problems: Callable[[DictConfig], Iterator[str]] = _no_problems
-    complete: Callable[[DictConfig], None] = _nothing
-    passes: Callable[[DictConfig], Passes] = _verls_passes
-    facts: Callable[[DictConfig], Mapping[str, Any]] = _no_facts
-    conclude: Callable[[DictConfig], None] = _nothing
+    problems: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
+    complete: Callable[[DictConfig], None] = lambda config: None
+    passes: Callable[[DictConfig], Passes] = lambda config: Passes()
+    facts: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
+    conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True
     earlier_names: EarlierNames = field(default_factory=EarlierNames)
     headline: tuple[str, ...] = ()

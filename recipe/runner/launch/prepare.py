@@ -19,7 +19,7 @@ from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.runner.launch.run_settings import evaluates
-from recipe.runner.launch.values import PreflightError, check_values
+from recipe.runner.launch.values import PreflightError, value_problems
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -35,7 +35,8 @@ def prepare(config: DictConfig, elsewhere: bool = False) -> DictConfig:
     Raises:
         PreflightError: for a value of another kind, or out of range.
     """
-    check_values(config)
+    if problems := list(value_problems(config)):
+        raise PreflightError(*problems)
     config = copy.deepcopy(config)
     with open_dict(config):
         config.run.dir = str(Path(config.run.dir).absolute())

@@ -132,11 +132,6 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return step_lines(folder / METRICS_FILE)
 
 
-def is_restart() -> bool:
-    """Whether this process is one of the starts."""
-    return RESTARTED in os.environ
-
-
 def told() -> dict[str, Any]:
     """What the parent tells a start: ``restarts``, and with the second ``reason``."""
     facts: dict[str, Any] = json.loads(os.environ.get(RESTARTED, "{}"))

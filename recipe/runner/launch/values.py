@@ -126,9 +126,3 @@ def value_problems(config: DictConfig) -> Iterator[str]:
             f"trainer.default_local_dir={saved}: a run saves in its folder, where all commands look for checkpoints; "
             "leave it out, and give run.dir=FOLDER on the disk that has the room"
         )
-
-
-def check_values(config: DictConfig) -> None:
-    """Raise PreflightError, listing everything that :func:`value_problems` says."""
-    if problems := list(value_problems(config)):
-        raise PreflightError(*problems)
