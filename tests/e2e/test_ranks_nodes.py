@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 PROGRAM = Path(__file__).with_name("one_update.py")
 #: FSDP ranks and Ray nodes; the first records the batch.
 PLACES = ((1, 1), (2, 1), (2, 2))
-Result = dict[str, np.ndarray]
+Results = dict[tuple[int, int], dict[str, np.ndarray]]
 #: Two losses of this package, two of verl's.
 LOSSES = ("fspo", "seq_gspo", "gspo", "vanilla")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Result]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("updates")
     by_place = {}
     for ranks, nodes in PLACES:
@@ -43,7 +43,7 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(a))
 
 
-def test_the_places_are_what_they_are_called(results: dict[tuple[int, int], Result]) -> None:
+def test_the_places_are_what_they_are_called(results: Results) -> None:
     for (ranks, nodes), result in results.items():
         assert (result["ranks"], result["nodes"], result["used"]) == (ranks, nodes, nodes)
     one = results[1, 1]
@@ -53,9 +53,7 @@ def test_the_places_are_what_they_are_called(results: dict[tuple[int, int], Resu
 
 
 @pytest.mark.parametrize("place", PLACES[1:])
-def test_losses_gradients_and_metrics_are_the_same(
-    results: dict[tuple[int, int], Result], place: tuple[int, int]
-) -> None:
+def test_losses_gradients_and_metrics_are_the_same(results: Results, place: tuple[int, int]) -> None:
     one, other = results[1, 1], results[place]
     for name in ("loss", "grad_norm", "actor/pg_loss", "kl_loss"):
         assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
@@ -71,7 +69,7 @@ def test_losses_gradients_and_metrics_are_the_same(
         assert relative(one["sums"][mini_batch], other["sums"][mini_batch]) < 1e-4
 
 
-def test_two_nodes_change_nothing_at_all(results: dict[tuple[int, int], Result]) -> None:
+def test_two_nodes_change_nothing_at_all(results: Results) -> None:
     """The same two ranks on one node and on two: the same sums in the same order."""
     for name in ("gradients", "change", "loss"):
         assert relative(results[2, 1][name], results[2, 2][name]) < 1e-6, name

@@ -16,6 +16,7 @@ from real_stack import SMALL
 from slurm_cluster import REPOSITORY, Cluster, tail, why_not
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
+Submit = Callable[..., tuple[str, Path, Path]]
 
 #: A job that runs one command on the launcher.
 BARE_JOB = """\
@@ -58,7 +59,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def submit(cluster: Cluster, tmp_path: Path) -> Callable[..., tuple[str, Path, Path]]:
+def submit(cluster: Cluster, tmp_path: Path) -> Submit:
     """Submits a job script; returns the job's id, its log and its run folder."""
 
     def submit(*arguments: str, **environment: str) -> tuple[str, Path, Path]:
@@ -103,7 +104,7 @@ def bare_job(folder: Path) -> str:
     return str(script)
 
 
-def test_demo_trains_on_two_nodes(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
+def test_demo_trains_on_two_nodes(cluster: Cluster, submit: Submit) -> None:
     job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL)
     ended = cluster.wait_for_end(job, 900, log)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
@@ -119,7 +120,7 @@ def test_demo_trains_on_two_nodes(cluster: Cluster, submit: Callable[..., tuple[
 
 
 def test_the_commands_own_status_and_two_jobs_on_the_same_nodes(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
+    cluster: Cluster, submit: Submit, tmp_path: Path
 ) -> None:
     look = tmp_path / "look.py"
     look.write_text(LOOK)
@@ -140,9 +141,7 @@ def test_the_commands_own_status_and_two_jobs_on_the_same_nodes(
     assert all(20000 <= int(port) < 32768 for port in ports)
 
 
-def test_a_missing_node_is_named(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
-) -> None:
+def test_a_missing_node_is_named(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     setup = tmp_path / "setup.sh"
     setup.write_text("[[ $SLURMD_NODENAME != node2 ]] || sleep 300\n")
     job, log, run_dir = submit(bare_job(tmp_path), "true", FSPO_SETUP=str(setup), FSPO_READY_TIMEOUT="30")
@@ -161,9 +160,7 @@ def ray_of(job: str, kind: str, start: str = "raylet") -> psutil.Process:
     )
 
 
-def test_a_lost_node_that_comes_back_costs_a_restart(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]
-) -> None:
+def test_a_lost_node_that_comes_back_costs_a_restart(cluster: Cluster, submit: Submit) -> None:
     job, log, run_dir = submit("slurm/demo_cpu.sh", *SMALL, "trainer.save_freq=1", "trainer.total_training_steps=6")
     wait_for("step 2/6", cluster, job, log, 500)
     ray_of(job, "worker").kill()
@@ -179,9 +176,7 @@ def test_a_lost_node_that_comes_back_costs_a_restart(
     assert_nothing_left(cluster, job, run_dir)
 
 
-def test_restarts_have_a_budget(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
-) -> None:
+def test_restarts_have_a_budget(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     job, log, run_dir = submit(bare_job(tmp_path), "sleep", "600", FSPO_RESTARTS="0")
     wait_for("Ray is up", cluster, job, log, 180)
     ray_of(job, "worker").kill()
@@ -194,7 +189,7 @@ def test_restarts_have_a_budget(
 
 @pytest.mark.parametrize("spare", [True, False], ids=["a spare node", "no spare node"])
 def test_a_node_that_is_lost_for_good_is_replaced(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path, spare: bool
+    cluster: Cluster, submit: Submit, tmp_path: Path, spare: bool
 ) -> None:
     size, watch = ("--nodes=3",) if spare else (), tmp_path / "watch.py"
     watch.write_text(WATCH)
@@ -230,9 +225,7 @@ exec "$@"
 """
 
 
-def test_every_step_runs_in_the_container(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
-) -> None:
+def test_every_step_runs_in_the_container(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     program, calls = tmp_path / "bin" / "apptainer", tmp_path / "calls"
     program.parent.mkdir()
     program.write_text(APPTAINER)
@@ -248,7 +241,7 @@ def test_every_step_runs_in_the_container(
     assert sorted(steps) == [[script, "head"], [script, "run"], [script, "run"], [script, "worker"]]
 
 
-def test_scancel_leaves_nothing(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
+def test_scancel_leaves_nothing(cluster: Cluster, submit: Submit) -> None:
     job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, "trainer.total_training_steps=50")
     wait_for("step 1/50", cluster, job, log, 500)
     cluster.run("scancel", job)
@@ -256,7 +249,7 @@ def test_scancel_leaves_nothing(cluster: Cluster, submit: Callable[..., tuple[st
     assert_nothing_left(cluster, job, run_dir)
 
 
-def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]]) -> None:
+def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Submit) -> None:
     overrides = ("trainer.total_training_steps=6", "trainer.save_freq=100", "algo=fspo_quantile")
     job, log, run_dir = submit("--nodes=1", "slurm/demo_cpu.sh", *SMALL, *overrides)
     wait_for("step 1/6", cluster, job, log, 500)
@@ -274,9 +267,7 @@ def test_warning_saves_requeues_and_resumes(cluster: Cluster, submit: Callable[.
     assert_nothing_left(cluster, job, run_dir)
 
 
-def test_an_array_compares_three_algorithms(
-    cluster: Cluster, submit: Callable[..., tuple[str, Path, Path]], tmp_path: Path
-) -> None:
+def test_an_array_compares_three_algorithms(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     job, *_ = submit(
         "--array=0-2", "--gpus-per-node=1", f"--output={tmp_path}/%a.out", "slurm/compare.sh", *SMALL,
         FSPO_EXPERIMENT="demo", FSPO_SEEDS="3", FSPO_COMPARE_DIR=str(tmp_path / "compare"), FSPO_RAY_GPUS="1",

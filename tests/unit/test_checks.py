@@ -17,7 +17,7 @@ from fspo.losses import ALGORITHMS
 from recipe.fspo import config as method
 from recipe.fspo.compare.__main__ import FAIR
 from recipe.fspo.config import complete_loss
-from recipe.fspo.job import JOB
+from recipe.fspo.job import JOB, choices
 from recipe.runner.launch import checks, values
 from recipe.runner.launch.prepare import prepare
 from recipe.runner.launch.start import check
@@ -47,11 +47,7 @@ def problems(tmp_path: Path) -> Problems:
     return find
 
 
-def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (Path(__file__).parents[2] / "conf" / group).glob("*.yaml"))
-
-
-@pytest.mark.parametrize("algo", options("algo"))
+@pytest.mark.parametrize("algo", choices("algo"))
 def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> None:
     assert problems(f"algo={algo}") == []
 

@@ -154,5 +154,5 @@ def test_native_advantages() -> None:
 
 def test_composed_is_what_hydra_composes() -> None:
     overrides = ["seed=7", "trainer.save_freq=3", "+trainer.extra.key=[1,a]", "data.train_files=null", "algo=gspo"]
-    overrides += ["experiment=qwen3_8b", "~trainer.device"]
+    overrides += ["experiment=qwen3_8b", "~trainer.device", "++data.seed=4", "trainer.project_name='2026_11_23'"]
     assert OmegaConf.to_container(composed(*overrides)) == OmegaConf.to_container(compose(overrides))

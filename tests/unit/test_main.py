@@ -73,22 +73,6 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "value"),
-    [
-        ("+data.mine=3", "data.mine", 3),
-        ("++data.seed=4", "data.seed", 4),
-        ("~data.truncation", "data.truncation", None),
-        ("algo=gspo", "fspo.algo", "gspo"),
-        ("advantage=shared", "fspo.advantage", "shared"),
-        ("data.train_files=[a,b]", "data.train_files", ["a", "b"]),
-        ("trainer.experiment_name='2026_11_23'", "trainer.experiment_name", "2026_11_23"),
-    ],
-)
-def test_every_form_of_hydras_overrides_works(override: str, key: str, value: object) -> None:
-    assert OmegaConf.select(compose([override]), key) == value
-
-
-@pytest.mark.parametrize(
     ("override", "meant"),
     [
         ("actor_rollout_ref.actor.optim.lrr=1", "actor_rollout_ref.actor.optim.lr"),

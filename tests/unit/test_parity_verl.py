@@ -6,20 +6,11 @@ import dataclasses
 
 import pytest
 import torch
+from test_losses import batch
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
-
-
-def tensors(seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    old = -torch.rand(32, 200, generator=generator, dtype=torch.float64)
-    log_prob = old + 0.005 * torch.randn(32, 200, generator=generator, dtype=torch.float64)
-    mask = torch.arange(200) < torch.randint(0, 201, (32, 1), generator=generator)
-    mask &= torch.rand(32, 200, generator=generator) < 0.95
-    advantages = torch.randn(32, 1, generator=generator, dtype=torch.float64) * mask
-    return log_prob.to(dtype).requires_grad_(), old.to(dtype), advantages.to(dtype), mask
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -29,7 +20,7 @@ def tensors(seed: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, 
 def test_seq_gspo_equals_verl_gspo(seed: int, dtype: torch.dtype, clip: tuple[float, float], weighted: bool) -> None:
     from verl.workers.config import ActorConfig
 
-    log_prob, old, advantages, mask = tensors(seed, dtype)
+    log_prob, old, advantages, mask = batch(seed, sequences=32, width=200, scale=0.005, dtype=dtype)
     weights = torch.linspace(0.5, 1.5, 32, dtype=dtype)[:, None].expand_as(old) if weighted else None
     config = ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=clip[0], clip_ratio_high=clip[1]

@@ -27,21 +27,28 @@ def micro_batch(seed: int) -> Added:
     return "fspo", tensors, sequence_policy_loss(*tensors, ALGORITHMS["fspo"])
 
 
+def recorded(*mini_batches: list[int], grad_norm: float | None = None) -> list[MiniBatch]:
+    """What a rank has recorded of micro-batches with these seeds."""
+    recorder = Recorder()
+    recorder.enable(max_response_length=8, sequences=True)
+    for seeds in mini_batches:
+        recorder.begin_mini_batch()
+        for seed in seeds:
+            recorder.add(*micro_batch(seed))
+        recorder.end_mini_batch(grad_norm)
+    popped = recorder.pop()
+    assert recorder.pop() == []
+    return popped
+
+
 def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
+    first, second = (mini_batch.sums for mini_batch in recorded([0, 1], [2]))
+    assert (first.total("count"), second.total("count")) == (6, 3)
+    assert (first.total("truncated"), second.total("truncated")) == (2, 1)
     recorder = Recorder()
     recorder.begin_mini_batch()
     recorder.add(*micro_batch(0))
     assert recorder.pop() == []  # plain verl never enables it
-    recorder.enable(max_response_length=8)
-    for mini_batch in ([0, 1], [2]):
-        recorder.begin_mini_batch()
-        for seed in mini_batch:
-            recorder.add(*micro_batch(seed))
-        recorder.end_mini_batch(grad_norm=None)
-    first, second = (mini_batch.sums for mini_batch in recorder.pop())
-    assert (first.total("count"), second.total("count")) == (6, 3)
-    assert (first.total("truncated"), second.total("truncated")) == (2, 1)
-    assert recorder.pop() == []
 
 
 def test_band_state_follows_the_mini_batch() -> None:
@@ -80,15 +87,7 @@ def test_the_first_mini_batch_keeps_its_own_log_probabilities_over_the_epochs() 
 
 
 def test_ranks_are_joined_by_mini_batch() -> None:
-    per_rank = []
-    for rank in range(2):
-        recorder = Recorder()
-        recorder.enable(max_response_length=8, sequences=True)
-        for mini_batch in range(2):
-            recorder.begin_mini_batch()
-            recorder.add(*micro_batch(2 * rank + mini_batch))
-            recorder.end_mini_batch(grad_norm=1.5)
-        per_rank.append(recorder.pop())
+    per_rank = [recorded([2 * rank], [2 * rank + 1], grad_norm=1.5) for rank in range(2)]
     first, _ = join_ranks([*per_rank, None])  # under Ulysses another rank speaks for the last one
     assert first.sums.total("count") == 6
     outputs = micro_batch(0)[-1], micro_batch(2)[-1]
@@ -106,17 +105,7 @@ def test_ranks_are_joined_by_mini_batch() -> None:
 
 @pytest.mark.parametrize("ranks", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[7, 2, 5], [0, 6, 1, 3, 4]]])
 def test_the_active_band_is_the_same_bit_for_bit_on_any_ranks(ranks: list[list[int]]) -> None:
-    per_rank = []
-    for seeds in ranks:
-        recorder = Recorder()
-        recorder.enable(max_response_length=8, sequences=True)
-        for mini_batch in range(2):
-            recorder.begin_mini_batch()
-            for seed in seeds:
-                recorder.add(*micro_batch(10 * mini_batch + seed))
-            recorder.end_mini_batch(grad_norm=None)
-        per_rank.append(recorder.pop())
-    mini_batches = join_ranks(per_rank)
+    mini_batches = join_ranks([recorded(seeds, [10 + seed for seed in seeds]) for seeds in ranks])
     controller = BandController(ALGORITHMS["fspo_active"])
     state = controller.update([x.sums for x in mini_batches], [leans(*x.sequences[:3]) for x in mini_batches])
     outputs = [micro_batch(10 + seed)[-1] for seed in range(8)]

@@ -14,6 +14,23 @@ from messages import holds
 from omegaconf import OmegaConf
 
 from fspo.funnel import LengthFunnel
+from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
+from recipe.fspo.worker import RecordingTrainingWorker
+from recipe.runner.faults.errors import ExplainedError
+
+
+def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
+    """As a trainer does it whose filter leaves so many prompts, and these for validation."""
+
+    def dataloader(self: FSPOTrainer) -> None:
+        self.train_dataset, self.val_dataset = range(train), val
+        torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
+
+    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
+    trainer = object.__new__(FSPOTrainer)
+    data = {"max_prompt_length": 16, "train_batch_size": 32}
+    trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(folder)}})
+    trainer._init_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -21,39 +38,20 @@ from fspo.funnel import LengthFunnel
     [(31, 5, ("data.train_files", " 31 ", "max_prompt_length=16", " 32 ")), (32, 0, ("data.val_files", " 0 "))],
 )
 def test_too_few_prompts_after_the_filter_are_named(
-    monkeypatch: pytest.MonkeyPatch, train: int, val: int, says: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: int, val: int, says: tuple[str, ...]
 ) -> None:
-    from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
-    from recipe.runner.hooks import ExplainedError
-
-    def dataloader(self: FSPOTrainer) -> None:
-        self.train_dataset, self.val_dataset = range(train), range(val)
-        torch.utils.data.DataLoader(self.val_dataset, batch_size=len(self.val_dataset))  # as verl does
-
-    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
-    trainer = object.__new__(FSPOTrainer)
-    trainer.config = OmegaConf.create({"data": {"max_prompt_length": 16, "train_batch_size": 32}})
     with pytest.raises(ExplainedError, match=holds(*says)):
-        trainer._init_dataloader()
+        load_data(monkeypatch, tmp_path, train, [0] * val)
 
 
 def test_the_problems_of_a_validation_are_counted_after_the_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
-
     class Rows(list[int]):
         dataframe = datasets.Dataset.from_dict({"data_source": ["a", "b", "a"]})
 
-    def dataloader(self: FSPOTrainer) -> None:
-        self.train_dataset, self.val_dataset = range(32), Rows([0, 1, 2])
-
-    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
-    trainer = object.__new__(FSPOTrainer)
-    data = {"max_prompt_length": 16, "train_batch_size": 32}
-    trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(tmp_path)}})
-    trainer._init_dataloader()
+    load_data(monkeypatch, tmp_path, 32, Rows([0, 1, 2]))
     assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
 
 
@@ -75,8 +73,6 @@ def test_the_problems_of_a_validation_are_counted_after_the_filter(
 def test_pi_old_of_the_first_mini_batch_is_computed_only_where_it_is_read(
     settings: list[str], step: int, rows: int, is_own: bool
 ) -> None:
-    from recipe.fspo.trainer import FSPOTrainer
-
     trainer = object.__new__(FSPOTrainer)
     trainer.config = composed("experiment=demo", *settings)
     trainer.global_steps, trainer.total_training_steps = step, 20
@@ -109,8 +105,6 @@ class Engine:
 
 @pytest.mark.parametrize(("lr", "decay", "steps"), [(1e-3, 0.1, 20), (1e-4, 0.5, 40)])
 def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: float, decay: float, steps: int) -> None:
-    from recipe.fspo.worker import RecordingTrainingWorker
-
     saved, never_stopped = Engine(1e-3, 0.1, 20), Engine(lr, decay, steps)
     for each in (saved, never_stopped):
         for _ in range(5):
@@ -126,8 +120,6 @@ def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: f
 
 
 def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
-
     prompts = iter("cab")
     monkeypatch.setattr(PPOTrainerSync, "_fetch_one_gen_batch", lambda self: {"uid": [next(prompts)]})
     trainer = object.__new__(FSPOTrainer)
