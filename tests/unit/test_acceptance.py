@@ -8,7 +8,7 @@ import pytest
 import torch
 from batches import loss_output, random_batch
 
-from fspo.acceptance import Gradient, acceptance_counts, kept_output, stack_sums, unclipped_weight
+from fspo.acceptance import Gradient, acceptance_counts, kept_output, stack_sums
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import SequenceSums
 from fspo.types import BandState
@@ -39,19 +39,6 @@ def test_views_of_acceptance() -> None:
         assert counts.total.sum() == pytest.approx(float(total))
     with pytest.raises(KeyError, match=r"'nope'.*symmetric"):
         acceptance_counts(sums_MKF, "nope")
-
-
-def test_weights_by_hand() -> None:
-    d, mask = torch.tensor([[0.1, 0.2, -0.4, 9.0]]), torch.tensor([[True, True, True, False]])
-    for weight, expected in {
-        "none": [0, 0, 0],
-        "token": [0.1, 0.2, -0.4],
-        "prefix": [0.1, 0.3, -0.1],
-        "sequence": [-0.1] * 3,
-        "length_normalised": [-0.1 / 3] * 3,
-    }.items():
-        actual = unclipped_weight(d, mask, weight)  # type: ignore[arg-type]
-        torch.testing.assert_close(actual, torch.tensor([[*torch.tensor(expected).exp().tolist(), 0.0]]))
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))

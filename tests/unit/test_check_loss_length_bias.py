@@ -1,4 +1,4 @@
-"""What a loss does by length, told from its gradient: normalisation, weight, what it keeps of drawn responses."""
+"""What a loss does by length: normalisation, what it keeps of drawn responses, and how these are drawn."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_check_loss_checks import of_library, token_loss
+from test_check_loss_checks import of_library
 
 from fspo.acceptance import acceptance_counts
 from fspo.check_loss.call import Config, PolicyLoss
-from fspo.check_loss.length_bias import LENGTHS, clip_by_length, find_weight, normalisation, synthetic
+from fspo.check_loss.length_bias import LENGTHS, clip_by_length, normalisation, synthetic
+from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import merge_bins, plain_lre
-from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 
 
@@ -25,38 +26,6 @@ def test_normalisation(name: str, exponent: float) -> None:
     per_token, fitted = normalisation(policy_loss(of_library(name)))
     assert fitted == pytest.approx(exponent, abs=1e-9)
     assert per_token == pytest.approx([length**exponent for length in LENGTHS])
-
-
-def prefix(log_prob: Any, old_log_prob: Any, **others: Any) -> Any:
-    d_BT = (log_prob - old_log_prob) * others["response_mask"]
-    weight_BT = d_BT.cumsum(-1).exp().detach()
-    others["advantages"] = others["advantages"] * weight_BT
-    return token_loss(log_prob=log_prob, old_log_prob=old_log_prob, term=lambda d, a: -a * d, **others)
-
-
-def pairs(log_prob: Any, old_log_prob: Any, **others: Any) -> Any:
-    d_BT = (log_prob - old_log_prob).detach()
-    others["advantages"] = others["advantages"] * (d_BT + d_BT.roll(1, -1)).exp()
-    return token_loss(log_prob=log_prob, old_log_prob=old_log_prob, term=lambda d, a: -a * d, **others)
-
-
-def reinforce(**arguments: Any) -> Any:
-    return token_loss(term=lambda d, a: -a * d, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("loss", "weight"),
-    [
-        (of_library("fspo"), "sequence"),
-        (of_library("seq_gspo"), "length_normalised"),
-        (token_loss, "token"),
-        (prefix, "prefix"),
-        (reinforce, "none"),
-        (pairs, None),
-    ],
-)
-def test_the_weight_is_found_by_probing(loss: Any, weight: str | None) -> None:
-    assert find_weight(policy_loss(loss)) == weight
 
 
 def test_what_a_band_keeps_is_its_acceptance() -> None:
@@ -76,3 +45,22 @@ def test_what_a_band_keeps_is_its_acceptance() -> None:
         assert clip.errors[view].lre == pytest.approx(float(plain_lre(accepted, total)[0]), abs=1e-5)
     assert clip.kept == pytest.approx(1 - (sums.total("clipped_high") + sums.total("clipped_low")) / 1280, abs=1e-6)
     assert clip.kept_J[0] > clip.kept_J[-1] + 0.1  # a constant band rejects long responses
+
+
+KINDS = TokenKinds.random(0.03, np.random.default_rng(0))
+UP, DOWN = np.log(KINDS.q_J / KINDS.p_J), np.log((1 - KINDS.q_J) / (1 - KINDS.p_J))
+#: Of one token's log-ratio, exactly: KL(pi_old || pi), which is minus its mean, and its standard deviation.
+KL = -float(np.mean(KINDS.p_J * UP + (1 - KINDS.p_J) * DOWN))
+SIGMA = float(np.mean(KINDS.p_J * UP**2 + (1 - KINDS.p_J) * DOWN**2) - KL**2) ** 0.5
+
+
+@pytest.mark.parametrize("length", [1, 30, 500])
+def test_identity_drift_and_dispersion_of_samples(length: int) -> None:
+    assert pytest.approx(0.03, rel=0.02) == SIGMA and pytest.approx(SIGMA**2 / 2, rel=0.02) == KL
+    n = 4000
+    log_prob, old, mask = KINDS.log_probs(np.full(n, length), length + 8, np.random.default_rng(length))
+    assert mask.sum(-1).tolist() == [length] * n
+    S = sequence_log_ratio(log_prob, old, mask).numpy()
+    assert abs(S.mean() + length * KL) < 4 * S.std() / n**0.5
+    assert S.std() == pytest.approx(SIGMA * length**0.5, rel=0.06)
+    assert abs(np.exp(S).mean() - 1) < 4 * np.exp(S).std() / n**0.5

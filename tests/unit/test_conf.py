@@ -75,7 +75,9 @@ def test_a_key_that_verl_refuses_is_named_with_what_is_like_it() -> None:
 
 def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    assert platform_environment("cpu")["VERL_PLATFORM"] == "cpu"
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")  # the user's wins
+    environment = platform_environment("cpu")
+    assert (environment["VERL_PLATFORM"], environment["VLLM_CPU_KVCACHE_SPACE"]) == ("cpu", "4")
     with pytest.raises(WrongMachineError, match=r"trainer\.device=cuda.*requirements/gpu\.txt"):
         platform_environment("cuda")  # this test environment holds torch's CPU build
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
@@ -84,12 +86,6 @@ def test_platform_follows_the_experiment(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("VERL_PLATFORM", "nvidia")
     with pytest.raises(WrongMachineError, match=r"VERL_PLATFORM=nvidia .*device=cpu"):
         platform_environment("cpu")
-
-
-def test_what_the_user_sets_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VERL_PLATFORM", raising=False)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
-    assert platform_environment("cpu")["VLLM_CPU_KVCACHE_SPACE"] == "4"
 
 
 #: What swapping `algo` may change: its name, its loss with the loss's settings, and its native advantage estimator.

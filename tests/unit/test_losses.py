@@ -36,16 +36,6 @@ def band(length: int, loss: SequenceLossSettings, state: BandState | None = None
     return float(lower), float(upper)
 
 
-@pytest.mark.parametrize("length", [1, 7, 1024, 32768])
-def test_bands_are_the_published_formulas(length: int) -> None:
-    sqrt = SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.05)
-    assert band(length, sqrt) == pytest.approx((-0.03 * math.sqrt(length), 0.05 * math.sqrt(length)), rel=1e-12)
-    constant = SequenceLossSettings(band="constant", clip_low=0.2, clip_high=0.28)
-    assert band(length, constant) == pytest.approx((math.log(0.8), math.log(1.28)), rel=1e-12)
-    linear = SequenceLossSettings(band="linear", clip_low=3e-4, clip_high=4e-4)
-    assert band(length, linear) == pytest.approx((length * math.log(1 - 3e-4), length * math.log(1 + 4e-4)), rel=1e-12)
-
-
 def test_measured_bands_are_the_sqrt_band_until_they_are_measured() -> None:
     widths = tuple(0.01 + 1e-4 * k for k in range(K))
     measured = BandState(half_width_K=widths, active_line=(0.07, 0.003))
