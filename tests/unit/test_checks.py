@@ -24,11 +24,12 @@ from recipe.runner.launch.start import check
 from recipe.runner.launch.values import PreflightError
 
 Problems = Callable[..., list[str]]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 #: As many problems as one step needs, so that they are written quickly.
 SMALL_TASK = ["data.offline_task.n_train=32", "data.offline_task.n_test=8"]
 #: Micro-batches by number of sequences, as on machines without remove-padding; the demo packs them by tokens.
-BY_SEQUENCES = "actor_rollout_ref.actor.use_dynamic_bsz=false"
-LOSS = "actor_rollout_ref.actor.policy_loss"
+BY_SEQUENCES = f"{ACTOR}.use_dynamic_bsz=false"
+LOSS = f"{ACTOR}.policy_loss"
 CORRECTION = "algorithm.rollout_correction"
 
 
@@ -67,10 +68,10 @@ def test_every_condition_of_the_studies_passes(problems: Problems, overrides: tu
 #: Overrides with a mistake, and what one of the sentences must hold: the key, the value, the remedy.
 MISTAKES = (
     # values of another kind, or out of range
-    ("actor_rollout_ref.rollout.n=2.5", "rollout.n=2.5 ", "integer"),
-    ("actor_rollout_ref.rollout.temperature=0", "rollout.temperature=0 ", "greater than 0"),
-    ("actor_rollout_ref.actor.optim.lr=0.1", "optim.lr=0.1 ", "less than 0.01"),
-    ("actor_rollout_ref.actor.fsdp_config.fsdp_size=0", "fsdp_size=0 ", "-1"),
+    (f"{ROLLOUT}.n=2.5", "rollout.n=2.5 ", "integer"),
+    (f"{ROLLOUT}.temperature=0", "rollout.temperature=0 ", "greater than 0"),
+    (f"{ACTOR}.optim.lr=0.1", "optim.lr=0.1 ", "less than 0.01"),
+    (f"{ACTOR}.fsdp_config.fsdp_size=0", "fsdp_size=0 ", "-1"),
     ("trainer.save_freq=-2", "save_freq=-2 ", "-1"),
     ("run.log=few", "run.log=few ", "'headline' or 'all'"),
     ("fspo.kl_to_start=2", "fspo.kl_to_start=2 ", "boolean"),
@@ -82,63 +83,49 @@ MISTAKES = (
     # model, data, disk
     ("actor_rollout_ref.model.path=/no/such/model", "model.path='/no/such/model'", "hub"),
     ("+actor_rollout_ref.model.tokenizer_path=./none", "model.tokenizer_path='./none'", "copy its files"),
-    ("data.val_files=file:///no/such.parquet", "data.val_files: /no/such.parquet does not exist"),
-    ("data.val_files=null", "data.val_files: 0 rows in 0 file", "prepare"),
+    ("data.val_files=file:///no/such.parquet", "data.val_files", "/no/such.parquet"),
+    ("data.val_files=null", "data.val_files", "0 rows", "prepare"),
     ("data.train_max_samples=8", "data.train_files: 32 rows", "8 ", "data.train_max_samples", "data.train_batch_size"),
     ("run.dir=/dev/null/run", "run.dir=/dev/null/run", "give another"),
     ("trainer.max_actor_ckpt_to_keep=9999999", "9999999 checkpoint(s)", "make room"),
     # arithmetic
     ("data.train_batch_size=30", "train_batch_size=30 ", "ppo_mini_batch_size=8"),
-    ("trainer.n_gpus_per_node=4 actor_rollout_ref.actor.fsdp_config.fsdp_size=3", "n_gpus_per_node=4 ", "fsdp_size=3"),
+    (f"trainer.n_gpus_per_node=4 {ACTOR}.fsdp_config.fsdp_size=3", "n_gpus_per_node=4 ", "fsdp_size=3"),
     ("trainer.n_gpus_per_node=3", "rollout.n=64 ", "n_gpus_per_node=3"),
-    (f"{BY_SEQUENCES} actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=48", "=64 ", "batch_size_per_gpu=48"),
+    (f"{BY_SEQUENCES} {ACTOR}.ppo_micro_batch_size_per_gpu=48", "=64 ", "batch_size_per_gpu=48"),
     (BY_SEQUENCES, "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),  # verl's words
     ("data.max_response_length=600", "= 616 ", "max_position_embeddings = 512", "shorten data.max_response_length"),
-    ("actor_rollout_ref.rollout.max_model_len=128", "= 272 ", "rollout.max_model_len = 128", "max_model_len=272"),
+    (f"{ROLLOUT}.max_model_len=128", "= 272 ", "rollout.max_model_len = 128", "max_model_len=272"),
     (
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 "
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=100",
-        "= 272 ",
-        "actor.ppo_max_token_len_per_gpu = 100",
-        "2 Ulysses",
-        "ppo_max_token_len_per_gpu=136",
+        f"{ACTOR}.ulysses_sequence_parallel_size=2 {ACTOR}.ppo_max_token_len_per_gpu=100",
+        *("= 272 ", "actor.ppo_max_token_len_per_gpu = 100", "2 Ulysses", "ppo_max_token_len_per_gpu=136"),
     ),
-    ("actor_rollout_ref.rollout.tensor_model_parallel_size=3", "parallel_size=3 ", "heads", "set it to 2"),
+    (f"{ROLLOUT}.tensor_model_parallel_size=3", "parallel_size=3 ", "heads", "set it to 2"),
     # what contradicts itself, or is not served
-    (
-        "actor_rollout_ref.rollout.val_kwargs.n=2 actor_rollout_ref.rollout.val_kwargs.do_sample=false",
-        "val_kwargs.n=2 ",
-        "val_kwargs.do_sample=true",
-    ),
-    ("actor_rollout_ref.actor.checkpoint.async_save=true", "async_save=true", "set it to false"),
+    (f"{ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.do_sample=false", "val_kwargs.n=2 ", "val_kwargs.do_sample=true"),
+    (f"{ACTOR}.checkpoint.async_save=true", "async_save=true", "set it to false"),
     ("trainer.max_actor_ckpt_to_keep=1", "max_actor_ckpt_to_keep=1 ", "2 or more"),
     ("+actor_rollout_ref.model.lora_adapter_path=/a", "lora_adapter_path=/a ", "lora_rank=0"),
     ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo, "),
     ("trainer.critic_warmup=5", "critic_warmup=5 ", "adv_estimator=grpo", "set it to 0"),
     # the method
-    ("algo=rloo actor_rollout_ref.rollout.n=1", "adv_estimator=rloo ", "rollout.n=1", "2 or more"),
-    ("actor_rollout_ref.rollout.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1 "),
-    ("actor_rollout_ref.rollout.top_k=50", "rollout.top_k=50 ", "top_k=-1 "),
-    ("actor_rollout_ref.actor.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", LOSS),
-    ("algo=gspo_verl actor_rollout_ref.actor.clip_ratio_low=0.2", "clip_ratio_low=0.2 ", "3e-4"),
-    (f"{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "nearly every", "band=sqrt", "0.03"),
-    (f"{LOSS}.clip_high=0.2", f"{LOSS}.clip_high=0.2 ", "never clip", "band=sqrt", "0.03"),
-    (f"algo=gspo {LOSS}.clip_high=0.03", f"{LOSS}.clip_high=0.03 ", "never clip", "band=linear", "4e-4"),
+    (f"algo=rloo {ROLLOUT}.n=1", "adv_estimator=rloo ", "rollout.n=1", "2 or more"),
+    (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1 "),
+    (f"{ROLLOUT}.top_k=50", "rollout.top_k=50 ", "top_k=-1 "),
+    (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", LOSS),
+    (f"algo=gspo_verl {ACTOR}.clip_ratio_low=0.2", "clip_ratio_low=0.2 ", "3e-4"),
+    (f"{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "band=sqrt", "0.03"),
+    (f"{LOSS}.clip_high=0.2", f"{LOSS}.clip_high=0.2 ", "band=sqrt", "0.03"),
+    (f"algo=gspo {LOSS}.clip_high=0.03", f"{LOSS}.clip_high=0.03 ", "band=linear", "4e-4"),
     (f"{LOSS}.drift=ema", f"{LOSS}.drift='ema' "),
     (f"+{LOSS}.clip=1", f"{LOSS}: ", "'clip'", "docs/algorithms.md"),
     (f"algo=vespo {LOSS}.k_pos=0", f"{LOSS}._target_=", "k_pos=0 "),
     (f"algo=ctpo_la +{LOSS}.clip_hihg=1", f"{LOSS}._target_=", "'clip_hihg'"),
     (
-        f"{BY_SEQUENCES} actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64 "
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32",
-        "ppo_micro_batch_size_per_gpu=64 ",
-        "log_prob_micro_batch_size_per_gpu=32",
+        f"{BY_SEQUENCES} {ACTOR}.ppo_micro_batch_size_per_gpu=64 {ROLLOUT}.log_prob_micro_batch_size_per_gpu=32",
+        *("ppo_micro_batch_size_per_gpu=64 ", "log_prob_micro_batch_size_per_gpu=32"),
     ),
-    (
-        "algo=vespo actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=1024",
-        "ppo_max_token_len_per_gpu=2048 ",
-        "log_prob_max_token_len_per_gpu=1024",
-    ),
+    (f"algo=vespo {ROLLOUT}.log_prob_max_token_len_per_gpu=1024", "ppo_max_token_len_per_gpu=2048 ", "per_gpu=1024"),
     (f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.bypass_mode=True ", "false"),
     (f"{CORRECTION}.rollout_is=token", "rollout_is=token ", "sequence or null"),
     (f"{CORRECTION}.rollout_rs='seq_sum_k1,token_k1'", "rollout_rs=seq_sum_k1,token_k1 ", "seq_..."),
@@ -147,15 +134,10 @@ MISTAKES = (
     (f"mode=separate_async {CORRECTION}.rollout_rs=null", "rollout_rs=null ", "seq_sqrt_k1", "accept_uncorrected=true"),
     ("mode=colocate_async fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "rollout_rs to null"),
     (f"{CORRECTION}.rollout_is=sequence fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "actor"),
-    (
-        f"{CORRECTION}.rollout_is=sequence actor_rollout_ref.rollout.calculate_log_probs=false",
-        "calculate_log_probs=false",
-        CORRECTION,
-        "set it to true",
-    ),
+    (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),
     ("match_scale=matched fspo.reference_length=null", "fspo.reference_length=null", "match_scale=matched"),
     # what verl refuses
-    ("actor_rollout_ref.actor.loss_agg_mode=foo", "verl refuses the configuration", "loss_agg_mode: foo"),
+    (f"{ACTOR}.loss_agg_mode=foo", "loss_agg_mode: foo"),
 )
 
 
