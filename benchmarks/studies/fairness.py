@@ -310,7 +310,7 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> dict[str, 
     groups, starts = group_runs(runs), shared_starts(runs)
     begin = ", ".join(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])
     # The LREs have tables of their own, over all seeds' sequences together.
-    measures = [each for each in standard_measures(runs, starts) if not each.label.startswith("LRE")]
+    measures = [each for each in standard_measures(runs) if not each.label.startswith("LRE")]
     named["own"] = [["comparison", f"bins from {begin} tokens", *VIEWS]]
     named["removed"] = [["comparison", f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS]]
     named["learning"] = [["comparison", "runs", "measure", "value"]]

@@ -102,7 +102,7 @@ class Measure:
     of: Callable[[Run], float | None]
 
 
-def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64] | None = None) -> list[Measure]:
+def standard_measures(runs: Sequence[Run]) -> list[Measure]:
     """The rows of the table of final numbers, for the metrics that any run of a report has."""
     held_out = dict.fromkeys(name for run in runs for name in run.validation_metrics())
     short = {name: name.removeprefix("val-core/") for name in held_out}
@@ -121,10 +121,10 @@ def standard_measures(runs: Sequence[Run], starts: npt.NDArray[np.int64] | None 
         _logged("response-length growth", "last over first tenth of the steps", "{:.2f}x", _growth, length),
         _counted("clip rate", "share outside the band, all steps", "accepted", complement=True),
         _counted("gradient removed", "share actively clipped, all steps", "clipped_high", "clipped_low"),
-        _lre("LRE, symmetric", "debiased; each run alone", starts, "symmetric"),
-        _lre("LRE, active", "debiased; each run alone", starts, "active"),
-        _lre("LRE, weight mass", "debiased; each run alone", starts, "mass"),
-        _lre("LRE noise floor", "mean LRE of flat rates with these counts", starts, "symmetric", "noise_floor"),
+        _lre("LRE, symmetric", "debiased; each run alone", "symmetric"),
+        _lre("LRE, active", "debiased; each run alone", "active"),
+        _lre("LRE, weight mass", "debiased; each run alone", "mass"),
+        _lre("LRE noise floor", "mean LRE of flat rates with these counts", "symmetric", "noise_floor"),
         _counted("truncated", "share cut at the maximum length", "truncated"),
         _counted("zero advantage", "share of sequences with A = 0", "advantage_zero"),
         _logged("gradient norm, largest", "over the median", "{:.1f}x", _spike, "actor/grad_norm"),
@@ -159,11 +159,9 @@ def _counted(label: str, meaning: str, *fields: str, complement: bool = False) -
     return Measure(label, meaning, "{:.1%}", of)
 
 
-def _lre(
-    label: str, meaning: str, starts: npt.NDArray[np.int64] | None, view: str, number: str = "debiased.value"
-) -> Measure:
+def _lre(label: str, meaning: str, view: str, number: str = "debiased.value") -> Measure:
     def of(run: Run) -> float | None:
-        profile = length_profile([run], starts, view)  # as in the findings: of one run the two are one number
+        profile = length_profile([run], view=view)  # as in the findings: of one run the two are one number
         return None if profile is None or np.isnan(profile.error.lre) else float(attrgetter(number)(profile.error))
 
     return Measure(label, meaning, "{:.3f}", of)
