@@ -73,9 +73,6 @@ REFUSED = {
 }
 
 
-# ---------------------------------------------------------------- the table
-
-
 def test_every_row_is_run_or_refused() -> None:
     assert sorted(ROWS) == sorted([*itertools.chain.from_iterable(STARTS.values()), *REFUSED])
 
@@ -100,9 +97,6 @@ def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch
     with pytest.raises(PreflightError) as refused:
         checks.check(config, problems, (*checks.GPUS_AND_DISK, *checks.MODEL_AND_DATA))
     assert any(REFUSED[feature] in problem for problem in refused.value.problems)
-
-
-# ---------------------------------------------------------------- what runs
 
 
 @pytest.fixture(scope="module")

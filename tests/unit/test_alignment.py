@@ -17,8 +17,6 @@ from benchmarks.alignment.gradients import (
 )
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 
-# ---------------------------------------------------------------- the mathematics
-
 
 def objective(**changes: np.ndarray) -> ClippedObjective:
     """Two folds, two bins of 2 sequences each per fold; short gradients along x, long ones along y."""
@@ -90,9 +88,6 @@ def test_cosine_bounds_are_sharp() -> None:
     assert of_bins["cosine"] == pytest.approx(np.sqrt(1 - r**2), abs=1e-12)
     within = figures(g[None], np.array([[0.0, g[1]]]), np.ones(1), np.ones(1))
     assert within["cosine"] == pytest.approx(within["symmetric/bound"], abs=1e-12)
-
-
-# ---------------------------------------------------------------- gradients
 
 
 @pytest.mark.parametrize("algo", ["fspo", "seq_rloo", "seq_gspo", "luspo"])

@@ -166,9 +166,6 @@ def test_sums_by_position_against_the_formula() -> None:
         PositionSums.from_rows([[1, 2, 3]])
 
 
-# ----------------------------------------------------------------- under verl
-
-
 class Engine:
     """A part of verl's FSDP engine: what an audit and TrainingWorker ask it for, and a loss over two micro-batches."""
 

@@ -199,9 +199,6 @@ def test_a_half_written_checkpoint_is_not_kept_in_place_of_a_whole_one(tmp_path:
     assert (tmp_path / "global_step_20").exists(), "nothing whole would be left"
 
 
-# ---------------------------------------------------------------- our own state
-
-
 def sums(seed: int) -> SequenceSums:
     return SequenceSums.zeros().add_(loss_output(4, 8, seed=seed))
 
@@ -233,9 +230,6 @@ def test_damaged_or_foreign_trainer_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).write_bytes((tmp_path / STATE_FILE).read_bytes()[:100])
     with pytest.raises(ValueError, match=STATE_FILE):
         load_state(tmp_path, fixed)
-
-
-# ---------------------------------------------------------------- export
 
 
 def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:

@@ -83,9 +83,6 @@ def column(page: str, head: str) -> list[str]:
     return spans
 
 
-# ---------------------------------------------------------------- the site
-
-
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     from mkdocs.commands.build import build
@@ -131,9 +128,6 @@ def test_functions_of_the_reading_path_exist() -> None:
     for file, name in named:
         for part in name.split("."):
             assert re.search(rf"^ *(?:async )?(?:def|class) {part}\b", text_of(file), re.M), (file, name)
-
-
-# ---------------------------------------------------------------- names and values
 
 
 def test_every_metric_is_explained() -> None:
@@ -192,9 +186,6 @@ def test_every_algorithm_has_a_section_with_the_values_that_it_runs_with() -> No
             assert (float(value) if isinstance(real, float) else value) == real, (algo, name)
 
 
-# ---------------------------------------------------------------- examples
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_examples_run(
     page: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,8 +203,6 @@ def test_python_examples_run(
         POLICY_LOSS_REGISTRY.update(before)
     assert capsys.readouterr().out
 
-
-# ---------------------------------------------------------------- commands
 
 #: Commands that belong to the system: nothing of this project could make them wrong.
 OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tensorboard", "wandb", "mlflow", "hf"}

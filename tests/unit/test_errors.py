@@ -79,9 +79,6 @@ def test_a_worker_that_died_before_it_was_watched_is_named_by_what_ray_says(
         assert "training ended early" in str(failure(error, tmp_path / "log", None, phase))
 
 
-# ---------------------------------------------------------------- memory
-
-
 def test_a_worker_that_ray_ended_for_memory_is_named_so(tmp_path: Path) -> None:
     for text, is_said in {"killed due to the node running low on memory": True, "gone": False}.items():
         sentence = str(failure(RuntimeError(text), tmp_path / "log", Death("FSDP worker", 4520, None, None), None))

@@ -10,24 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fspo.evaluation import Record, conclude_evaluation, evaluate, pass_at_k, read_records
 from fspo.fairness.bootstrap import ratio_interval
 
 
+@example((10_000, 1_000, 500))
 @given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 @settings(max_examples=200)
 def test_pass_at_k_is_the_closed_form(case: tuple[int, int, int]) -> None:
     n, correct, k = case
     closed = 1 - Fraction(math.comb(n - correct, k), math.comb(n, k))
     assert pass_at_k(n, correct, k) == pytest.approx(float(closed), abs=1e-12)
-
-
-def test_pass_at_k_stays_accurate_for_many_responses() -> None:
-    closed = 1 - Fraction(math.comb(9_000, 500), math.comb(10_000, 500))
-    assert pass_at_k(10_000, 1_000, 500) == pytest.approx(float(closed), rel=1e-12)
 
 
 def coverage(n_problems: int, responses: int, trials: int, seed: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,37 +31,6 @@ print(json.dumps({
     "forked": "fractions" in sys.modules, "leads": os.getpgid(0) == os.getpid(), "pid": os.getpid(),
 }), flush=True)
 print("said", file=sys.stderr)
-"""
-
-#: Spawns a process in each way to end, as vLLM spawns its engine.
-_SPAWNER = """
-import json, multiprocessing, os, signal, sys, time
-
-def child(connection, how):
-    connection.send(["fractions" in sys.modules, os.getpid(), os.getpgrp(), multiprocessing.current_process().name])
-    if how == "exit":
-        sys.exit(7)
-    if how == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how in ("terminate", "kill"):
-        time.sleep(60)
-
-if __name__ == "__main__":
-    context, found = multiprocessing.get_context("spawn"), {}
-    for how in ("return", "exit", "killed", "terminate", "kill"):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=child, args=(theirs, how), name=how)
-        process.start()
-        theirs.close()
-        forked, pid, group, name = ours.recv()
-        if how in ("terminate", "kill"):
-            getattr(process, how)()
-        process.join(30)
-        limit = time.monotonic() + 30
-        while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
-            time.sleep(0.05)
-        found[how] = [forked, group == os.getpgrp(), name == how, os.path.exists(f"/proc/{pid}"), process.exitcode]
-    print(json.dumps(found), flush=True)
 """
 
 
@@ -108,21 +76,6 @@ def test_workers_are_forked_with_their_own_environment(
 
 def test_without_a_server_python_runs_the_worker(tmp_path: Path) -> None:
     assert not run_client(tmp_path / "nothing", tmp_path)["forked"]
-
-
-@pytest.mark.slow
-def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(
-    server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
-) -> None:
-    spawner, out = tmp_path / "spawner.py", tmp_path / "out"
-    spawner.write_text(_SPAWNER, encoding="utf-8")
-    with out.open("wb") as file:
-        subprocess.run([write_program(server[1]), spawner], stdout=file, check=True, timeout=120)
-    wait_until(out.read_text, 60)  # a forked worker goes on after its client
-    # forked; in the worker's process group, which Ray ends; with its own name; gone; with the exit code of a child,
-    # and for terminate() of the process that stands in for it
-    codes = {"return": 0, "exit": 7, **dict.fromkeys(("killed", "terminate", "kill"), -signal.SIGKILL)}
-    assert json.loads(out.read_text()) == {how: [True, True, True, False, code] for how, code in codes.items()}
 
 
 @pytest.mark.slow  # imports vLLM

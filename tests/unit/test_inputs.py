@@ -29,9 +29,6 @@ def test_the_demo_has_what_it_needs() -> None:
     assert problems() == []
 
 
-# ---------------------------------------------------------------- the model
-
-
 def test_an_incomplete_model_folder(tmp_path: Path) -> None:
     key = f"actor_rollout_ref.model.path={tmp_path}"
 
@@ -56,9 +53,6 @@ def test_a_model_of_the_hub_that_is_not_here(tmp_path: Path, monkeypatch: pytest
     assert "model.path='some/model'" in problem and "HF_HUB_OFFLINE=1" in problem and "download" in problem
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert problems("actor_rollout_ref.model.path=some/model") == []
-
-
-# ---------------------------------------------------------------- the data
 
 
 @pytest.mark.parametrize(
@@ -86,9 +80,6 @@ def test_the_files_of_a_list_are_checked_one_by_one_and_together(tmp_path: Path)
     (problem,) = problems(f"data.train_files=[{files['text']},{files['number']}]")
     assert problem.startswith(f"data.train_files: {files['number']} cannot be joined") and "int64" in problem
     assert problems(NO_TASK, f"data.train_files={files['text']}", f"data.val_files={files['text']}") != []
-
-
-# ---------------------------------------------------------------- the reward
 
 
 FUNCTION = "reward.custom_reward_function"

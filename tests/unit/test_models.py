@@ -74,9 +74,6 @@ def test_the_recipe_still_gives_a_like_model(task: str) -> None:
         assert low < accuracy(model, tokenizer, problems, temperature, task=task) < high
 
 
-# ---------------------------------------------------------------- the command
-
-
 def test_demo_data_writes_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "SIZES", {"train": 12, "test": 5})
     for task, source in (("remainder", "fspo/remainder"), ("words", "fspo/words")):

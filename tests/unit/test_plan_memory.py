@@ -31,9 +31,6 @@ def predicted(*settings: str) -> dict[str, dict[str, float]]:
     return predict(QWEN_8B, setup_of(*settings), Hardware()).items
 
 
-# ------------------------------------------------------------------ the model
-
-
 def test_the_demo_s_parameters_are_those_of_its_file() -> None:
     model = ModelShape.from_config(*read_architecture(DEMO))
     weights = load_file(Path(DEMO, "model.safetensors"))
@@ -123,9 +120,6 @@ def test_a_config_json_takes_the_place_of_the_model(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_counted(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput, match=rf"^model/config\.json: .*{says}"):
         ModelShape.from_config(fields, "model/config.json")
-
-
-# ------------------------------------------------------------------ memory
 
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"

@@ -52,9 +52,6 @@ def problems(*overrides: str, substitute: tuple[str, ...] = ("data", "model")) -
         return str(error)
 
 
-# ---------------------------------------------------------------- before anything starts
-
-
 def test_the_job_itself_passes_if_its_model_and_data_may_be_made_up() -> None:
     assert problems() == "16 GPUs, 8.19e9 parameters"
     assert re.search(rf"path='{_QWEN}' is not on this machine, .*add substitute=model", problems(substitute=("data",)))
@@ -67,28 +64,22 @@ def test_the_job_itself_passes_if_its_model_and_data_may_be_made_up() -> None:
 #: Overrides with a mistake, and what names it. Those of a group are made together: all are named at once.
 MISTAKES = (
     {
-        "data.max_response_length=40000": r"42048 .* 32768: shorten",
-        f"{_ROLLOUT}.val_kwargs.do_sample=false": r"val_kwargs\.n=8 .*do_sample=true, or n=1",
-        f"{_ROLLOUT}.tensor_model_parallel_size=3": r"size=3 .* 32 attention heads: set it to 2",
-        "reward.custom_reward_function.path=/no/reward.py": r"custom_reward_function\.path='/no/reward\.py'",
-        "trainer.logger=[console,wandb]": r"wandb.*WANDB_API_KEY",
+        "data.max_response_length=40000": r"42048 .* 32768.*max_response_length",
+        f"{_ROLLOUT}.tensor_model_parallel_size=3": r"size=3 .* 32 .* 2",
     },
     {
         "mode=separate_async": r"rollout\.nnodes \* rollout\.n_gpus_per_node=1 ",
-        f"{_ROLLOUT}.n_gpus_per_node=1": r"n_gpus_per_node=1 .*sizes=2: change",
-        f"{_ROLLOUT}.gpu_memory_utilization=0.98": r"utilization=0\.98 .* GiB .*: lower .*gpu_memory_utilization",
+        f"{_ROLLOUT}.n_gpus_per_node=1": r"n_gpus_per_node=1 .*=2",
+        f"{_ROLLOUT}.gpu_memory_utilization=0.98": r"utilization=0\.98 .* GiB .*gpu_memory_utilization",
     },
     {
         f"{_ROLLOUT}.dtype=bf61": r"rollout\.dtype=bf61 .*fp32",
         f"+{_ACTOR}.fsdp_config.mixed_precision={{param_dtype:half}}": r"param_dtype=half .*fp32",
         f"{_ACTOR}.optim.lr=1e6-": r"optim\.lr=1e6-",
     },
-    {
-        "trainer.nnodes=3": r"rollout\.n=2048 .*n_gpus_per_node=24: change",
-        f"{_ROLLOUT}.gpu_memory_utilization=0.98": r"utilization=0\.98 .* GiB .*: lower .*gpu_memory_utilization",
-    },
-    {f"{_MODEL}.path=/no/model": r"model\.path=/no/model: .*set it to the model.s folder"},
-    {f"{_MODEL}.path=Qwen/Qwen3-9B-Base": r"=Qwen/Qwen3-9B-Base: .*set it to the model.s folder"},
+    {"trainer.nnodes=3": r"rollout\.n=2048 .*n_gpus_per_node=24"},
+    {f"{_MODEL}.path=/no/model": r"model\.path=/no/model: .*folder"},
+    {f"{_MODEL}.path=Qwen/Qwen3-9B-Base": r"=Qwen/Qwen3-9B-Base: .*folder"},
     {f"{_ACTOR}.optim.lrr=1e-6": r"lrr"},
 )
 
@@ -129,9 +120,6 @@ def test_wrong_arguments_and_failures_end_the_command(
     printed = capsys.readouterr()
     assert printed.out == f"checks and planner ...\nwritten to {out}\n"
     assert re.search(r"^error: data\.train_files: /no\.parquet", printed.err, re.M)
-
-
-# ---------------------------------------------------------------- what the small run is
 
 
 @pytest.mark.parametrize("nodes", [1, 2])

@@ -67,9 +67,6 @@ def saved_by(folder: Path, *steps: int) -> Path:
     return first
 
 
-# ---------------------------------------------------------------- files
-
-
 @pytest.mark.parametrize("files", ["both", "train"])
 def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, files: str) -> None:
     mine = tmp_path / "mine"
@@ -148,9 +145,6 @@ def test_lines_leave_out_what_was_not_measured() -> None:
     assert step_line(3, 20, {"critic/rewards/mean": 0.5, "fspo/lre_debiased": None}) == "step 3/20  reward 0.500"
     assert validation_line(3, {"critic/rewards/mean": 0.5}) == ""
     assert validation_line(3, {"val-core/a/b/acc/mean@1": 0.25}) == "held-out after step 3:  a/b/acc/mean@1 0.250"
-
-
-# ---------------------------------------------------------------- settings
 
 
 def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
@@ -272,9 +266,6 @@ def test_a_run_has_one_folder(tmp_path: Path) -> None:
         prepare(composed("trainer.default_local_dir=/big"))
 
 
-# ---------------------------------------------------------------- code
-
-
 def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text("def compute_score(**row):\n    return 0.0\n")
@@ -308,9 +299,6 @@ def test_neither_what_ray_writes_nor_what_git_or_a_package_holds_is_copied(
     state = code_state({"reward": str(tmp_path / "link" / "fspo" / "losses.py"), "other": [str(written), str(own)]})
     assert [path for path in state.files if path.is_relative_to(tmp_path)] == [own]
     assert not [path for path in state.files if path.is_relative_to(root / "fspo")]
-
-
-# ---------------------------------------------------------------- the end of a run
 
 
 def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> None:
@@ -359,9 +347,6 @@ def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
         dumps = Path(config.trainer.validation_data_dir)
         dumps.mkdir(parents=True)
         (dumps / "8.jsonl").touch()
-
-
-# ---------------------------------------------------------------- what a start continues from
 
 
 def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | None:

@@ -82,6 +82,10 @@ class Told:
             run_id, lambda: phase, self.deaths.append, lambda: self._note("stop"), lambda: self._note("leave")
         )
 
+    def start(self, processes: int) -> None:
+        self.watch.start()
+        wait_until(lambda: len(self.watch._known) == processes)
+
     def _note(self, name: str) -> None:
         self.called[name] = time.monotonic()
 
@@ -93,8 +97,7 @@ def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
     monkeypatch.setattr("recipe.runner.faults.watchdog.LEAVE_S", 0.3)
     watched = Told(run_id, Phase(3, "update", 0.0))
     processes = [begin(title) for title in ("ray::IDLE", "VLLM::EngineCore", "ray::WorkerDict")]
-    watched.watch.start()
-    wait_until(lambda: len(watched.watch._known) == 2)
+    watched.start(2)
     processes[0].kill()  # not one that a run needs
     time.sleep(0.5)
     assert watched.deaths == []
@@ -111,8 +114,7 @@ def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
 def test_a_stopped_process_explains_the_death_of_another(run_id: str, begin: Begin) -> None:
     watched = Told(run_id, Phase(3, "update", 0.0))
     node, control = begin("raylet"), begin("gcs_server")
-    watched.watch.start()
-    wait_until(lambda: len(watched.watch._known) == 2)
+    watched.start(2)
     control.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.is_stopped(control.pid))
     node.kill()
@@ -126,8 +128,7 @@ def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monk
     monkeypatch.setattr("recipe.runner.faults.watchdog.GRACE_S", 0.3)
     watched = Told(run_id, Phase(3, "update", 0.0, ending=True))
     storage, worker = begin("ray::SimpleStorageUnit"), begin("ray::WorkerDict")
-    watched.watch.start()
-    wait_until(lambda: len(watched.watch._known) == 2)
+    watched.start(2)
     storage.kill()  # the trainer closes it at its end
     time.sleep(0.5)
     assert watched.deaths == []
