@@ -76,12 +76,6 @@ def test_a_command_is_told_what_to_use(override: str, says: tuple[str, ...]) -> 
         parse(["algos=[old]"] if override == "algo=old" else [override])
 
 
-def test_other_names_have_no_remedy() -> None:
-    assert EARLIER_NAMES.remedy("algo", "fspo") is EARLIER_NAMES.remedy("run.dir", "x") is None
-    remedy = EARLIER_NAMES.remedy("fspo.offline_task.n_train", 64)
-    assert remedy is not None and "data.offline_task.n_train=64" in remedy
-
-
 def test_a_configuration_is_read_as_if_written_today() -> None:
     old = {"fspo": {"diary": {"pages": 3}, "clip": 7, "lre_bins": 8}, "gone": None, "scale": "sync"}
     old["engine"] = {"module": "recipe.fspo.cpu.checkpoint_engine", "reward": "recipe.fspo.reward"}

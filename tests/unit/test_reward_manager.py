@@ -75,13 +75,6 @@ def own(tmp_path: Path) -> Any:
     return build
 
 
-def test_the_length_in_tokens_is_reported() -> None:
-    result = run(manager("pkg://recipe.fspo.reward", overlong_buffer=4, max_response_length=6), response("34"))
-    assert result["reward_extra_info"]["response_length"] == 2
-    assert result["reward_extra_info"]["acc"] == 1.0
-    assert result["reward_score"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("body", "score"),
     [

@@ -16,23 +16,11 @@ import pytest
 from waiting import wait_until
 
 from recipe.runner.faults import processes
-from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
+from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
 from recipe.runner.faults.watchdog import Death, Watchdog
 
 Begin = Callable[..., "subprocess.Popen[bytes]"]
-
-
-def test_the_phase_is_read_as_written(tmp_path: Path) -> None:
-    assert read_phase(tmp_path) is None
-    write_phase(tmp_path, Phase(1, "weight sync", ending=True))
-    phase = read_phase(tmp_path)
-    assert phase is not None and (phase.step, phase.ending) == (1, True)
-    assert phase.words() == "during the weight sync of step 1"
-    assert abs(phase.since - time.time()) < 10
-    assert [path.name for path in tmp_path.iterdir()] == [PHASE_FILE]
-    (tmp_path / PHASE_FILE).write_text("{")
-    assert read_phase(tmp_path) is None
 
 
 def test_a_process_that_gets_the_mark_later_is_found(run_id: str) -> None:
