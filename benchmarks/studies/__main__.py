@@ -47,12 +47,12 @@ def main() -> int:
     parser.add_argument("study", choices=(*GRIDS, *STUDIES, *READ_ONLY, "clip_fraction"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tables", action="store_true", help="run nothing")
-    parser.add_argument("--gather", type=Path, metavar="RUNS", help="first write FOLDER's files of evidence from RUNS")
+    parser.add_argument("--gather", type=Path, metavar="RUNS", help="of evidence and masks: write FOLDER's files first")
     parser.add_argument("--beside", type=Path, metavar="GRID", help="compare the active band's runs with those of it")
     asked = parser.parse_args()
     code = 0
     if asked.gather is not None:
-        evidence.gather(asked.gather, asked.folder)
+        (masks if asked.study == "masks" else evidence).gather(asked.gather, asked.folder)
     if asked.study in STUDIES and not asked.tables:
         code = STUDIES[asked.study].run_missing(asked.folder.absolute())
     write_tables(tables(asked.study, asked.folder, asked.beside))

@@ -1,11 +1,11 @@
 """Rejection masks of 2026 by length, on recorded responses and their token log-probabilities.
 
-``python -m benchmarks.studies masks FOLDER`` reads FOLDER/SETTING.npz. :func:`record` makes them of a run that kept its
-rollouts and a checkpoint of every step (docs/clip-fraction.md has the command). The responses of step t were written by
-the weights after step t - 1. Two log-ratios of their tokens to those weights:
+``python -m benchmarks.studies masks FOLDER`` reads FOLDER/SETTING.npz. ``--gather ROUNDS`` first makes smollm2.npz of
+the rounds of benchmarks.studies.token_log_ratios; demo.npz was made of a run by this program of commit 247873b. Two
+log-ratios of the tokens to the weights that wrote them:
 
 * mismatch: the same weights in bf16 (autocast) against fp32;
-* stale: the weights after step t, one version later.
+* stale: the weights one version later, after the updates of a step or round.
 
 Every mask gets the threshold at which it keeps :data:`KEPT` of all responses, or of the tokens where it removes tokens,
 so that only lengths differ.
@@ -13,7 +13,7 @@ so that only lengths differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +27,7 @@ from fspo.files import atomic_path
 from fspo.report.tables import show_lre
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
-SETTINGS: Final = {"demo": "demo", "stories": "SmolLM2-135M"}
+SETTINGS: Final = {"demo": "demo", "smollm2": "SmolLM2-135M"}
 LOG_RATIOS: Final = {"mismatch": "bf16 against fp32", "stale": "one version old"}
 KEPT: Final = 0.85
 BINS: Final = 5
@@ -62,61 +62,15 @@ MASKS: Final[dict[str, Score]] = {
 }
 
 
-def _weights(checkpoint: Path) -> torch.nn.Module:
-    """The policy of a checkpoint, or of a folder of Hugging Face's, in fp32."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    shard = checkpoint / "actor" / "model_world_size_1_rank_0.pt"
-    if not shard.exists():
-        return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    state = torch.load(shard, weights_only=False)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint / "actor" / "huggingface"))
-    model.load_state_dict({name: getattr(value, "to_local", lambda v=value: v)() for name, value in state.items()})
-    return model.float().eval()
-
-
-@torch.no_grad()
-def _log_probs(model: torch.nn.Module, batch: list[tuple[torch.Tensor, torch.Tensor]], bf16: bool = False) -> Array:
-    """Log-probabilities of the tokens of all responses, one after the other."""
-    parts = []
-    for tokens, response in batch:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits = model(tokens[None]).logits[0, -len(response) - 1 : -1]
-        parts.append(logits.double().log_softmax(-1).gather(1, response[:, None])[:, 0])
-    return torch.cat(parts).numpy()
-
-
-def _steps(run: Path, model: Path) -> Iterator[dict[str, Array]]:
-    """The recorded responses, step by step."""
-    rollouts = {int(path.parents[1].name): path for path in run.glob("rollouts/**/0/tq_batch.pt")}
-    for step, path in sorted(rollouts.items()):
-        before, after = (run / "checkpoints" / f"global_step_{step + k}" for k in (-1, 0))
-        if not after.is_dir():
-            continue
-        data = torch.load(path, weights_only=False)["tensordict"]
-        batch = list(zip(data["input_ids"].unbind(), data["responses"].unbind(), strict=True))
-        reward = np.array([float(scores.sum()) for scores in data["rm_scores"].unbind()])
-        prompt = np.unique(list(data["uid"]), return_inverse=True)[1]
-        mean = np.bincount(prompt, reward) / np.bincount(prompt)
-        weights = _weights(before if step > 1 else model)
-        old = _log_probs(weights, batch)
-        half, new = _log_probs(weights, batch, bf16=True), _log_probs(_weights(after), batch)
-        length = np.array([len(response) for _, response in batch])
-        yield {
-            "step": np.full(len(length), step),
-            "length": length,
-            "advantage": (reward - mean[prompt]).astype(np.float32),
-            "old": old.astype(np.float16),
-            "mismatch": (half - old).astype(np.float16),
-            "stale": (new - old).astype(np.float16),
-        }
-
-
-def record(run: Path, model: Path, out: Path) -> None:
-    """Write the token log-probabilities of a run to a file; ``model``: the weights that it began with."""
-    steps = list(_steps(run, model))
-    with atomic_path(out) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **{name: np.concatenate([part[name] for part in steps]) for name in steps[0]})
+def gather(rounds: Path, folder: Path) -> None:
+    """Write FOLDER/smollm2.npz of the rounds of benchmarks.studies.token_log_ratios; a step is a round."""
+    parts = [(number, np.load(file)) for number, file in enumerate(sorted(rounds.glob("round-*.npz")), 1)]
+    arrays = {name: np.concatenate([part[name] for _, part in parts]) for name in ("length", "advantage", "old")}
+    arrays["step"] = np.concatenate([np.full(len(part["length"]), number) for number, part in parts])
+    arrays["mismatch"] = np.concatenate([part["mismatch"] for _, part in parts])
+    arrays["stale"] = np.concatenate([part["after_UT"][-1].astype(np.float16) for _, part in parts])
+    with atomic_path(folder / "smollm2.npz") as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def _kept(scores: list[Array]) -> tuple[float, Array]:
@@ -175,5 +129,5 @@ def tables(folder: Path) -> dict[str, Table]:
     files = {setting: folder / f"{name}.npz" for name, setting in SETTINGS.items()}
     of_settings = [table(file, setting) for setting, file in files.items() if file.exists()]
     if not of_settings:
-        raise FileNotFoundError(f"{', '.join(map(str, files.values()))}: there is none; record() makes them of a run")
+        raise FileNotFoundError(f"{', '.join(map(str, files.values()))}: there is none; --gather makes one of them")
     return {"by-length": [of_settings[0][0], *(row for one in of_settings for row in one[1:])]}

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import faults, versus_verl
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
 from benchmarks.pages import TABLES, as_csv
 from benchmarks.studies import __main__ as studies
 from benchmarks.studies import fairness
+from benchmarks.studies import token_log_ratios as log_ratios
 from fspo.calibration import active_line, leans
 from fspo.losses import ALGORITHMS
 from fspo.matching import match_clip
@@ -176,3 +179,22 @@ def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str 
 def test_masks_without_records_name_the_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"demo\.npz"):
         studies.tables("masks", tmp_path)
+
+
+def test_a_pack_has_the_log_probabilities_of_each_response_alone_and_an_update_follows_the_advantage() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config).eval()
+    pairs = [([1, 2, 3], [4, 5]), ([6], [7, 8, 9, 10, 11]), ([1, 2], [3])]
+    alone = []
+    for prompt, response in pairs:
+        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        alone.append(logits.log_softmax(-1)[range(len(response)), response].detach().numpy())
+    np.testing.assert_allclose(log_ratios.measured(model, pairs), np.concatenate(alone), atol=1e-6)
+    assert list(log_ratios.packs(pairs, 10)) == [[2, 0], [1]]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    log_ratios.update(model, optimizer, pairs, alone, np.array([1.0, -1.0, 0.0]))
+    s = [part.sum() for part in np.split(log_ratios.measured(model, pairs) - np.concatenate(alone), [2, 7])]
+    assert s[0] > 0 > s[1]

@@ -1,0 +1,187 @@
+"""Token log-ratios of a pretrained model on many responses: the records of `masks` and `evidence` for SmolLM2-135M.
+
+``python -m benchmarks.studies.token_log_ratios OUT MODEL TRAIN.parquet --rounds 4`` works outside verl: vLLM samples,
+transformers computes log-probabilities and gradients, and the loss is :func:`fspo.losses.sequence_policy_loss` with
+AdamW as in a run. So one response can be measured after every update, where a run measures it once.
+
+A round: the policy answers ``--train`` and ``--measure`` prompts, four responses each. It takes ``--updates`` updates
+on the first ones. The token log-probabilities of the others, which no update uses, are recorded before (vLLM's, fp32)
+and after each update in fp32, and before the first update (with ``--bf16`` also after the last one) in bf16, as on
+GPUs: autocast of fp32 weights. The next round goes on from there. OUT/round-N.npz holds a round; interrupted, the same
+command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.models.two_words import compute_score
+from fspo.files import atomic_path
+from fspo.losses import ALGORITHMS, sequence_policy_loss
+
+N: Final = 4
+LEARNING_RATE: Final = 1e-5
+#: Tokens of one call of the model, padding included.
+_BUDGET: Final = 4096
+
+#: Token ids of a prompt, and of a response to it.
+Pair = tuple[list[int], list[int]]
+
+
+def packs(pairs: Sequence[Pair], budget: int) -> Iterator[list[int]]:
+    """Indices of responses of like length; padded, at most ``budget`` tokens together, or one response."""
+    rows: list[int] = []
+    for row in sorted(range(len(pairs)), key=lambda row: len(pairs[row][0]) + len(pairs[row][1])):
+        if rows and (len(rows) + 1) * (len(pairs[row][0]) + len(pairs[row][1])) > budget:
+            yield rows
+            rows = []
+        rows.append(row)
+    yield rows
+
+
+def log_probs(model: Any, pairs: Sequence[Pair], bf16: bool = False) -> list[torch.Tensor]:
+    """Log-probabilities of the responses' tokens; padding is on the right, where causal attention does not see it."""
+    ids = [torch.tensor(prompt + response) for prompt, response in pairs]
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        hidden = model.model(torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)).last_hidden_state
+        own = [hidden[b, len(prompt) - 1 : len(prompt) + len(y) - 1] for b, (prompt, y) in enumerate(pairs)]
+        logits = model.lm_head(torch.cat(own)).float()
+    tokens = torch.tensor([token for _, response in pairs for token in response])
+    chosen = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)
+    return list(chosen.split([len(response) for _, response in pairs]))
+
+
+@torch.no_grad()
+def measured(model: Any, pairs: Sequence[Pair], bf16: bool = False) -> np.ndarray:
+    """Log-probabilities of all responses' tokens, one response after the other."""
+    parts: list[Any] = [None] * len(pairs)
+    for rows in packs(pairs, _BUDGET):
+        for row, values in zip(rows, log_probs(model, [pairs[row] for row in rows], bf16), strict=True):
+            parts[row] = values
+    return torch.cat(parts).numpy()
+
+
+def update(model: Any, optimizer: Any, pairs: Sequence[Pair], old: Sequence[np.ndarray], advantage: np.ndarray) -> None:
+    """One step on FSPO's loss, the mean over these responses."""
+    optimizer.zero_grad()
+    for rows in packs(pairs, _BUDGET // 4):
+        new = log_probs(model, [pairs[row] for row in rows])
+        new_BT, old_BT, mask_BT = (
+            torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+            for values in (new, [torch.from_numpy(old[row]) for row in rows], [torch.ones(len(x)) for x in new])
+        )
+        advantage_BT = torch.from_numpy(advantage[rows]).float()[:, None].expand_as(new_BT)
+        loss = sequence_policy_loss(new_BT, old_BT, advantage_BT, mask_BT, ALGORITHMS["fspo"])
+        (loss.loss_B.sum() / len(pairs)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def _round(
+    engine: Any, model: Any, optimizer: Any, prompts: Sequence[list[int]], truths: Sequence[str], asked: Any, seed: int
+) -> dict[str, np.ndarray]:
+    """What OUT/round-N.npz holds; the first ``asked.train`` prompts are those of the updates."""
+    from vllm import SamplingParams
+
+    engine.apply_model(lambda sampler: sampler.load_weights(model.state_dict().items()) and None)
+    sampling = SamplingParams(n=N, temperature=1.0, max_tokens=asked.max_tokens, logprobs=0)
+    torch.manual_seed(seed)  # the sampler is in this process
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling)
+    pairs, reward, log_prob = [], [], []
+    for prompt, truth, output in zip(prompts, truths, outputs, strict=True):
+        for response in output.outputs:
+            pairs.append((prompt, list(response.token_ids)))
+            log_prob.append(
+                [position[token].logprob for position, token in zip(response.logprobs, pairs[-1][1], strict=True)]
+            )
+            reward.append(compute_score("two_words", response.text, truth))
+    rewards = np.array(reward).reshape(-1, N)
+    advantage = ((rewards - rewards.mean(1, keepdims=True)) * N / (N - 1)).ravel()  # leave one out, as the recipe's
+    size = asked.train * N
+    held, length = pairs[size:], np.array([len(response) for _, response in pairs])
+    own, old = [np.float32(values) for values in log_prob[:size]], np.concatenate(log_prob[size:])
+    half, after = measured(model, held, bf16=True), []
+    order = np.random.default_rng(seed).permutation(asked.train)
+    for prompts_of_update in np.array_split(order, asked.updates):
+        rows = (prompts_of_update[:, None] * N + np.arange(N)).ravel()
+        update(model, optimizer, [pairs[row] for row in rows], [own[row] for row in rows], advantage[rows])
+        after.append(measured(model, held) - old)
+    more = {"after_bf16": measured(model, held, bf16=True) - half} if asked.bf16 else {}
+    return more | {
+        "length": length[size:],
+        "prompt": np.repeat(np.arange(len(prompts)), N)[size:],
+        "advantage": advantage[size:].astype(np.float32),
+        "reward": rewards.ravel()[size:].astype(np.float32),
+        "truncated": length[size:] == asked.max_tokens,
+        "old": old.astype(np.float16),
+        "mismatch": (half - old).astype(np.float16),
+        "after_UT": np.stack(after).astype(np.float32),
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("model", type=Path, help="folder of a Hugging Face model")
+    parser.add_argument("data", type=Path, help="of benchmarks.models two-words or stories")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--train", type=int, default=12, help="prompts of the updates of a round (12)")
+    parser.add_argument("--measure", type=int, default=20, help="prompts whose responses are measured (20)")
+    parser.add_argument("--updates", type=int, default=6, help="of a round (6)")
+    parser.add_argument("--bf16", action="store_true", help="measure after the last update in bf16, too")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="of a response (1,024)")
+    asked = parser.parse_args()
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from vllm import LLM
+
+    from recipe.runner.cpu.patches import keep_vllm_linear_weights
+
+    keep_vllm_linear_weights()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    rows = pq.read_table(asked.data).to_pylist()
+    tokenizer = AutoTokenizer.from_pretrained(asked.model)
+    texts = [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]
+    prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    truths = [row["reward_model"]["ground_truth"] for row in rows]
+    engine = LLM(
+        str(asked.model),
+        dtype="float32",
+        max_model_len=max(map(len, prompts)) + asked.max_tokens,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        max_num_seqs=256,
+    )
+    model = AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32).eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    state = asked.out / "state.pt"
+    begin = 0
+    if state.exists():
+        saved = torch.load(state)
+        begin = saved["rounds"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    for number in range(begin, asked.rounds):
+        chosen = np.random.default_rng(number).permutation(len(prompts))[: asked.train + asked.measure]
+        of_round = [prompts[i] for i in chosen], [truths[i] for i in chosen]
+        arrays = _round(engine, model, optimizer, *of_round, asked, seed=number)
+        with atomic_path(asked.out / f"round-{number}.npz") as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        with atomic_path(state) as temporary:
+            saved = {"rounds": number + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(saved, temporary)
+        length = arrays["length"]
+        print(f"round {number}: {len(length)} responses, mean length {length.mean():.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
