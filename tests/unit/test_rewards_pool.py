@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 import pytest
+from hostile import hostile_answers
 
-from benchmarks.hostile import hostile_answers
 from benchmarks.rewards import score_all
 from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlong_penalty, status_rates
 
