@@ -18,6 +18,7 @@ from recipe.runner.cpu import fork_server
 from recipe.runner.cpu.fork_server import MODULES, write_program
 from recipe.runner.launch.machine import pass_to_ray_workers
 
+Server = tuple[subprocess.Popen[bytes], Path]
 _SERVER = """
 import sys
 from recipe.runner.cpu import fork_server
@@ -35,7 +36,7 @@ print("said", file=sys.stderr)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def server(tmp_path: Path) -> Iterator[Server]:
     path = tmp_path / "server" / "socket"
     path.parent.mkdir()
     process = subprocess.Popen([sys.executable, "-c", _SERVER, str(path)], stdin=subprocess.PIPE)
@@ -64,9 +65,7 @@ def run_client(path: Path, tmp_path: Path) -> dict[str, object]:
     return answer
 
 
-def test_workers_are_forked_with_their_own_environment(
-    server: tuple[subprocess.Popen[bytes], Path], tmp_path: Path
-) -> None:
+def test_workers_are_forked_with_their_own_environment(server: Server, tmp_path: Path) -> None:
     first, second = (run_client(server[1], tmp_path) for _ in range(2))
     for answer in (first, second):
         assert answer["forked"]

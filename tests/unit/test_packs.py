@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 MINI_BATCH, MINI_BATCHES = 64, 4
+Largest = dict[tuple[int, str], list[list[float]]]
 
 
 def lengths() -> list[int]:
@@ -135,13 +136,13 @@ def test_weights_are_loaded_once_for_all_mini_batches(monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="module")
-def largest(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[list[float]]]:
+def largest(tmp_path_factory: pytest.TempPathFactory) -> Largest:
     """By Ulysses size and way of inferring: largest |S| of each mini-batch, on each rank."""
     script = Path(__file__).with_name("same_packs.py")
     command = [sys.executable, "-W", "ignore", str(script), str(tmp_path_factory.mktemp("packs"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
-    by_way: dict[tuple[int, str], list[list[float]]] = {}
+    by_way: Largest = {}
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             record = json.loads(line)
@@ -151,18 +152,14 @@ def largest(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], l
 
 @pytest.mark.slow  # a CPU minute
 @pytest.mark.parametrize(("ulysses", "speak"), [(1, 2), (2, 1)])
-def test_log_probabilities_of_two_passes_are_rounded_alike(
-    largest: dict[tuple[int, str], list[list[float]]], ulysses: int, speak: int
-) -> None:
+def test_log_probabilities_of_two_passes_are_rounded_alike(largest: Largest, ulysses: int, speak: int) -> None:
     assert largest[ulysses, "as the update"] == [[0.0, 0.0, 0.0]] * speak
     assert min(min(values) for values in largest[ulysses, "as verl"]) > 0.01  # so the kernel does round by the shape
 
 
 @pytest.mark.slow  # the same minute
 @pytest.mark.parametrize("ulysses", [1, 2])
-def test_the_first_mini_batch_s_own_log_probabilities_are_pi_old_in_every_epoch(
-    largest: dict[tuple[int, str], list[list[float]]], ulysses: int
-) -> None:
+def test_the_first_mini_batch_s_own_log_probabilities_are_pi_old_in_every_epoch(largest: Largest, ulysses: int) -> None:
     own = sorted(largest[ulysses, "moving, own pi_old"])
     assert own == sorted(largest[ulysses, "moving, two passes"])
     for first, *later in own:

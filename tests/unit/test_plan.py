@@ -214,7 +214,7 @@ def test_a_plan_is_printed(run: Run) -> None:
         ("mfu=much", r"mfu='much'"),
         ("gpu_gb=-80", r"gpu_gb=-80"),
         ("nodes=some", r"trainer\.nnodes=some"),
-        ("nonsense", r"'nonsense' is not KEY=VALUE"),
+        ("nonsense", r"'nonsense' .*KEY=VALUE"),
         ("no_such_key=1", r".*'no_such_key'"),
         ("model_config=3", r"3 .*model_config=PATH"),
         ("model_config=4", r"4 .*model_config=PATH"),

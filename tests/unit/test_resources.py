@@ -22,12 +22,12 @@ TWO_NODES = Needs(nodes=2, gpus_per_node=8, cpus=48, gpus=16)
 @pytest.mark.parametrize(
     ("needs", "nodes", "says"),
     [
-        (TWO_NODES, [], "2 node(s) with 8 GPU(s)"),
-        (TWO_NODES, [{"GPU": 8, "CPU": 64}, {"GPU": 4, "CPU": 64}], "have: 8, 4"),
+        (TWO_NODES, [], "2 node(s)"),
+        (TWO_NODES, [{"GPU": 8, "CPU": 64}, {"GPU": 4, "CPU": 64}], "8, 4"),
         (TWO_NODES, [{"GPU": 8, "CPU": 20}, {"GPU": 8, "CPU": 20}], "ray_kwargs.ray_init.num_cpus=48"),
         (TWO_NODES, [{"GPU": 8, "CPU": 24}, {"GPU": 8, "CPU": 24}], None),
         # Devices that only generate count, too.
-        (Needs(nodes=1, gpus_per_node=8, cpus=8, gpus=16), [{"GPU": 8, "CPU": 64}], "16 GPUs are needed"),
+        (Needs(nodes=1, gpus_per_node=8, cpus=8, gpus=16), [{"GPU": 8, "CPU": 64}], "16 GPUs"),
     ],
 )
 def test_what_is_missing_is_said(needs: Needs, nodes: list[dict[str, float]], says: str | None) -> None:

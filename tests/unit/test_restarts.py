@@ -86,7 +86,7 @@ def test_no_more_than_the_limit_within_an_hour(folder: Path, monkeypatch: pytest
     assert run(folder, *plan, "6 0", limit=2)[0] == 0
 
 
-def test_the_warning_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_warning_is_passed_on(folder: Path) -> None:
     """Also to a start that does not listen yet; and to the next one, if that one fails."""
     code = (
         "import os, signal, sys, time\nfrom pathlib import Path\n"

@@ -110,13 +110,13 @@ def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("number = int(solution_str)\nreturn 1 / (number - 34)", "it raised ZeroDivisionError: division by zero"),
-        ("return None", "it returned None"),
-        ("return float('nan')", "it returned nan"),
+        ("number = int(solution_str)\nreturn 1 / (number - 34)", "ZeroDivisionError: division by zero"),
+        ("return None", " None"),
+        ("return float('nan')", " nan"),
         ("return {'acc': 1}", "KeyError: 'score'"),
-        ("return {'score': None}", "it returned score=None"),
-        ("return {'score': 1, 'acc': 'yes'}", "it returned acc='yes'"),
-        ("return {'score': 1, 'status': 'fine'}", "it returned status='fine'; `status` is counted"),
+        ("return {'score': None}", "score=None"),
+        ("return {'score': 1, 'acc': 'yes'}", "acc='yes'"),
+        ("return {'score': 1, 'status': 'fine'}", "status='fine'"),
     ],
 )
 def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:

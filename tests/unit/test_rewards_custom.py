@@ -17,13 +17,13 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
     [
         (GOOD, "compute_score", [], None),
         ("class Reward:\n    def __call__(self, *, data_source, **kwargs): ...\nscore = Reward()", "score", [], None),
-        (GOOD, "score", [], "it has no function 'score'; it has compute_score"),
-        (GOOD, "compute_score", ["extra_info"], "reward_kwargs would replace extra_info"),
-        ("def compute_score(a, b): ...", "compute_score", [], "it takes (a, b): missing a required argument"),
-        (GOOD.replace(", **kwargs", ""), "compute_score", ["weight"], "unexpected keyword argument 'weight'"),
-        (GOOD.replace("**kwargs", "*, weight"), "compute_score", [], "missing a required argument: 'weight'"),
-        ("x = 1 / 0", "compute_score", [], "importing it raised ZeroDivisionError"),
-        ("raise SystemExit(3)", "compute_score", [], "importing it raised SystemExit: 3"),
+        (GOOD, "score", [], "'score'; it has compute_score"),
+        (GOOD, "compute_score", ["extra_info"], "extra_info"),
+        ("def compute_score(a, b): ...", "compute_score", [], "(a, b)"),
+        (GOOD.replace(", **kwargs", ""), "compute_score", ["weight"], "'weight'"),
+        (GOOD.replace("**kwargs", "*, weight"), "compute_score", [], "'weight'"),
+        ("x = 1 / 0", "compute_score", [], "ZeroDivisionError"),
+        ("raise SystemExit(3)", "compute_score", [], "SystemExit: 3"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, name: str, keywords: list[str], says: str | None) -> None:

@@ -212,9 +212,7 @@ def test_a_program_that_a_worker_is_about_to_call_is_no_worker(begin: Begin) -> 
     assert role_of(child.pid) is None
 
 
-def test_a_reaper_leaves_a_launcher_alone_that_goes_on(
-    run_id: str, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reaper_leaves_a_launcher_alone_that_goes_on(run_id: str, begin: Begin, tmp_path: Path) -> None:
     next_run = begin("ray::WorkerDict")
     code = "from recipe.runner.faults import reaper; reaper._PATIENCE_S = 0.5; reaper.main(*__import__('sys').argv[1:])"
     command = [sys.executable, "-c", code, run_id, str(tmp_path), str(os.getpid()), "inf"]
