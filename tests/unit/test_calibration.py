@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from messages import holds
+from synthetic import gaussian_log_ratios, measured_acceptance, sums_of_log_ratios, uneven_rollout_batch
 
-from benchmarks.synthetic import gaussian_log_ratios, measured_acceptance, sums_of_log_ratios, uneven_rollout_batch
 from fspo.calibration import BandController, active_line, drift_per_token, leans
 from fspo.fairness import LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.losses import acceptance_band

@@ -2,7 +2,7 @@
 
 Samples come from pi_old, so the mean of exp(S) is 1 whatever the model. This forces a drift: S cannot have dispersion
 without a negative mean. Short responses hide the drift, so bands are studied here on log-ratios for which the identity
-holds *exactly*. Used by tests. Defined here.
+holds *exactly*. Defined here.
 """
 
 from __future__ import annotations
