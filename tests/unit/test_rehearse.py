@@ -12,11 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from composing import composed, composed_from
 from hydra.errors import HydraException
 from messages import holds
 from omegaconf import OmegaConf
+from test_checkpoints import write_checkpoint
 from transformers import AutoConfig, AutoTokenizer
 
 from fspo.rewards.custom import BadReward
@@ -93,11 +93,7 @@ def test_planted_mistakes_are_named_with_their_remedy(mistakes: dict[str, str]) 
 
 def test_what_lies_on_the_disk_is_looked_at(tmp_path: Path) -> None:
     pq.write_table(pa.table({"question": ["1 + 1"] * 512}), tmp_path / "own.parquet")
-    actor = tmp_path / "run" / "checkpoints" / "global_step_5" / "actor"
-    actor.mkdir(parents=True)
-    for rank in range(8):
-        torch.save({}, actor / f"model_world_size_8_rank_{rank}.pt")
-    (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("5")
+    write_checkpoint(tmp_path / "run" / "checkpoints", 5, ranks=8)
     assert "is not the folder of a run" in problems(f"run.dir={tmp_path}/run")
     (tmp_path / "run" / "run.json").write_text('{"status": "failed", "versions": {}}')
     said = problems(f"run.dir={tmp_path}/run")
@@ -219,9 +215,7 @@ def test_what_a_run_left_undone_is_named(tmp_path: Path, change: dict[str, float
     metrics = {name: value for name, value in metrics.items() if value is not None}
     lines = [json.dumps({"step": step, "metrics": metrics}) + "\n" for step in (1, 2)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines[: metrics.pop("steps", 2)]))
-    actor = tmp_path / "checkpoints" / "global_step_2" / "actor"
-    actor.mkdir(parents=True)
-    (actor.parents[1] / "latest_checkpointed_iteration.txt").write_text("2")
+    write_checkpoint(tmp_path / "checkpoints", 2)
     if says is None:
         assert "1 validation scores" in verdict(tmp_path)
     else:
