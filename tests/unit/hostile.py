@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 
 def _box(content: str) -> str:
@@ -29,17 +28,8 @@ def _huge_integer(rng: random.Random) -> str:
 
 def _deep_nesting(rng: random.Random) -> str:
     n = rng.choice([30, 100, 1_000, 10_000])
-    opening, closing = rng.choice(
-        [
-            ("(", ")"),
-            ("{", "}"),
-            (r"\frac{1}{1+", "}"),
-            (r"\sqrt{1+", "}"),
-            (r"\left(", r"\right)"),
-            ("[", "]"),
-            ("|", "|"),
-        ]
-    )
+    pairs = ["()", "{}", (r"\frac{1}{1+", "}"), (r"\sqrt{1+", "}"), (r"\left(", r"\right)"), "[]", "||"]
+    opening, closing = rng.choice(pairs)
     return _box(opening * n + "x" + closing * n)
 
 
@@ -94,20 +84,14 @@ def _expensive(rng: random.Random) -> str:
     )
 
 
-CATEGORIES: dict[str, Callable[[random.Random], str]] = {
-    "power tower": _power_tower,
-    "huge integer": _huge_integer,
-    "deep nesting": _deep_nesting,
-    "megabytes": _megabytes,
-    "control characters": _control_characters,
-    "injection": _injection,
-    "unbalanced": _unbalanced,
-    "expensive": _expensive,
-}
+CATEGORIES = (
+    *(_power_tower, _huge_integer, _deep_nesting, _megabytes),
+    *(_control_characters, _injection, _unbalanced, _expensive),
+)
 TRUTHS = ("34", r"\frac{x+1}{2}", "0.5", "(1,2]")
 
 
-def hostile_answers(n: int, seed: int) -> list[tuple[str, str, str]]:
-    """`n` triples (category, response, ground truth), the categories in turn; none of them is a correct answer."""
-    rng, names = random.Random(seed), list(CATEGORIES)
-    return [(name, CATEGORIES[name](rng), rng.choice(TRUTHS)) for name in (names[i % len(names)] for i in range(n))]
+def hostile_answers(n: int, seed: int) -> list[tuple[str, str]]:
+    """`n` pairs (response, ground truth), the categories in turn; none of them is a correct answer."""
+    rng = random.Random(seed)
+    return [(CATEGORIES[i % len(CATEGORIES)](rng), rng.choice(TRUTHS)) for i in range(n)]

@@ -145,7 +145,7 @@ def test_hostile_answers_are_all_scored_in_bounded_memory(n: int) -> None:
     with MathScorer(n_workers=2, time_limit_s=0.5) as scorer:
         scorer.score("about 1", "2")
         launcher = launcher_of(scorer)
-        for _, response, truth in answers:
+        for response, truth in answers:
             verdict = scorer.score(response, truth)
             assert verdict.score == 0.0 and verdict.status is not Status.CRASHED, (response[:200], truth)
             peaks += [p.memory_info().rss for p in launcher.children() if p.is_running()]
