@@ -42,7 +42,6 @@ _SLOW: Final = (
     "reward.custom_reward_function.name=score_later",
 )
 _AT: Final = "trainer.v1.sampler.max_off_policy_threshold"
-#: The most informative first: conditions are run in this order.
 CONDITIONS: Final = {"sync": ("mode=sync",)} | {
     f"{mode}_{name}": (f"mode={mode}_async", *_SLOW, f"trainer.v1.{mode}_async.num_warmup_batches=2", *overrides)
     for mode, name, overrides in (
@@ -58,7 +57,7 @@ CONDITIONS: Final = {"sync": ("mode=sync",)} | {
         ("colocate", "drop3", (f"{_AT}=3",)),
     )
 }
-#: Condition, algorithm, and how many seeds.
+#: Condition and algorithm, the most informative first, and how many seeds; each seed of all comes before the next.
 CELLS: Final = {
     ("sync", "fspo"): 5,
     ("separate_drop3", "fspo"): 5,

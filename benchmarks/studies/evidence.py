@@ -2,8 +2,7 @@
 
 ``python -m benchmarks.studies evidence FOLDER``: FOLDER holds one parquet file for each of SETTINGS, a row for each
 response; benchmarks/study/README.md explains its columns. ``--gather RUNS`` writes them first, from
-RUNS/SETTING/seed*, runs with ``fspo.record_sequences=true``, and ``update`` and ``round`` from RUNS/rounds, which
-benchmarks.studies.token_log_ratios has made.
+RUNS/SETTING/seed*, runs with ``fspo.record_sequences=true``.
 
 Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M suggested them):
 
@@ -12,8 +11,6 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 3. Over the clock sqrt(V(t)) the spread has a slope within 0.1 of 0; over sqrt(t) it falls.
 4. The mean of S is -V(L) / 2, as where E_old exp S = 1 for small S.
 5. A band c sqrt(V(L)) has a symmetric LRE of at most 0.025 in every setting.
-6. After six updates of 1e-5 on SmolLM2-135M, S in bf16 (autocast) and S in fp32 have a correlation below 0.5: most
-   weights are still the same bf16 numbers.
 
 On demo, fast and words: 1 fails (fast has 0.51; in words S_t spreads faster within one length than over all). 2 holds
 over all lengths, and fails by length: Var(S) is the variance of the tokens of responses of that length, not that of
@@ -24,7 +21,7 @@ words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast, wor
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +53,6 @@ SETTINGS: Final = {
     "fast": ("demo, 7 x learning rate", 4),
     "words": ("words", 4),
     "stories": ("SmolLM2-135M", 16),
-    "update": ("SmolLM2-135M, one update", 16),
-    "round": ("SmolLM2-135M, six updates", 16),
 }
 VIEWS: Final = ("symmetric", "active", "mass")
 KEPT: Final = 0.85
@@ -104,22 +99,13 @@ class Responses:
         return Responses(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
 
 
-def _write(rows: Mapping[str, Sequence[Any]], file: Path) -> None:
-    """Add whether the fixed bands accept, and write the file."""
-    s, length, a = (torch.tensor(rows[key], dtype=torch.float64) for key in ("S", "L", "A"))
-    whole = {"seed": pa.int16(), "step": pa.int16(), "minibatch": pa.int16(), "prompt": pa.int32(), "L": pa.int32()}
-    schema = whole | {"truncated": pa.bool_()} | dict.fromkeys(("S_t", "Q_t"), pa.list_(pa.float32()))
-    columns = {key: pa.array(values, schema.get(key, pa.float32())) for key, values in rows.items()}
-    for band, loss in FIXED.items():
-        columns[band] = pa.array(judged(s, length.long(), a, ALGORITHMS[loss]).accepted_B.tolist())
-    with atomic_path(file) as temporary:
-        pq.write_table(pa.table(columns), temporary, compression="zstd", compression_level=19)
-
-
 def gather(runs: Path, out: Path) -> None:
     """Write OUT/SETTING.parquet from the runs; mini-batches before which no weight had moved are left out."""
+    whole = {"seed": pa.int16(), "step": pa.int16(), "minibatch": pa.int16(), "prompt": pa.int32(), "L": pa.int32()}
+    flags = dict.fromkeys(("truncated", *FIXED), pa.bool_())
+    schema = whole | flags | dict.fromkeys(("S_t", "Q_t"), pa.list_(pa.float32()))
     for name in SETTINGS:
-        rows: dict[str, list[Any]] = defaultdict(list)
+        rows: dict[str, list[Any]] = {}
         prompts: dict[str, int] = {}
         for run in sorted((runs / name).glob("seed*")):
             for line in sequence_lines(run):
@@ -129,42 +115,15 @@ def gather(runs: Path, out: Path) -> None:
                 same = {"seed": int(run.name[4:]), "step": line["step"], "minibatch": line["minibatch"]}
                 columns |= {key: [value] * len(line["S"]) for key, value in same.items()}
                 columns["prompt"] = [prompts.setdefault(uid.split("_")[0], len(prompts)) for uid in line["uid"]]
+                s, length, a = (torch.tensor(line[key], dtype=torch.float64) for key in ("S", "L", "A"))
+                for band, loss in FIXED.items():
+                    columns[band] = judged(s, length.long(), a, ALGORITHMS[loss]).accepted_B.tolist()
                 for key, values in columns.items():
-                    rows[key].extend(values)
+                    rows.setdefault(key, []).extend(values)
         if rows:
-            _write(rows, out / f"{name}.parquet")
-    if (runs / "rounds").is_dir():
-        gather_rounds(runs / "rounds", out)
-
-
-def gather_rounds(rounds: Path, out: Path) -> None:
-    """Write OUT/update.parquet and OUT/round.parquet from benchmarks.studies.token_log_ratios.
-
-    ``update`` has S over one update: ``seed`` is the round, ``step`` the update. ``round`` has S over all updates of a
-    round, its ``step``, in fp32 and as S_bf16 under autocast.
-    """
-    files = [np.load(file) for file in sorted(rounds.glob("round-*.npz"))]
-    update: dict[str, list[Any]] = defaultdict(list)
-    whole: dict[str, list[Any]] = defaultdict(list)
-    for number, data in enumerate(files):
-        same = {name: data[name].tolist() for name in ("reward", "truncated")}
-        same |= {"A": data["advantage"].tolist(), "L": data["length"].tolist()}
-        same["prompt"] = (number * 1000 + data["prompt"]).tolist()
-        own = np.diff(data["after_UT"], axis=0, prepend=0.0)
-        for rows, seed, log_ratios in ((update, number, own), (whole, 0, data["after_UT"][-1:])):
-            for step, values in enumerate(log_ratios, 1):
-                columns = same | {"seed": [seed] * len(same["L"]), "minibatch": [1] * len(same["L"])}
-                columns["step"] = [step if rows is update else number] * len(same["L"])
-                parts = np.split(values.astype(float), data["length"].cumsum()[:-1])
-                for total, at, power in (("S", "S_t", 1), ("Q", "Q_t", 2)):
-                    sums = [np.cumsum(d**power) for d in parts]
-                    columns[total] = [d[-1] for d in sums]
-                    columns[at] = [d[2 ** np.arange(len(d).bit_length()) - 1] for d in sums]
-                for key, cells in columns.items():
-                    rows[key].extend(cells)
-        whole["S_bf16"].extend(np.add.reduceat(data["after_bf16"].astype(float), [0, *data["length"].cumsum()[:-1]]))
-    _write(update, out / "update.parquet")
-    _write(whole, out / "round.parquet")
+            table = pa.table({key: pa.array(rows[key], schema.get(key, pa.float32())) for key in rows})
+            with atomic_path(out / f"{name}.parquet") as temporary:
+                pq.write_table(table, temporary, compression="zstd", compression_level=19)
 
 
 def read(file: Path) -> Responses:
@@ -456,29 +415,6 @@ def _means(part: Responses) -> list[Statistic]:
     return [between, over_q, lambda weights_RB: mean(weights_RB)[:, 0] / np.exp(within(weights_RB)[0][:, 0])]
 
 
-def half_precision(file: Path) -> Table:
-    """S over the updates of a round in bf16 (autocast) against fp32, by length; rounds are resampled."""
-    columns = pq.read_table(file).to_pydict()
-    s, half, length = (np.array(columns[name], dtype=float) for name in ("S", "S_bf16", "L"))
-    responses = read(file)
-    rows = [["lengths", "responses", "std of S in fp32", "std of S in bf16", "correlation"]]
-    for low, high in ((1, 64), (64, 256), (256, np.inf), (1, np.inf)):
-        chosen = (length >= low) & (length < high)
-        part = responses[chosen]
-        x, y = s[chosen], half[chosen]
-        sums_BF = _sum(np.column_stack([np.ones_like(x), x, y, x**2, y**2, x * y]), part.batch)
-
-        def moments(weights_RB: Array, sums_BF: Array = sums_BF) -> tuple[Array, ...]:
-            n_R, *rest = (weights_RB @ sums_BF).T
-            x_R, y_R, xx_R, yy_R, xy_R = (total / n_R for total in rest)
-            return np.sqrt(xx_R - x_R**2), np.sqrt(yy_R - y_R**2), xy_R - x_R * y_R
-
-        cells = [show(lambda w, i=i, m=moments: m(w)[i], part, digits=3) for i in (0, 1)]
-        cells.append(show(lambda w, m=moments: m(w)[2] / (m(w)[0] * m(w)[1]), part))
-        rows.append([f"{low} to {high - 1:.0f}" if high < np.inf else f"{low} and more", str(len(x)), *cells])
-    return rows
-
-
 # ---------------------------------------------------------------- bands
 
 
@@ -637,7 +573,5 @@ def _counts(sample: Responses, fine_B: np.ndarray, kept_B: np.ndarray, log_weigh
 
 def tables(folder: Path) -> dict[str, Table]:
     """The study's tables, of the settings whose file is there."""
-    files = {name: folder / f"{name}.parquet" for name in SETTINGS if (folder / f"{name}.parquet").exists()}
-    named = {name: read(file) for name, file in files.items()}
-    made = {study.__name__: study(named) for study in (exponents, octaves, split, bands)}
-    return made | ({"half": half_precision(files["round"])} if "round" in files else {})
+    named = {name: read(folder / f"{name}.parquet") for name in SETTINGS if (folder / f"{name}.parquet").exists()}
+    return {study.__name__: study(named) for study in (exponents, octaves, split, bands)}

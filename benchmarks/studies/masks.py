@@ -64,11 +64,9 @@ MASKS: Final[dict[str, Score]] = {
 
 def gather(rounds: Path, folder: Path) -> None:
     """Write FOLDER/smollm2.npz of the rounds of benchmarks.studies.token_log_ratios; a step is a round."""
-    parts = [(number, np.load(file)) for number, file in enumerate(sorted(rounds.glob("round-*.npz")), 1)]
-    arrays = {name: np.concatenate([part[name] for _, part in parts]) for name in ("length", "advantage", "old")}
+    parts = [(int(file.stem.removeprefix("round-")), np.load(file)) for file in sorted(rounds.glob("round-*.npz"))]
+    arrays = {name: np.concatenate([part[name] for _, part in parts]) for name in parts[0][1]}
     arrays["step"] = np.concatenate([np.full(len(part["length"]), number) for number, part in parts])
-    arrays["mismatch"] = np.concatenate([part["mismatch"] for _, part in parts])
-    arrays["stale"] = np.concatenate([part["after_UT"][-1].astype(np.float16) for _, part in parts])
     with atomic_path(folder / "smollm2.npz") as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
 

@@ -1,14 +1,13 @@
-"""Token log-ratios of a pretrained model on many responses: the records of `masks` and `evidence` for SmolLM2-135M.
+"""Token log-ratios of SmolLM2-135M on many responses, for the study of masks.
 
-``python -m benchmarks.studies.token_log_ratios OUT MODEL TRAIN.parquet --rounds 4`` works outside verl: vLLM samples,
-transformers computes log-probabilities and gradients, and the loss is :func:`fspo.losses.sequence_policy_loss` with
-AdamW as in a run. So one response can be measured after every update, where a run measures it once.
+``python -m benchmarks.studies.token_log_ratios OUT MODEL TRAIN.parquet`` works outside verl: vLLM samples, transformers
+computes log-probabilities and gradients, and the loss is :func:`fspo.losses.sequence_policy_loss` with AdamW as in a
+run. So responses that no update uses are measured, at a tenth of what a run takes for them.
 
-A round: the policy answers ``--train`` and ``--measure`` prompts, four responses each. It takes ``--updates`` updates
-on the first ones. The token log-probabilities of the others, which no update uses, are recorded before (vLLM's, fp32)
-and after each update in fp32, and before the first update (with ``--bf16`` also after the last one) in bf16, as on
-GPUs: autocast of fp32 weights. The next round goes on from there. OUT/round-N.npz holds a round; interrupted, the same
-command goes on.
+A round: the policy answers TRAIN and MEASURE prompts, N responses each, and takes one update on the first ones. Of the
+others are recorded, for every token: the log-probability under the policy that wrote it (vLLM's, fp32), the same in
+bf16 less that (transformers' autocast of fp32 weights, as on GPUs), and the same after the update (fp32) less that. The
+next round goes on from there. OUT/round-N.npz holds a round; interrupted, the same command goes on.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 
 N: Final = 4
+#: Prompts of the update and of the measurement of a round; tokens of a response.
+TRAIN, MEASURE, MAX_TOKENS = 8, 64, 256
 LEARNING_RATE: Final = 1e-5
 #: Tokens of one call of the model, padding included.
 _BUDGET: Final = 4096
@@ -86,13 +87,13 @@ def update(model: Any, optimizer: Any, pairs: Sequence[Pair], old: Sequence[np.n
 
 
 def _round(
-    engine: Any, model: Any, optimizer: Any, prompts: Sequence[list[int]], truths: Sequence[str], asked: Any, seed: int
+    engine: Any, model: Any, optimizer: Any, prompts: Sequence[list[int]], truths: Sequence[str], seed: int
 ) -> dict[str, np.ndarray]:
-    """What OUT/round-N.npz holds; the first ``asked.train`` prompts are those of the updates."""
+    """What OUT/round-N.npz holds; the first TRAIN prompts are those of the update."""
     from vllm import SamplingParams
 
     engine.apply_model(lambda sampler: sampler.load_weights(model.state_dict().items()) and None)
-    sampling = SamplingParams(n=N, temperature=1.0, max_tokens=asked.max_tokens, logprobs=0)
+    sampling = SamplingParams(n=N, temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0)
     torch.manual_seed(seed)  # the sampler is in this process
     outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling)
     pairs, reward, log_prob = [], [], []
@@ -104,26 +105,18 @@ def _round(
             )
             reward.append(compute_score("two_words", response.text, truth))
     rewards = np.array(reward).reshape(-1, N)
-    advantage = ((rewards - rewards.mean(1, keepdims=True)) * N / (N - 1)).ravel()  # leave one out, as the recipe's
-    size = asked.train * N
+    advantage = ((rewards - rewards.mean(1, keepdims=True)) * N / (N - 1)).ravel()  # leave one out, as algo=rloo has
+    size = TRAIN * N
     held, length = pairs[size:], np.array([len(response) for _, response in pairs])
     own, old = [np.float32(values) for values in log_prob[:size]], np.concatenate(log_prob[size:])
-    half, after = measured(model, held, bf16=True), []
-    order = np.random.default_rng(seed).permutation(asked.train)
-    for prompts_of_update in np.array_split(order, asked.updates):
-        rows = (prompts_of_update[:, None] * N + np.arange(N)).ravel()
-        update(model, optimizer, [pairs[row] for row in rows], [own[row] for row in rows], advantage[rows])
-        after.append(measured(model, held) - old)
-    more = {"after_bf16": measured(model, held, bf16=True) - half} if asked.bf16 else {}
-    return more | {
+    half = measured(model, held, bf16=True)
+    update(model, optimizer, pairs[:size], own, advantage[:size])
+    return {
         "length": length[size:],
-        "prompt": np.repeat(np.arange(len(prompts)), N)[size:],
         "advantage": advantage[size:].astype(np.float32),
-        "reward": rewards.ravel()[size:].astype(np.float32),
-        "truncated": length[size:] == asked.max_tokens,
         "old": old.astype(np.float16),
         "mismatch": (half - old).astype(np.float16),
-        "after_UT": np.stack(after).astype(np.float32),
+        "stale": (measured(model, held) - old).astype(np.float16),
     }
 
 
@@ -132,13 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("model", type=Path, help="folder of a Hugging Face model")
-    parser.add_argument("data", type=Path, help="of benchmarks.models two-words or stories")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--train", type=int, default=12, help="prompts of the updates of a round (12)")
-    parser.add_argument("--measure", type=int, default=20, help="prompts whose responses are measured (20)")
-    parser.add_argument("--updates", type=int, default=6, help="of a round (6)")
-    parser.add_argument("--bf16", action="store_true", help="measure after the last update in bf16, too")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="of a response (1,024)")
+    parser.add_argument("data", type=Path, help="of benchmarks.models two-words")
+    parser.add_argument("--rounds", type=int, default=8, help="(8)")
     asked = parser.parse_args()
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -156,7 +144,7 @@ def main() -> None:
     engine = LLM(
         str(asked.model),
         dtype="float32",
-        max_model_len=max(map(len, prompts)) + asked.max_tokens,
+        max_model_len=max(map(len, prompts)) + MAX_TOKENS,
         enforce_eager=True,
         enable_prefix_caching=False,
         max_num_seqs=256,
@@ -171,9 +159,9 @@ def main() -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     for number in range(begin, asked.rounds):
-        chosen = np.random.default_rng(number).permutation(len(prompts))[: asked.train + asked.measure]
+        chosen = np.random.default_rng(number).permutation(len(prompts))[: TRAIN + MEASURE]
         of_round = [prompts[i] for i in chosen], [truths[i] for i in chosen]
-        arrays = _round(engine, model, optimizer, *of_round, asked, seed=number)
+        arrays = _round(engine, model, optimizer, *of_round, seed=number)
         with atomic_path(asked.out / f"round-{number}.npz") as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
         with atomic_path(state) as temporary:

@@ -14,7 +14,7 @@ from benchmarks import faults, versus_verl
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
 from benchmarks.pages import TABLES, as_csv
 from benchmarks.studies import __main__ as studies
-from benchmarks.studies import fairness
+from benchmarks.studies import fairness, masks
 from benchmarks.studies import token_log_ratios as log_ratios
 from fspo.calibration import active_line, leans
 from fspo.losses import ALGORITHMS
@@ -198,3 +198,12 @@ def test_a_pack_has_the_log_probabilities_of_each_response_alone_and_an_update_f
     log_ratios.update(model, optimizer, pairs, alone, np.array([1.0, -1.0, 0.0]))
     s = [part.sum() for part in np.split(log_ratios.measured(model, pairs) - np.concatenate(alone), [2, 7])]
     assert s[0] > 0 > s[1]
+
+
+def test_the_rounds_of_a_record_become_one_file(tmp_path: Path) -> None:
+    for number in (2, 10):
+        np.savez(tmp_path / f"round-{number}.npz", length=[2, 1], stale=np.full(3, number, np.float16))
+    masks.gather(tmp_path, tmp_path)
+    record = np.load(tmp_path / "smollm2.npz")
+    assert sorted(zip(record["step"], record["length"], strict=True)) == [(2, 1), (2, 2), (10, 1), (10, 2)]
+    assert sorted(record["stale"]) == [2, 2, 2, 10, 10, 10]

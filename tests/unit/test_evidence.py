@@ -188,17 +188,3 @@ def test_ten_lines_of_the_card_judge_a_band_of_ones_own(
         exec(block.replace("L**0.4", f"L**{power}"), {})
         (value,) = re.findall(r"^Interval\(value=([\d.]+), low", capsys.readouterr().out)
         assert low <= float(value) < high
-
-
-def test_a_round_is_read_as_the_updates_it_has_and_as_a_whole(tmp_path: Path) -> None:
-    after_UT = np.array([[0.1, 0.2, -0.1, 0.3], [0.2, 0.2, 0.0, -0.1]])
-    flat = {"advantage": [1.0, -1.0], "reward": [1.0, 0.0], "truncated": [False, True], "length": [3, 1]}
-    np.savez(tmp_path / "round-0.npz", **flat, prompt=[0, 0], after_UT=after_UT, after_bf16=[0.5, 0.0, 0.25, 0.125])
-    evidence.gather_rounds(tmp_path, tmp_path)
-    update, whole = (evidence.read(tmp_path / f"{name}.parquet") for name in ("update", "round"))
-    np.testing.assert_allclose(update.s, [0.2, 0.3, 0.2, -0.4], rtol=1e-6)
-    np.testing.assert_allclose(update.s_NP[2, :2], [0.1, 0.1], rtol=1e-6)
-    assert update.step.tolist() == [1, 1, 2, 2]
-    np.testing.assert_allclose(whole.s, [0.4, -0.1], rtol=1e-6)
-    np.testing.assert_allclose(whole.q, [0.08, 0.01], rtol=1e-6)
-    assert pq.read_table(tmp_path / "round.parquet")["S_bf16"].to_pylist() == [0.75, 0.125]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,36 @@ from recipe.runner.cpu.fork_server import MODULES, write_program
 from recipe.runner.launch.machine import pass_to_ray_workers
 
 Server = tuple[subprocess.Popen[bytes], Path]
+#: Spawns a process in each way to end, as vLLM spawns its engine.
+_SPAWNER = """
+import json, multiprocessing, os, signal, sys, time
+
+def child(connection, how):
+    connection.send(["fractions" in sys.modules, os.getpid(), os.getpgrp(), multiprocessing.current_process().name])
+    if how == "exit":
+        sys.exit(7)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how in ("terminate", "kill"):
+        time.sleep(60)
+
+if __name__ == "__main__":
+    context, found = multiprocessing.get_context("spawn"), {}
+    for how in ("return", "exit", "killed", "terminate", "kill"):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=child, args=(theirs, how), name=how)
+        process.start()
+        theirs.close()
+        forked, pid, group, name = ours.recv()
+        if how in ("terminate", "kill"):
+            getattr(process, how)()
+        process.join(30)
+        limit = time.monotonic() + 30
+        while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
+            time.sleep(0.05)
+        found[how] = [forked, group == os.getpgrp(), name == how, os.path.exists(f"/proc/{pid}"), process.exitcode]
+    print(json.dumps(found), flush=True)
+"""
 _SERVER = """
 import sys
 from recipe.runner.cpu import fork_server
@@ -103,3 +134,41 @@ def test_only_workers_of_this_machine_are_forked(
         config.ray_kwargs.ray_init.runtime_env.py_executable = "of an earlier run"
     pass_to_ray_workers(config)
     assert config.ray_kwargs.ray_init.runtime_env.py_executable == program
+
+
+#: Exit codes that multiprocessing gives.
+_ENDS = {"return": 0, "exit": 7, "killed": -signal.SIGKILL, "terminate": -signal.SIGTERM, "kill": -signal.SIGKILL}
+
+
+def run_spawner(tmp_path: Path, command: Callable[[Path], list[str]]) -> dict[str, object]:
+    spawner, out = tmp_path / "spawner.py", tmp_path / "out"
+    spawner.write_text(_SPAWNER, encoding="utf-8")
+    with out.open("wb") as file:
+        subprocess.run(command(spawner), stdout=file, check=True, timeout=120)
+    wait_until(out.read_text, 60)  # a forked worker goes on after its client
+    ends: dict[str, object] = json.loads(out.read_text())
+    return ends
+
+
+def with_executable(program: Path) -> Callable[[Path], list[str]]:
+    """A spawner that was not forked itself."""
+    code = (
+        "import multiprocessing, runpy; multiprocessing.set_executable({!r}); runpy.run_path({!r}, run_name='__main__')"
+    )
+    return lambda spawner: [sys.executable, "-c", code.format(str(program), str(spawner))]
+
+
+@pytest.mark.slow
+def test_what_a_forked_worker_spawns_is_forked_and_ends_like_a_spawned_process(server: Server, tmp_path: Path) -> None:
+    program = write_program(server[1])
+    actual = run_spawner(tmp_path, lambda spawner: [str(program), str(spawner)])
+    # forked; in the worker's process group, which Ray ends; with its own name; gone; with the exit code of a child
+    ends = _ENDS | {"terminate": -signal.SIGKILL}  # of the process that stands in for it
+    assert actual == {how: [True, True, True, False, code] for how, code in ends.items()}
+
+
+def test_without_a_server_python_runs_what_is_spawned(tmp_path: Path) -> None:
+    program = write_program(tmp_path / "nothing")
+    assert run_spawner(tmp_path, with_executable(program)) == {
+        how: [False, True, True, False, code] for how, code in _ENDS.items()
+    }

@@ -66,6 +66,8 @@ MISTAKES = (
     {
         "data.max_response_length=40000": r"42048 .* 32768.*max_response_length",
         f"{_ROLLOUT}.tensor_model_parallel_size=3": r"size=3 .* 32 .* 2",
+        "reward.custom_reward_function.path=/no/reward.py": r"custom_reward_function\.path.*/no/reward\.py",
+        "trainer.logger=[console,wandb]": r"wandb.*WANDB_API_KEY",
     },
     {
         "mode=separate_async": r"rollout\.nnodes \* rollout\.n_gpus_per_node=1 ",

@@ -1,4 +1,4 @@
-"""VESPO and CTPO-LA against plain formulas, token by token, and by hand at a few points."""
+"""VESPO and CTPO-LA against plain formulas, token by token."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from waiting import wait_until
 
 from recipe.runner.faults import processes
-from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
 from recipe.runner.faults.watchdog import Death, Watchdog
 
@@ -219,3 +219,12 @@ def test_a_reaper_leaves_a_launcher_alone_that_goes_on(run_id: str, begin: Begin
     ended = subprocess.run(command, input="bye\n", capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert is_alive(next_run.pid)
+
+
+def test_a_phase_that_is_missing_or_damaged_is_none(tmp_path: Path) -> None:
+    assert read_phase(tmp_path) is None
+    write_phase(tmp_path, Phase(1, "weight sync", ending=True))
+    phase = read_phase(tmp_path)
+    assert phase is not None and phase.words() == "during the weight sync of step 1" and phase.ending
+    (tmp_path / PHASE_FILE).write_text("{")
+    assert read_phase(tmp_path) is None
