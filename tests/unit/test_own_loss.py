@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,11 @@ def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch
     assert list(problems(composed(*FAIR, SEARCH, "algo=fspo_power"))) == []
     with pytest.raises(BadInput, match=r"algo=fspo_power uses the loss 'fspo_power', and only the bands on S"):
         parse([SEARCH, algos, "comparisons=[default,matched]"])
+    source = own_loss / "my_loss.py"
+    source.write_text(source.read_text().replace("grad_multiplier: float", "factor: float"))
+    del sys.modules["my_loss"]
+    with pytest.raises(BadInput, match=r"algo=fspo_power: match_scale=matched does not know .* match_scale=native"):
+        parse([SEARCH, algos, "seeds=[1]"])
 
 
 def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> None:

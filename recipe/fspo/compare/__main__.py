@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from hydra.errors import HydraException
-from recipe.fspo.compare import grid
+from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import COMPARISONS, Request
-from recipe.fspo.compare.losses import band_settings
 from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, check_share, split_arguments
 
@@ -90,14 +89,12 @@ def parse(arguments: Sequence[str]) -> Request:
                 f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "
                 f"{len(request.runs()) - 1}"
             )
-    if request.comparisons != ("default",):
-        if not config.fspo.record_sequences:
-            raise BadInput(
-                "fspo.record_sequences=false: matched clip values are found on the sequences that a run records; leave "
-                "it out, or give comparisons=[default]"
-            )
-        for algo in request.algos:
-            band_settings(algo, overrides)
+    if request.comparisons != ("default",) and not config.fspo.record_sequences:
+        raise BadInput(
+            "fspo.record_sequences=false: matched clip values are found on the sequences that a run records; leave it "
+            "out, or give comparisons=[default]"
+        )
+    losses.check(request.algos, overrides, request.comparisons != ("default",))
     return request
 
 
