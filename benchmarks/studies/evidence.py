@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.studies evidence FOLDER``: FOLDER holds one parquet file for each of SETTINGS, a row for each
 response; benchmarks/study/README.md explains its columns. ``--gather RUNS`` writes them first, from
-RUNS/SETTING/seed*, runs with ``fspo.record_sequences=true``.
+RUNS/SETTING/seed*, runs with ``fspo.record_sequences=true``, and RUNS/two_words, rounds of
+benchmarks.studies.token_log_ratios.
 
 Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M suggested them):
 
@@ -15,13 +16,14 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 On demo, fast and words: 1 fails (fast has 0.51; in words S_t spreads faster within one length than over all). 2 holds
 over all lengths, and fails by length: Var(S) is the variance of the tokens of responses of that length, not that of
 all tokens at these positions. 3 holds but for fast, where the spread over sqrt(t) does not fall. 4 holds for demo and
-words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast, words and SmolLM2-135M.
+words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast, words and stories; on SmolLM2-135M with up
+to 256 tokens all five hold over all lengths.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +55,10 @@ SETTINGS: Final = {
     "fast": ("demo, 7 x learning rate", 4),
     "words": ("words", 4),
     "stories": ("SmolLM2-135M", 16),
+    "two_words": ("SmolLM2-135M, to 256 tokens", 16),
 }
+#: The setting that is no run, but rounds of benchmarks.studies.token_log_ratios.
+ROUNDS: Final = "two_words"
 VIEWS: Final = ("symmetric", "active", "mass")
 KEPT: Final = 0.85
 #: Bands with fixed clip values; the files hold what they accept at the defaults.
@@ -99,13 +104,22 @@ class Responses:
         return Responses(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
 
 
+def _write(rows: Mapping[str, Sequence[Any]], file: Path) -> None:
+    """Write the responses, with whether the fixed bands accept them."""
+    s, length, a = (torch.tensor(rows[key], dtype=torch.float64) for key in ("S", "L", "A"))
+    whole = {"seed": pa.int16(), "step": pa.int16(), "minibatch": pa.int16(), "prompt": pa.int32(), "L": pa.int32()}
+    schema = whole | {"truncated": pa.bool_()} | dict.fromkeys(("S_t", "Q_t"), pa.list_(pa.float32()))
+    columns = {key: pa.array(values, schema.get(key, pa.float32())) for key, values in rows.items()}
+    for band, loss in FIXED.items():
+        columns[band] = pa.array(judged(s, length.long(), a, ALGORITHMS[loss]).accepted_B.tolist())
+    with atomic_path(file) as temporary:
+        pq.write_table(pa.table(columns), temporary, compression="zstd", compression_level=19)
+
+
 def gather(runs: Path, out: Path) -> None:
     """Write OUT/SETTING.parquet from the runs; mini-batches before which no weight had moved are left out."""
-    whole = {"seed": pa.int16(), "step": pa.int16(), "minibatch": pa.int16(), "prompt": pa.int32(), "L": pa.int32()}
-    flags = dict.fromkeys(("truncated", *FIXED), pa.bool_())
-    schema = whole | flags | dict.fromkeys(("S_t", "Q_t"), pa.list_(pa.float32()))
     for name in SETTINGS:
-        rows: dict[str, list[Any]] = {}
+        rows: dict[str, list[Any]] = defaultdict(list)
         prompts: dict[str, int] = {}
         for run in sorted((runs / name).glob("seed*")):
             for line in sequence_lines(run):
@@ -115,15 +129,31 @@ def gather(runs: Path, out: Path) -> None:
                 same = {"seed": int(run.name[4:]), "step": line["step"], "minibatch": line["minibatch"]}
                 columns |= {key: [value] * len(line["S"]) for key, value in same.items()}
                 columns["prompt"] = [prompts.setdefault(uid.split("_")[0], len(prompts)) for uid in line["uid"]]
-                s, length, a = (torch.tensor(line[key], dtype=torch.float64) for key in ("S", "L", "A"))
-                for band, loss in FIXED.items():
-                    columns[band] = judged(s, length.long(), a, ALGORITHMS[loss]).accepted_B.tolist()
                 for key, values in columns.items():
-                    rows.setdefault(key, []).extend(values)
+                    rows[key].extend(values)
         if rows:
-            table = pa.table({key: pa.array(rows[key], schema.get(key, pa.float32())) for key in rows})
-            with atomic_path(out / f"{name}.parquet") as temporary:
-                pq.write_table(table, temporary, compression="zstd", compression_level=19)
+            _write(rows, out / f"{name}.parquet")
+    if (runs / ROUNDS).is_dir():
+        _gather_rounds(runs / ROUNDS, out / f"{ROUNDS}.parquet")
+
+
+def _gather_rounds(folder: Path, out: Path) -> None:
+    """S over the update of a round, of responses that the update does not use; ``step`` is the round."""
+    rows: dict[str, list[Any]] = defaultdict(list)
+    for file in folder.glob("round-*.npz"):
+        data, step = np.load(file), int(file.stem.removeprefix("round-")) + 1
+        size = len(data["length"])
+        columns = {"L": data["length"], "A": data["advantage"], "reward": data["reward"]}
+        columns |= {"truncated": data["truncated"], "prompt": 1000 * step + data["prompt"]}
+        columns |= {"seed": np.ones(size), "step": np.full(size, step), "minibatch": np.ones(size)}
+        parts = np.split(data["stale"].astype(float), data["length"].cumsum()[:-1])
+        for total, at, power in (("S", "S_t", 1), ("Q", "Q_t", 2)):
+            sums = [np.cumsum(d**power) for d in parts]
+            columns[total] = [d[-1] for d in sums]
+            columns[at] = [d[2 ** np.arange(len(d).bit_length()) - 1] for d in sums]
+        for key, values in columns.items():
+            rows[key].extend(values)
+    _write(rows, out)
 
 
 def read(file: Path) -> Responses:

@@ -32,6 +32,8 @@ LOG_RATIOS: Final = {"mismatch": "bf16 against fp32", "stale": "one version old"
 KEPT: Final = 0.85
 BINS: Final = 5
 
+_RECORDED: Final = ("length", "advantage", "old", "mismatch", "stale")
+
 #: What a mask holds against its threshold, of the token log-ratios d, the old probabilities and A: one value for a
 #: response, or one for each token.
 Score = Callable[[Array, Array, float], Array]
@@ -65,7 +67,7 @@ MASKS: Final[dict[str, Score]] = {
 def gather(rounds: Path, folder: Path) -> None:
     """Write FOLDER/smollm2.npz of the rounds of benchmarks.studies.token_log_ratios; a step is a round."""
     parts = [(int(file.stem.removeprefix("round-")), np.load(file)) for file in sorted(rounds.glob("round-*.npz"))]
-    arrays = {name: np.concatenate([part[name] for _, part in parts]) for name in parts[0][1]}
+    arrays = {name: np.concatenate([part[name] for _, part in parts]) for name in _RECORDED}
     arrays["step"] = np.concatenate([np.full(len(part["length"]), number) for number, part in parts])
     with atomic_path(folder / "smollm2.npz") as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)

@@ -113,7 +113,10 @@ def _round(
     update(model, optimizer, pairs[:size], own, advantage[:size])
     return {
         "length": length[size:],
+        "prompt": np.repeat(np.arange(len(prompts)), N)[size:],
         "advantage": advantage[size:].astype(np.float32),
+        "reward": rewards.ravel()[size:].astype(np.float32),
+        "truncated": length[size:] == MAX_TOKENS,
         "old": old.astype(np.float16),
         "mismatch": (half - old).astype(np.float16),
         "stale": (measured(model, held) - old).astype(np.float16),

@@ -202,7 +202,8 @@ def test_a_pack_has_the_log_probabilities_of_each_response_alone_and_an_update_f
 
 def test_the_rounds_of_a_record_become_one_file(tmp_path: Path) -> None:
     for number in (2, 10):
-        np.savez(tmp_path / f"round-{number}.npz", length=[2, 1], stale=np.full(3, number, np.float16))
+        tokens = dict.fromkeys(("old", "mismatch", "stale"), np.full(3, number, np.float16))
+        np.savez(tmp_path / f"round-{number}.npz", length=[2, 1], advantage=[1, -1], **tokens)
     masks.gather(tmp_path, tmp_path)
     record = np.load(tmp_path / "smollm2.npz")
     assert sorted(zip(record["step"], record["length"], strict=True)) == [(2, 1), (2, 2), (10, 1), (10, 2)]

@@ -188,3 +188,18 @@ def test_ten_lines_of_the_card_judge_a_band_of_ones_own(
         exec(block.replace("L**0.4", f"L**{power}"), {})
         (value,) = re.findall(r"^Interval\(value=([\d.]+), low", capsys.readouterr().out)
         assert low <= float(value) < high
+
+
+def test_a_round_is_read_as_responses_of_one_update(tmp_path: Path) -> None:
+    (tmp_path / evidence.ROUNDS).mkdir()
+    for number in (10, 2):
+        stale = np.array([0.5, -0.25, 0.25, 1.0], np.float16) * number
+        flat = {"advantage": [1.0, -1.0], "reward": [1.0, 0.0], "truncated": [False, True], "prompt": [0, 1]}
+        np.savez(tmp_path / evidence.ROUNDS / f"round-{number}.npz", length=[3, 1], stale=stale, **flat)
+    evidence.gather(tmp_path, tmp_path)
+    sample = evidence.read(tmp_path / f"{evidence.ROUNDS}.parquet")
+    sample = sample[np.argsort(sample.step, kind="stable")]
+    assert sample.step.tolist() == [3, 3, 11, 11] and sample.length.tolist() == [3, 1, 3, 1]
+    np.testing.assert_allclose(sample.s, [1.0, 2.0, 5.0, 10.0])
+    np.testing.assert_allclose(sample.q, [1.5, 4.0, 37.5, 100.0])
+    np.testing.assert_allclose(sample.s_NP[2, :2], [5.0, 2.5])
