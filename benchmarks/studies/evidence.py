@@ -34,9 +34,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.pages import Table
 from benchmarks.studies.fairness import difference_cell, lre_cell
+from benchmarks.studies.token_log_ratios import rounds
 from fspo.acceptance import Counts
 from fspo.calibration import BandController, leans
 from fspo.fairness import Array, equal_mass_starts
@@ -44,7 +46,7 @@ from fspo.fairness.bootstrap import student_quantile
 from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS, acceptance_band, judged
 from fspo.matching import Sequences, needed_factor
-from fspo.positions import OCTAVES, PositionSums
+from fspo.positions import OCTAVES, PositionSums, prefixes
 from fspo.records import sequence_lines
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
 from fspo.types import BandState
@@ -140,17 +142,16 @@ def gather(runs: Path, out: Path) -> None:
 def _gather_rounds(folder: Path, out: Path) -> None:
     """S over the update of a round, of responses that the update does not use; ``step`` is the round."""
     rows: dict[str, list[Any]] = defaultdict(list)
-    for file in folder.glob("round-*.npz"):
-        data, step = np.load(file), int(file.stem.removeprefix("round-")) + 1
-        size = len(data["length"])
+    for number, data in rounds(folder):
+        step, size = number + 1, len(data["length"])
         columns = {"L": data["length"], "A": data["advantage"], "reward": data["reward"]}
         columns |= {"truncated": data["truncated"], "prompt": 1000 * step + data["prompt"]}
         columns |= {"seed": np.ones(size), "step": np.full(size, step), "minibatch": np.ones(size)}
-        parts = np.split(data["stale"].astype(float), data["length"].cumsum()[:-1])
-        for total, at, power in (("S", "S_t", 1), ("Q", "Q_t", 2)):
-            sums = [np.cumsum(d**power) for d in parts]
-            columns[total] = [d[-1] for d in sums]
-            columns[at] = [d[2 ** np.arange(len(d).bit_length()) - 1] for d in sums]
+        parts = torch.from_numpy(data["stale"].astype(float)).split(data["length"].tolist())
+        d_BT, mask_BT = (pad_sequence(each, batch_first=True) for each in (parts, [torch.ones_like(d) for d in parts]))
+        columns |= {"S": d_BT.sum(1).tolist(), "Q": (d_BT**2).sum(1).tolist()}
+        for name, of_BP in zip(("S_t", "Q_t"), prefixes(d_BT, mask_BT).numpy(), strict=True):
+            columns[name] = [of_P[~np.isnan(of_P)] for of_P in of_BP]
         for key, values in columns.items():
             rows[key].extend(values)
     _write(rows, out)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.pages import Table
+from benchmarks.studies.token_log_ratios import rounds
 from fspo.acceptance import Counts
 from fspo.fairness import Array, equal_mass_starts, merge_bins
 from fspo.files import atomic_path
@@ -31,7 +32,6 @@ SETTINGS: Final = {"demo": "demo", "smollm2": "SmolLM2-135M"}
 LOG_RATIOS: Final = {"mismatch": "bf16 against fp32", "stale": "one version old"}
 KEPT: Final = 0.85
 BINS: Final = 5
-
 _RECORDED: Final = ("length", "advantage", "old", "mismatch", "stale")
 
 #: What a mask holds against its threshold, of the token log-ratios d, the old probabilities and A: one value for a
@@ -64,9 +64,9 @@ MASKS: Final[dict[str, Score]] = {
 }
 
 
-def gather(rounds: Path, folder: Path) -> None:
+def gather(record: Path, folder: Path) -> None:
     """Write FOLDER/smollm2.npz of the rounds of benchmarks.studies.token_log_ratios; a step is a round."""
-    parts = [(int(file.stem.removeprefix("round-")), np.load(file)) for file in sorted(rounds.glob("round-*.npz"))]
+    parts = list(rounds(record))
     arrays = {name: np.concatenate([part[name] for _, part in parts]) for name in _RECORDED}
     arrays["step"] = np.concatenate([np.full(len(part["length"]), number) for number, part in parts])
     with atomic_path(folder / "smollm2.npz") as temporary, temporary.open("wb") as file:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.models.two_words import compute_score
 from fspo.files import atomic_path
@@ -35,6 +36,12 @@ _BUDGET: Final = 4096
 
 #: Token ids of a prompt, and of a response to it.
 Pair = tuple[list[int], list[int]]
+
+
+def rounds(folder: Path) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+    """Number and arrays of the rounds of a record, in order."""
+    numbers = sorted(int(file.stem.removeprefix("round-")) for file in folder.glob("round-*.npz"))
+    return ((number, np.load(folder / f"round-{number}.npz")) for number in numbers)
 
 
 def packs(pairs: Sequence[Pair], budget: int) -> Iterator[list[int]]:
@@ -52,7 +59,7 @@ def log_probs(model: Any, pairs: Sequence[Pair], bf16: bool = False) -> list[tor
     """Log-probabilities of the responses' tokens; padding is on the right, where causal attention does not see it."""
     ids = [torch.tensor(prompt + response) for prompt, response in pairs]
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        hidden = model.model(torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)).last_hidden_state
+        hidden = model.model(pad_sequence(ids, batch_first=True)).last_hidden_state
         own = [hidden[b, len(prompt) - 1 : len(prompt) + len(y) - 1] for b, (prompt, y) in enumerate(pairs)]
         logits = model.lm_head(torch.cat(own)).float()
     tokens = torch.tensor([token for _, response in pairs for token in response])
@@ -63,11 +70,10 @@ def log_probs(model: Any, pairs: Sequence[Pair], bf16: bool = False) -> list[tor
 @torch.no_grad()
 def measured(model: Any, pairs: Sequence[Pair], bf16: bool = False) -> np.ndarray:
     """Log-probabilities of all responses' tokens, one response after the other."""
-    parts: list[Any] = [None] * len(pairs)
+    parts: dict[int, torch.Tensor] = {}
     for rows in packs(pairs, _BUDGET):
-        for row, values in zip(rows, log_probs(model, [pairs[row] for row in rows], bf16), strict=True):
-            parts[row] = values
-    return torch.cat(parts).numpy()
+        parts |= zip(rows, log_probs(model, [pairs[row] for row in rows], bf16), strict=True)
+    return torch.cat([parts[row] for row in range(len(pairs))]).numpy()
 
 
 def update(model: Any, optimizer: Any, pairs: Sequence[Pair], old: Sequence[np.ndarray], advantage: np.ndarray) -> None:
@@ -76,7 +82,7 @@ def update(model: Any, optimizer: Any, pairs: Sequence[Pair], old: Sequence[np.n
     for rows in packs(pairs, _BUDGET // 4):
         new = log_probs(model, [pairs[row] for row in rows])
         new_BT, old_BT, mask_BT = (
-            torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True)
+            pad_sequence(list(values), batch_first=True)
             for values in (new, [torch.from_numpy(old[row]) for row in rows], [torch.ones(len(x)) for x in new])
         )
         advantage_BT = torch.from_numpy(advantage[rows]).float()[:, None].expand_as(new_BT)
@@ -92,7 +98,7 @@ def _round(
     """What OUT/round-N.npz holds; the first TRAIN prompts are those of the update."""
     from vllm import SamplingParams
 
-    engine.apply_model(lambda sampler: sampler.load_weights(model.state_dict().items()) and None)
+    engine.apply_model(lambda sampler: sampler.load_weights(model.state_dict().items()))
     sampling = SamplingParams(n=N, temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0)
     torch.manual_seed(seed)  # the sampler is in this process
     outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling)
@@ -100,9 +106,8 @@ def _round(
     for prompt, truth, output in zip(prompts, truths, outputs, strict=True):
         for response in output.outputs:
             pairs.append((prompt, list(response.token_ids)))
-            log_prob.append(
-                [position[token].logprob for position, token in zip(response.logprobs, pairs[-1][1], strict=True)]
-            )
+            chosen = zip(response.logprobs, response.token_ids, strict=True)
+            log_prob.append([position[token].logprob for position, token in chosen])
             reward.append(compute_score("two_words", response.text, truth))
     rewards = np.array(reward).reshape(-1, N)
     advantage = ((rewards - rewards.mean(1, keepdims=True)) * N / (N - 1)).ravel()  # leave one out, as algo=rloo has
@@ -170,8 +175,7 @@ def main() -> None:
         with atomic_path(state) as temporary:
             saved = {"rounds": number + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save(saved, temporary)
-        length = arrays["length"]
-        print(f"round {number}: {len(length)} responses, mean length {length.mean():.0f}", flush=True)
+        print(f"round {number}: lengths {arrays['length'].mean():.0f} in the mean", flush=True)
 
 
 if __name__ == "__main__":
