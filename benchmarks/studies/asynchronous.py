@@ -190,11 +190,8 @@ def tables(folder: Path) -> dict[str, Table]:
     add("ends", columns, funnel_row)
     stages = ["dropping", "clip, symmetric", "clip, active", "dropping and clip"]
     add("lre", stages, lambda runs: lre_row(runs, starts))
-    add(
-        "seconds",
-        PHASES,
-        lambda runs: [mean_cell([_metric(r, f"timing_s/{p}") for r in runs], "{:.1f}") for p in PHASES],
-    )
+    seconds = [f"timing_s/{phase}" for phase in PHASES]
+    add("seconds", PHASES, lambda runs: [mean_cell([_metric(run, key) for run in runs], "{:.1f}") for key in seconds])
     edges = [f"L {int(FINE_LENGTH_EDGES[start])}..." for start in starts]
     by_length = [
         row for (name, algo), runs in filled.items() if algo == "fspo" for row in length_rows(name, runs, starts)

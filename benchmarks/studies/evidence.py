@@ -2,8 +2,7 @@
 
 ``python -m benchmarks.studies evidence FOLDER``: FOLDER holds one parquet file for each of SETTINGS, a row for each
 response; benchmarks/study/README.md explains its columns. ``--gather RUNS`` writes them first, from
-RUNS/SETTING/seed*, runs with ``fspo.record_sequences=true``, and RUNS/two_words, rounds of
-benchmarks.studies.token_log_ratios.
+RUNS/SETTING/seed*: runs with ``fspo.record_sequences=true``, or rounds of benchmarks.studies.token_log_ratios.
 
 Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M suggested them):
 
@@ -12,19 +11,15 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 3. Over the clock sqrt(V(t)) the spread has a slope within 0.1 of 0; over sqrt(t) it falls.
 4. The mean of S is -V(L) / 2, as where E_old exp S = 1 for small S.
 5. A band c sqrt(V(L)) has a symmetric LRE of at most 0.025 in every setting.
-
-On demo, fast and words: 1 fails (fast has 0.51; in words S_t spreads faster within one length than over all). 2 holds
-over all lengths, and fails by length: Var(S) is the variance of the tokens of responses of that length, not that of
-all tokens at these positions. 3 holds but for fast, where the spread over sqrt(t) does not fall. 4 holds for demo and
-words; fast, whose log-ratios are not small, has 0.7 of it. 5 fails in fast, words and stories; on SmolLM2-135M with up
-to 256 tokens all five hold over all lengths.
+6. (After four rounds of *long*, judged on the others) In bf16 S of one update is mostly rounding: tokens are equally
+   noisy at all positions, S spreads like t^0.5, and logits in fp32 halve its variance.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -38,7 +33,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.pages import Table
 from benchmarks.studies.fairness import difference_cell, lre_cell
-from benchmarks.studies.token_log_ratios import rounds
+from benchmarks.studies.token_log_ratios import LAG, rounds
 from fspo.acceptance import Counts
 from fspo.calibration import BandController, leans
 from fspo.fairness import Array, equal_mass_starts
@@ -58,11 +53,16 @@ SETTINGS: Final = {
     "words": ("words", 4),
     "stories": ("SmolLM2-135M", 16),
     "two_words": ("SmolLM2-135M, to 256 tokens", 16),
+    "long": ("SmolLM2-135M, to 1,024 tokens", 16),
+    "long_in_later": ("the same, four updates", 16),
+    "long_in_bf16": ("the same, one update, in bf16", 16),
+    "long_in_logits32": ("the same, one update, in bf16 with fp32 logits", 16),
 }
-#: The setting that is no run, but rounds of benchmarks.studies.token_log_ratios.
-ROUNDS: Final = "two_words"
 VIEWS: Final = ("symmetric", "active", "mass")
 KEPT: Final = 0.85
+_COLUMNS: Final = ("S", "L", "A", "reward", "Q", "S_t", "Q_t", "truncated", "S_fp32")
+#: Columns, and their names in a round.
+_RECORDED: Final = {"L": "length", "A": "advantage", "reward": "reward", "truncated": "truncated"}
 #: Bands with fixed clip values; the files hold what they accept at the defaults.
 FIXED: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 #: Bands of the library that the rollout batches before measure; and one that only this study has, c sqrt(V(L)).
@@ -85,7 +85,7 @@ Statistic = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Responses:
-    """Recorded responses, [N]; S_NP and Q_NP at t = 2**P, nan where L < t.
+    """Recorded responses, [N]; S_NP and Q_NP at t = 2**P, nan where L < t; S in fp32 where S is in bf16, else nan.
 
     ``place`` is the position of the mini-batch in its rollout batch; ``batch`` and ``mini`` number these over all runs.
     """
@@ -101,6 +101,7 @@ class Responses:
     q: Array
     s_NP: Array
     q_NP: Array
+    fp32: Array
 
     def __getitem__(self, rows: np.ndarray) -> Responses:
         return Responses(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
@@ -123,11 +124,13 @@ def gather(runs: Path, out: Path) -> None:
     for name in SETTINGS:
         rows: dict[str, list[Any]] = defaultdict(list)
         prompts: dict[str, int] = {}
-        for run in sorted((runs / name).glob("seed*")):
-            for line in sequence_lines(run):
+        source, _, what = name.partition("_in_")
+        for run in sorted((runs / source).glob("seed*")):
+            of_rounds = any(run.glob("round-*.npz"))
+            for line in _rounds(run, what) if of_rounds else sequence_lines(run):
                 if not line["minibatch"]:
                     continue
-                columns = {key: line[key] for key in ("S", "L", "A", "reward", "Q", "S_t", "Q_t", "truncated")}
+                columns = {key: line[key] for key in _COLUMNS if key in line}
                 same = {"seed": int(run.name[4:]), "step": line["step"], "minibatch": line["minibatch"]}
                 columns |= {key: [value] * len(line["S"]) for key, value in same.items()}
                 columns["prompt"] = [prompts.setdefault(uid.split("_")[0], len(prompts)) for uid in line["uid"]]
@@ -135,26 +138,27 @@ def gather(runs: Path, out: Path) -> None:
                     rows[key].extend(values)
         if rows:
             _write(rows, out / f"{name}.parquet")
-    if (runs / ROUNDS).is_dir():
-        _gather_rounds(runs / ROUNDS, out / f"{ROUNDS}.parquet")
 
 
-def _gather_rounds(folder: Path, out: Path) -> None:
-    """S over the update of a round, of responses that the update does not use; ``step`` is the round."""
-    rows: dict[str, list[Any]] = defaultdict(list)
-    for number, data in rounds(folder):
-        step, size = number + 1, len(data["length"])
-        columns = {"L": data["length"], "A": data["advantage"], "reward": data["reward"]}
-        columns |= {"truncated": data["truncated"], "prompt": 1000 * step + data["prompt"]}
-        columns |= {"seed": np.ones(size), "step": np.full(size, step), "minibatch": np.ones(size)}
-        parts = torch.from_numpy(data["stale"].astype(float)).split(data["length"].tolist())
+def _rounds(folder: Path, what: str) -> Iterator[dict[str, Any]]:
+    """As :func:`fspo.records.sequence_lines`: S of responses that no update uses, over one, LAG more, in bf16."""
+    of_rounds = dict(rounds(folder))
+    for number, source in of_rounds.items():
+        if (data := of_rounds.get(number + LAG) if what == "later" else source) is None:
+            continue
+        if (d := data.get(what or "stale")) is None:
+            continue
+        ends = source["length"].cumsum()
+        size = int((ends <= len(d)).sum())
+        parts = torch.from_numpy(d.astype(float)).split(source["length"][:size].tolist())
         d_BT, mask_BT = (pad_sequence(each, batch_first=True) for each in (parts, [torch.ones_like(d) for d in parts]))
+        of_BP = [[values[~np.isnan(values)] for values in part.numpy()] for part in prefixes(d_BT, mask_BT)]
+        columns = {key: source[name][:size] for key, name in _RECORDED.items()} | {"S_t": of_BP[0], "Q_t": of_BP[1]}
         columns |= {"S": d_BT.sum(1).tolist(), "Q": (d_BT**2).sum(1).tolist()}
-        for name, of_BP in zip(("S_t", "Q_t"), prefixes(d_BT, mask_BT).numpy(), strict=True):
-            columns[name] = [of_P[~np.isnan(of_P)] for of_P in of_BP]
-        for key, values in columns.items():
-            rows[key].extend(values)
-    _write(rows, out)
+        if what in ("bf16", "logits32"):
+            columns["S_fp32"] = np.diff(source["stale"].astype(float).cumsum()[ends[:size] - 1], prepend=0.0).tolist()
+        columns["uid"] = [f"{folder.name}-{number}-{prompt}" for prompt in source["prompt"][:size]]
+        yield {"step": number + 1, "minibatch": 1, **columns}
 
 
 def read(file: Path) -> Responses:
@@ -168,7 +172,8 @@ def read(file: Path) -> Responses:
 
     s, length, advantage, q = (np.array(columns[name], dtype=float) for name in ("S", "L", "A", "Q"))
     mini = np.unique(batch * 1000 + place, return_inverse=True)[1]
-    return Responses(seed, step, place, batch, mini, s, length, advantage, q, padded("S_t"), padded("Q_t"))
+    fp32 = np.array(columns.get("S_fp32", [None] * len(s)), dtype=float)
+    return Responses(seed, step, place, batch, mini, s, length, advantage, q, padded("S_t"), padded("Q_t"), fp32)
 
 
 # ---------------------------------------------------------------- statistics of resampled rollout batches
@@ -331,16 +336,10 @@ def sides(responses: Responses) -> list[np.ndarray]:
     return [*halves, *(~half_B for half_B in halves)]
 
 
-def own_q(responses: Responses) -> Callable[[Array], Array]:
-    """The mean of Q_t of the same responses, [R, P]: a clock that sees who reaches t; left is correlation of tokens."""
-    return _mean(responses.q_NP, responses.batch)
-
-
 def exponents(named: Mapping[str, Responses]) -> Table:
-    """How S spreads: exponents by position and by final length, and the slope over three clocks."""
+    """How S spreads: exponents by position and by final length, and the slope over the clock sqrt(V(t))."""
     heads = ["setting", "responses", "batches", "by position", "by position, one length", "by final length"]
-    heads += ["by final length, pooled", "one length - by position", "over sqrt(t)", "over sqrt(V(t))"]
-    rows = [[*heads, "over sqrt(mean Q_t)"]]
+    rows = [[*heads, "by final length, pooled", "one length - by position", "over sqrt(V(t))"]]
     for name, responses in named.items():
         setting, first = SETTINGS[name]
         same = even(responses)
@@ -348,9 +347,7 @@ def exponents(named: Mapping[str, Responses]) -> Table:
         cells = [show(position, same), show(within, same)]
         cells += [show(by_length(same, first), same), show(by_length(responses, first, pooled=True), responses)]
         cells.append(show(lambda w_RB, a=within, b=position: a(w_RB) - b(w_RB), same))
-        cells.append(show(by_position(same, first, lambda _: _T[None]), same))
         cells.append(show(by_position(same, first, accumulated(same), sides(same)), same))
-        cells.append(show(by_position(same, first, own_q(same)), same))
         rows.append([setting, str(len(responses.s)), str(len(np.unique(responses.batch))), *cells])
     return rows
 
@@ -444,6 +441,25 @@ def _means(part: Responses) -> list[Statistic]:
         return np.asarray(2 * s_R / q_R)
 
     return [between, over_q, lambda weights_RB: mean(weights_RB)[:, 0] / np.exp(within(weights_RB)[0][:, 0])]
+
+
+def bf16(named: Mapping[str, Responses]) -> Table:
+    """S in bf16 (autocast of fp32 weights) beside S in fp32 of the same responses, pooled over rounds."""
+    rows = [["setting", "responses", "batches", "std S in bf16 / in fp32", "correlation", "slope of bf16 on fp32"]]
+    for name, responses in named.items():
+        x, y = responses.fp32, responses.s
+        if np.isnan(x).all():
+            continue
+        mean = _mean(np.column_stack([x, y, x * x, y * y, x * y]), responses.batch)
+
+        def fit(weights_RB: Array, mean: Callable[[Array], Array] = mean) -> Array:
+            x, y, xx, yy, xy = mean(weights_RB).T
+            xx, yy, xy = xx - x * x, yy - y * y, xy - x * y
+            return np.stack([np.sqrt(yy / xx), xy / np.sqrt(xx * yy), xy / xx])
+
+        cells = [show(lambda w_RB, k=k, fit=fit: fit(w_RB)[k], responses) for k in range(3)]
+        rows.append([SETTINGS[name][0], str(len(x)), str(len(np.unique(responses.batch))), *cells])
+    return rows
 
 
 # ---------------------------------------------------------------- bands
@@ -605,4 +621,4 @@ def _counts(sample: Responses, fine_B: np.ndarray, kept_B: np.ndarray, log_weigh
 def tables(folder: Path) -> dict[str, Table]:
     """The study's tables, of the settings whose file is there."""
     named = {name: read(folder / f"{name}.parquet") for name in SETTINGS if (folder / f"{name}.parquet").exists()}
-    return {study.__name__: study(named) for study in (exponents, octaves, split, bands)}
+    return {study.__name__: study(named) for study in (exponents, octaves, split, bf16, bands)}

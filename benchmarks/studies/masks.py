@@ -90,17 +90,8 @@ def table(file: Path, setting: str) -> Table:
     size = len(FINE_LENGTH_EDGES) - 1
     starts = equal_mass_starts(np.bincount(fine_B, minlength=size).astype(float), BINS)
     edges = [str(int(FINE_LENGTH_EDGES[start])) for start in starts]
-    rows = [
-        [
-            "setting",
-            "log-ratio",
-            "mask",
-            "threshold",
-            *(f"kept, bin {i}" for i in range(1, BINS + 1)),
-            "LRE",
-            "LRE, mass",
-        ]
-    ]
+    bins = [f"kept, bin {i}" for i in range(1, BINS + 1)]
+    rows = [["setting", "log-ratio", "mask", "threshold", *bins, "LRE", "LRE, mass"]]
     rows.append([setting, "", f"{len(fine_B)} responses; bins from", "", *edges, "", ""])
     ends = data["length"].cumsum()[:-1]
     old = np.split(data["old"].astype(float), ends)

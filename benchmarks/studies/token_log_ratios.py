@@ -1,13 +1,15 @@
-"""Token log-ratios of SmolLM2-135M on many responses, for the study of masks.
+"""Token log-ratios of SmolLM2-135M on many responses, for the studies of masks and of clocks.
 
 ``python -m benchmarks.studies.token_log_ratios OUT MODEL TRAIN.parquet`` works outside verl: vLLM samples, transformers
 computes log-probabilities and gradients, and the loss is :func:`fspo.losses.sequence_policy_loss` with AdamW as in a
 run. So responses that no update uses are measured, at a tenth of what a run takes for them.
 
-A round: the policy answers TRAIN and MEASURE prompts, N responses each, and takes one update on the first ones. Of the
-others are recorded, for every token: the log-probability under the policy that wrote it (vLLM's, fp32), the same in
-bf16 less that (transformers' autocast of fp32 weights, as on GPUs), and the same after the update (fp32) less that. The
-next round goes on from there. OUT/round-N.npz holds a round; interrupted, the same command goes on.
+A round: the policy answers TRAIN prompts and those to measure, N responses each, and takes one update on the first
+ones; the next round goes on from there. OUT/round-N.npz has, for every token of a measured response, ``old``, the
+log-probability under the policy that wrote it (vLLM's, fp32), and less that: ``stale``, after the update (fp32);
+``later``, the same for the first half of what round N - LAG measured; and for the first ``--half`` prompts
+``mismatch``, before the update in bf16 (transformers' autocast of fp32 weights, as on GPUs). ``bf16`` is what the
+update changes in bf16, ``logits32`` what it changes where the logits alone are fp32. Interrupted, the command goes on.
 """
 
 from __future__ import annotations
@@ -28,14 +30,20 @@ from fspo.files import atomic_path
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 
 N: Final = 4
-#: Prompts of the update and of the measurement of a round; tokens of a response.
-TRAIN, MEASURE, MAX_TOKENS = 8, 64, 256
+#: Prompts of the update of a round.
+TRAIN: Final = 8
+#: ``later`` is measured after this many more updates.
+LAG: Final = 3
 LEARNING_RATE: Final = 1e-5
 #: Tokens of one call of the model, padding included.
 _BUDGET: Final = 4096
 
 #: Token ids of a prompt, and of a response to it.
 Pair = tuple[list[int], list[int]]
+#: Token ids of a prompt, and the words it asks for.
+Task = tuple[list[int], str]
+#: Of the last LAG rounds: the responses to measure later, and their ``old``.
+Past = list[tuple[list[Pair], np.ndarray]]
 
 
 def rounds(folder: Path) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
@@ -56,15 +64,20 @@ def packs(pairs: Sequence[Pair], budget: int) -> Iterator[list[int]]:
 
 
 def log_probs(model: Any, pairs: Sequence[Pair], bf16: bool = False) -> list[torch.Tensor]:
-    """Log-probabilities of the responses' tokens; padding is on the right, where causal attention does not see it."""
+    """Log-probabilities of the responses' tokens, [T]; in bf16 [T, 2], the second ones of logits in fp32.
+
+    Padding is on the right, where causal attention does not see it.
+    """
     ids = [torch.tensor(prompt + response) for prompt, response in pairs]
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         hidden = model.model(pad_sequence(ids, batch_first=True)).last_hidden_state
-        own = [hidden[b, len(prompt) - 1 : len(prompt) + len(y) - 1] for b, (prompt, y) in enumerate(pairs)]
-        logits = model.lm_head(torch.cat(own)).float()
-    tokens = torch.tensor([token for _, response in pairs for token in response])
-    chosen = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(1)
-    return list(chosen.split([len(response) for _, response in pairs]))
+        own = torch.cat([hidden[b, len(x) - 1 : len(x) + len(y) - 1] for b, (x, y) in enumerate(pairs)])
+        heads = [model.lm_head(own).float()]
+    if bf16:
+        heads.append(own.bfloat16().float() @ model.lm_head.weight.bfloat16().float().T)
+    token_T1 = torch.tensor([token for _, response in pairs for token in response])[:, None]
+    chosen = torch.cat([logits.gather(1, token_T1) - logits.logsumexp(1, keepdim=True) for logits in heads], 1)
+    return list((chosen if bf16 else chosen[:, 0]).split([len(response) for _, response in pairs]))
 
 
 @torch.no_grad()
@@ -93,17 +106,16 @@ def update(model: Any, optimizer: Any, pairs: Sequence[Pair], old: Sequence[np.n
 
 
 def _round(
-    engine: Any, model: Any, optimizer: Any, prompts: Sequence[list[int]], truths: Sequence[str], seed: int
+    engine: Any, model: Any, optimizer: Any, tasks: Sequence[Task], asked: argparse.Namespace, past: Past
 ) -> dict[str, np.ndarray]:
-    """What OUT/round-N.npz holds; the first TRAIN prompts are those of the update."""
+    """What OUT/round-N.npz holds; the first TRAIN tasks are those of the update."""
     from vllm import SamplingParams
 
     engine.apply_model(lambda sampler: sampler.load_weights(model.state_dict().items()))
-    sampling = SamplingParams(n=N, temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0)
-    torch.manual_seed(seed)  # the sampler is in this process
-    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling)
+    sampling = SamplingParams(n=N, temperature=1.0, max_tokens=asked.tokens, logprobs=0)
+    outputs = engine.generate([{"prompt_token_ids": prompt} for prompt, _ in tasks], sampling)
     pairs, reward, log_prob = [], [], []
-    for prompt, truth, output in zip(prompts, truths, outputs, strict=True):
+    for (prompt, truth), output in zip(tasks, outputs, strict=True):
         for response in output.outputs:
             pairs.append((prompt, list(response.token_ids)))
             chosen = zip(response.logprobs, response.token_ids, strict=True)
@@ -114,16 +126,24 @@ def _round(
     size = TRAIN * N
     held, length = pairs[size:], np.array([len(response) for _, response in pairs])
     own, old = [np.float32(values) for values in log_prob[:size]], np.concatenate(log_prob[size:])
-    half = measured(model, held, bf16=True)
+    few, early = held[: asked.half * N], held[: len(held) // 2]
+    old_few, old_early = (old[: sum(len(response) for _, response in part)] for part in (few, early))
+    before_T2 = measured(model, few, bf16=True)
     update(model, optimizer, pairs[:size], own, advantage[:size])
+    past.append((early, old_early))
+    later = measured(model, past[0][0]) - past.pop(0)[1] if len(past) > LAG else np.zeros(0)
+    bf16, logits32 = (measured(model, few, bf16=True) - before_T2).T
     return {
         "length": length[size:],
-        "prompt": np.repeat(np.arange(len(prompts)), N)[size:],
+        "prompt": np.repeat(np.arange(len(tasks)), N)[size:],
         "advantage": advantage[size:].astype(np.float32),
         "reward": rewards.ravel()[size:].astype(np.float32),
-        "truncated": length[size:] == MAX_TOKENS,
+        "truncated": length[size:] == asked.tokens,
         "old": old.astype(np.float16),
-        "mismatch": (half - old).astype(np.float16),
+        "mismatch": (before_T2[:, 0] - old_few).astype(np.float16),
+        "bf16": bf16.astype(np.float16),
+        "logits32": logits32.astype(np.float16),
+        "later": later.astype(np.float16),
         "stale": (measured(model, held) - old).astype(np.float16),
     }
 
@@ -135,6 +155,10 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of a Hugging Face model")
     parser.add_argument("data", type=Path, help="of benchmarks.models two-words")
     parser.add_argument("--rounds", type=int, default=8, help="(8)")
+    parser.add_argument("--tokens", type=int, default=256, help="of a response, at most (256)")
+    parser.add_argument("--measure", type=int, default=64, help="prompts to measure in a round (64)")
+    parser.add_argument("--half", type=int, default=64, help="of them, those measured in bf16, too (64)")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and sampling (0)")
     asked = parser.parse_args()
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -148,11 +172,11 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     texts = [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]
     prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-    truths = [row["reward_model"]["ground_truth"] for row in rows]
+    tasks = list(zip(prompts, (row["reward_model"]["ground_truth"] for row in rows), strict=True))
     engine = LLM(
         str(asked.model),
         dtype="float32",
-        max_model_len=max(map(len, prompts)) + MAX_TOKENS,
+        max_model_len=max(map(len, prompts)) + asked.tokens,
         enforce_eager=True,
         enable_prefix_caching=False,
         max_num_seqs=256,
@@ -160,21 +184,22 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     state = asked.out / "state.pt"
-    begin = 0
+    begin, past = 0, []
     if state.exists():
-        saved = torch.load(state)
-        begin = saved["rounds"]
+        saved = torch.load(state, weights_only=False)
+        begin, past = saved["rounds"], saved["past"]
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     for number in range(begin, asked.rounds):
-        chosen = np.random.default_rng(number).permutation(len(prompts))[: TRAIN + MEASURE]
-        of_round = [prompts[i] for i in chosen], [truths[i] for i in chosen]
-        arrays = _round(engine, model, optimizer, *of_round, seed=number)
+        seed = 1000 * asked.seed + number
+        chosen = np.random.default_rng(seed).permutation(len(tasks))[: TRAIN + asked.measure]
+        torch.manual_seed(seed)  # the sampler is in this process
+        arrays = _round(engine, model, optimizer, [tasks[i] for i in chosen], asked, past)
         with atomic_path(asked.out / f"round-{number}.npz") as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
         with atomic_path(state) as temporary:
-            saved = {"rounds": number + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(saved, temporary)
+            weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save({"rounds": number + 1, "past": past, **weights}, temporary)
         print(f"round {number}: lengths {arrays['length'].mean():.0f} in the mean", flush=True)
 
 

@@ -193,6 +193,9 @@ def test_a_pack_has_the_log_probabilities_of_each_response_alone_and_an_update_f
         logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         alone.append(logits.log_softmax(-1)[range(len(response)), response].detach().numpy())
     np.testing.assert_allclose(log_ratios.measured(model, pairs), np.concatenate(alone), atol=1e-6)
+    in_bf16 = log_ratios.measured(model, pairs, bf16=True)  # where logits are fp32, less is rounded
+    errors = np.abs(in_bf16 - np.concatenate(alone)[:, None]).mean(0)
+    assert 0 < errors[1] < errors[0] < 0.05
     assert list(log_ratios.packs(pairs, 10)) == [[2, 0], [1]]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     log_ratios.update(model, optimizer, pairs, alone, np.array([1.0, -1.0, 0.0]))
