@@ -115,12 +115,8 @@ def accepted(spread: Spread, settings: SequenceLossSettings) -> float:
     return 1 - float(np.average(sum(spread.outside(settings)), weights=spread.weight_N))
 
 
-def clip_for(spread: Spread, settings: SequenceLossSettings, accept: float) -> float:
-    """The clip value, the same on both sides, with which the band accepts this share.
-
-    Raises:
-        ValueError: if no value does.
-    """
+def clip_for(spread: Spread, settings: SequenceLossSettings, accept: float) -> float | None:
+    """The clip value, the same on both sides, with which the band accepts this share; None if no value does."""
     largest = 0.999999 if settings.band in ("constant", "linear") else 1e3
 
     def excess(log_clip: float) -> float:
@@ -129,7 +125,7 @@ def clip_for(spread: Spread, settings: SequenceLossSettings, accept: float) -> f
 
     low, high = np.log(1e-9), np.log(largest)
     if excess(low) > 0 or excess(high) < 0:
-        raise ValueError(f"accept={accept}: band={settings.band} reaches it with no clip value; lower it")
+        return None
     return float(np.exp(brentq(excess, low, high)))
 
 
@@ -143,7 +139,8 @@ def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: flo
         cells = [f"{share:.1%}, {share / 2:.1%}" for share in below + above]
         lre = float(plain_lre((1 - below - above) * spread.weight_N, spread.weight_N)[0])
         row = [name, f"{loss.clip_low:g}, {loss.clip_high:g}", *cells, f"{lre:.3f}"]
-        rows.append(row if accept is None else [*row, f"{clip_for(spread, loss, accept):.3g}"])
+        clip = clip_for(spread, loss, accept) if accept is not None else None
+        rows.append(row if accept is None else [*row, "none" if clip is None else f"{clip:.3g}"])
     return markdown_table(heads, rows)
 
 

@@ -37,11 +37,14 @@ def test_the_default_clip_value_leaves_72_percent_outside_at_4000_tokens() -> No
 def test_a_clip_value_for_a_wanted_acceptance(name: str) -> None:
     spread, settings = Normal.of(0.02, [100, 400]), ALGORITHMS[BANDS[name]]
     clip = clip_for(spread, settings, 0.8)
+    assert clip is not None
     chosen = dataclasses.replace(settings, clip_low=clip, clip_high=clip)
     assert accepted(spread, chosen) == pytest.approx(0.8, abs=1e-6)
-    if name == "rloo":
-        with pytest.raises(ValueError, match=r"accept=0\.99"):
-            clip_for(Normal.of(5.0, [100]), settings, 0.99)
+
+
+def test_where_no_clip_value_accepts_so_many_the_cell_says_none() -> None:
+    rows = table(Normal.of(0.1, [4000]), {name: ALGORITHMS[loss] for name, loss in BANDS.items()}, 0.85).splitlines()
+    assert [row.split("|")[-2].strip() for row in rows[2:]] == ["0.42", "none", "0.00662"]
 
 
 def test_an_audit_is_measured_with_its_tails(tmp_path: Path) -> None:
