@@ -5,6 +5,7 @@ Each is written light, and dark with ``-dark`` in its name and a transparent gro
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -96,6 +97,7 @@ def one_batch(axes: Axes) -> None:
 
 def main() -> None:
     """Write every figure twice."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with opened(STUDY / "records.tar.xz") as records, opened(STUDY / "async.tar.xz") as asynchronous:
         groups = group_runs([load_run(path) for algo in BANDS for path in sorted(records.glob(f"matched/{algo}/*"))])
         profiles = {BANDS[group.algo]: length_profile(group.runs) for group in groups}

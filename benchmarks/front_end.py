@@ -1,5 +1,6 @@
 """``python -m benchmarks.front_end``: tokens a second of one process of vLLM, as verl asks and as this recipe does."""
 
+import argparse
 import asyncio
 import time
 
@@ -42,5 +43,6 @@ async def rate(kind: RequestOutputKind, text: bool, requests: int = 304, tokens:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for kind, text in ((RequestOutputKind.CUMULATIVE, True), (RequestOutputKind.FINAL_ONLY, False)):
         print(f"{kind.name}, {'with' if text else 'without'} text: {asyncio.run(rate(kind, text)):,.0f} tokens/s")

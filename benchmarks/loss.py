@@ -10,45 +10,32 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from fspo.check_loss.call import Batch
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState
 
 OURS = ("fspo", "fspo_v1", "fspo_quantile", "seq_rloo", "seq_gspo")
 REFERENCE = "verl gspo"
+_tensors = attrgetter("log_prob_BT", "old_log_prob_BT", "advantages_BT", "mask_BT")
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Tensors of one micro-batch, as verl passes them."""
-
-    log_prob_BT: torch.Tensor
-    old_log_prob_BT: torch.Tensor
-    advantages_BT: torch.Tensor
-    response_mask_BT: torch.Tensor
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """In the order in which a loss takes them."""
-        return self.log_prob_BT, self.old_log_prob_BT, self.advantages_BT, self.response_mask_BT
-
-    @classmethod
-    def random(cls, sequences: int, width: int, device: str, dtype: torch.dtype = torch.float32) -> Batch:
-        """Lengths uniform up to the width, log-ratios of 0.01 a token."""
-        generator = torch.Generator().manual_seed(0)
-        log_prob = -torch.rand(sequences, width, generator=generator)
-        old = log_prob + 0.01 * torch.randn(sequences, width, generator=generator)
-        length = torch.randint(1, width + 1, (sequences, 1), generator=generator)
-        mask = torch.arange(width) < length
-        advantages = torch.randn(sequences, 1, generator=generator) * mask
-        log_prob, old, advantages = (each.to(device, dtype) for each in (log_prob, old, advantages))
-        return cls(log_prob.requires_grad_(), old, advantages, mask.to(device))
+def random_batch(sequences: int, width: int, device: str, dtype: torch.dtype = torch.float32) -> Batch:
+    """Lengths uniform up to the width, log-ratios of 0.01 a token."""
+    generator = torch.Generator().manual_seed(0)
+    log_prob = -torch.rand(sequences, width, generator=generator)
+    old = log_prob + 0.01 * torch.randn(sequences, width, generator=generator)
+    length = torch.randint(1, width + 1, (sequences, 1), generator=generator)
+    mask = torch.arange(width) < length
+    advantages = torch.randn(sequences, 1, generator=generator) * mask
+    log_prob, old, advantages = (each.to(device, dtype) for each in (log_prob, old, advantages))
+    return Batch(log_prob.requires_grad_(), old, advantages, mask.to(device))
 
 
 def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
@@ -56,7 +43,7 @@ def our_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     state = BandState(drift_per_token=1e-5, half_width_K=(0.01,) * (FINE_LENGTH_EDGES.numel() - 1))
 
     def run(name: str) -> torch.Tensor:
-        output = sequence_policy_loss(*batch.tensors, ALGORITHMS[name], state)
+        output = sequence_policy_loss(*_tensors(batch), ALGORITHMS[name], state)
         SequenceSums.zeros().add_(output)
         return output.loss_B.sum() / batch.log_prob_BT.shape[0]
 
@@ -68,7 +55,7 @@ def verl_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.workers.config import ActorConfig, PolicyLossConfig
 
-    tokens, rows = int(batch.response_mask_BT.sum()), batch.log_prob_BT.shape[0]
+    tokens, rows = int(batch.mask_BT.sum()), batch.log_prob_BT.shape[0]
 
     def call_of(name: str) -> Callable[[], torch.Tensor]:
         config = ActorConfig(
@@ -80,7 +67,7 @@ def verl_losses(batch: Batch) -> dict[str, Callable[[], torch.Tensor]]:
             policy_loss=PolicyLossConfig(loss_mode=name),
         )
         config.global_batch_info.update(dp_size=1, batch_num_tokens=tokens, global_batch_size=rows)
-        new, old, advantages, mask = batch.tensors
+        new, old, advantages, mask = _tensors(batch)
         loss = get_policy_loss_fn(name)
         return lambda: loss(old, new, advantages, mask, loss_agg_mode="seq-mean-token-mean", config=config)[0]
 

@@ -73,20 +73,15 @@ def row(job: Job, lengths: list[int], ranks: int, way: str) -> list[str]:
     inferred, packs = ([tokens], pack(tokens, job.budget)) if way == "verl" else (of_updates[1:], sum(updates[1:]))
     sequences = len(lengths) - (0 if way == "verl" else size)
     full, _ = fill_and_slowest(inferred, packs, job.budget)
-    return [
-        *(str(ranks), way, str(sequences), str(packs), f"{full:.3f}"),
-        *(str(sum(updates)), f"{fill:.3f}", f"{slowest:.3f}"),
-    ]
+    cells = [str(ranks), way, str(sequences), str(packs), f"{full:.3f}"]
+    return [*cells, str(sum(updates)), f"{fill:.3f}", f"{slowest:.3f}"]
 
 
 def table(job: Job, mean: float, ranks: Sequence[int]) -> str:
     """Both ways for every number of ranks, in Markdown."""
     lengths = draw_lengths(job, mean)
-    inferred, updated = (
-        ("sequences inferred", "packs inferred", "their fill"),
-        ("packs updated", "fill", "slowest rank"),
-    )
-    columns = ["ranks", "balanced by", *inferred, *updated]
+    columns = ["ranks", "balanced by", "sequences inferred", "packs inferred", "their fill"]
+    columns += ["packs updated", "fill", "slowest rank"]
     ways = ("verl", "this recipe")
     return markdown_table(columns, [row(job, lengths, number, way) for number in ranks for way in ways])
 

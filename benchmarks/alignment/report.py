@@ -12,14 +12,7 @@ from typing import Any, Final
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from benchmarks.alignment.gradients import (
-    VIEWS,
-    ClippedObjective,
-    GradientPlan,
-    Jackknife,
-    embed,
-    mean_over_rounds,
-)
+from benchmarks.alignment.gradients import VIEWS, ClippedObjective, GradientPlan, Jackknife, embed, mean_over_rounds
 from fspo.files import write_json
 from fspo.markdown import markdown_table
 

@@ -142,9 +142,7 @@ class AlignmentTrainer(FSPOTrainer):
         """Measure the gradients of the measured sequences; returns what the analysis needs besides inner products."""
         batch = self._balance_batch(batch, {})
         batch.extra_info.update(
-            calculate_entropy=False,
-            compute_loss=False,
-            temperature=self.config.actor_rollout_ref.rollout.temperature,
+            calculate_entropy=False, compute_loss=False, temperature=self.config.actor_rollout_ref.rollout.temperature
         )
         self.actor_rollout_wg.compute_log_prob(batch)
         tensors = self._token_tensors(batch, "log_probs")

@@ -83,10 +83,7 @@ class AlignmentWorker(FSPOWorker):
         self._gradients: list[torch.Tensor] = []
 
     @register(
-        dispatch_mode={
-            "dispatch_fn": partial(dispatch_lazy_compute_data_proto, "actor"),
-            "collect_fn": _every_rank,
-        }
+        dispatch_mode={"dispatch_fn": partial(dispatch_lazy_compute_data_proto, "actor"), "collect_fn": _every_rank}
     )
     def add_gradients(self, data: TensorDict) -> None:
         """Measure one gradient per column of WEIGHTS_FIELD and keep it."""

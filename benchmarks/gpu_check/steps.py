@@ -23,7 +23,8 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.loss import REFERENCE, Batch, alternated, median_seconds, our_losses, peak_bytes, verl_losses
+from benchmarks.loss import REFERENCE, alternated, median_seconds, our_losses, peak_bytes, random_batch, verl_losses
+from fspo.check_loss.call import Batch
 from fspo.diagnostics import SAFE_MARGIN, NoiseFloor, noise_floor
 from fspo.fairness import equal_mass_starts
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -119,7 +120,7 @@ def versions(size: Size, device: str) -> str:
 def gspo_by_hand(batch: Batch) -> torch.Tensor:
     """Gradient of GSPO's loss by autograd through its formula, in float64."""
     log_prob = batch.log_prob_BT.detach().double().requires_grad_()
-    mask = batch.response_mask_BT.double()
+    mask = batch.mask_BT.double()
     length = mask.sum(-1).clamp(min=1)
     ratio = ((log_prob - batch.old_log_prob_BT.double()) * mask).sum(-1).div(length).exp()
     advantage = batch.advantages_BT[:, 0].double()
@@ -139,7 +140,7 @@ def loss(size: Size, device: str) -> str:
     """Agreement with GSPO's formula, and with verl's loss if it is there; time and memory beside verl's."""
     texts: list[str] = []
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
-        batch = Batch.random(*size.loss, device, dtype)
+        batch = random_batch(*size.loss, device, dtype)
         losses = our_losses(batch)
         wanted = {"its formula": gspo_by_hand(batch)}
         with contextlib.suppress(ImportError):

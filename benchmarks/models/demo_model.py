@@ -207,12 +207,7 @@ def train(recipe: Recipe) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast, di
 
 
 def run_stage(
-    model: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    recipe: Recipe,
-    steps: int,
-    peak_lr: float,
-    mixed: bool,
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, steps: int, peak_lr: float, mixed: bool
 ) -> float:
     """Train ``model`` in place for one stage with a new optimizer; returns the mean loss of the last 50 steps."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=recipe.betas, weight_decay=recipe.weight_decay)
