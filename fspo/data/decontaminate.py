@@ -62,34 +62,27 @@ def distinct(problems: Iterable[Problem]) -> Distinct:
     return Distinct(result, rows.total(), rows.total() - conflicting - len(result), conflicting)
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Training problems dropped because of one test set, by reason; the same text comes before a shared n-gram."""
-
-    same_text: int
-    shared_ngram: int
-
-
 def without_overlap(
     train: Sequence[Problem], tests: Mapping[str, Sequence[Problem]]
-) -> tuple[list[Problem], dict[str, Overlap]]:
+) -> tuple[list[Problem], dict[str, dict[str, int]]]:
     """Training problems that share neither their normalised text nor an n-gram of NGRAM tokens with a test problem.
 
     N-grams found in more than BOILERPLATE training problems do not count, such as "where m and n are relatively prime
     positive integers, find m + n". This rule is defined here: without it a third of a competition set would be dropped
-    for its common phrases. A problem that overlaps with several test sets is counted for each.
+    for its common phrases. A problem that overlaps with several test sets is counted for each, as ``same_text`` or else
+    as ``shared_ngram``.
     """
     train_tokens = [tokens(problem.text) for problem in train]
     frequency = Counter(ngram for words in train_tokens for ngram in _ngrams(words))
     dropped: set[int] = set()
-    overlaps: dict[str, Overlap] = {}
+    overlaps: dict[str, dict[str, int]] = {}
     for name, problems in tests.items():
         test_tokens = [tokens(problem.text) for problem in problems]
         texts = {tuple(words) for words in test_tokens}
         ngrams = {ngram for words in test_tokens for ngram in _ngrams(words) if frequency[ngram] <= BOILERPLATE}
         same = {i for i, words in enumerate(train_tokens) if tuple(words) in texts}
         shared = {i for i, words in enumerate(train_tokens) if not ngrams.isdisjoint(_ngrams(words))} - same
-        overlaps[name] = Overlap(len(same), len(shared))
+        overlaps[name] = {"same_text": len(same), "shared_ngram": len(shared)}
         dropped |= same | shared
     return [problem for i, problem in enumerate(train) if i not in dropped], overlaps
 

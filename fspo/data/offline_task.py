@@ -53,10 +53,6 @@ class Division:
     dividend: int
     divisor: int
 
-    def __post_init__(self) -> None:
-        if not 0 < self.divisor <= self.dividend:
-            raise ValueError(f"need 0 < divisor <= dividend, got {self.dividend}%{self.divisor}")
-
     @property
     def question(self) -> str:
         """The question, without the ``=`` that the chat template adds: ``150%44``. Numbers have a fixed width."""

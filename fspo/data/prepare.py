@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
             "read": found.read,
             "duplicates": found.duplicates,
             "conflicting_answers": found.conflicting,
-            "overlap_with_tests": {other: asdict(overlap) for other, overlap in overlaps.items()},
+            "overlap_with_tests": overlaps,
             "dropped_for_overlap": len(found.problems) - len(problems),
             "written": len(rows),
         },

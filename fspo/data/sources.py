@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -49,10 +48,13 @@ class Source:
     role: Literal["train", "test"]
     hub_id: str
     split: str
-    revision: str
     read: Callable[[Row], Problem]
     subset: str | None = None
     tests: tuple[str, ...] = ()
+
+    @property
+    def revision(self) -> str:
+        return _REVISIONS[self.hub_id]
 
     @property
     def folder(self) -> str:
@@ -122,69 +124,28 @@ def _plain(problem: str, answer: str, identifier: str) -> Callable[[Row], Proble
     return read
 
 
-_gsm8k = partial(
-    Source,
-    hub_id="openai/gsm8k",
-    revision="740312add88f781978c0658806c59bc2815b9866",
-    read=_read_gsm8k,
-    subset="main",
-)
 _PAPER: Final = ("math500", "amc23", "aime24", "aime25")
+#: Commit of each repository on the hub.
+_REVISIONS: Final = {
+    "BytedTsinghua-SIA/DAPO-Math-17k": "65877096c24ffa7abc4e4fa5edb95cf3413a5674",
+    "DigitalLearningGmbH/MATH-lighteval": "0530c78699ea5e8eb5530600900e1f328b48acad",
+    "HuggingFaceH4/MATH-500": "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+    "math-ai/amc23": "80815d37005feb82cd7f8fbc6901d5d3eff43057",
+    "HuggingFaceH4/aime_2024": "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
+    "math-ai/aime25": "563bb8404243c5f09de6ec262f2db674fe5bce9b",
+    "openai/gsm8k": "740312add88f781978c0658806c59bc2815b9866",
+}
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
-        Source(
-            name="dapo_math_17k",
-            role="train",
-            hub_id="BytedTsinghua-SIA/DAPO-Math-17k",
-            split="train",
-            revision="65877096c24ffa7abc4e4fa5edb95cf3413a5674",
-            read=_read_dapo,
-            tests=_PAPER,
-        ),
-        Source(
-            name="math_train",
-            role="train",
-            hub_id="DigitalLearningGmbH/MATH-lighteval",
-            split="train",
-            revision="0530c78699ea5e8eb5530600900e1f328b48acad",
-            read=_read_math,
-            tests=_PAPER,
-        ),
-        Source(
-            name="math500",
-            role="test",
-            hub_id="HuggingFaceH4/MATH-500",
-            split="test",
-            revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-            read=_plain("problem", "answer", "unique_id"),
-        ),
-        Source(
-            name="amc23",
-            role="test",
-            hub_id="math-ai/amc23",
-            split="test",
-            revision="80815d37005feb82cd7f8fbc6901d5d3eff43057",
-            read=_plain("question", "answer", "id"),
-        ),
-        Source(
-            name="aime24",
-            role="test",
-            hub_id="HuggingFaceH4/aime_2024",
-            split="train",
-            revision="2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-            read=_plain("problem", "answer", "id"),
-        ),
-        Source(
-            name="aime25",
-            role="test",
-            hub_id="math-ai/aime25",
-            split="test",
-            revision="563bb8404243c5f09de6ec262f2db674fe5bce9b",
-            read=_plain("problem", "answer", "id"),
-        ),
-        _gsm8k(name="gsm8k_train", role="train", split="train", tests=("gsm8k_test",)),
-        _gsm8k(name="gsm8k_test", role="test", split="test"),
+        Source("dapo_math_17k", "train", "BytedTsinghua-SIA/DAPO-Math-17k", "train", _read_dapo, tests=_PAPER),
+        Source("math_train", "train", "DigitalLearningGmbH/MATH-lighteval", "train", _read_math, tests=_PAPER),
+        Source("math500", "test", "HuggingFaceH4/MATH-500", "test", _plain("problem", "answer", "unique_id")),
+        Source("amc23", "test", "math-ai/amc23", "test", _plain("question", "answer", "id")),
+        Source("aime24", "test", "HuggingFaceH4/aime_2024", "train", _plain("problem", "answer", "id")),
+        Source("aime25", "test", "math-ai/aime25", "test", _plain("problem", "answer", "id")),
+        Source("gsm8k_train", "train", "openai/gsm8k", "train", _read_gsm8k, "main", ("gsm8k_test",)),
+        Source("gsm8k_test", "test", "openai/gsm8k", "test", _read_gsm8k, "main"),
     )
 }
 TEST_SETS = tuple(source.name for source in SOURCES.values() if source.role == "test")

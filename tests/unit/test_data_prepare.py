@@ -211,9 +211,9 @@ def test_boilerplate_alone_is_no_overlap() -> None:
     tests = {"t": [problem(f"{copied.capitalize()}! How many trees? {phrase}")]}
     kept, overlaps = without_overlap(train, tests)
     assert kept == train[:-1]
-    assert (overlaps["t"].same_text, overlaps["t"].shared_ngram) == (0, 1)
+    assert overlaps["t"] == {"same_text": 0, "shared_ngram": 1}
     few, overlaps = without_overlap(train[:3], tests)
-    assert few == [] and overlaps["t"].shared_ngram == 3
+    assert few == [] and overlaps["t"]["shared_ngram"] == 3
 
 
 def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
