@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats  # type: ignore[import-untyped]
 
-from fspo.fairness.lre import length_reweighting_error
-from fspo.fairness.stats import Array, Interval
+from fspo.fairness import Array, Interval, length_reweighting_error
 
 Counts = tuple[Array, Array]
 """Of one run: accepted and all sequences by mini-batch and length bin, ``(accepted_MK, total_MK)``."""
@@ -34,14 +33,9 @@ def mean_interval(values: Sequence[float], *, resamples: int = 10_000, seed: int
     n / (n - 1), and the variance itself is estimated from n values. Widening by ``sqrt(n / (n - 1)) * t / z``, t and z
     the quantiles of Student's distribution with n - 1 degrees of freedom and of the Gaussian, corrects both (after
     T. Hesterberg, The American Statistician 69 (2015), who adjusts the percentiles instead). The measured coverage is
-    in docs/fairness.md. One seed gives no interval: ``low`` and ``high`` are nan.
-
-    Raises:
-        ValueError: If ``values`` is empty or holds a value that is not finite.
+    in docs/fairness.md. Values are finite, at least one; a single one gives no interval: ``low`` and ``high`` are nan.
     """
     x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 1 or x.size == 0 or not np.isfinite(x).all():
-        raise ValueError(f"mean_interval needs one or more finite values, got {list(values)!r}")
     mean, n = float(x.mean()), int(x.size)
     if n == 1:
         return Interval(mean, float("nan"), float("nan"), 1)
@@ -59,16 +53,9 @@ def ratio_interval(sums: npt.ArrayLike, counts: npt.ArrayLike, *, resamples: int
     have one value, the interval has no width and says nothing. One problem gives no interval.
 
     Args:
-        sums, counts: One value per problem; counts are not negative.
-
-    Raises:
-        ValueError: If there is no problem, or the counts sum to 0.
+        sums, counts: One value per problem, at least one; counts are not negative, and some count is positive.
     """
     sums_P, counts_P = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
-    if sums_P.shape != counts_P.shape or sums_P.ndim != 1 or counts_P.sum() <= 0:
-        raise ValueError(
-            f"need one sum and count per problem, some count positive; got {sums_P.shape}, {counts_P.shape}"
-        )
     value, n = float(sums_P.sum() / counts_P.sum()), len(sums_P)
     if n == 1:
         return Interval(value, float("nan"), float("nan"), 1)
@@ -103,7 +90,7 @@ def pooled_difference(
     and a mean over seeds would keep that bias.
 
     Args:
-        first, second: The counts of one run per seed, in the same order of seeds.
+        first, second: The counts of one run per seed, of the same seeds in the same order, at least one.
         statistic: Maps (accepted [..., K], total [..., K], noise variance of the group's counts) to [...], as
             :func:`fspo.fairness.debiased_lre` does.
         over: What is resampled. ``mini_batches``: those of each seed, with the same draws in both runs where these have
@@ -115,12 +102,8 @@ def pooled_difference(
     Returns:
         statistic(all of first) - statistic(all of second), with the percentiles of the resamples about their mean. One
         seed gives no interval over seeds.
-
-    Raises:
-        ValueError: If the numbers of seeds differ or there is none.
     """
-    if (n := len(first)) != len(second) or not n:
-        raise ValueError(f"paired run groups need the same seeds, at least one: got {n} and {len(second)}")
+    n = len(first)
     a, b = (
         (np.stack([accepted.sum(0) for accepted, _ in group]), np.stack([total.sum(0) for _, total in group]))
         for group in (first, second)
