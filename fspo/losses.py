@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch.autograd.function import once_differentiable
 
-from fspo.sums import FINE_LENGTH_EDGES
+from fspo.sums import length_bin
 from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
@@ -110,9 +110,8 @@ def acceptance_band(
         growth_B = length if settings.band == "linear" else torch.ones_like(length)
         low_B, high_B = -math.log1p(-settings.clip_low) * growth_B, math.log1p(settings.clip_high) * growth_B
     elif settings.band == "quantile" and state.half_width_K:
-        edges = FINE_LENGTH_EDGES.to(length_B.device)
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
-        low_B = high_B = widths_K[torch.bucketize(length_B, edges, right=True) - 1] * root_B
+        low_B = high_B = widths_K[length_bin(length_B)] * root_B
     elif settings.band == "active" and state.active_line is not None:
         low_B = high_B = state.active_line[0] + state.active_line[1] * root_B
     else:

@@ -104,13 +104,8 @@ def length_bin(length_B: torch.Tensor) -> torch.Tensor:
 
     Returns:
         int64 tensor of the same shape, 0 <= k < K.
-
-    Raises:
-        ValueError: If a length is below 1.
     """
-    if length_B.numel() and int(length_B.min()) < 1:
-        raise ValueError(f"length_B has a value of {int(length_B.min())}; drop empty sequences before binning lengths")
-    return torch.bucketize(length_B.to(torch.int64), FINE_LENGTH_EDGES, right=True).sub_(1).clamp_(max=_K - 1)
+    return torch.bucketize(length_B.to(torch.int64), FINE_LENGTH_EDGES.to(length_B.device), right=True) - 1
 
 
 def z_cell(z_B: torch.Tensor) -> torch.Tensor:
