@@ -161,7 +161,6 @@ class AuditRecords:
         loss: Name of the loss.
         acceptance: Whether the rule of acceptance was known; otherwise only S, L and A mean something.
         sums: By (step, mini-batch); mini-batch 0 came before any weight had moved.
-        positions: The same.
         problems: What is missing or cannot be read, each with its file.
     """
 
@@ -170,7 +169,6 @@ class AuditRecords:
     loss: str = ""
     acceptance: bool = True
     sums: dict[tuple[int, int], SequenceSums] = field(default_factory=dict)
-    positions: dict[tuple[int, int], PositionSums] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def moved(self) -> list[SequenceSums]:
@@ -212,18 +210,17 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
                     ranks.add(int(line["rank"]))
                     continue
                 key = (int(line["step"]), int(line["minibatch"]))
-                sums, positions = from_record(line), PositionSums.from_rows(line.get("positions", ()))
+                sums = from_record(line)
             except (KeyError, TypeError, ValueError) as error:
                 records.problems.append(f"{path}:{number}: not a line of an audit ({error})")
                 continue
             keys[-1].add(key)
             records.sums[key] = records.sums.get(key, SequenceSums.zeros()) + sums
-            records.positions[key] = records.positions.get(key, PositionSums.zeros()) + positions
     if absent := [str(rank) for rank in range(expected) if rank not in ranks]:
         records.problems.append(f"{folder}: of {expected} ranks, {', '.join(absent)} wrote nothing")
     everywhere, last = set.intersection(*keys), max(records.sums, default=None)
     for key in sorted(records.sums.keys() - everywhere):
-        del records.sums[key], records.positions[key]
+        del records.sums[key]
         if key != last:
             records.problems.append(f"{folder}: step {key[0]}, mini-batch {key[1]} is left out: some rank lacks it")
     return records

@@ -7,7 +7,6 @@ Both kinds of sums are needed to tell these cases apart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,22 +76,6 @@ class PositionSums:
         both_LPF = torch.cat([self.prefix_LPF, self.token_LPF], dim=-1)
         filled = (both_LPF != 0).any(dim=-1).nonzero()
         return [[*cell, *both_LPF[tuple(cell)].tolist()] for cell in filled.tolist()]
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Sequence[float]]) -> PositionSums:
-        """Inverse of :meth:`rows`.
-
-        Raises:
-            ValueError: If a row is not of this layout.
-        """
-        sums, width = cls.zeros(), len(PREFIX_FIELDS)
-        try:
-            table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2 + 2 * width)
-            where = table[:, 0].long(), table[:, 1].long()
-            sums.prefix_LPF[where], sums.token_LPF[where] = table[:, 2 : 2 + width], table[:, 2 + width :]
-        except (TypeError, RuntimeError, IndexError) as error:
-            raise ValueError(f"malformed sums by position: {error}") from error
-        return sums
 
 
 def prefixes(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -59,15 +59,13 @@ class LengthProfile:
     error: LengthReweightingError
 
 
-def length_profile(
-    runs: Sequence[Run], starts: npt.NDArray[np.int64] | None = None, view: str = "symmetric"
-) -> LengthProfile | None:
+def length_profile(runs: Sequence[Run], view: str = "symmetric") -> LengthProfile | None:
     """Acceptance by length, the mini-batches of all runs together; None where there are no sequences.
 
-    ``starts`` are the first fine length bins of the merged ones, None for :func:`shared_starts` of these runs. With
-    None a run has one LRE, whatever is reported beside it. ``view`` is a key of :data:`fspo.acceptance.VIEWS`.
+    The bins are :func:`shared_starts` of these runs, so that a run has one LRE, whatever is reported beside it.
+    ``view`` is a key of :data:`fspo.acceptance.VIEWS`.
     """
-    starts = shared_starts(runs) if starts is None else starts
+    starts = shared_starts(runs)
     sums_MKF = np.concatenate([run.lengths.sums_MKF for run in runs])
     count_K, length_K = (merge_bins(sums_MKF[..., FIELDS.index(name)].sum(0), starts) for name in ("count", "length"))
     if not count_K.any():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fspo.rewards.pool import WorkerStartError
 from fspo.rewards.scorer import MathScorer
 from fspo.rewards.shaping import format_reward, soft_overlong_penalty
 from fspo.rewards.verdict import Status, Verdict, status_rates
@@ -11,7 +10,6 @@ __all__ = [
     "MathScorer",
     "Status",
     "Verdict",
-    "WorkerStartError",
     "format_reward",
     "soft_overlong_penalty",
     "status_rates",

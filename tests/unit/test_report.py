@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 
+from fspo.acceptance import acceptance_counts
 from fspo.audit import Audit
 from fspo.diagnostics import LengthDiagnostics
 from fspo.funnel import LengthFunnel
@@ -332,7 +333,7 @@ def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     run = load_run(whole)
     other = write_run(tmp_path / "other", "seq_gspo", 1)
     lre = show_lre(length_profile([run]).error)  # type: ignore[union-attr]
-    assert lre != show_lre(length_profile([run], shared_starts([run, load_run(other)])).error)  # type: ignore[union-attr]
+    assert lre != show_lre(acceptance_counts(run.lengths.sums_MKF).error(shared_starts([run, load_run(other)])))
     for beside in ([], [other]):  # one number: console, claim, common records and table
         title = Page(build_report([whole, *beside], tmp_path / "out").page).text
         assert f"Clipping by response length: fspo{', gspo' * len(beside)} (2026-01-01)" in title
