@@ -32,24 +32,6 @@ UNCLIPPED_WEIGHTS: dict[str, UnclippedWeight] = {
 }
 
 
-def _mean_over_mini_batch(loss_B: torch.Tensor, valid_B: torch.Tensor, global_batch_info: Any) -> torch.Tensor:
-    """Sum over this micro-batch, over the sequences of the whole mini-batch on all ranks.
-
-    verl averages gradients over ranks, hence the factor ``dp_size``. The engine passes the mini-batch's size, so the
-    gradient depends neither on the micro-batch split nor on the number of ranks.
-    """
-    global_batch_size = global_batch_info.get("global_batch_size")
-    dp_size = global_batch_info.get("dp_size", 1)
-    if global_batch_size is None:
-        if dp_size > 1:
-            raise ValueError(
-                f"global_batch_info has dp_size={dp_size} but no global_batch_size: the mean over the mini-batch "
-                "cannot be formed from one rank; use verl's ppo_loss, which passes both"
-            )
-        global_batch_size = valid_B.sum().clamp(min=1)
-    return loss_B.sum() / global_batch_size * dp_size
-
-
 def _metrics(output: SequenceLossOutput) -> dict[str, float]:
     """verl's usual names, for this micro-batch. verl averages them unweighted; exact figures are ``fspo/*``."""
     count = output.valid_B.sum().clamp(min=1)
@@ -87,7 +69,8 @@ def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
         tensors = (log_prob, old_log_prob, advantages, response_mask)
         output = compute(tensors, config.policy_loss, rollout_is_weights)
         RECORDER.add(name, tensors, output)
-        return _mean_over_mini_batch(output.loss_B, output.valid_B, config.global_batch_info), _metrics(output)
+        info = config.global_batch_info  # the mean over the whole mini-batch; verl averages gradients over ranks
+        return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"], _metrics(output)
 
 
 def _sequence_loss(

@@ -67,12 +67,6 @@ def test_registered_loss_is_the_mean_of_the_library_loss(name: str, cls: type[Po
     }
 
 
-def test_a_rank_without_the_global_batch_size_is_refused() -> None:
-    config = actor_config(SequencePolicyLossConfig(), dp_size=2)
-    with pytest.raises(ValueError, match="global_batch_size"):
-        core_algos.get_policy_loss_fn("fspo")(**random_batch(), config=config)
-
-
 def test_typed_settings_override_the_defaults() -> None:
     settings = SequencePolicyLossConfig(loss_mode="fspo", clip_low=0.05, s_max=3.0).settings()
     assert (settings.clip_low, settings.clip_high, settings.s_max) == (0.05, 0.03, 3.0)
