@@ -30,11 +30,7 @@ _OWN = ("resume", "dry_run")
 def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     """Run a job as its command line asks, and leave the process unless the run has finished.
 
-    Args:
-        job: What to run.
-        usage: What ``--help`` prints.
-        several: What to use for several runs, in place of Hydra's sweeps.
-        arguments: Of the command line.
+    ``usage`` is what ``--help`` prints, ``several`` says what to use for several runs in place of Hydra's sweeps.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {job.command}", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")

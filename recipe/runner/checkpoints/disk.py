@@ -33,10 +33,6 @@ _FAILED = (
 def room_for_save(root: Path, step: int) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
 
-    Args:
-        root: The folder of all checkpoints.
-        step: Of the save.
-
     Raises:
         ExplainedError: if there is not enough room, or was not; if the file system is read-only or fails.
     """

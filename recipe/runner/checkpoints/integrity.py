@@ -99,12 +99,7 @@ def remove_old(root: Path, step: int, keep: int) -> None:
 
     verl does so for those that one process has saved: without this, every requeue of a job would leave two behind. And
     what a save that was killed has left would count as one. If all look damaged, nothing is deleted: a file system may
-    fail for a moment.
-
-    Args:
-        root: The folder of all checkpoints.
-        step: Of the save.
-        keep: verl's ``max_actor_ckpt_to_keep``, at least 2.
+    fail for a moment. ``root`` holds all checkpoints; ``keep`` is verl's ``max_actor_ckpt_to_keep``, at least 2.
     """
     old = [folder for saved, folder in _step_folders(root).items() if saved < step]
     whole = [folder for folder in old if (folder / "data.pt").is_file() and not _damage(folder.rglob("*.pt"))]

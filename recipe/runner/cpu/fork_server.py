@@ -63,8 +63,7 @@ _py_executable: str | None = None
 def start(modules: Sequence[str]) -> Callable[[], None]:
     """Start the server in this process's environment.
 
-    Args:
-        modules: What the workers import besides :data:`MODULES` and :data:`MODULES_WITH_RAY`.
+    Its workers import ``modules`` besides :data:`MODULES` and :data:`MODULES_WITH_RAY`.
 
     Returns:
         What ends it. It also ends with this process, however that ends; processes that it forked go on.

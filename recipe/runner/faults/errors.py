@@ -70,11 +70,7 @@ class Death:
 def failure(error: BaseException, log: Path, death: Death | None, phase: Phase | None) -> TrainingFailed:
     """What a person needs of an error that came out of Ray: which process died, or the last lines of the error.
 
-    Args:
-        error: It is written to ``log`` as a whole.
-        log: The launching process's log.
-        death: The first death that was seen, if there was one.
-        phase: What the run was doing.
+    ``death`` is the first that was seen. The whole error is written to ``log``, that of the launching process.
     """
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
         traceback.print_exception(error, file=file)

@@ -33,10 +33,7 @@ _BYE = "bye"
 class Reaper:
     """The launching process's handle. It tells the reaper what to say if it cannot say it itself.
 
-    Args:
-        run_id: Of the run.
-        run_dir: Its folder.
-        after_s: How long this process may seem to hang before it is killed; None: for ever.
+    The reaper kills this process once it has seemed to hang for ``after_s`` seconds; with None it never does.
     """
 
     def __init__(self, run_id: str, run_dir: str, after_s: float | None = None) -> None:

@@ -145,11 +145,7 @@ class _NodeWatcher:
 class OtherNodes(threading.Thread):
     """A thread of the launching process that reports the first death on each other node, once Ray is up.
 
-    Args:
-        run_id: Of the run; Ray's runtime environment carries it to the other nodes.
-        phase: Tells what the run is doing.
-        report: Called with each death.
-        over: Set once the run is over.
+    Ray's runtime environment carries ``run_id`` to the other nodes. ``over`` is set once the run is over.
     """
 
     def __init__(

@@ -288,12 +288,9 @@ MODEL_AND_DATA: Final[tuple[Rule, ...]] = (inputs.model_problems, inputs.tokeniz
 
 
 def check(config: DictConfig, further: Rule, without: Sequence[Rule] = ()) -> None:
-    """Apply every rule to a resolved configuration, and the ``further`` ones of the command.
+    """Apply every rule to a prepared configuration, and the ``further`` ones of the command.
 
-    Args:
-        config: Prepared.
-        further: Rules of the command.
-        without: Rules that do not apply here, because the run will be on another machine.
+    The rules ``without`` do not apply, because the run will be on another machine.
 
     Raises:
         PreflightError: listing all problems, not only the first.

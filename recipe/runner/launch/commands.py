@@ -81,10 +81,7 @@ def check_share(own: Mapping[str, Any], key: str) -> None:
 def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     """Run the stack with ``config``; unless it finishes, say why and leave the process.
 
-    Args:
-        config: Composed, with its platform exported.
-        job: What to run.
-        overrides: That it was composed with, for the run folder.
+    It was composed with ``overrides``, which the run folder keeps, and its platform is exported.
     """
 
     def commands(finished: bool = False) -> list[str]:

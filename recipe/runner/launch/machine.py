@@ -69,9 +69,7 @@ def platform_environment(device: str, ranks: int = 1) -> dict[str, str]:
 def export_platform(config: DictConfig, elsewhere: bool = False) -> None:
     """Set the variables of :func:`platform_environment` in this process. Call before verl is imported.
 
-    Args:
-        config: Composed.
-        elsewhere: The run will be on another machine: where torch is a CPU build, verl takes its CPU platform here.
+    With ``elsewhere`` the run will be on another machine: where torch is a CPU build, verl takes its CPU platform here.
     """
     if not elsewhere:
         os.environ.update(platform_environment(config.trainer.device, config.trainer.n_gpus_per_node))

@@ -28,9 +28,7 @@ _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_sto
 def prepare(config: DictConfig, elsewhere: bool = False) -> DictConfig:
     """The configuration with what only this machine knows: absolute paths and Ray's environment.
 
-    Args:
-        config: Composed.
-        elsewhere: The run will be on another machine; what this one's platform would need is left out.
+    With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out.
 
     Raises:
         PreflightError: for a value of another kind, or out of range.

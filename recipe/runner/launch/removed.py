@@ -48,10 +48,7 @@ class EarlierNames:
         return any(row in self.removed for row in _with_parents(key))
 
     def current(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """A run's configuration as this version would have written it.
-
-        Args:
-            values: Nested, as ``config.yaml`` of a run folder has them.
+        """A run's configuration, nested as in ``config.yaml``, as this version would have written it.
 
         Returns:
             The configuration with renamed keys under their new names and without removed ones; and ``KEY=VALUE`` of

@@ -37,13 +37,9 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def supervise(module: str, arguments: Sequence[str], run_dir: Path, limit: int) -> int:
-    """Start the run until it ends otherwise than by a failure; returns the exit status of the last start.
+    """Start ``python -m MODULE ARGUMENTS`` until it ends otherwise than by a failure; the last start's exit status.
 
-    Args:
-        module: That a start runs, as ``python -m``.
-        arguments: Its command line.
-        run_dir: Of the run, the same for all starts.
-        limit: Restarts in an hour.
+    All starts have the run folder ``run_dir``. There are ``limit`` restarts in an hour at most.
     """
     family, restarts, reason = uuid.uuid4().hex, 0, ""
     recent: deque[float] = deque(maxlen=limit)

@@ -128,11 +128,9 @@ def with_settings_of_run(arguments: Sequence[str], job: Job) -> list[str]:
 
 
 def kept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
-    """Overrides as the run folder keeps them: with absolute paths, the user's folders of configuration files last.
+    """A command's overrides as the run folder keeps them: the user's folders of configuration files last.
 
-    Args:
-        overrides: Of the command.
-        config: Prepared, so that it has the absolute paths.
+    Their paths are the absolute ones of the prepared ``config``.
     """
     folders, task = own_folders(overrides)
     kept = []
@@ -191,9 +189,7 @@ def with_beginning(config: DictConfig) -> DictConfig:
 def check_folder(config: DictConfig, resumes: bool) -> None:
     """Refuse a folder that holds something else than this run.
 
-    Args:
-        config: Prepared.
-        resumes: Whether the run would go on where that in the folder has ended, and save.
+    If it ``resumes``, it would go on where that in the folder has ended, and save.
 
     Raises:
         PreflightError: if files of these names are not a run's, or if the run would begin again beside the records of

@@ -39,11 +39,7 @@ from recipe.runner.launch.values import PreflightError
 
 
 def examine(config: DictConfig, job: Job) -> tuple[DictConfig, str]:
-    """A run that is not started, and may be for another machine: its configuration, and what verl notes about it.
-
-    Args:
-        config: Composed.
-        job: What to run.
+    """A composed run that is not started, and may be for another machine: its configuration, and what verl notes.
 
     Raises:
         PreflightError: as :func:`launch`, but for what only that machine can tell.
@@ -56,12 +52,7 @@ def examine(config: DictConfig, job: Job) -> tuple[DictConfig, str]:
 
 
 def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
-    """Run one job to its end.
-
-    Args:
-        config: Prepared.
-        job: What to run.
-        overrides: That the configuration was composed with, for the run folder.
+    """Run one job to its end, from a prepared configuration; the run folder keeps the overrides that composed it.
 
     Raises:
         PreflightError: if the configuration or the machine cannot serve the run; Ray has not been started then.
@@ -84,10 +75,7 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
 def check(config: DictConfig, job: Job, without: Sequence[checks.Rule] = ()) -> tuple[DictConfig, str]:
     """All that can be said of a prepared configuration before anything is started.
 
-    Args:
-        config: Prepared.
-        job: What to run.
-        without: As for :func:`recipe.runner.launch.checks.check`.
+    ``without`` is as for :func:`recipe.runner.launch.checks.check`.
 
     Returns:
         The completed configuration, and what verl notes about it.

@@ -52,10 +52,7 @@ _NOT_COVERED: Final = (
 def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()) -> tuple[DictConfig, str, list[str]]:
     """Make the checks of the job's command before Ray, as on the machine with GPUs, and the planner's.
 
-    Args:
-        job: What to rehearse.
-        overrides: Its own.
-        substitute: What may be made up: ``data``, ``model``.
+    What ``substitute`` names may be made up: ``data``, ``model``.
 
     Returns:
         The job as its command prepares it, its size in a sentence, and what cannot be tried on this machine.
@@ -99,11 +96,7 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
 def small_run(job: Job, overrides: Sequence[str], config: DictConfig, out: Path) -> str:
     """Run the small job for real; what it has shown, and every setting that it has in the place of the job's.
 
-    Args:
-        job: What to rehearse.
-        overrides: Its own.
-        config: The job, prepared.
-        out: Where everything is written.
+    ``config`` is the prepared job. Everything is written to ``out``.
 
     Raises:
         Failed: as :func:`recipe.runner.rehearse.cpu_run.run`.

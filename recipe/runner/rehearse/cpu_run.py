@@ -27,12 +27,7 @@ class Failed(Exception):
 
 
 def run(command: str, overrides: Sequence[str], folder: Path) -> str:
-    """Train the small job to its end.
-
-    Args:
-        command: Module that starts the job.
-        overrides: Of the small job.
-        folder: Of its run.
+    """Train the small job to its end: ``python -m COMMAND OVERRIDES``, with ``folder`` as its run folder.
 
     Returns:
         What was seen, as a sentence.

@@ -24,11 +24,9 @@ _FILES: Final = ("train_files", "val_files")
 
 
 def absent(config: DictConfig, substitute: Collection[str]) -> list[str]:
-    """Names of the model and the data files that are not on this machine, if they are among what may be made up.
+    """Names of the model and the data files of a prepared job that are not on this machine but may be made up.
 
-    Args:
-        config: The job, prepared.
-        substitute: Which of ``data`` and ``model`` may be made up.
+    ``substitute`` says which of ``data`` and ``model`` may be.
     """
     path = config.actor_rollout_ref.model.path
     names = [path] if "model" in substitute and model_folder(path) is None else []
@@ -95,11 +93,7 @@ def byte_tokenizer(max_length: int) -> Any:
 def small_data(config: DictConfig, folder: Path, tokenizer: Any, rows: int) -> tuple[dict[str, Any], int]:
     """Copy the rows with the shortest prompts of each data file; of a file that is not here, write rows like verl's.
 
-    Args:
-        config: The job, prepared.
-        folder: Where the small files go.
-        tokenizer: Of the model.
-        rows: Of each file, if it holds as many.
+    ``folder`` gets the small files of the prepared job, each with ``rows`` rows if the file holds as many.
 
     Returns:
         ``data.train_files`` and ``data.val_files``, and the tokens of the longest prompt in them. No files where the

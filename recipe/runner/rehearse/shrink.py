@@ -59,15 +59,9 @@ def value_of(config: DictConfig, key: str) -> Any:
 
 
 def small_settings(config: DictConfig, ranks: int, prompt: int, folder: Path) -> dict[str, Any]:
-    """The settings of the small job that the job may have otherwise, by key.
+    """The settings of the small job on ``ranks`` FSDP ranks that the prepared job may have otherwise, by key.
 
-    Token budget, padding and vLLM's lengths shrink with the longest sequence.
-
-    Args:
-        config: The job, prepared.
-        ranks: FSDP ranks.
-        prompt: Tokens of the longest prompt.
-        folder: Of the small run.
+    Token budget, padding and vLLM's lengths shrink with the longest sequence; its prompt has ``prompt`` tokens.
     """
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     prompt, response = min(prompt, data.max_prompt_length), min(RESPONSE, data.max_response_length)
