@@ -97,10 +97,16 @@ def _tried_out(config: DictConfig, job: Job) -> str:
     """
     from recipe.runner.launch.checks import GPUS_AND_DISK, MODEL_AND_DATA
     from recipe.runner.launch.start import examine
-    from recipe.runner.plan import estimate
+    from recipe.runner.plan.prediction import plan
 
     config, notes = examine(config, job)
-    lines = [OmegaConf.to_yaml(config, resolve=True), notes, *estimate(config, job)]
+    lines = [OmegaConf.to_yaml(config, resolve=True), notes]
+    try:
+        planned = plan(config, job)
+        assumed = f"does not fit GPUs of {planned.hardware.gpu_gb:g} GiB, which the plan assumes"
+        lines += [*planned.lines(), *(f"{assumed}: {problem}" for problem in planned.problems)]
+    except BadInput as error:
+        lines.append(f"not planned: {error}")
     lines += [
         f"not checked on this machine: {problem}"
         for rule in (*GPUS_AND_DISK, *MODEL_AND_DATA)

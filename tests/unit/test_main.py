@@ -112,11 +112,12 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # what it sets is undone
-    begun = {"status": "failed", "versions": {}, "overrides": ["experiment=qwen3_8b", "algo=gspo"]}
+    settings = ["experiment=qwen3_8b", "algo=gspo", "actor_rollout_ref.rollout.gpu_memory_utilization=0.98"]
+    begun = {"status": "failed", "versions": {}, "overrides": settings}
     if not new:
         (tmp_path / "run.json").write_text(json.dumps(begun))
     before = sorted(tmp_path.iterdir())
-    command = ["experiment=qwen3_8b", "algo=gspo", f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
+    command = [*settings, f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=true" if new else "dry_run=true"])
     main()
     printed = capsys.readouterr().out
@@ -124,10 +125,20 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
         "loss_mode: seq_gspo",
         f"dir: {tmp_path}",
         "GiB per GPU",
+        "does not fit GPUs of 79.6 GiB, which the plan assumes",
         "not checked on this machine: data.train_files",
     ):
         assert part in printed
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_says_why_there_is_no_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.setattr(sys, "argv", ["main", "experiment=demo", "dry_run=true"])
+    main()
+    assert "not planned: trainer.device=cpu" in capsys.readouterr().out
 
 
 def test_a_dry_run_refuses_what_the_run_would_refuse(

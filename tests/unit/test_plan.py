@@ -12,7 +12,7 @@ from messages import holds
 
 from recipe.fspo.job import JOB
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.plan import command, estimate
+from recipe.runner.plan import command
 from recipe.runner.plan.memory import PHASES
 from recipe.runner.plan.prediction import Plan, plan
 from recipe.runner.plan.setup import Hardware
@@ -263,11 +263,3 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for name in ("nodes", "gpus", "model_config", *Hardware.model_fields):
         assert re.search(rf"^  {name} +\S", text, re.M), name
-
-
-def test_an_estimate_is_lines_or_why_there_is_none() -> None:
-    lines = estimate(composed("experiment=qwen3_8b", f"{_ROLLOUT}.gpu_memory_utilization=0.98"), JOB)
-    assert lines[0].startswith("Qwen/Qwen3-8B-Base")
-    assert "79.6 GiB" in lines[-1] and "gpu_memory_utilization=0.98" in lines[-1]
-    (line,) = estimate(composed("experiment=demo"), JOB)
-    assert line.startswith("not planned: trainer.device=cpu")

@@ -19,13 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from fspo.records import METRICS_FILE, step_lines
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.preemption import WARNED, warning_waits
 from recipe.runner.faults.processes import kill, processes_of
 from recipe.runner.launch.commands import FAILED
 from recipe.runner.launch.compose import quoted
 from recipe.runner.launch.progress import say
-from recipe.runner.launch.run_folder import RESTARTED, logged
+from recipe.runner.launch.run_folder import RESTARTED
 from recipe.runner.launch.run_settings import run_info
 
 _FAMILY: Final = "FSPO_FAMILY"
@@ -118,7 +119,7 @@ def _wait_until_gone(family: str) -> None:
 
 def _last_step(run_dir: Path) -> int:
     """The last step that was done; 0 without any."""
-    return max((line["step"] for line in logged(run_dir)), default=0)
+    return max((line["step"] for line in step_lines(run_dir / METRICS_FILE)), default=0)
 
 
 def _reason(run_dir: Path, code: int) -> str:

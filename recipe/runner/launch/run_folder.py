@@ -127,11 +127,6 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
     note(run_dir, status=status, starts=starts)
 
 
-def logged(folder: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl``, without those that a kill cut short or that the run has left by going back."""
-    return step_lines(folder / METRICS_FILE)
-
-
 def told() -> dict[str, Any]:
     """What the parent tells a start: ``restarts``, and with the second ``reason``."""
     facts: dict[str, Any] = json.loads(os.environ.get(RESTARTED, "{}"))
@@ -142,7 +137,7 @@ def goes_on_by_itself(config: DictConfig) -> bool:
     """Whether this is an automatic restart after a step that is logged: a validation due then is in the log, too."""
     if "reason" not in told():
         return False
-    return any(line["step"] == resumed_step(config) for line in logged(Path(config.run.dir)))
+    return any(line["step"] == resumed_step(config) for line in step_lines(Path(config.run.dir) / METRICS_FILE))
 
 
 def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:

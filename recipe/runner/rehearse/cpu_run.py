@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from fspo.records import METRICS_FILE, step_lines
 from recipe.runner.checkpoints.integrity import latest
-from recipe.runner.launch.run_folder import logged
 from recipe.runner.rehearse.shrink import STEPS
 
 #: Seconds that the run may take.
@@ -66,7 +66,7 @@ def verdict(folder: Path) -> str:
     Raises:
         Failed: if something is missing or impossible.
     """
-    entries = logged(folder)
+    entries = step_lines(folder / METRICS_FILE)
     metrics = {name: value for entry in entries for name, value in entry["metrics"].items()}
     scores = [name for name in metrics if name.startswith("val-core/")]
     norms = {entry["step"]: entry["metrics"][_NORM] for entry in entries if _NORM in entry["metrics"]}
