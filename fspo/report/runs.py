@@ -166,8 +166,8 @@ class Run:
 def load_runs(path: Path) -> list[Run]:
     """Read a run folder, an audit's folder, or a parquet file of sequences; what could not be read is in ``problems``.
 
-    A parquet file has the columns S (nats), L and A, and perhaps ``step`` and ``minibatch`` (from 0, whose sequences
-    are left out). It is read once for each of :data:`fspo.expected_clip.BANDS`, with that band's default clip values.
+    A parquet file has the columns S (nats), L and A, all finite, and perhaps ``step`` and ``minibatch`` (from 0, whose
+    sequences are left out). It is read once for each of :data:`fspo.expected_clip.BANDS`, with its default clip values.
     """
     if path.suffix == ".parquet":
         return _parquet_runs(path)
@@ -188,12 +188,16 @@ def _parquet_runs(path: Path) -> list[Run]:
 
     try:
         table = pd.read_parquet(path)
-        s, a = (torch.tensor(table[name].to_numpy(np.float64)) for name in ("S", "A"))
-        length = torch.tensor(table["L"].to_numpy(np.int64))
+        columns = {name: torch.tensor(table[name].to_numpy(np.float64)) for name in ("S", "L", "A")}
         one = np.ones(len(table), np.int64)
         rows = table.groupby([table.get(name, one).astype(np.int64) for name in ("step", "minibatch")]).indices
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Run(path, problems=[f"{path}: needs columns of numbers S, L and A ({error!r})"])]
+    for name, values in columns.items():
+        if len(wrong := values[~values.isfinite()]):
+            what = f"column {name} has {len(wrong)} values that are not finite, the first {wrong[0]:g}"
+            return [Run(path, problems=[f"{path}: {what} (of {len(values)}): leave out the rows of these responses"])]
+    s, length, a = columns["S"], columns["L"].long(), columns["A"]
     runs = []
     for name, loss in BANDS.items():
         settings = ALGORITHMS[loss]
