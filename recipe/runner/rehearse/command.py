@@ -123,7 +123,7 @@ def parse(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     own = _OWN | settings
     if isinstance(own["substitute"], str):
         own["substitute"] = own["substitute"].split(",")
-    if not set(own["substitute"]) <= {"data", "model"}:
+    if not isinstance(own["substitute"], list) or any(name not in ("data", "model") for name in own["substitute"]):
         raise BadInput(f"substitute={own['substitute']}: give data, model or both")
     if own["out"] is not None and Path(own["out"]).exists():
         raise BadInput(f"out={own['out']} exists already: give a new folder, so that nothing of yours is replaced")
