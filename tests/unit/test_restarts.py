@@ -14,6 +14,7 @@ from composing import composed
 
 from recipe.fspo.job import JOB
 from recipe.runner import main
+from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import restarts
 from recipe.runner.launch.restarts import supervise
@@ -56,6 +57,12 @@ def test_a_failed_run_is_started_again_until_it_finishes(folder: Path, capsys: p
     assert (code, [begun["restarts"] for begun in starts]) == (0, [0, 1, 2])
     assert "reason" not in starts[0] and starts[2]["reason"] == "the launching process ended by signal 9"
     assert capsys.readouterr().out.splitlines()[1] == "restart 2: the launching process ended by signal 9"
+
+
+def test_the_reason_is_that_of_a_start_which_died_before_its_run_folder_began(folder: Path) -> None:
+    (folder / "run.json").write_text('{"status": "failed", "algo": "fspo", "starts": [{"error": "the disk is full"}]}')
+    write_phase(str(folder), Phase(3, "update"))
+    assert run(folder, "1 1", "2 0")[1][1]["reason"] == "the launching process ended with status 1"
 
 
 @pytest.mark.parametrize("status", [0, 2, 75, 130, 143])

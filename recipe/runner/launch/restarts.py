@@ -47,7 +47,7 @@ def supervise(module: str, arguments: Sequence[str], run_dir: Path, limit: int) 
     command = [sys.executable, "-m", module, *arguments, f"run.dir={quoted(run_dir)}"]
     with Starts() as starts:
         while True:
-            before = _last_step(run_dir)
+            before, begun = _last_step(run_dir), len(_starts(run_dir))
             facts = {"restarts": restarts} | ({"reason": reason} if reason else {})
             code = starts.run(command, {**os.environ, RESTARTED: json.dumps(facts), _FAMILY: family})
             _wait_until_gone(family)
@@ -55,7 +55,7 @@ def supervise(module: str, arguments: Sequence[str], run_dir: Path, limit: int) 
                 return code if code >= 0 else 128 - code
             if (signum := starts.ended_by) is not None:
                 return 128 + signum
-            reason = _reason(run_dir, code)
+            reason = _reason(run_dir, code, begun)
             stop = None
             if restarts and _last_step(run_dir) <= before:
                 stop = f"it failed twice without getting beyond step {before}"
@@ -122,10 +122,15 @@ def _last_step(run_dir: Path) -> int:
     return max((line["step"] for line in step_lines(run_dir / METRICS_FILE)), default=0)
 
 
-def _reason(run_dir: Path, code: int) -> str:
-    starts = (run_info(run_dir) or {}).get("starts") or [{}]
-    if (said := starts[-1].get("error")) is not None:
+def _starts(run_dir: Path) -> list[dict[str, Any]]:
+    return (run_info(run_dir) or {}).get("starts") or []
+
+
+def _reason(run_dir: Path, code: int, begun: int) -> str:
+    """Why the last start failed; error and phase are an earlier one's while the folder has only ``begun`` starts."""
+    starts = _starts(run_dir)[begun:]
+    if starts and (said := starts[-1].get("error")) is not None:
         return str(said)
-    phase = read_phase(run_dir)
+    phase = read_phase(run_dir) if starts else None
     how = f"by signal {-code}" if code < 0 else f"with status {code}"
     return f"the launching process ended {how}" + (f" {phase.words()}" if phase else "")
