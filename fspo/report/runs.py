@@ -194,8 +194,8 @@ def _parquet_runs(path: Path) -> list[Run]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Run(path, problems=[f"{path}: needs columns of numbers S, L and A ({error!r})"])]
     for name, values in columns.items():
-        if len(wrong := values[~values.isfinite()]):
-            what = f"column {name} has {len(wrong)} values that are not finite, the first {wrong[0]:g}"
+        if len(wrong := values[~values.isfinite() | ((values < 1) & (name == "L"))]):
+            what = f"column {name} has {len(wrong)} values that are no length or not finite, the first {wrong[0]:g}"
             return [Run(path, problems=[f"{path}: {what} (of {len(values)}): leave out the rows of these responses"])]
     s, length, a = columns["S"], columns["L"].long(), columns["A"]
     runs = []
