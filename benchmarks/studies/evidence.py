@@ -51,12 +51,12 @@ SETTINGS: Final = {
     "demo": ("demo", 4),
     "fast": ("demo, 7 x learning rate", 4),
     "words": ("words", 4),
-    "stories": ("SmolLM2-135M", 16),
+    "stories": ("SmolLM2-135M, through the stack", 16),
     "two_words": ("SmolLM2-135M, to 256 tokens", 16),
     "long": ("SmolLM2-135M, to 1,024 tokens", 16),
-    "long_in_later": ("the same, four updates", 16),
-    "long_in_bf16": ("the same, one update, in bf16", 16),
-    "long_in_logits32": ("the same, one update, in bf16 with fp32 logits", 16),
+    "long_in_later": ("SmolLM2-135M, to 1,024 tokens, four updates", 16),
+    "long_in_bf16": ("SmolLM2-135M, to 1,024 tokens, in bf16", 16),
+    "long_in_logits32": ("SmolLM2-135M, to 1,024 tokens, in bf16 with fp32 logits", 16),
 }
 VIEWS: Final = ("symmetric", "active", "mass")
 KEPT: Final = 0.85
