@@ -168,6 +168,7 @@ RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
         pytest.param("clip_fraction", None, None, marks=pytest.mark.slow),
         pytest.param("defaults", "async_defaults", None, marks=pytest.mark.slow),
         pytest.param("masks", None, None, marks=pytest.mark.slow),
+        pytest.param("evidence", None, None, marks=pytest.mark.slow),
     ],
 )
 def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str | None, beside: str | None) -> None:
