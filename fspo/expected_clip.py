@@ -139,8 +139,10 @@ def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: flo
         cells = [f"{share:.1%}, {share / 2:.1%}" for share in below + above]
         lre = float(plain_lre((1 - below - above) * spread.weight_N, spread.weight_N)[0])
         row = [name, f"{loss.clip_low:g}, {loss.clip_high:g}", *cells, f"{lre:.3f}"]
-        clip = clip_for(spread, loss, accept) if accept is not None else None
-        rows.append(row if accept is None else [*row, "none" if clip is None else f"{clip:.3g}"])
+        if accept is not None:
+            clip = clip_for(spread, loss, accept)
+            row.append("none" if clip is None else f"{clip:.3g}")
+        rows.append(row)
     return markdown_table(heads, rows)
 
 

@@ -46,7 +46,8 @@ from fspo.records import sequence_lines
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
 from fspo.types import BandState
 
-#: By name: the setting, and the shortest position from which exponents are fitted.
+#: By name: the setting, and the shortest position from which exponents are fitted. NAME_in_ARRAY is gathered from the
+#: rounds of NAME, from another array than ``stale``.
 SETTINGS: Final = {
     "demo": ("demo", 4),
     "fast": ("demo, 7 x learning rate", 4),
@@ -144,8 +145,7 @@ def _rounds(folder: Path, what: str) -> Iterator[dict[str, Any]]:
     """As :func:`fspo.records.sequence_lines`: S of responses that no update uses, over one, LAG more, in bf16."""
     of_rounds = dict(rounds(folder))
     for number, source in of_rounds.items():
-        if (data := of_rounds.get(number + LAG) if what == "later" else source) is None:
-            continue
+        data = of_rounds.get(number + LAG, {}) if what == "later" else source
         if (d := data.get(what or "stale")) is None:
             continue
         ends = source["length"].cumsum()

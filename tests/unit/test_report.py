@@ -441,7 +441,7 @@ def test_the_length_funnel_of_runs_that_lose_responses(tmp_path: Path) -> None:
     assert rows["stale: LRE"] == rows["trained on: LRE"], "no other stage lost a response of known length"
 
 
-@pytest.mark.parametrize(("name", "value"), [("S", np.nan), ("L", 0.0), ("L", np.inf), ("A", -np.inf)])
+@pytest.mark.parametrize(("name", "value"), [("S", np.nan), ("L", np.nan), ("L", 0.0), ("L", np.inf), ("A", -np.inf)])
 def test_a_parquet_with_a_value_that_is_none_is_refused(tmp_path: Path, name: str, value: float) -> None:
     columns = {"S": [0.1, 0.2], "L": [3.0, 4.0], "A": [1.0, -1.0]} | {name: [1.0, value]}
     pd.DataFrame(columns).to_parquet(tmp_path / "own.parquet")
