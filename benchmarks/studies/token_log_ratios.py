@@ -168,6 +168,13 @@ def main() -> None:
 
     keep_vllm_linear_weights()
     asked.out.mkdir(parents=True, exist_ok=True)
+    state = asked.out / "state.pt"
+    sizes = {name: getattr(asked, name) for name in ("tokens", "measure", "half", "seed")}
+    saved: dict[str, Any] = {"rounds": 0, "past": [], "sizes": sizes}
+    if state.exists():
+        saved = torch.load(state, weights_only=False)
+    if saved["sizes"] != sizes:
+        parser.error(f"{state} was begun with {saved['sizes']}: give these, or another folder than {asked.out}")
     rows = pq.read_table(asked.data).to_pylist()
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     texts = [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]
@@ -183,14 +190,11 @@ def main() -> None:
     )
     model = AutoModelForCausalLM.from_pretrained(asked.model, dtype=torch.float32).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    state = asked.out / "state.pt"
-    begin, past = 0, []
-    if state.exists():
-        saved = torch.load(state, weights_only=False)
-        begin, past = saved["rounds"], saved["past"]
+    past = saved["past"]
+    if saved["rounds"]:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    for number in range(begin, asked.rounds):
+    for number in range(saved["rounds"], asked.rounds):
         seed = 1000 * asked.seed + number
         chosen = np.random.default_rng(seed).permutation(len(tasks))[: TRAIN + asked.measure]
         torch.manual_seed(seed)  # the sampler is in this process
@@ -199,7 +203,7 @@ def main() -> None:
             np.savez_compressed(file, **arrays)
         with atomic_path(state) as temporary:
             weights = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save({"rounds": number + 1, "past": past, **weights}, temporary)
+            torch.save({"rounds": number + 1, "past": past, "sizes": sizes, **weights}, temporary)
         print(f"round {number}: lengths {arrays['length'].mean():.0f} in the mean", flush=True)
 
 
