@@ -13,6 +13,11 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 5. A band c sqrt(V(L)) has a symmetric LRE of at most 0.025 in every setting.
 6. (After four rounds of *long*, judged on the others) In bf16 S of one update is mostly rounding: tokens are equally
    noisy at all positions, S spreads like t^0.5, and logits in fp32 halve its variance.
+7. (After the tables above, whose Var(S) / Q is near 1 at every length; judged on *demo_fresh*, *fast_fresh*,
+   *words_fresh* and *long_fresh*, seeds recorded after this was written) The clock of final lengths is Q(L), the mean
+   squared token log-ratios of responses of that length: a band c sqrt(Q(L)) has a symmetric LRE of at most 0.025 on
+   demo, words and long, below sqrt(L)'s by an interval that excludes 0 on all three; in *fast*, whose tokens are
+   correlated, between 0.025 and 0.05.
 """
 
 from __future__ import annotations
@@ -52,9 +57,13 @@ SETTINGS: Final = {
     "demo": ("demo", 4),
     "fast": ("demo, 7 x learning rate", 4),
     "words": ("words", 4),
+    "demo_fresh": ("demo, fresh seeds", 4),
+    "fast_fresh": ("demo, 7 x learning rate, fresh seeds", 4),
+    "words_fresh": ("words, fresh seeds", 4),
     "stories": ("SmolLM2-135M, through the stack", 16),
     "two_words": ("SmolLM2-135M, to 256 tokens", 16),
     "long": ("SmolLM2-135M, to 1,024 tokens", 16),
+    "long_fresh": ("SmolLM2-135M, to 1,024 tokens, fresh seed", 16),
     "long_in_later": ("SmolLM2-135M, to 1,024 tokens, four updates", 16),
     "long_in_bf16": ("SmolLM2-135M, to 1,024 tokens, in bf16", 16),
     "long_in_logits32": ("SmolLM2-135M, to 1,024 tokens, in bf16 with fp32 logits", 16),
@@ -66,9 +75,11 @@ _COLUMNS: Final = ("S", "L", "A", "reward", "Q", "S_t", "Q_t", "truncated", "S_f
 _RECORDED: Final = {"L": "length", "A": "advantage", "reward": "reward", "truncated": "truncated"}
 #: Bands with fixed clip values; the files hold what they accept at the defaults.
 FIXED: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
-#: Bands of the library that the rollout batches before measure; and one that only this study has, c sqrt(V(L)).
+#: Bands of the library that the rollout batches before measure; and two that only this study has, c sqrt(V(L)) and
+#: c sqrt(Q(L)), the latter from the last four.
 _CAUSAL: Final = ("fspo_v1", "fspo_quantile", "fspo_active")
 _VARIANCE: Final = "fspo_variance"
+_SQUARES: Final = "fspo_squares"
 _WINDOW: Final = 8
 _RESAMPLES: Final = 400
 _SPLITS: Final = 4
@@ -532,18 +543,37 @@ def variance_state(past: Sequence[PositionSums]) -> BandState:
     return BandState(half_width_K=tuple(ALGORITHMS["fspo"].clip_low * width for width in widths_K))
 
 
+def squares_half_width(past: Sequence[Responses], length_N: Array) -> Array:
+    """The band of fspo_squares over c: sqrt(L_ref Q(L) / Q(L_ref)), L_ref the mean length of past responses.
+
+    Q(L) is the mean of Q among past responses of length L. Q / L is measured in half octaves of L, shrunk towards that
+    of all tokens by ten tokens, and log-linear in log L between the mean lengths of the half octaves.
+    """
+    length, q = (np.concatenate([getattr(part, name) for part in past]) for name in ("length", "q"))
+    group = np.unique((2 * np.log2(length)).astype(int), return_inverse=True)[1]
+    n, tokens, squares = np.bincount(group), np.bincount(group, length), np.bincount(group, q)
+    rate = np.log((squares + 10 * q.sum() / length.sum()) / (tokens + 10))
+    at = [np.interp(np.log(x), np.log(tokens / n), rate) for x in (length_N, length.mean())]
+    return np.asarray(np.sqrt(length_N * np.exp(at[0] - at[1])))
+
+
 def placed(responses: Responses) -> dict[str, tuple[Array, Array]]:
     """Centre and half-width by measured band, from the rollout batches before; nan in the first one."""
     settings = {band: ALGORITHMS[band] for band in _CAUSAL} | {_VARIANCE: ALGORITHMS["fspo_quantile"]}
-    bands = {band: np.full((2, len(responses.s)), np.nan) for band in settings}
+    bands = {band: np.full((2, len(responses.s)), np.nan) for band in (*settings, _SQUARES)}
     for seed in np.unique(responses.seed):
         own = responses.seed == seed
         controllers = {band: BandController(ALGORITHMS[band], window=_WINDOW) for band in _CAUSAL}
         past: deque[PositionSums] = deque(maxlen=_WINDOW)
+        recent: deque[Responses] = deque(maxlen=4)
         for number, step in enumerate(np.unique(responses.step[own])):
             now = own & (responses.step == step)
             states = {band: controller.state for band, controller in controllers.items()}
             states[_VARIANCE] = variance_state(past)
+            if number:
+                centre_N, half_N = bands[_SQUARES]
+                centre_N[now], half_N[now] = 0.0, squares_half_width(recent, responses.length[now])
+            recent.append(responses[now])
             sums, leaned = [SequenceSums.zeros()], [np.zeros((0, 2))]
             for place in range(1, responses.place[now].max() + 1):
                 rows = np.flatnonzero(now & (responses.place == place))
@@ -592,7 +622,8 @@ def bands(named: Mapping[str, Responses]) -> Table:
                 ]
                 cells = [lre_cell(parts, starts) for parts in counts[band]]
                 rows.append([SETTINGS[name][0], matched, band, f"{width:.3g}", *cells])
-            pairs = [(_VARIANCE, band) for band in counts if band != _VARIANCE] + [("fspo_v1", "fspo")]
+            pairs = [(own, band) for own in (_SQUARES, _VARIANCE) for band in counts if band not in (own, _SQUARES)]
+            pairs.append(("fspo_v1", "fspo"))
             for first, second in pairs:
                 cells = [difference_cell(*both, starts) for both in zip(counts[first], counts[second], strict=True)]
                 rows.append([SETTINGS[name][0], matched, f"{first} - {second}", "", *cells])
