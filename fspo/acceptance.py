@@ -58,9 +58,8 @@ class Counts:
 
 def stack_sums(parts: Sequence[SequenceSums]) -> Array:
     """The sums of several mini-batches as one array [M, K, F]; [0, K, F] for none."""
-    if not parts:
-        return np.zeros((0, len(FINE_LENGTH_EDGES) - 1, len(FIELDS)))
-    return np.stack([part.sums_KF.numpy() for part in parts])
+    stacked = np.array([part.sums_KF.numpy() for part in parts], dtype=np.float64)
+    return stacked.reshape(len(parts), len(FINE_LENGTH_EDGES) - 1, len(FIELDS))
 
 
 def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
@@ -107,11 +106,10 @@ def unclipped_weight(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor, weight: 
         d_BT = torch.zeros_like(d_BT)
     elif weight == "prefix":
         d_BT = d_BT.cumsum(dim=-1)
-    elif weight in ("sequence", "length_normalised"):
-        log_weight_B1 = d_BT.sum(dim=-1, keepdim=True)
-        if weight == "length_normalised":
-            log_weight_B1 = log_weight_B1 / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
-        d_BT = log_weight_B1.expand_as(d_BT)
+    elif weight == "sequence":
+        d_BT = d_BT.sum(dim=-1, keepdim=True).expand_as(d_BT)
+    elif weight == "length_normalised":
+        d_BT = (d_BT.sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)).expand_as(d_BT)
     return d_BT.clamp(max=RATIO_LOG_CAP).exp() * mask_BT
 
 
@@ -148,8 +146,7 @@ def kept_output(
     minus_BT = gradient(log_prob_BT, -one_BT)
     with torch.no_grad():
         dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
-        log_ratio_BT = (log_prob_BT.to(dtype) - old_log_prob_BT).masked_fill(~mask_BT, 0.0)
-        weight_BT = unclipped_weight(log_ratio_BT, mask_BT, weight)
+        weight_BT = unclipped_weight(log_prob_BT.to(dtype) - old_log_prob_BT, mask_BT, weight)
         whole_BT = on_policy_BT.to(dtype) * weight_BT
         plus_BT, minus_BT = (each.to(dtype).clamp(min=0.0).minimum(whole_BT) for each in (plus_BT, minus_BT))
         whole_B, length_B = whole_BT.sum(-1), mask_BT.sum(-1)

@@ -176,12 +176,8 @@ class BandController:
         self._settings = settings
         self._min_count = min_count
         self._window: deque[Array] = deque(maxlen=window)
-        self._state = BandState()
-
-    @property
-    def state(self) -> BandState:
-        """The state for the next rollout batch; the default before any data."""
-        return self._state
+        #: The state for the next rollout batch; the default before any data.
+        self.state = BandState()
 
     def update(
         self,
@@ -204,8 +200,8 @@ class BandController:
         else:
             measured = np.array([[each.total("S"), each.total("length")] for each in mini_batches])
         self._window.append(measured)
-        self._state = self._estimate()
-        return self._state
+        self.state = self._estimate()
+        return self.state
 
     def _estimate(self) -> BandState:
         window, target = list(self._window), self._settings.target_acceptance
@@ -242,4 +238,4 @@ class BandController:
             )
         self._window.clear()
         self._window.extend(measured.copy() for measured in state["window"])
-        self._state = self._estimate()
+        self.state = self._estimate()

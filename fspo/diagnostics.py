@@ -7,6 +7,7 @@ is left out of all metrics but those named ``first_minibatch`` and ``noise_floor
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ import torch
 from fspo.acceptance import acceptance_counts, stack_sums
 from fspo.fairness import Array, equal_mass_starts, merge_bins
 from fspo.losses import acceptance_band
-from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin
+from fspo.sums import FIELDS, FINE_LENGTH_EDGES, SequenceSums, length_bin
 from fspo.types import BandState, SequenceLossSettings
 
 Bins = npt.NDArray[np.int64]
@@ -87,13 +88,10 @@ class LengthDiagnostics:
             metrics |= self._window_metrics()
         return {name: value for name, value in metrics.items() if np.isfinite(value)}
 
-    def _parts(self) -> list[SequenceSums]:
-        """The mini-batches of the window."""
-        return [part for step in self._window for part in step]
-
     def bin_starts(self) -> Bins:
         """First fine bin of each of the window's length bins, int64 [J]."""
-        return equal_mass_starts(sum(self._parts(), SequenceSums.zeros()).column("count").numpy(), self.bins)
+        whole = sum(itertools.chain(*self._window), SequenceSums.zeros())
+        return equal_mass_starts(whole.column("count").numpy(), self.bins)
 
     def outcome_metrics(self, name: str, value_B: torch.Tensor, length_B: torch.Tensor) -> dict[str, float]:
         """Mean of a per-sequence outcome, such as reward or accuracy, by the window's length bins.
@@ -110,7 +108,7 @@ class LengthDiagnostics:
         return {f"fspo/outcome/{name}/bin_{j:02d}": float(total[j] / count[j]) for j in np.flatnonzero(count)}
 
     def _window_metrics(self) -> dict[str, float]:
-        parts, starts = self._parts(), self.bin_starts()
+        parts, starts = list(itertools.chain(*self._window)), self.bin_starts()
         stacked, whole = stack_sums(parts), sum(parts, SequenceSums.zeros())
         error = acceptance_counts(stacked, "symmetric").error(starts, self.resamples)
         metrics = {
@@ -126,7 +124,11 @@ class LengthDiagnostics:
             other = acceptance_counts(stacked, view).error(starts, self.resamples)
             metrics |= {f"fspo/lre_{view}": other.lre, f"fspo/lre_{view}_debiased": other.debiased.value}
         by_bin = {"accept": error.rate_K, "accept_low": error.rate_low_K, "accept_high": error.rate_high_K}
-        by_bin |= _bin_metrics(whole, starts)
+        merged = {name: merge_bins(whole.column(name).numpy(), starts) for name in FIELDS}
+        with np.errstate(invalid="ignore"):  # no sequence at all; otherwise every bin of the window holds one
+            by_bin |= {name: merged[column] / merged[over] for name, (column, over) in _BY_BIN.items()}
+            z_squared = merged["z_squared"] / merged["count"]
+        by_bin |= {"count": merged["count"], "z_std": _deviation(by_bin["z_mean"], z_squared)}
         return metrics | {
             f"fspo/{name}/bin_{j:02d}": float(value)
             for name, values in by_bin.items()
@@ -177,6 +179,13 @@ class NormClipWatch:
             "loss by a typical length (policy_loss.grad_multiplier; in this recipe match_scale=matched), or raise "
             "clip_grad"
         )
+
+
+def band_edges(length_N: Array, settings: SequenceLossSettings, state: BandState | None = None) -> tuple[Array, Array]:
+    """Lower and upper edge of a band in nats, by length; lengths are rounded, to at least 1."""
+    length = torch.from_numpy(np.maximum(1, np.rint(length_N))).to(torch.int64)
+    lower, upper = acceptance_band(length, settings, state, torch.float64)
+    return lower.numpy(), upper.numpy()
 
 
 def step_metrics(sums: SequenceSums) -> dict[str, float]:
@@ -277,8 +286,7 @@ def noise_floor(
     length_J, rms_J = length_J[kept] / count_J[kept], np.sqrt(squares_J[kept] / count_J[kept])
     half_width_J = np.full_like(length_J, np.nan)
     if settings is not None:
-        lengths = torch.from_numpy(np.maximum(1, np.rint(length_J))).to(torch.int64)
-        lower, upper = (edge.numpy() for edge in acceptance_band(lengths, settings, state, torch.float64))
+        lower, upper = band_edges(length_J, settings, state)
         half_width_J = np.minimum(-lower, upper)
     return NoiseFloor(length_J, rms_J, half_width_J)
 
@@ -292,15 +300,3 @@ def _ratio(sums: SequenceSums, column: str, over: str) -> float:
 def _deviation(mean: Any, mean_of_squares: Any) -> Any:
     """Standard deviation, of numbers or arrays."""
     return np.sqrt(np.maximum(mean_of_squares - mean**2, 0.0))
-
-
-def _bin_metrics(sums: SequenceSums, starts: Bins) -> dict[str, Array]:
-    """Metrics by name, [J]; every bin of the window holds a sequence."""
-
-    def merged(name: str) -> Array:
-        return merge_bins(sums.column(name).numpy(), starts)
-
-    with np.errstate(invalid="ignore"):  # no sequence at all
-        metrics = {name: merged(column) / merged(over) for name, (column, over) in _BY_BIN.items()}
-        z_squared = merged("z_squared") / merged("count")
-    return metrics | {"count": merged("count"), "z_std": _deviation(metrics["z_mean"], z_squared)}

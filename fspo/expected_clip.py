@@ -14,18 +14,18 @@ from __future__ import annotations
 import ast
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import torch
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.stats import norm  # type: ignore[import-untyped]
 
 from fspo.audit import LengthBins, read_audit
+from fspo.diagnostics import band_edges
 from fspo.fairness import Array, merge_bins, plain_lre
-from fspo.losses import ALGORITHMS, acceptance_band
+from fspo.losses import ALGORITHMS
 from fspo.markdown import markdown_table
 from fspo.names import did_you_mean
 from fspo.sums import Z_EDGES, SequenceSums
@@ -39,13 +39,6 @@ python -m fspo.expected_clip sigma=0.03 lengths=[1000,4000]   how far S spreads:
     audit=FOLDER    measured, in place of sigma, lengths, exponent, drift
     gspo=[3e-4,4e-4]  fspo=0.03  rloo=0.2              clip values, lower and upper or both alike
     accept=0.85     the clip value of each band for this share inside"""
-
-
-def band_edges(length_N: Array, settings: SequenceLossSettings) -> tuple[Array, Array]:
-    """Lower and upper edge of a fixed band in nats, by length."""
-    length = torch.from_numpy(np.maximum(1, np.rint(length_N))).to(torch.int64)
-    lower, upper = acceptance_band(length, settings, None, torch.float64)
-    return lower.numpy(), upper.numpy()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,13 +110,12 @@ def accepted(spread: Spread, settings: SequenceLossSettings) -> float:
 
 def clip_for(spread: Spread, settings: SequenceLossSettings, accept: float) -> float | None:
     """The clip value, the same on both sides, with which the band accepts this share; None if no value does."""
-    largest = 0.999999 if settings.band in ("constant", "linear") else 1e3
 
     def excess(log_clip: float) -> float:
         clip = float(np.exp(log_clip))
         return accepted(spread, dataclasses.replace(settings, clip_low=clip, clip_high=clip)) - accept
 
-    low, high = np.log(1e-9), np.log(largest)
+    low, high = np.log(1e-9), np.log(0.999999 if settings.band in ("constant", "linear") else 1e3)
     if excess(low) > 0 or excess(high) < 0:
         return None
     return float(np.exp(brentq(excess, low, high)))
@@ -146,13 +138,10 @@ def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: flo
     return markdown_table(heads, rows)
 
 
-def _number(name: str, low: float, high: float) -> Callable[[object], float]:
-    def read(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-            raise ValueError(f"{name}={value}: must be a number between {low:g} and {high:g}")
-        return float(value)
-
-    return read
+def _number(name: str, value: object, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise ValueError(f"{name}={value}: must be a number between {low:g} and {high:g}")
+    return float(value)
 
 
 def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings], float | None]:
@@ -172,10 +161,9 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
         pair = pair if isinstance(pair, list) else [pair, pair]
         if len(pair) != 2:
             raise ValueError(f"{name}={pair}: give one clip value, or a lower and an upper one")
-        low, high = pair
-        read = _number(name, 0, 1e3)
-        settings[name] = dataclasses.replace(ALGORITHMS[loss], clip_low=read(low), clip_high=read(high))
-    accept = _number("accept", 0, 1)(values["accept"]) if "accept" in values else None
+        low, high = (_number(name, value, 0, 1e3) for value in pair)
+        settings[name] = dataclasses.replace(ALGORITHMS[loss], clip_low=low, clip_high=high)
+    accept = _number("accept", values["accept"], 0, 1) if "accept" in values else None
     if "audit" in values:
         if idle := [key for key in ("sigma", "lengths", "exponent", "drift") if key in values]:
             raise ValueError(f"{idle[0]}={values[idle[0]]} has no effect beside audit=; leave one of them out")
@@ -188,9 +176,9 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
     if not lengths:
         raise ValueError("lengths=[]: give at least one length in tokens")
     spread = Normal.of(
-        _number("sigma", 0, 10)(values["sigma"]),
-        [_number("lengths", 0, 2**31)(length) for length in lengths],
-        _number("exponent", 0, 2)(values.get("exponent", 0.5)),
+        _number("sigma", values["sigma"], 0, 10),
+        [_number("lengths", length, 0, 2**31) for length in lengths],
+        _number("exponent", values.get("exponent", 0.5), 0, 2),
         drift=drift == "kl",
     )
     return spread, settings, accept

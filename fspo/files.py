@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,14 +73,6 @@ def check_folder(folder: Path) -> None:
         raise NotADirectoryError(f"{folder}: {place} is not a folder that can be written to; give another one")
 
 
-def is_own_json(path: Path, key: str) -> bool:
-    """Whether a JSON file has the key by which a program knows what it has written itself."""
-    try:
-        return key in json.loads(path.read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON with a final newline, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -93,13 +85,10 @@ def check_replaceable(path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.exists():
-        return
-    try:
+    metadata: Mapping[bytes, bytes] = {}
+    with suppress(OSError, pa.ArrowException):
         metadata = pq.read_schema(path).metadata or {}
-    except (OSError, pa.ArrowException):
-        metadata = {}
-    if not _WRITER.items() <= metadata.items():
+    if path.exists() and not _WRITER.items() <= metadata.items():
         raise FileExistsError(f"{path} exists and was not written by this program: give another folder, or move it")
 
 

@@ -175,10 +175,9 @@ def ctpo_la_loss(
         scale_BT = mask_BT.cumsum(dim=-1).clamp(min=1).to(dtype).pow(settings.power)
         advantage_B1 = output.advantage_B[:, None]
         overflow_BT = c_BT > _LARGEST_PREFIX
-        above_BT, below_BT = c_BT > settings.clip_high * scale_BT, c_BT < -settings.clip_low * scale_BT
-        dual_BT = c_BT > settings.clip_dual * scale_BT
+        removed_plus_BT = overflow_BT | (c_BT > settings.clip_high * scale_BT)
+        removed_minus_BT = overflow_BT | (c_BT < -settings.clip_low * scale_BT) | (c_BT > settings.clip_dual * scale_BT)
         weight_BT = c_BT.clamp(max=_LARGEST_PREFIX).exp() * mask_BT
-        removed_plus_BT, removed_minus_BT = above_BT | overflow_BT, below_BT | dual_BT | overflow_BT
         removed_BT = torch.where(advantage_B1 < 0, removed_minus_BT, removed_plus_BT)
         # The surrogate: clamped from above for A > 0, from both sides for A < 0.
         high_BT = torch.where(advantage_B1 < 0, settings.clip_dual, settings.clip_high) * scale_BT
@@ -199,11 +198,10 @@ def ctpo_la_loss(
             return torch.where(whole_B > 0, left_B / whole_B, 1.0)
 
         plus_B, minus_B = kept(removed_plus_BT), kept(removed_minus_BT)
-        here_BT = log_prob_BT.detach().to(dtype).masked_fill(~mask_BT, 0.0)
     live_BT = log_prob_BT.to(dtype).masked_fill(~mask_BT, 0.0)
     return dataclasses.replace(
         output,
-        loss_B=value_BT.sum(-1) + (slope_BT * (live_BT - here_BT)).sum(-1),
+        loss_B=value_BT.sum(-1) + (slope_BT * (live_BT - live_BT.detach())).sum(-1),
         weight_B=torch.where(output.valid_B, whole_B / output.length_B.clamp(min=1), 1.0),
         accepted_B=kept(removed_plus_BT | removed_minus_BT) * output.valid_B,
         clipped_high_B=(1 - plus_B) * (output.advantage_B > 0),

@@ -81,7 +81,9 @@ def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor)
         value(at_BT.clone().requires_grad_())
     recorded = [each.detach() for each in base.seen]
 
-    def evaluate(point_BT: torch.Tensor) -> float:
+    def moved(index: tuple[int, ...], by: float) -> float:
+        point_BT = at_BT.clone()
+        point_BT[index] += by
         with _Held(recorded):
             result = value(point_BT.requires_grad_())
         return float(result.detach())
@@ -89,12 +91,7 @@ def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor)
     found = []
     for step in _STEPS:
         difference_BT = torch.zeros_like(at_BT)
-        for index in mask_BT.nonzero().tolist():
-            ends = []
-            for sign in (1.0, -1.0):
-                point_BT = at_BT.clone()
-                point_BT[tuple(index)] += sign * step
-                ends.append(evaluate(point_BT))
-            difference_BT[tuple(index)] = (ends[0] - ends[1]) / (2 * step)
+        for index in map(tuple, mask_BT.nonzero().tolist()):
+            difference_BT[index] = (moved(index, step) - moved(index, -step)) / (2 * step)
         found.append(difference_BT)
     return found

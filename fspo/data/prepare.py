@@ -78,8 +78,7 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
 def describe(manifest: Mapping[str, Any]) -> str:
     """One line for people: rows and what was removed."""
     counts = manifest["counts"]
-    overlaps = {name: sum(found.values()) for name, found in counts["overlap_with_tests"].items()}
-    by_set = ", ".join(f"{name} {found}" for name, found in overlaps.items())
+    by_set = ", ".join(f"{name} {sum(found.values())}" for name, found in counts["overlap_with_tests"].items())
     return (
         f"{manifest['name']}: {counts['read']} rows read, {counts['duplicates']} duplicates, "
         f"{counts['conflicting_answers']} with conflicting answers, {counts['dropped_for_overlap']} overlapping with "

@@ -138,10 +138,8 @@ def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Arr
         (lre, lre_max), each [...]; nan where nothing was accepted or there is no sequence.
     """
     a, t = np.asarray(accepted, dtype=np.float64), np.asarray(total, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = t / t.sum(-1, keepdims=True)
-    deviation = np.abs(_deviation(a, t))
-    return np.asarray(np.sum(share * deviation, axis=-1)), np.asarray(np.max(deviation, axis=-1))
+    share, deviation = _share_and_deviation(a, t)
+    return np.asarray(np.sum(share * np.abs(deviation), axis=-1)), np.asarray(np.max(np.abs(deviation), axis=-1))
 
 
 def debiased_lre(accepted: Array, total: Array, noise_variance: float) -> Array:
@@ -149,10 +147,8 @@ def debiased_lre(accepted: Array, total: Array, noise_variance: float) -> Array:
 
     The formula of :func:`length_reweighting_error`, which measures the noise, for resampling.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = total / total.sum(-1, keepdims=True)
-    shrink = _shrink(_deviation(accepted, total), share, noise_variance)
-    return np.asarray(plain_lre(accepted, total)[0] * shrink)
+    share, deviation = _share_and_deviation(accepted, total)
+    return np.asarray(plain_lre(accepted, total)[0] * _shrink(deviation, share, noise_variance))
 
 
 def length_reweighting_error(
@@ -204,7 +200,8 @@ def length_reweighting_error(
         nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
         rate = 0.0 if whole else nan
         return LengthReweightingError(nan, nan, Interval(nan, nan, nan, 0), nan, nan, rate, rate_K, nan_K, nan_K)
-    rate, share_K = acc_K.sum() / whole, tot_K / whole
+    rate = acc_K.sum() / whole
+    share_K, d_K = _share_and_deviation(acc_K, tot_K)
     lre, lre_max = (float(x) for x in plain_lre(acc_K, tot_K))
     # Masses are simulated and resampled in effective sequences; bins weigh by their share of the mass.
     size_K = np.maximum(np.round(n_K), filled)
@@ -225,8 +222,7 @@ def length_reweighting_error(
         clusters, stretch = 0, 1.0
         boot_acc = draws(np.nan_to_num(rate_K))
         boot_tot = np.broadcast_to(tot_K, boot_acc.shape)
-    d_K = _deviation(acc_K, tot_K)
-    boot_d = np.nan_to_num(_deviation(boot_acc, boot_tot))
+    boot_d = np.nan_to_num(_share_and_deviation(boot_acc, boot_tot)[1])
     noise_RK = np.where(filled, (boot_d - boot_d.mean(0)) * stretch, 0.0)
     noise_var = float(share_K @ np.var(noise_RK, axis=0))
     shrink = float(_shrink(d_K, share_K, noise_var))
@@ -260,11 +256,12 @@ def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Ar
     return np.atleast_2d(np.minimum(acc, tot)), np.atleast_2d(tot)
 
 
-def _deviation(accepted: Array, total: Array) -> Array:
-    """a_b / abar - 1 along the last axis; 0 in an empty bin, nan where nothing was accepted."""
+def _share_and_deviation(accepted: Array, total: Array) -> tuple[Array, Array]:
+    """p_b, and a_b / abar - 1, along the last axis; the second is 0 in an empty bin, nan where nothing was accepted."""
+    whole = total.sum(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = accepted.sum(-1, keepdims=True) / total.sum(-1, keepdims=True)
-        return np.asarray(np.where(total > 0, accepted / total, rate) / rate - 1.0)
+        rate = accepted.sum(-1, keepdims=True) / whole
+        return total / whole, np.asarray(np.where(total > 0, accepted / total, rate) / rate - 1.0)
 
 
 def _shrink(deviation: Array, share: Array, noise_var: float) -> Array:

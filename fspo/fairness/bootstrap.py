@@ -40,7 +40,7 @@ def mean_interval(values: Sequence[float], *, resamples: int = 10_000, seed: int
     if n == 1:
         return Interval(mean, float("nan"), float("nan"), 1)
     means_R = _resampled(np.mean, (x,), resamples, seed)
-    low, high = mean + _small_sample_factor(n) * (_percentiles(means_R) - mean)
+    low, high = mean + _small_sample_factor(n) * (np.percentile(means_R, [2.5, 97.5]) - mean)
     return Interval(mean, float(low), float(high), n)
 
 
@@ -62,8 +62,7 @@ def ratio_interval(sums: npt.ArrayLike, counts: npt.ArrayLike, *, resamples: int
 
     def ratio(sums: Array, counts: Array, axis: int) -> Array:
         with np.errstate(invalid="ignore"):  # 0 / 0 in a resample without any count
-            quotient: Array = sums.sum(axis) / counts.sum(axis)
-        return quotient
+            return np.asarray(sums.sum(axis) / counts.sum(axis))
 
     ratios_R = _resampled(ratio, (sums_P, counts_P), resamples, seed)
     tail = stats.norm.cdf(np.sqrt(n / (n - 1)) * student_quantile(0.025, n - 1))
@@ -122,7 +121,7 @@ def pooled_difference(
     sums = [_resampled_sums(rng, x, y, resamples) for x, y in pairs]
     drawn_R = difference([np.sum(column, axis=0) for column in zip(*sums, strict=True)])
     factor = _small_sample_factor(n) if over == "seeds" else 1.0
-    low, high = value + _percentiles(drawn_R - drawn_R.mean()) * factor
+    low, high = value + np.percentile(drawn_R - drawn_R.mean(), [2.5, 97.5]) * factor
     return Interval(value, float(low), float(high), n)
 
 
@@ -158,10 +157,6 @@ def noise_variance(group: Sequence[Counts]) -> float:
     """What :func:`fspo.fairness.debiased_lre` needs of a run group, by all its mini-batches."""
     accepted_MK, total_MK = (np.concatenate(columns) for columns in zip(*group, strict=True))
     return length_reweighting_error(accepted_MK, total_MK).noise_variance
-
-
-def _percentiles(drawn_R: Array) -> Array:
-    return np.asarray(np.percentile(drawn_R, [2.5, 97.5]))
 
 
 def _small_sample_factor(n: int) -> float:

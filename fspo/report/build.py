@@ -14,7 +14,8 @@ import jinja2
 from matplotlib import style
 
 from fspo.acceptance import VIEWS
-from fspo.files import atomic_path, check_folder, is_own_json, write_json
+from fspo.files import atomic_path, check_folder, write_json
+from fspo.records import read_object
 from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_record_table
 from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
@@ -61,7 +62,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
     """
     page, summary = out / "report.html", out / "summary.json"
     check_folder(out)
-    if (page.exists() or summary.exists()) and not is_own_json(summary, "comparisons"):
+    if (page.exists() or summary.exists()) and "comparisons" not in read_object(summary):
         path = summary if summary.exists() else page
         raise FileExistsError(f"{path} exists and was not written by a report: give another folder, or move it")
     folders, planned, problems = expand_paths(list(paths))

@@ -53,19 +53,14 @@ def closing_brace(text: str, opening: int) -> int | None:
 
 def final_box(response: str) -> str | None:
     r"""Content of the response's only `\boxed{...}`, if it ends the response so that math-verify must extract it."""
-    start = response.find(_BOX)
-    if start < 0 or response.find(_BOX, start + 1) >= 0 or "\\fbox" in response or "I hope" in response:
+    if response.count(_BOX) != 1 or "\\fbox" in response or "I hope" in response:
         return None
-    opening = start + len(_BOX)
-    if response[opening : opening + 1] != "{":
-        return None
-    end = closing_brace(response, opening)
+    opening = response.index(_BOX) + len(_BOX)
+    end = closing_brace(response, opening) if response.startswith("{", opening) else None
     if end is None or not _HARMLESS_TAIL.fullmatch(response, end + 1):
         return None
     content = response[opening + 1 : end].strip()
-    if not content or _AMBIGUOUS.search(content):
-        return None
-    return content
+    return None if not content or _AMBIGUOUS.search(content) else content
 
 
 def final_sentence(response: str) -> str | None:

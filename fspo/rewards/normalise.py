@@ -12,9 +12,7 @@ import re
 from fractions import Fraction
 
 from fspo.rewards.extraction import boxed_content, closing_brace
-
-MAX_ANSWER_CHARS = 500
-"""Longer answers are left to math-verify, which `limits` makes refuse them."""
+from fspo.rewards.limits import MAX_EXPRESSION_CHARS
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # Between boxes that together are one answer: "2" and "3", or x = 2 or x = 3.
@@ -52,7 +50,7 @@ def normalised(part: str | None, response: str, truth: str) -> tuple[str, str] |
         truth: the ground truth, LaTeX without a box.
     """
     content = _last_box(response, truth) if part is None else boxed_content(part)
-    if content is None or len(content) > MAX_ANSWER_CHARS or len(truth) > MAX_ANSWER_CHARS:
+    if content is None or max(len(content), len(truth)) > MAX_EXPRESSION_CHARS:  # `limits` has math-verify refuse it
         return None
     answer, target = _cleaned(content), _cleaned(truth)
     answer, target = _percent(answer, target) or (answer, target)
@@ -138,6 +136,5 @@ def _notation(text: str) -> str:
 
 def _needs_exact(answer: str, truth: str) -> bool:
     """Whether `judge` compares such a pair more exactly than math-verify, although no text was changed."""
-    if _DECIMAL.search(answer) and "." not in truth and _IRRATIONAL.search(truth):
-        return True
-    return answer != truth and bool(_IMAGINARY.search(answer) or _IMAGINARY.search(truth))
+    rounded = _DECIMAL.search(answer) and "." not in truth and _IRRATIONAL.search(truth)
+    return bool(rounded or (answer != truth and (_IMAGINARY.search(answer) or _IMAGINARY.search(truth))))

@@ -184,9 +184,8 @@ class WorkerPool:
     def _bury(self, worker: _Worker, stuck: bool) -> Status:
         """Collect a dead or stuck worker and say what ended it."""
         wait_status = self._collect(worker)
-        if wait_status is not None and os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGPROF:
-            stuck = True
-        return Status.TIMEOUT if stuck else Status.CRASHED
+        over_time = wait_status is not None and os.WTERMSIG(wait_status) == signal.SIGPROF
+        return Status.TIMEOUT if stuck or over_time else Status.CRASHED
 
     def _collect(self, worker: _Worker) -> int | None:
         """End and collect a worker; its wait status, or None if its launcher is gone (and the worker with it)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -45,10 +46,7 @@ def status_rates(statuses: Iterable[str | None]) -> dict[str, float]:
     occur), so that curves have no gaps. None entries (samples scored by another reward) do not count. An unknown status
     raises ValueError.
     """
-    counts = dict.fromkeys(Status, 0)
-    for status in statuses:
-        if status is not None:
-            counts[Status(status)] += 1
-    n = sum(counts.values())
-    rates = {f"reward/status/{status.value}": count / n if n else 0.0 for status, count in counts.items()}
+    counts = Counter(Status(status) for status in statuses if status is not None)
+    n = counts.total()
+    rates = {f"reward/status/{status.value}": counts[status] / n if n else 0.0 for status in Status}
     return rates | {"reward/status/n": float(n)}
