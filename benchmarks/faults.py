@@ -27,6 +27,7 @@ import torch
 from benchmarks.pages import Table, write_lines, write_tables
 from benchmarks.starts import SMALL, Start
 from fspo.records import complete_lines
+from recipe.runner.checkpoints.integrity import step_folder, tracked_step
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.processes import role_of
 from recipe.runner.faults.stacks import HANG_FILE
@@ -148,15 +149,9 @@ class Run(Start):
 # ---------------------------------------------------------------- how a start takes up what the last one left
 
 
-def tracked_step(folder: Path) -> int:
-    """The step that a resume begins from; 0 without a checkpoint."""
-    tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
-    return int(tracker.read_text()) if tracker.is_file() else 0
-
-
 def checkpoint_norm(folder: Path, step: int) -> float | None:
     """Euclidean norm of a checkpoint's weights, as the run notes it of those that it begins with."""
-    path = folder / "checkpoints" / f"global_step_{step}" / "actor" / "model_world_size_1_rank_0.pt"
+    path = step_folder(folder / "checkpoints", step) / "actor" / "model_world_size_1_rank_0.pt"
     if not path.is_file():
         return None
     total, seen = 0.0, set()
@@ -170,7 +165,7 @@ def checkpoint_norm(folder: Path, step: int) -> float | None:
 
 def left_by_others(folder: Path) -> tuple[int, float | None, int]:
     """What :func:`resume_of` compares a start with: step and norm of the checkpoint before it, and logged steps."""
-    before = tracked_step(folder)
+    before = tracked_step(folder / "checkpoints") or 0
     return before, checkpoint_norm(folder, before), len(complete_lines(folder / "metrics.jsonl"))
 
 
@@ -211,12 +206,6 @@ def _overrides(folder: Path, kind: str, process: str = "") -> tuple[str, ...]:
     return (*SETTINGS, f"reward.custom_reward_function.path={REWARD}") if process == "judge" else SETTINGS
 
 
-def sentence(output: str) -> str:
-    """The line that says why the run ended."""
-    lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
-    return lines[0] if lines else ""
-
-
 def without_stack(text: str) -> int:
     """How many processes of a hang.txt have no stack, though they have Python."""
     processes = re.split(r"^the ", text, flags=re.MULTILINE)[1:]
@@ -255,7 +244,8 @@ def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
             return row | {"end_s": None, "exit_code": None, "left": 0, "steps_lost": 0} | {
                 "message": "the run goes on"
             }, resume_of(run, *left)
-        pids, message = run.left(), sentence(run.output())
+        pids, errors = run.left(), (line for line in run.output().splitlines() if line.startswith("error: "))
+        message = next(errors, "").removeprefix("error: ")  # why the run ended
         log = re.search(r"its log: (\S+)", message)
         row |= {
             "end_s": None if code is None else round(ended - began, 1),
@@ -263,7 +253,7 @@ def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
             "left": len(pids),
             "message": message,
             "log_exists": bool(log and Path(log[1]).is_file()),
-            "steps_lost": max(0, now.step - tracked_step(folder)),
+            "steps_lost": max(0, now.step - (tracked_step(folder / "checkpoints") or 0)),
         }
         if how != "killed":
             # Ray may have given the process up before the limit; the message says it then.
@@ -348,46 +338,37 @@ def verdict(row: Row) -> str:
     return ", ".join(requirement for requirement, fails in failed.items() if fails)
 
 
-def kills_table(rows: Sequence[Row]) -> Table:
-    """By process and a step's moments."""
+HEADS: Final = {
+    "kills": ["killed", "moment", "end after", "exit code", "left", "steps lost", "resume", "message names", "verdict"],
+    "hangs": ["process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict"],
+}
+
+
+def _of_kill(row: Row) -> list[str]:
+    if row["process"] == "judge" and not verdict(row):
+        return ["goes on", "", "0", "0", "", "nothing: the pool starts another"]
+    end = "does not end" if row["end_s"] is None else f"{row['end_s']:.1f} s"
+    named = row["message"].split(" (process")[0].removeprefix("the ") or "nothing"
+    numbers = [str(row[name]) for name in ("exit_code", "left", "steps_lost")]
+    return [end, *numbers, row.get("resume") or "not run", named]
+
+
+def _of_hang(row: Row) -> list[str]:
+    seconds = ["never" if row[name] is None else f"{row[name]:.0f} s" for name in ("named_s", "end_s")]
+    if went_on_s := row.get("went_on_s"):
+        seconds[1] += f", of which {went_on_s:.0f} s trained"
+    return [*seconds, str(row["exit_code"]), str(row["left"]), row.get("resume") or "not run"]
+
+
+def table(kind: str, rows: Sequence[Row]) -> Table:
+    """A line for each cell, in the order in which they are run."""
     done, lines = {cell_of(row): row for row in rows}, []
-    for cell in KILLS:
-        process, _, moment = cell
-        if (row := done.get(cell)) is None:
-            lines.append([process, moment, "not run", *[""] * 6])
-            continue
-        if process == "judge" and not verdict(row):
-            lines.append(
-                [process, moment, "goes on", "", "0", "0", "", "nothing: the pool starts another", "as required"]
-            )
-            continue
-        end = "does not end" if row["end_s"] is None else f"{row['end_s']:.1f} s"
-        named = row["message"].split(" (process")[0].removeprefix("the ") or "nothing"
-        numbers = [str(row[name]) for name in ("exit_code", "left", "steps_lost")]
-        lines.append(
-            [process, moment, end, *numbers, row.get("resume") or "not run", named, verdict(row) or "as required"]
-        )
-    head = ["killed", "moment", "end after", "exit code", "left", "steps lost", "resume", "message names", "verdict"]
-    return [head, *lines]
-
-
-def hangs_table(rows: Sequence[Row]) -> Table:
-    """In the order in which they are run."""
-    done, lines = {cell_of(row): row for row in rows}, []
-    for cell in HANGS:
-        if (row := done.get(cell)) is None:
-            lines.append([*cell, "not run", *[""] * 5])
-            continue
-        seconds = ["never" if row[name] is None else f"{row[name]:.0f} s" for name in ("named_s", "end_s")]
-        if went_on_s := row.get("went_on_s"):
-            seconds[1] += f", of which {went_on_s:.0f} s trained"
-        lines.append([*cell, *seconds, str(row["exit_code"]), str(row["left"]), row.get("resume") or "not run"])
-        lines[-1].append(verdict(row) or "as required")
-    head = ["process", "what", "moment", "named after", "end after", "exit code", "left", "resume", "verdict"]
-    return [head, *lines]
-
-
-TABLES: Final = {"kills": kills_table, "hangs": hangs_table}
+    for cell in CELLS[kind]:
+        line = [cell[0], cell[2], "not run"] if kind == "kills" else [*cell, "not run"]
+        if (row := done.get(cell)) is not None:
+            line[-1:] = [*(_of_kill if kind == "kills" else _of_hang)(row), verdict(row) or "as required"]
+        lines.append(line + [""] * (len(HEADS[kind]) - len(line)))
+    return [HEADS[kind], *lines]
 
 
 def main() -> None:
@@ -400,7 +381,7 @@ def main() -> None:
     if not asked.table:
         folder = Path(tempfile.gettempdir()) / f"fspo-{asked.kind}"
         run_rows(asked.kind, folder, asked.only)
-    write_tables({f"faults-{asked.kind}": TABLES[asked.kind](complete_lines(ROWS[asked.kind]))})
+    write_tables({f"faults-{asked.kind}": table(asked.kind, complete_lines(ROWS[asked.kind]))})
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -72,11 +73,14 @@ def _log_prob(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return table[tokens[:, :-1], tokens[:, 1:]]
 
 
-def of_library(loss: Callable[..., SequenceLossOutput], settings: object) -> Loss:
-    """A loss of :mod:`fspo.relatives`."""
+def of_library(
+    loss: Callable[..., SequenceLossOutput], settings: object, controller: BandController | None = None
+) -> Loss:
+    """A loss of the library, with the state of its band if it has one."""
 
-    def both(*batch: torch.Tensor, **_: object) -> tuple[torch.Tensor, SequenceLossOutput]:
-        output = loss(*batch, settings)
+    def both(*batch: torch.Tensor, mini_batch: int) -> tuple[torch.Tensor, SequenceLossOutput]:
+        state = () if controller is None else (controller.state.at_mini_batch(mini_batch),)
+        output = loss(*batch, settings, *state)
         return output.loss_B.mean(), output
 
     return both
@@ -100,22 +104,13 @@ def of_verl(loss: PolicyLoss, weight: UnclippedWeight) -> Loss:
 def trajectory(settings: SequenceLossSettings) -> Trajectory:
     """What is recorded of a member of the family, by mini-batch."""
     controller = BandController(settings, min_count=10) if settings.needs_state else None
-
-    def both(*batch: torch.Tensor, mini_batch: int) -> tuple[torch.Tensor, SequenceLossOutput]:
-        state = None if controller is None else controller.state.at_mini_batch(mini_batch)
-        output = sequence_policy_loss(*batch, settings, state)
-        return output.loss_B.mean(), output
-
-    return trajectory_of(both, controller)
+    return trajectory_of(of_library(sequence_policy_loss, settings, controller), controller)
 
 
 def trajectory_of(both: Loss, controller: BandController | None = None) -> Trajectory:
     """What is recorded of any loss, by mini-batch."""
     logits = torch.zeros(TOKENS, TOKENS, dtype=torch.float64, requires_grad=True)
-    found: Trajectory = {
-        name: []
-        for name in ("loss", "gradient", "S_mean", "S_std", "accepted", "high", "low", "dual", "overflow", "upper")
-    }
+    found: Trajectory = defaultdict(list)
     for index in range(ROUNDS):
         tokens, mask, advantages = _round(index)
         old = _log_prob(logits.detach(), tokens)

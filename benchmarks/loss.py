@@ -81,12 +81,10 @@ def step(loss: Callable[[], torch.Tensor], batch: Batch) -> None:
 
 
 def alternated(
-    calls: Mapping[str, Callable[[], object]], turns: int, warm_up: int = 0, wait: Callable[[], object] = lambda: None
+    calls: Mapping[str, Callable[[], object]], device: str, turns: int, warm_up: int
 ) -> dict[str, list[float]]:
-    """Seconds of each call, taking turns so that all see the same load of the machine; the warm-up turns are left out.
-
-    ``wait`` is called before and after each.
-    """
+    """Seconds of each call, by turns, so that all see the same load of the machine; warm-up turns are left out."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(warm_up + turns):
         for name, call in calls.items():
@@ -102,8 +100,8 @@ def alternated(
 def median_seconds(losses: dict[str, Callable[[], torch.Tensor]], batch: Batch, repeats: int) -> dict[str, float]:
     """Median wall time of forward and backward of each loss, by turns."""
     calls = {name: partial(step, loss, batch) for name, loss in losses.items()}
-    wait = torch.cuda.synchronize if batch.log_prob_BT.device.type == "cuda" else lambda: None
-    return {name: statistics.median(values) for name, values in alternated(calls, repeats, 2, wait).items()}
+    seconds = alternated(calls, batch.log_prob_BT.device.type, repeats, warm_up=2)
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def peak_bytes(loss: Callable[[], torch.Tensor], batch: Batch) -> int:

@@ -77,18 +77,13 @@ def row(job: Job, lengths: list[int], ranks: int, way: str) -> list[str]:
     return [*cells, str(sum(updates)), f"{fill:.3f}", f"{slowest:.3f}"]
 
 
-def table(job: Job, mean: float, ranks: Sequence[int]) -> str:
-    """Both ways for every number of ranks, in Markdown."""
-    lengths = draw_lengths(job, mean)
-    columns = ["ranks", "balanced by", "sequences inferred", "packs inferred", "their fill"]
-    columns += ["packs updated", "fill", "slowest rank"]
-    ways = ("verl", "this recipe")
-    return markdown_table(columns, [row(job, lengths, number, way) for number in ranks for way in ways])
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mean", type=float, default=2000, help="mean length of a response in tokens")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16])
     args = parser.parse_args()
-    print(table(Job(), args.mean, args.ranks))
+    lengths = draw_lengths(Job(), args.mean)
+    columns = ["ranks", "balanced by", "sequences inferred", "packs inferred", "their fill"]
+    columns += ["packs updated", "fill", "slowest rank"]
+    ways = ("verl", "this recipe")
+    print(markdown_table(columns, [row(Job(), lengths, ranks, way) for ranks in args.ranks for way in ways]))

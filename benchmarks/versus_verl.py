@@ -89,14 +89,6 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
     return words, environment | {"SPT_NOENV": "1", STEPS_VARIABLE: str(run_dir / STEPS_FILE)}
 
 
-def command(variant: str, run_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """Words after ``python -m``, and environment, of a start that logs each step to STEPS_FILE."""
-    shared = (*SHARED, f"algo={ALGOS[variant]}")
-    if variant == "verl":
-        return plain_verl(run_dir, *shared)
-    return ["recipe.fspo.main", f"run.dir={run_dir}", *shared], {STEPS_VARIABLE: str(run_dir / STEPS_FILE)}
-
-
 def pss_mib(pids: Sequence[int]) -> float:
     """Resident pages of these processes, those that several share counted once in all."""
     total = 0
@@ -123,7 +115,11 @@ def measure(variant: str) -> dict[str, Any]:
     """Start a variant and watch it to its end; leaves with the end of its output if it does not reach its last step."""
     with tempfile.TemporaryDirectory(prefix="versus-verl-") as folder:
         run_dir = Path(folder)
-        words, environment = command(variant, run_dir)
+        shared = (*SHARED, f"algo={ALGOS[variant]}")
+        words = ["recipe.fspo.main", f"run.dir={run_dir}", *shared]
+        environment = {STEPS_VARIABLE: str(run_dir / STEPS_FILE)}
+        if variant == "verl":
+            words, environment = plain_verl(run_dir, *shared)
         ended: list[float] = []
         peak_mib, memory_at = 0.0, 0.0
         began, start = time.monotonic(), Start(run_dir, *words, **environment)

@@ -1,1 +1,0 @@
-"""``python -m benchmarks.alignment``: how far clipping turns a checkpoint's policy gradient."""

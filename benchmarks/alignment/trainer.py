@@ -134,7 +134,6 @@ class AlignmentTrainer(FSPOTrainer):
     def _train_on(self, batch: KVBatchMeta) -> None:
         """Updates with the run's own loss; the learning-rate schedule and everything else as in training."""
         self.actor_rollout_wg.begin_update(self._cycle.band_state)
-        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         PPOTrainerSync._update_actor(self, self._balance_batch(batch, {}), {})
         self.actor_rollout_wg.pop_mini_batches()
 

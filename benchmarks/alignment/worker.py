@@ -90,7 +90,18 @@ class AlignmentWorker(FSPOWorker):
         weights_BV = data.pop(WEIGHTS_FIELD)
         weights_BV = torch.stack(list(weights_BV.unbind())).cpu()
         tu.maybe_fix_3d_position_ids(data)
-        self._set_micro_batching(data)
+        config = self.actor.engine_config
+        tu.assign_non_tensor(  # what ``TrainingWorker.train_batch`` adds to a mini-batch
+            data,
+            use_remove_padding=self.actor.model_config.get("use_remove_padding", False),
+            use_dynamic_bsz=config.use_dynamic_bsz,
+            max_token_len_per_gpu=config.max_token_len_per_gpu,
+            micro_batch_size_per_gpu=config.micro_batch_size_per_gpu,
+            use_fused_kernels=config.use_fused_kernels,
+            calculate_entropy=False,
+        )
+        # Where micro-batches have a fixed size, only whole ones pass.
+        size = 1 if config.use_dynamic_bsz else config.micro_batch_size_per_gpu
         counts_V = (weights_BV != 0).sum(dim=0)
         torch.distributed.all_reduce(counts_V, op=torch.distributed.ReduceOp.MAX)
         engine = self.actor.engine
@@ -98,7 +109,7 @@ class AlignmentWorker(FSPOWorker):
             for weights_B, count in zip(weights_BV.T, counts_V.tolist(), strict=True):
                 engine.optimizer_zero_grad()
                 if count:
-                    rows, coefficient = rows_of(weights_B, self._padded(count))
+                    rows, coefficient = rows_of(weights_B, -(-count // size) * size)
                     part = tu.index_select_tensor_dict(data, rows)
                     part[_COEFFICIENT] = coefficient
                     engine.forward_backward_batch(part, weighted_log_likelihood, forward_only=False)
@@ -112,22 +123,3 @@ class AlignmentWorker(FSPOWorker):
         gram_VV = gram_of_shards(gradients)
         torch.distributed.all_reduce(gram_VV)
         return gram_VV.numpy()
-
-    def _set_micro_batching(self, data: TensorDict) -> None:
-        """What ``TrainingWorker.train_batch`` adds to a mini-batch."""
-        config = self.actor.engine_config
-        tu.assign_non_tensor(
-            data,
-            use_remove_padding=self.actor.model_config.get("use_remove_padding", False),
-            use_dynamic_bsz=config.use_dynamic_bsz,
-            max_token_len_per_gpu=config.max_token_len_per_gpu,
-            micro_batch_size_per_gpu=config.micro_batch_size_per_gpu,
-            use_fused_kernels=config.use_fused_kernels,
-            calculate_entropy=False,
-        )
-
-    def _padded(self, count: int) -> int:
-        """``count``, rounded up to whole micro-batches where these have a fixed size."""
-        config = self.actor.engine_config
-        size = 1 if config.use_dynamic_bsz else config.micro_batch_size_per_gpu
-        return -(-count // size) * size

@@ -326,8 +326,7 @@ def update(size: Size, device: str) -> str:
             optimizer.zero_grad()
 
         calls = {name: partial(one_update, name) for name in ("fspo", "vanilla")}
-        wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-        median = {name: statistics.median(times) for name, times in alternated(calls, 4, 1, wait).items()}
+        median = {name: statistics.median(times) for name, times in alternated(calls, device, 4, warm_up=1).items()}
         if not all(0 < norm < float("inf") for norm in norms):
             raise Failed(f"norms of the gradients: {', '.join(f'{norm:.3g}' for norm in norms)}")
         text = f"{ranks} rank(s), FSDP2 in bf16: fspo {median['fspo']:.3g} s, vanilla {median['vanilla']:.3g} s, ratio "

@@ -130,8 +130,6 @@ def pair_table(found: Sequence[Result], clips: str) -> Table:
     names = {"cosine": "cosine", "symmetric/lre": "LRE, symmetric", "active/lre": "LRE, active"}
     rows = []
     for first, second in PAIRS:
-        if not {first, second} <= each[0].keys():
-            continue
         less = [_minus(*([one[algo][name] for one in each] for algo in (first, second))) for name in names]
         rows.append([f"{first} - {second}", *(cell(found, values, "{:+.3f}") for values in less)])
     return [["difference", *names.values()], *rows]

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.pages import Table
-from benchmarks.studies.fairness import difference_cell, lre_cell, own_counts
+from benchmarks.studies.fairness import joined, lre_cell, own_counts, paired_row
 from benchmarks.studies.runs import compare
 from fspo.acceptance import Counts
 from fspo.fairness import equal_mass_starts, merge_bins
@@ -87,8 +87,9 @@ def finished(folder: Path) -> Cells:
     cells: Cells = {}
     for name, algo in CELLS:
         runs = [load_run(folder / name / "default" / algo / f"seed{seed}") for seed in SEEDS]
-        cells[name, algo] = [run for run in runs if run.status == "finished"]
-    return {cell: runs for cell, runs in cells.items() if runs}
+        if done := [run for run in runs if run.status == "finished"]:
+            cells[name, algo] = done
+    return cells
 
 
 def mean_cell(values: Sequence[float | None], form: str) -> str:
@@ -124,7 +125,7 @@ def funnel_row(runs: Sequence[Run]) -> list[str]:
 
 
 def accepted_by_length(parts: Sequence[Counts], starts: np.ndarray) -> np.ndarray:
-    """Share of the off-policy responses of each length bin that the clip accepts."""
+    """Share accepted of the responses of each length bin."""
     accepted_J = merge_bins(sum(part.accepted.sum(0) for part in parts), starts)
     total_J = merge_bins(sum(part.total.sum(0) for part in parts), starts)
     return np.divide(accepted_J, total_J, out=np.ones_like(total_J), where=total_J > 0)
@@ -151,9 +152,8 @@ def lre_row(runs: Sequence[Run], starts: np.ndarray) -> list[str]:
 
 def length_rows(name: str, runs: Sequence[Run], starts: np.ndarray) -> list[list[str]]:
     """Share kept by the dropping and share accepted by the clip, by length."""
-    ended_SJ = merge_bins(FunnelSteps.join([run.funnel for run in runs]).ended_MSK.sum(0)[:, :-1], starts)
-    total_J = ended_SJ.sum(0)
-    kept_J = np.divide(ended_SJ[-1], total_J, out=np.ones_like(total_J), where=total_J > 0)
+    ended_MSK = FunnelSteps.join([run.funnel for run in runs]).ended_MSK[..., :-1]
+    kept_J = accepted_by_length([Counts(ended_MSK[:, -1], ended_MSK.sum(1))], starts)
     accepted_J = accepted_by_length([own_counts(run, "symmetric") for run in runs], starts)
     rows = (("not dropped", kept_J), ("accepted by the clip", accepted_J), ("both", kept_J * accepted_J))
     return [[name, what, *(f"{x:.3f}" for x in each)] for what, each in rows]
@@ -165,10 +165,7 @@ def difference_row(runs: Sequence[Run], others: Sequence[Run], starts: np.ndarra
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
         return None
-    cells = [
-        difference_cell([own_counts(a[s], view) for s in seeds], [own_counts(b[s], view) for s in seeds], starts)
-        for view in ("symmetric", "active")
-    ]
+    _, *cells = paired_row(("", ""), a, b, ("symmetric", "active"), starts)
     gain = [(_metric(a[s], ACCURACY), _metric(b[s], ACCURACY)) for s in seeds]
     cells.append(mean_cell([x - y for x, y in gain if x is not None and y is not None], "{:+.3f}"))
     return [str(len(seeds)), *cells]
@@ -240,14 +237,10 @@ def defaults(folder: Path) -> dict[str, Table]:
                 kept_MK[line["step"] - 1] += from_record(line).column("count").numpy()
             masks.append(Counts(kept_MK, trained_MK))
             clips.append(own_counts(run, "symmetric"))
-        mask, clip = (_joined(parts).error(starts) for parts in (masks, clips))
+        mask, clip = (joined(parts).error(starts) for parts in (masks, clips))
         both_J = mask.rate_K * clip.rate_K
         accuracy = mean_cell([_metric(run, ACCURACY) for run in runs], "{:.3f}")
         staleness = mean_cell([_metric(run, "fspo/funnel/staleness") for run in runs], "{:.2f}")
         kept = [f"{mask.rate:.3f}", show_lre(mask), f"{clip.rate:.3f}", show_lre(clip)]
         rows.append([mode, DEFAULTS[name], str(len(runs)), *kept, *(f"{x:.3f}" for x in both_J), accuracy, staleness])
     return {"defaults": rows}
-
-
-def _joined(parts: Sequence[Counts]) -> Counts:
-    return Counts(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("accepted", "total")))

@@ -98,14 +98,15 @@ def own_counts(run: Run, view: str, first_step: int = 1) -> Counts:
     return acceptance_counts(run.lengths.sums_MKF[run.lengths.step_M >= first_step], view)
 
 
+def joined(parts: Sequence[Counts]) -> Counts:
+    """The counts of several runs as those of one."""
+    names = ("accepted", "total") if parts[0].squared is None else ("accepted", "total", "squared")
+    return Counts(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
 def lre_cell(parts: Sequence[Counts], starts: Array) -> str:
     """Debiased LRE over all seeds with its interval, the noise floor and the overall rate."""
-    squared = [part.squared for part in parts if part.squared is not None]
-    error = Counts(
-        np.concatenate([part.accepted for part in parts]),
-        np.concatenate([part.total for part in parts]),
-        np.concatenate(squared) if squared else None,
-    ).error(starts)
+    error = joined(parts).error(starts)
     return f"{show_lre(error)} (floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
 
 
@@ -156,18 +157,14 @@ def common_rows(group: RunGroup, starts: Array) -> Table:
     if not records:
         return []
     pooled, rows = pool(records), []
-    for clips in ("default", "matched"):
-        bands = {name: ALGORITHMS[loss] for name, loss in _BASELINES.items()}
-        if clips == "matched":
-            bands = {name: match_clip(pooled, band, CLIP_RATE).settings for name, band in bands.items()}
-        counts = {
-            name: {view: [band_counts(sequences, band, view) for _, sequences in records] for view in VIEWS}
-            for name, band in bands.items()
-        }
-        judged = [
-            lre_row(f"{name} ({band.clip_low:.3g} / {band.clip_high:.3g})", counts[name].get, VIEWS, starts)
-            for name, band in bands.items()
-        ]
+    default = {name: ALGORITHMS[loss] for name, loss in _BASELINES.items()}
+    matched = {name: match_clip(pooled, band, CLIP_RATE).settings for name, band in default.items()}
+    for clips, bands in (("default", default), ("matched", matched)):
+        counts, judged = {}, []
+        for name, band in bands.items():
+            counts[name] = {view: [band_counts(sequences, band, view) for _, sequences in records] for view in VIEWS}
+            head = f"{name} ({band.clip_low:.3g} / {band.clip_high:.3g})"
+            judged.append(lre_row(head, counts[name].__getitem__, VIEWS, starts))
         for other in ("rloo", "gspo"):
             cells = [difference_cell(counts["fspo"][view], counts[other][view], starts) for view in VIEWS]
             judged.append([f"fspo - {other}", *cells])
@@ -287,8 +284,7 @@ def beside_rows(grid: Path, other: Path) -> Table:
 
     ours, rows = by_algo(grid)["fspo_active"], []
     for algo, theirs in by_algo(other).items():
-        both = [runs[seed] for runs in (ours, theirs) for seed in ours.keys() & theirs.keys()]
-        starts = shared_starts(both)
+        starts = shared_starts([runs[seed] for runs in (ours, theirs) for seed in ours.keys() & theirs.keys()])
         rows.append(paired_row(("fspo_active", algo), ours, theirs, ACTIVE_VIEWS, starts, _ACTIVE_FIRST))
     return rows
 

@@ -43,13 +43,9 @@ def _k3(d: Array) -> Array:
     return np.asarray(np.expm1(d) - d)
 
 
-def _moved(d: Array, old: Array) -> Array:
-    return np.asarray(np.abs(np.exp(old) * np.expm1(d)))
-
-
 def _vaco(d: Array, old: Array, advantage: float) -> Array:
     """The mean movement of the response, at the tokens that the gradient would move on; 0 elsewhere."""
-    return np.where(advantage * d > 0, _moved(d, old).mean(), 0.0)
+    return np.where(advantage * d > 0, np.abs(np.exp(old) * np.expm1(d)).mean(), 0.0)
 
 
 MASKS: Final[dict[str, Score]] = {

@@ -88,7 +88,7 @@ def test_a_hang_is_held_to_being_named() -> None:
 
 
 def test_the_table_has_every_cell_and_says_what_was_not_run() -> None:
-    lines = as_csv(faults.kills_table([GOOD, GOOD | {"moment": "save", "left": 2}])).splitlines()
+    lines = as_csv(faults.table("kills", [GOOD, GOOD | {"moment": "save", "left": 2}])).splitlines()
     assert len(lines) == 1 + len(KILLS)
     assert "vLLM engine,update,3.2 s,1,0,2,step 3,vLLM engine,as required" in lines
     assert "vLLM engine,save,3.2 s,1,2,2,step 3,vLLM engine,processes left" in lines
@@ -126,7 +126,7 @@ def test_rows_are_kept_and_the_last_gets_its_resume(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("kind", ROWS)
 def test_the_committed_table_is_made_of_the_committed_rows(kind: str) -> None:
-    table = faults.TABLES[kind](complete_lines(ROWS[kind]))
+    table = faults.table(kind, complete_lines(ROWS[kind]))
     assert (TABLES / f"faults-{kind}.csv").read_text(encoding="utf-8") == as_csv(table)
 
 

@@ -10,22 +10,20 @@ import pytest
 from benchmarks import golden
 from fspo.losses import ALGORITHMS
 
+RECORDED = json.loads(golden.RECORD.read_text(encoding="utf-8"))
+
 
 def test_every_loss_moves_as_recorded() -> None:
-    recorded = json.loads(golden.RECORD.read_text(encoding="utf-8"))
-    assert golden.differences(recorded, golden.trajectories()) == []
+    assert golden.differences(RECORDED, golden.trajectories()) == []
 
 
 @pytest.mark.parametrize("change", [{"clip_high": 0.0301}, {"grad_multiplier": 1.000001}, {"drift": "kl"}])
 def test_a_small_change_is_noticed(change: dict[str, object]) -> None:
-    recorded = json.loads(golden.RECORD.read_text(encoding="utf-8"))
     settings = dataclasses.replace(ALGORITHMS["fspo"], **change)
-    rows = golden.differences({"fspo": recorded["fspo"]}, {"fspo": golden.trajectory(settings)})
-    assert rows
+    assert golden.differences({"fspo": RECORDED["fspo"]}, {"fspo": golden.trajectory(settings)})
 
 
 def test_every_branch_of_the_loss_is_taken() -> None:
-    recorded = json.loads(golden.RECORD.read_text(encoding="utf-8"))
     for variant, name in (
         ("fspo", "high"),
         ("fspo", "low"),
@@ -37,4 +35,4 @@ def test_every_branch_of_the_loss_is_taken() -> None:
         ("ctpo_la", "low"),
         *((algo, side) for algo in golden.VERLS for side in ("high", "low")),
     ):
-        assert sum(recorded[variant][name]) > 0, (variant, name)
+        assert sum(RECORDED[variant][name]) > 0, (variant, name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from composing import composed
@@ -13,18 +12,6 @@ from recipe.runner.launch import loggers
 from recipe.runner.launch.loggers import chosen, problems, run_name
 
 METRICS = {"critic/rewards/mean": 0.5, "val-core/mine/acc/mean@1": 0.25, "fspo/accept/bin_00": 0.9, "actor/mine": 2.0}
-
-
-def log_two_steps(config: Any, trainer_logger: list[str]) -> None:
-    """As FSPOTrainer and verl's do it."""
-    from verl.utils.tracking import Tracking
-
-    loggers.point_into(config.run.dir)
-    tracking = Tracking("fspo", run_name(config), trainer_logger, config={"trainer": {}})
-    tracking.logger = {name: loggers.Chosen(logger, chosen(config)) for name, logger in tracking.logger.items()}
-    for step in (1, 2):
-        tracking.log(METRICS, step)
-    tracking.finish()
 
 
 @pytest.fixture
@@ -48,8 +35,15 @@ def test_tensorboard_of_a_run_is_in_its_folder_and_holds_what_is_chosen(
     tmp_path: Path, log: str, names: set[str]
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from verl.utils.tracking import Tracking
 
-    log_two_steps(composed(f"run.dir={tmp_path}/run", f"run.log={log}"), ["tensorboard"])
+    config = composed(f"run.dir={tmp_path}/run", f"run.log={log}")
+    loggers.point_into(config.run.dir)  # from here on as FSPOTrainer and verl's do it
+    tracking = Tracking("fspo", run_name(config), ["tensorboard"], config={"trainer": {}})
+    tracking.logger = {name: loggers.Chosen(logger, chosen(config)) for name, logger in tracking.logger.items()}
+    for step in (1, 2):
+        tracking.log(METRICS, step)
+    tracking.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["run"], "nothing elsewhere"
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()

@@ -28,15 +28,10 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def check_command(reward: str) -> list[str]:
-    """The page's ``python -m fspo.data check`` with this reward, as arguments."""
-    commands = re.findall(r"^python -m fspo\.data (check (?:.*\\\n)*.*)$", PAGE, re.M)
-    (command,) = [line for line in commands if reward in line]
-    return shlex.split(command.replace("\\\n", " "))
-
-
 def test_the_demo_files_are_right_and_the_reward_scores_them(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(check_command("own/reward.py")) == 0, capsys.readouterr().err
+    commands = re.findall(r"^python -m fspo\.data (check (?:.*\\\n)*.*)$", PAGE, re.M)
+    (command,) = [line for line in commands if "own/reward.py" in line]
+    assert main(shlex.split(command.replace("\\\n", " "))) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert re.search(r"^own/remainder +640  7, 7, 7, 7, 7$", printed, re.M)
     assert re.search(r"^own/difference +640  7, 7, 7, 7, 7$", printed, re.M)
