@@ -30,7 +30,7 @@ from fspo.acceptance import acceptance_counts, stack_sums, without_rule
 from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import sequence_policy_loss
 from fspo.markdown import markdown_table
-from fspo.positions import PositionSums
+from fspo.positions import OCTAVES, PREFIX_FIELDS, TOKEN_FIELDS, PositionSums
 from fspo.records import from_record, numbered_lines, to_record
 from fspo.sums import SequenceSums
 
@@ -161,6 +161,7 @@ class AuditRecords:
         loss: Name of the loss.
         acceptance: Whether the rule of acceptance was known; otherwise only S, L and A mean something.
         sums: By (step, mini-batch); mini-batch 0 came before any weight had moved.
+        positions: The same by octave of position over all lengths, [P, 6]; see :class:`fspo.positions.PositionSums`.
         problems: What is missing or cannot be read, each with its file.
     """
 
@@ -169,6 +170,7 @@ class AuditRecords:
     loss: str = ""
     acceptance: bool = True
     sums: dict[tuple[int, int], SequenceSums] = field(default_factory=dict)
+    positions: dict[tuple[int, int], Array] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def moved(self) -> list[SequenceSums]:
@@ -211,11 +213,15 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
                     continue
                 key = (int(line["step"]), int(line["minibatch"]))
                 sums = from_record(line)
-            except (KeyError, TypeError, ValueError) as error:
+                positions_PF = np.zeros((OCTAVES, len(PREFIX_FIELDS) + len(TOKEN_FIELDS)))
+                for _, position, *values in line["positions"]:
+                    positions_PF[position] += values
+            except (KeyError, TypeError, ValueError, IndexError) as error:
                 records.problems.append(f"{path}:{number}: not a line of an audit ({error})")
                 continue
             keys[-1].add(key)
             records.sums[key] = records.sums.get(key, SequenceSums.zeros()) + sums
+            records.positions[key] = records.positions.get(key, 0.0) + positions_PF
     if absent := [str(rank) for rank in range(expected) if rank not in ranks]:
         records.problems.append(f"{folder}: of {expected} ranks, {', '.join(absent)} wrote nothing")
     everywhere, last = set.intersection(*keys), max(records.sums, default=None)
@@ -280,8 +286,21 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
     return {name: float(value) for name, value in metrics.items()}
 
 
+def _by_position(records: AuditRecords) -> str:
+    """A table of S_t, the sum over the first t tokens, of all responses that reach t = 1, 2, 4, ...."""
+    sums_PF = np.sum([records.positions[key] for key in records.sums if key[1] > 0], axis=0)
+    octave_P = np.flatnonzero(sums_PF[:, 0] > 1)
+    n, s, squares, tokens, _, token_squares = sums_PF[octave_P].T
+    t_P, spread_P = 2**octave_P, np.sqrt(np.maximum(squares / n - (s / n) ** 2, 0.0))
+    columns = {"t": [str(t) for t in t_P], "reach t": [f"{x:.0f}" for x in n]}
+    named = {"std of S_t": spread_P, "std / sqrt(t)": spread_P / np.sqrt(t_P)}
+    named["rms of one token, t to 2t - 1"] = np.sqrt(token_squares / tokens)
+    columns |= {head: [f"{x:.4f}" for x in values] for head, values in named.items()}
+    return markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
+
+
 def describe(records: AuditRecords) -> str:
-    """A table by length of all mini-batches in which the policy had moved, and the LRE with its interval."""
+    """Tables by length and by position of all mini-batches in which the policy had moved; the LRE with its interval."""
     parts = records.moved()
     if not parts:
         return "no mini-batch in which a weight had moved before: the audit needs two optimizer steps per rollout batch"
@@ -304,7 +323,8 @@ def describe(records: AuditRecords) -> str:
             f"accepted {error.rate:.1%}; LRE {error.debiased.value:.3f} [{error.debiased.low:.3f}, "
             f"{error.debiased.high:.3f}] (0: acceptance does not depend on length; noise floor {error.noise_floor:.3f})"
         )
-    return "\n".join([*lines, "", markdown_table(list(columns), list(zip(*columns.values(), strict=True)))])
+    table = markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
+    return "\n".join([*lines, "", table, "", _by_position(records)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,12 @@ def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
     assert records.sums[1, 0].total("S") == 0
     table = describe(records)
     assert f"{sum(part.total('count') for part in records.moved()):.0f} sequences" in table and "LRE" in table
+    seeds = [sum(digits) for digits in itertools.product((0, 1000), (0, 100), (10, 20), (0, 1))]
+    d_BT = torch.cat([(new.double() - old).where(mask, np.nan) for new, old, mask, _ in map(micro_batch, seeds)])
+    s_B = d_BT[:, :16].sum(1)
+    spread, reach = s_B[~s_B.isnan()].std(correction=0), (~s_B.isnan()).sum()
+    rms = d_BT[:, 15:31].square().nanmean().sqrt()
+    assert f"| 16 | {reach} | {spread:.4f} | {spread / 4:.4f} | {rms:.4f} |" in table
     assert library.main([str(tmp_path)]) == 0
 
 
