@@ -90,11 +90,41 @@ def up_gspo(log_prob: Any, old_log_prob: Any, advantages: Any, response_mask: An
     return agg_loss(slope_BT * new_BT, mask_BT, "seq-mean-token-mean", **config.global_batch_info)
 
 
-#: Losses of 2026 that only the league has, with the settings that make their clip wider. PNPO (2608.01418) and SAT
-#: (2607.18722) are missing: which side of its clip PNPO rejects, and SAT's kernel, are in no source that was at hand.
+def pnpo(log_prob: Any, old_log_prob: Any, advantages: Any, response_mask: Any, config: Any, **more: Any) -> Any:
+    """PNPO (arXiv 2608.01418) as others describe it: weight and test on the prefix mean, exp((1/t) sum_{k<=t} d_k).
+
+    A token whose weight is outside the band is rejected whatever its advantage. The clip values are GSPO's.
+    """
+    new_BT, old_BT, mask_BT = _unpadded(log_prob, old_log_prob, response_mask)
+    with torch.no_grad():
+        mean_BT = (new_BT - old_BT).cumsum(-1) / mask_BT.cumsum(-1).clamp(min=1)
+        inside_BT = (mean_BT >= math.log1p(-config.clip_low)) & (mean_BT <= math.log1p(config.clip_high))
+        slope_BT = -advantages * mean_BT.clamp(max=10).exp() * inside_BT
+    return agg_loss(slope_BT * new_BT, mask_BT, "seq-mean-token-mean", **config.global_batch_info)
+
+
+def sat(log_prob: Any, old_log_prob: Any, advantages: Any, response_mask: Any, config: Any, **more: Any) -> Any:
+    """SAT on GRPO (arXiv 2607.18722) as others describe it: PPO's clip, narrower for tokens that have moved most.
+
+    q is the 0.9 quantile of |d| over the micro-batch. Beyond it the clip value is multiplied by a Hill kernel of
+    exponent 2, here 1 / (1 + (|d| / q)^2); the sources that were at hand leave its scale open.
+    """
+    new_BT, old_BT, mask_BT = _unpadded(log_prob, old_log_prob, response_mask)
+    with torch.no_grad():
+        d_BT = (new_BT - old_BT).clamp(-20, 20)
+        q = float(np.quantile(d_BT[mask_BT].abs().numpy(), 0.9)) if mask_BT.any() else 0.0
+        kernel_BT = torch.where(d_BT.abs() > q, 1 / (1 + (d_BT / max(q, 1e-30)) ** 2), 1.0)
+        outside_BT = advantages.sign() * d_BT.expm1() > config.clip_ratio * kernel_BT
+        slope_BT = -advantages * d_BT.exp() * ~outside_BT
+    return agg_loss(slope_BT * new_BT, mask_BT, "token-mean", **config.global_batch_info)
+
+
+#: Losses of 2026 that only the league has, with the settings that make their clip wider.
 LATEST: Final[dict[str, tuple[Callable[..., Any], dict[str, float]]]] = {
     "cppo": (cppo, {"clip_token": 0.15, "clip_prefix": 0.02}),
     "drpo": (drpo, {"eps": 12.5}),
+    "pnpo": (pnpo, {"clip_low": 3e-4, "clip_high": 4e-4}),
+    "sat": (sat, {"clip_ratio": 0.2}),
     "up_gspo": (up_gspo, {"clip_low": 3e-4}),
 }
 
@@ -109,8 +139,8 @@ def at_width(known: Mapping[str, dict[str, Any]], name: str, factor: float = 1.0
 
 
 def weight_of(loss: PolicyLoss, name: str) -> UnclippedWeight:
-    """What the loss weighs by; DRPO's penalty acts near the old policy too, so that its weight cannot be measured."""
-    return "token" if name == "drpo" else find_weight(loss) or "none"
+    """What the loss weighs by; what DRPO and SAT remove near the old policy, too, hides their weight."""
+    return "token" if name in ("drpo", "sat") else find_weight(loss) or "none"
 
 
 def _name(known: Mapping[str, dict[str, Any]], name: str) -> str:
