@@ -29,9 +29,7 @@ def actors() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for algo in choices("algo"):
         actor = OmegaConf.load(CONF_DIR / "algo" / f"{algo}.yaml").actor_rollout_ref.actor
-        settings = OmegaConf.to_container(actor)
-        assert isinstance(settings, dict)
-        found[algo] = {"loss_agg_mode": base} | {str(key): value for key, value in settings.items()}
+        found[algo] = {"loss_agg_mode": base} | OmegaConf.to_container(actor)
     named = {actor["policy_loss"]["loss_mode"] for actor in found.values()}
     for name in POLICY_LOSS_REGISTRY:
         if name not in named:

@@ -81,20 +81,15 @@ def _sequence_loss(
     return sequence_policy_loss(*tensors, settings, RECORDER.current_band_state(), rollout_is_weights)
 
 
-def _clips(config: Any) -> tuple[float, float]:
-    """verl's two clip values: where only ``clip_ratio`` is set, it holds on both sides."""
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    return float(low), float(high)
-
-
 def _describe(
     name: str, config: Any, call: Callable[..., Any], arguments: tuple[torch.Tensor, ...]
 ) -> SequenceLossOutput | None:
     """What verl's loss ``name``, ``call(log_prob, advantages)``, keeps of each sequence; None if that is not known."""
     if name == "gspo":
-        low, high = _clips(config)
-        settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=low, clip_high=high)
+        # Where only clip_ratio is set, it holds on both sides.
+        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+        high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+        settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=float(low), clip_high=float(high))
         with torch.no_grad():
             return sequence_policy_loss(*arguments, settings)
     if name not in UNCLIPPED_WEIGHTS:
@@ -105,8 +100,7 @@ def _describe(
         # clip_cov draws random numbers, and the training must draw those that it would draw without this.
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
             loss, _ = call(leaf_BT, advantages_BT)
-        found: torch.Tensor = torch.autograd.grad(loss, leaf_BT)[0]
-        return found
+        return torch.autograd.grad(loss, leaf_BT)[0]
 
     return kept_output(gradient, *arguments, weight=UNCLIPPED_WEIGHTS[name])
 

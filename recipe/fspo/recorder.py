@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,14 +61,9 @@ class MiniBatch:
         return self.learning_rate != 0 and (self.grad_norm is None or math.isfinite(self.grad_norm))
 
     def __add__(self, other: MiniBatch) -> MiniBatch:
-        return MiniBatch(
-            self.sums + other.sums,
-            self.positions + other.positions,
-            np.concatenate([self.sequences, other.sequences], axis=1),
-            self.grad_norm,
-            self.learning_rate,
-            self.own_pi_old,
-        )
+        sums, positions = self.sums + other.sums, self.positions + other.positions
+        sequences = np.concatenate([self.sequences, other.sequences], axis=1)
+        return replace(self, sums=sums, positions=positions, sequences=sequences)
 
 
 def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch]:
@@ -194,28 +189,24 @@ class Recorder:
         if self.audit is None or (output is None and self._max_response_length is not None):
             return  # in a run of this recipe, sums without acceptance would pass for an acceptance of 100%
         with self.guard():
-            self._add(loss, tensors, output)
-
-    def _add(self, loss: str, tensors: Sequence[torch.Tensor], output: SequenceLossOutput | None) -> None:
-        assert self.audit is not None
-        self.audit.loss = loss
-        log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
-        if output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
-            return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
-        truncated_B = None
-        if self._max_response_length is not None:
-            truncated_B = end_of_response(mask_BT) >= self._max_response_length
-        self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, output, truncated_B)
-        if self._keep_sequences and output is not None and self._sequences is not None:
-            row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
-            measured = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
-            # Of a loss that keeps a share: accepted if most of the weight is.
-            log_ratio_BT = log_prob_BT.detach().double() - old_log_prob_BT
-            q_B = log_ratio_BT.masked_fill(mask_BT == 0, 0.0).square().sum(dim=-1)
-            columns = (*measured, q_B, row_B.to(output.length_B.device), output.accepted_B > 0.5)
-            prefixes_XB = prefixes(log_ratio_BT, mask_BT).transpose(1, 2).flatten(0, 1)
-            rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
-            self._sequences.append(torch.cat([rows, prefixes_XB[:, output.valid_B]]).cpu().numpy())
+            self.audit.loss = loss
+            log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
+            if output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
+                return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
+            truncated_B = None
+            if self._max_response_length is not None:
+                truncated_B = end_of_response(mask_BT) >= self._max_response_length
+            self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, output, truncated_B)
+            if self._keep_sequences and output is not None and self._sequences is not None:
+                row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
+                measured = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
+                # Of a loss that keeps a share: accepted if most of the weight is.
+                log_ratio_BT = log_prob_BT.detach().double() - old_log_prob_BT
+                q_B = log_ratio_BT.masked_fill(mask_BT == 0, 0.0).square().sum(dim=-1)
+                columns = (*measured, q_B, row_B.to(output.length_B.device), output.accepted_B > 0.5)
+                prefixes_XB = prefixes(log_ratio_BT, mask_BT).transpose(1, 2).flatten(0, 1)
+                rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
+                self._sequences.append(torch.cat([rows, prefixes_XB[:, output.valid_B]]).cpu().numpy())
 
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""

@@ -117,9 +117,7 @@ def raise_failure(workers: Sequence[Any]) -> None:
     Raises:
         ExplainedError: with the worker's message.
     """
-    failures: list[str | None] = []
     with contextlib.suppress(ray.exceptions.RayError):  # a worker that has died has another reporter
-        failures = ray.get([worker.__ray_call__.remote(_failure_of) for worker in workers], timeout=_ASK_S)
-    for failure in failures:
-        if failure is not None:
-            raise ExplainedError(failure)
+        for failure in ray.get([worker.__ray_call__.remote(_failure_of) for worker in workers], timeout=_ASK_S):
+            if failure is not None:
+                raise ExplainedError(failure)

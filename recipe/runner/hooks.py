@@ -262,7 +262,12 @@ class RunnerHooks(PPOTrainer):
     def on_step_begin(self) -> None:
         # verl has counted on by now. Here the step before is complete: trained, sent to vLLM and logged.
         if STOP.requested:
-            self._save_and_leave()
+            self.global_steps -= 1
+            if self.global_steps == 0:
+                raise Preempted(NOTHING_TO_SAVE)
+            if self._saved_step != self.global_steps:
+                self._save_checkpoint()
+            raise Preempted(f"preempted after step {self.global_steps}; it is saved")
         self._enter("generation")
         super().on_step_begin()
 
@@ -273,15 +278,6 @@ class RunnerHooks(PPOTrainer):
             # Not now: it may take longer than the time that is left. The resumed run begins with a validation.
             with open_dict(self.config):
                 self.config.trainer.test_freq = -1
-
-    def _save_and_leave(self) -> None:
-        """Save the step before this one, unless that has been done, and end the run."""
-        self.global_steps -= 1
-        if self.global_steps == 0:
-            raise Preempted(NOTHING_TO_SAVE)
-        if self._saved_step != self.global_steps:
-            self._save_checkpoint()
-        raise Preempted(f"preempted after step {self.global_steps}; it is saved")
 
     # ---------------------------------------------------------------- checkpoints
 

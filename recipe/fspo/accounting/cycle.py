@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
-from recipe.fspo.accounting.outcomes import Outcomes, grad_norm_metrics, outcome_columns, outcome_metrics
+from recipe.fspo.accounting.outcomes import Outcomes, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.recorder import MiniBatch, sequence_record
@@ -45,7 +45,8 @@ class Cycle:
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
         self.drops = EvenDrops(self._diagnostics.bins, groups) if config.fspo.drop == "evenly" else None
         self._warned_margin = math.inf
-        self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.optim.clip_grad))
+        self._clip_grad = float(config.actor_rollout_ref.actor.optim.clip_grad)
+        self._norm_clip = NormClipWatch(self._clip_grad)
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
 
@@ -100,10 +101,12 @@ class Cycle:
             of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
             self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
-        norms = [each.grad_norm for each in mini_batches if each.grad_norm is not None]
-        metrics |= grad_norm_metrics(norms, float(self._config.actor_rollout_ref.actor.optim.clip_grad))
-        if norms and (warning := self._norm_clip.warning(min(norms))) is not None:
-            PROGRESS.say(warning)
+        if norms := [each.grad_norm for each in mini_batches if each.grad_norm is not None]:
+            metrics["fspo/grad_norm/max"] = max(norms)
+            # The share of the mini-batches in which the norm clip binds.
+            metrics["fspo/grad_norm/clipped_share"] = sum(not norm <= self._clip_grad for norm in norms) / len(norms)
+            if (warning := self._norm_clip.warning(min(norms))) is not None:
+                PROGRESS.say(warning)
         self._record(step, list(zip(numbered, mini_batches, strict=True)), outcomes, log)
         funnel_metrics, ends = self.funnel.end_step(step)
         log.append(FUNNEL_FILE, [ends])

@@ -34,16 +34,6 @@ def _reward_info(extra_fields: Any) -> dict[str, Any]:
     return (fields.get("reward_extra_info") or {}) if isinstance(fields, dict) else {}
 
 
-def grad_norm_metrics(norms: Sequence[float], clip: float) -> dict[str, float]:
-    """Over the mini-batches of a step: the largest gradient norm, and the share in which the norm clip binds."""
-    if not norms:
-        return {}
-    return {
-        "fspo/grad_norm/max": max(norms),
-        "fspo/grad_norm/clipped_share": sum(not norm <= clip for norm in norms) / len(norms),
-    }
-
-
 def _distinct_share(keys: list[str], digest_B: list[str], correct_B: torch.Tensor | None) -> dict[str, float]:
     """Distinct responses over responses, and the same among the right ones, counted within each prompt's group."""
     responses = [(prompt_of(key), digest) for key, digest in zip(keys, digest_B, strict=True)]

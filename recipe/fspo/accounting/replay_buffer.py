@@ -148,8 +148,7 @@ def clear_trained() -> None:
 
 
 def _training_tags() -> dict[str, dict[str, Any]]:
-    tags: dict[str, dict[str, Any]] = (tq.kv_list("train") or {}).get("train", {})
-    return tags
+    return (tq.kv_list("train") or {}).get("train", {})
 
 
 def train_on(funnel: LengthFunnel, batch: KVBatchMeta, step: int) -> None:

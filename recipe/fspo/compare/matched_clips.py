@@ -11,7 +11,7 @@ import numpy as np
 from recipe.fspo.compare.losses import band_settings
 
 from fspo.files import write_json
-from fspo.matching import MatchedClip, Sequences, match_clip, needed_factor
+from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.records import read_sequences
 
 #: By comparison: where an algorithm's clip values are.
@@ -30,11 +30,6 @@ def recorded_sequences(run: Path, with_advantages: bool = False) -> Sequences:
     if (found := read_sequences(run)) is None:
         raise ValueError(f"{run} has no recorded sequences to calibrate on: run with fspo.record_sequences=true")
     return Sequences.from_pairs(*found.pooled(), np.concatenate(found.advantage) if with_advantages else None)
-
-
-def _overrides(matched: MatchedClip) -> list[str]:
-    names = ("clip_low", "clip_high", *(("target_acceptance",) if matched.settings.calibrated else ()))
-    return [f"{_POLICY_LOSS}.{name}={getattr(matched.settings, name):.6g}" for name in names]
 
 
 def calibrate(
@@ -62,7 +57,9 @@ def calibrate(
                 found["algos"][algo] = {"overrides": [], "clip_rate_on_pilot": 0.0}
                 continue
             matched = match_clip(sequences, settings, target_clip_rate, drift)
-            found["algos"][algo] = {"overrides": _overrides(matched), "clip_rate_on_pilot": matched.clip_rate}
+            names = ("clip_low", "clip_high", *(("target_acceptance",) if matched.settings.calibrated else ()))
+            clips = [f"{_POLICY_LOSS}.{name}={getattr(matched.settings, name):.6g}" for name in names]
+            found["algos"][algo] = {"overrides": clips, "clip_rate_on_pilot": matched.clip_rate}
         found["sequences"] = int(sequences.length_B.size)
         write_json(path, found)
     return found

@@ -12,7 +12,6 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from recipe.runner.checkpoints.integrity import latest, name_latest, step_folder
@@ -29,7 +28,7 @@ _FAILED = (
 )
 
 
-@contextmanager
+@contextlib.contextmanager
 def room_for_save(root: Path, step: int) -> Iterator[None]:
     """Around a save of ``root/global_step_N``: room is checked before it, and a half-written one removed after.
 

@@ -61,18 +61,8 @@ def _build_device_module() -> types.ModuleType:
 class PlatformCPU(PlatformBase):
     """CPU backend for verl: gloo collectives, no streams, shared memory instead of device IPC."""
 
-    def __init__(self) -> None:
-        self._device_module = _build_device_module()
-
-    @property
-    def device_name(self) -> str:
-        return "cpu"
-
-    vendor_name = device_name
-
-    @property
-    def device_module(self) -> types.ModuleType:
-        return self._device_module
+    device_name = vendor_name = "cpu"
+    device_module = _build_device_module()
 
     def is_available(self) -> bool:
         return True

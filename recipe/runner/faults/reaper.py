@@ -64,7 +64,6 @@ class Reaper:
 
     def tell(self, sentence: str) -> None:
         """What to print as the reason if this process ends before it has said :meth:`bye`; empty: it runs."""
-        assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # the reaper was killed; the run goes on without it
             self._process.stdin.write(sentence + "\n")
             self._process.stdin.flush()

@@ -59,12 +59,11 @@ class Watchdog:
         self._poll = select.poll()
         self.over = threading.Event()
         self.death: Death | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="watchdog")
 
     def start(self) -> None:
         """Begin; where the kernel has no pidfd (not Linux), nothing is watched."""
         if hasattr(os, "pidfd_open"):
-            self._thread.start()
+            threading.Thread(target=self._run, daemon=True, name="watchdog").start()
 
     def stop(self) -> None:
         """The run is over: processes that end from now on are expected to."""

@@ -63,14 +63,7 @@ def _absent(package: str, remedy: str) -> Iterator[str]:
         yield f"the package {package} is not installed: {remedy}"
 
 
-def _room_problems(config: DictConfig) -> Iterator[str]:
-    folder, told = inputs.model_folder(config.actor_rollout_ref.model.path), inputs.read_model_config(config)
-    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
-    dtype = told.get("dtype") or told.get("torch_dtype")
-    return room_problems(config, weights // (4 if dtype == "float32" else 2))
-
-
-def room_problems(config: DictConfig, parameters: int) -> Iterator[str]:
+def room_problems(config: DictConfig) -> Iterator[str]:
     """The run folder and the disk below it: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
@@ -80,6 +73,9 @@ def room_problems(config: DictConfig, parameters: int) -> Iterator[str]:
     if not place.is_dir() or not os.access(place, os.W_OK):
         yield f"run.dir={config.run.dir}: {place} is not a folder that can be written to; give another one"
         return
+    folder, told = inputs.model_folder(config.actor_rollout_ref.model.path), inputs.read_model_config(config)
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
+    parameters = weights // (4 if (told.get("dtype") or told.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     lora = OmegaConf.select(config, f"{_MODEL}.lora_rank") or 0
@@ -272,7 +268,7 @@ RULES: Final[tuple[Rule, ...]] = (
     inputs.tokenizer_problems,
     inputs.data_problems,
     inputs.reward_problems,
-    _room_problems,
+    room_problems,
     resume_problems,
     loggers.problems,
     batch_problems,
@@ -283,7 +279,7 @@ RULES: Final[tuple[Rule, ...]] = (
 
 
 #: What only the machine of the run can tell, and what may lie there only.
-GPUS_AND_DISK: Final[tuple[Rule, ...]] = (gpu_package_problems, _room_problems)
+GPUS_AND_DISK: Final[tuple[Rule, ...]] = (gpu_package_problems, room_problems)
 MODEL_AND_DATA: Final[tuple[Rule, ...]] = (inputs.model_problems, inputs.tokenizer_problems, inputs.data_problems)
 
 

@@ -35,8 +35,7 @@ _NO_SUCH_KEY = re.compile(r"Could not override '([^']+)'\.|Could not delete from
 
 def parsed(overrides: Iterable[str]) -> list[Override]:
     """Overrides of a command line, in Hydra's grammar; HydraException for one that is none."""
-    result: list[Override] = OverridesParser.create().parse_overrides(list(overrides))
-    return result
+    return OverridesParser.create().parse_overrides(list(overrides))
 
 
 def verl_config_dir() -> Path:

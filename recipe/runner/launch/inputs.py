@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fspo.data.check import column_problems, columns_and_rows, join_problems
 from fspo.data.offline_task import SPLITS, Split
@@ -58,8 +58,7 @@ def model_folder(model: str) -> Path | None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return content
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def read_model_config(config: DictConfig) -> dict[str, Any]:
@@ -165,14 +164,6 @@ def data_problems(config: DictConfig) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------- the reward
-
-
-def make_absolute(config: DictConfig) -> None:
-    """Paths of files of the user's that verl's reward workers load, in place."""
-    for holder in (config.reward.custom_reward_function, config.reward.reward_manager.module):
-        if holder.get("path"):
-            with open_dict(holder):
-                holder.path = absolute_path(holder.path)
 
 
 def reward_problems(config: DictConfig) -> Iterator[str]:

@@ -47,7 +47,9 @@ def prepare(config: DictConfig, elsewhere: bool = False) -> DictConfig:
             config.data[key] = [absolute_path(file) for file in inputs.data_files(config, key)]
         if config.trainer.resume_from_path:
             config.trainer.resume_from_path = absolute_path(str(config.trainer.resume_from_path))
-        inputs.make_absolute(config)
+        for holder in (config.reward.custom_reward_function, config.reward.reward_manager.module):
+            if holder.get("path"):
+                holder.path = absolute_path(holder.path)
         if config.data.get("offline_task"):
             config.data.offline_task.setdefault("folder", f"{config.run.dir}/data")
         ray_init = config.ray_kwargs.ray_init

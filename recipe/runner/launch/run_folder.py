@@ -42,10 +42,8 @@ def _now() -> str:
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -129,8 +127,7 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
 
 def told() -> dict[str, Any]:
     """What the parent tells a start: ``restarts``, and with the second ``reason``."""
-    facts: dict[str, Any] = json.loads(os.environ.get(RESTARTED, "{}"))
-    return facts
+    return json.loads(os.environ.get(RESTARTED, "{}"))
 
 
 def goes_on_by_itself(config: DictConfig) -> bool:
@@ -170,8 +167,7 @@ class RunLog:
         self.append(METRICS_FILE, [{"step": step, "metrics": metrics}])
         if "timing_s/step" in metrics:
             PROGRESS.say(step_line(step, self._total_steps, metrics))
-        validation = validation_line(step, metrics)
-        if validation:
+        if validation := validation_line(step, metrics):
             PROGRESS.say(validation)
 
     def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
