@@ -44,7 +44,7 @@ CORE = (
 )
 #: Lines of Python. They only fall, down to 7,300, 2,800, 5,600, 4,500 and 11,500; raising one needs a line in
 #: docs/architecture.md (17).
-LIMITS = {"fspo": 8590, "recipe/fspo": 3040, "recipe/runner": 7410, "benchmarks": 5990, "tests": 16200}
+LIMITS = {"fspo": 8555, "recipe/fspo": 3010, "recipe/runner": 7375, "benchmarks": 5990, "tests": 16180}
 Graph = dict[str, set[str]]
 
 
