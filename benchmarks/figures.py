@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.pages import opened
-from fspo.expected_clip import band_edges
+from fspo.diagnostics import band_edges
 from fspo.fairness import merge_bins
 from fspo.funnel import STAGES, FunnelSteps
 from fspo.records import read_sequences

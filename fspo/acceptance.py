@@ -58,8 +58,7 @@ class Counts:
 
 def stack_sums(parts: Sequence[SequenceSums]) -> Array:
     """The sums of several mini-batches as one array [M, K, F]; [0, K, F] for none."""
-    stacked = np.array([part.sums_KF.numpy() for part in parts], dtype=np.float64)
-    return stacked.reshape(len(parts), len(FINE_LENGTH_EDGES) - 1, len(FIELDS))
+    return np.array([part.sums_KF.numpy() for part in parts]).reshape(-1, len(FINE_LENGTH_EDGES) - 1, len(FIELDS))
 
 
 def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:

@@ -30,7 +30,7 @@ from fspo.acceptance import acceptance_counts, stack_sums, without_rule
 from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import sequence_policy_loss
 from fspo.markdown import markdown_table
-from fspo.positions import OCTAVES, PREFIX_FIELDS, TOKEN_FIELDS, PositionSums
+from fspo.positions import PositionSums, by_position
 from fspo.records import from_record, numbered_lines, to_record
 from fspo.sums import SequenceSums
 
@@ -161,7 +161,7 @@ class AuditRecords:
         loss: Name of the loss.
         acceptance: Whether the rule of acceptance was known; otherwise only S, L and A mean something.
         sums: By (step, mini-batch); mini-batch 0 came before any weight had moved.
-        positions: The same by octave of position over all lengths, [P, 6]; see :class:`fspo.positions.PositionSums`.
+        positions: The same by octave of position over all lengths, [P, 6]; see :func:`fspo.positions.by_position`.
         problems: What is missing or cannot be read, each with its file.
     """
 
@@ -170,7 +170,7 @@ class AuditRecords:
     loss: str = ""
     acceptance: bool = True
     sums: dict[tuple[int, int], SequenceSums] = field(default_factory=dict)
-    positions: dict[tuple[int, int], Array] = field(default_factory=dict)
+    positions: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def moved(self) -> list[SequenceSums]:
@@ -212,11 +212,8 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
                     ranks.add(int(line["rank"]))
                     continue
                 key = (int(line["step"]), int(line["minibatch"]))
-                sums = from_record(line)
-                positions_PF = np.zeros((OCTAVES, len(PREFIX_FIELDS) + len(TOKEN_FIELDS)))
-                for _, position, *values in line["positions"]:
-                    positions_PF[position] += values
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+                sums, positions_PF = from_record(line), by_position(line["positions"])
+            except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
                 records.problems.append(f"{path}:{number}: not a line of an audit ({error})")
                 continue
             keys[-1].add(key)
@@ -226,7 +223,7 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
         records.problems.append(f"{folder}: of {expected} ranks, {', '.join(absent)} wrote nothing")
     everywhere, last = set.intersection(*keys), max(records.sums, default=None)
     for key in sorted(records.sums.keys() - everywhere):
-        del records.sums[key]
+        del records.sums[key], records.positions[key]
         if key != last:
             records.problems.append(f"{folder}: step {key[0]}, mini-batch {key[1]} is left out: some rank lacks it")
     return records
@@ -286,17 +283,15 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _by_position(records: AuditRecords) -> str:
-    """A table of S_t, the sum over the first t tokens, of all responses that reach t = 1, 2, 4, ...."""
-    sums_PF = np.sum([records.positions[key] for key in records.sums if key[1] > 0], axis=0)
+def _position_columns(sums_PF: Array) -> dict[str, list[str]]:
+    """Of S_t, the sum over the first t tokens, of all responses that reach t = 1, 2, 4, ...."""
     octave_P = np.flatnonzero(sums_PF[:, 0] > 1)
     n, s, squares, tokens, _, token_squares = sums_PF[octave_P].T
     t_P, spread_P = 2**octave_P, np.sqrt(np.maximum(squares / n - (s / n) ** 2, 0.0))
     columns = {"t": [str(t) for t in t_P], "reach t": [f"{x:.0f}" for x in n]}
     named = {"std of S_t": spread_P, "std / sqrt(t)": spread_P / np.sqrt(t_P)}
     named["rms of one token, t to 2t - 1"] = np.sqrt(token_squares / tokens)
-    columns |= {head: [f"{x:.4f}" for x in values] for head, values in named.items()}
-    return markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
+    return columns | {head: [f"{x:.4f}" for x in values] for head, values in named.items()}
 
 
 def describe(records: AuditRecords) -> str:
@@ -323,8 +318,10 @@ def describe(records: AuditRecords) -> str:
             f"accepted {error.rate:.1%}; LRE {error.debiased.value:.3f} [{error.debiased.low:.3f}, "
             f"{error.debiased.high:.3f}] (0: acceptance does not depend on length; noise floor {error.noise_floor:.3f})"
         )
-    table = markdown_table(list(columns), list(zip(*columns.values(), strict=True)))
-    return "\n".join([*lines, "", table, "", _by_position(records)])
+    positions_XPF = torch.stack([x for key, x in records.positions.items() if key[1] > 0])
+    both = columns, _position_columns(positions_XPF.sum(0).numpy())
+    tables = [markdown_table(list(each), list(zip(*each.values(), strict=True))) for each in both]
+    return "\n\n".join(["\n".join(lines), *tables])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

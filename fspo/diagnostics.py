@@ -162,7 +162,7 @@ class NormClipWatch:
     STEPS: Final = 10
 
     def __init__(self, clip: float) -> None:
-        self._clip, self._bound = clip, 0
+        self.clip, self._bound = clip, 0
 
     def warning(self, norm: float) -> str | None:
         """A sentence after the tenth step in a row whose gradients were longer than the clip; None otherwise.
@@ -170,12 +170,12 @@ class NormClipWatch:
         Args:
             norm: Of the step's gradients before clipping: the smallest, or, where only that is known, the mean.
         """
-        self._bound = self._bound + 1 if norm > self._clip else 0
+        self._bound = self._bound + 1 if norm > self.clip else 0
         if self._bound != self.STEPS:
             return None
         return (
             f"warning: the gradients of the last {self.STEPS} steps were longer than actor.optim.clip_grad="
-            f"{self._clip:g} (norm now {norm:.3g}): all steps are equally long, whatever their gradients. Divide the "
+            f"{self.clip:g} (norm now {norm:.3g}): all steps are equally long, whatever their gradients. Divide the "
             "loss by a typical length (policy_loss.grad_multiplier; in this recipe match_scale=matched), or raise "
             "clip_grad"
         )

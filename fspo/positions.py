@@ -7,6 +7,7 @@ Both kinds of sums are needed to tell these cases apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,6 +77,13 @@ class PositionSums:
         both_LPF = torch.cat([self.prefix_LPF, self.token_LPF], dim=-1)
         filled = (both_LPF != 0).any(dim=-1).nonzero()
         return [[*cell, *both_LPF[tuple(cell)].tolist()] for cell in filled.tolist()]
+
+
+def by_position(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+    """The cells of :meth:`PositionSums.rows`, added over all lengths: PREFIX_FIELDS, TOKEN_FIELDS, float64 [P, 6]."""
+    fields = len(PREFIX_FIELDS) + len(TOKEN_FIELDS)
+    rows_NX = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2 + fields)
+    return rows_NX.new_zeros(OCTAVES, fields).index_add_(0, rows_NX[:, 1].long(), rows_NX[:, 2:])
 
 
 def prefixes(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.pages import Table
-from benchmarks.studies.fairness import joined, lre_cell, own_counts, paired_row
+from benchmarks.studies.fairness import joined, lre_cell, own_counts, paired_cells
 from benchmarks.studies.runs import compare
 from fspo.acceptance import Counts
 from fspo.fairness import equal_mass_starts, merge_bins
@@ -165,7 +165,7 @@ def difference_row(runs: Sequence[Run], others: Sequence[Run], starts: np.ndarra
     seeds = sorted(a.keys() & b.keys())
     if not seeds:
         return None
-    _, *cells = paired_row(("", ""), a, b, ("symmetric", "active"), starts)
+    cells = paired_cells(a, b, ("symmetric", "active"), starts)
     gain = [(_metric(a[s], ACCURACY), _metric(b[s], ACCURACY)) for s in seeds]
     cells.append(mean_cell([x - y for x, y in gain if x is not None and y is not None], "{:+.3f}"))
     return [str(len(seeds)), *cells]

@@ -543,13 +543,13 @@ def variance_state(past: Sequence[PositionSums]) -> BandState:
     return BandState(half_width_K=tuple(ALGORITHMS["fspo"].clip_low * width for width in widths_K))
 
 
-def squares_half_width(past: Sequence[Responses], length_N: Array) -> Array:
+def squares_half_width(past: Responses, length_N: Array) -> Array:
     """The band of fspo_squares over c: sqrt(L_ref Q(L) / Q(L_ref)), L_ref the mean length of past responses.
 
     Q(L) is the mean of Q among past responses of length L. Q / L is measured in half octaves of L, shrunk towards that
     of all tokens by ten tokens, and log-linear in log L between the mean lengths of the half octaves.
     """
-    length, q = (np.concatenate([getattr(part, name) for part in past]) for name in ("length", "q"))
+    length, q = past.length, past.q
     group = np.unique((2 * np.log2(length)).astype(int), return_inverse=True)[1]
     n, tokens, squares = np.bincount(group), np.bincount(group, length), np.bincount(group, q)
     rate = np.log((squares + 10 * q.sum() / length.sum()) / (tokens + 10))
@@ -565,15 +565,15 @@ def placed(responses: Responses) -> dict[str, tuple[Array, Array]]:
         own = responses.seed == seed
         controllers = {band: BandController(ALGORITHMS[band], window=_WINDOW) for band in _CAUSAL}
         past: deque[PositionSums] = deque(maxlen=_WINDOW)
-        recent: deque[Responses] = deque(maxlen=4)
-        for number, step in enumerate(np.unique(responses.step[own])):
+        steps = np.unique(responses.step[own])
+        for number, step in enumerate(steps):
             now = own & (responses.step == step)
             states = {band: controller.state for band, controller in controllers.items()}
             states[_VARIANCE] = variance_state(past)
             if number:
+                last = responses[own & np.isin(responses.step, steps[max(number - 4, 0) : number])]
                 centre_N, half_N = bands[_SQUARES]
-                centre_N[now], half_N[now] = 0.0, squares_half_width(recent, responses.length[now])
-            recent.append(responses[now])
+                centre_N[now], half_N[now] = 0.0, squares_half_width(last, responses.length[now])
             sums, leaned = [SequenceSums.zeros()], [np.zeros((0, 2))]
             for place in range(1, responses.place[now].max() + 1):
                 rows = np.flatnonzero(now & (responses.place == place))

@@ -129,14 +129,19 @@ def difference_cell(first: Sequence[Counts], second: Sequence[Counts], starts: A
     return text
 
 
+def paired_cells(first: Runs, second: Runs, views: Sequence[str], starts: Array, first_step: int = 1) -> list[str]:
+    """Own runs that have seeds in common: the difference of their LREs under each view."""
+    seeds = sorted(first.keys() & second.keys())
+    counts = [[[own_counts(runs[s], view, first_step) for s in seeds] for runs in (first, second)] for view in views]
+    return [difference_cell(*pair, starts) for pair in counts]
+
+
 def paired_row(
     algos: tuple[str, str], first: Runs, second: Runs, views: Sequence[str], starts: Array, first_step: int = 1
 ) -> list[str]:
-    """Own runs of two algorithms that have seeds in common: the difference of their LREs under each view."""
-    seeds = sorted(first.keys() & second.keys())
-    counts = [[[own_counts(runs[s], view, first_step) for s in seeds] for runs in (first, second)] for view in views]
-    name = f"{algos[0]} - {algos[1]} ({len(seeds)} paired seeds)"
-    return [name, *(difference_cell(*pair, starts) for pair in counts)]
+    """:func:`paired_cells` of two algorithms, after a name."""
+    name = f"{algos[0]} - {algos[1]} ({len(first.keys() & second.keys())} paired seeds)"
+    return [name, *paired_cells(first, second, views, starts, first_step)]
 
 
 def own_rows(groups: Sequence[RunGroup], starts: Array) -> Table:

@@ -160,13 +160,6 @@ def main() -> None:
     parser.add_argument("--half", type=int, default=64, help="of them, those measured in bf16, too (64)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and sampling (0)")
     asked = parser.parse_args()
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from vllm import LLM
-
-    from recipe.runner.cpu.patches import keep_vllm_linear_weights
-
-    keep_vllm_linear_weights()
     asked.out.mkdir(parents=True, exist_ok=True)
     state = asked.out / "state.pt"
     sizes = {name: getattr(asked, name) for name in ("tokens", "measure", "half", "seed")}
@@ -175,6 +168,13 @@ def main() -> None:
         saved = torch.load(state, weights_only=False)
     if saved["sizes"] != sizes:
         parser.error(f"{state} was begun with {saved['sizes']}: give these, or another folder than {asked.out}")
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from vllm import LLM
+
+    from recipe.runner.cpu.patches import keep_vllm_linear_weights
+
+    keep_vllm_linear_weights()
     rows = pq.read_table(asked.data).to_pylist()
     tokenizer = AutoTokenizer.from_pretrained(asked.model)
     texts = [tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True) for row in rows]

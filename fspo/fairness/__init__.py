@@ -148,7 +148,7 @@ def debiased_lre(accepted: Array, total: Array, noise_variance: float) -> Array:
     The formula of :func:`length_reweighting_error`, which measures the noise, for resampling.
     """
     share, deviation = _share_and_deviation(accepted, total)
-    return np.asarray(plain_lre(accepted, total)[0] * _shrink(deviation, share, noise_variance))
+    return np.asarray(np.sum(share * np.abs(deviation), axis=-1) * _shrink(deviation, share, noise_variance))
 
 
 def length_reweighting_error(

@@ -45,8 +45,7 @@ class Cycle:
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
         self.drops = EvenDrops(self._diagnostics.bins, groups) if config.fspo.drop == "evenly" else None
         self._warned_margin = math.inf
-        self._clip_grad = float(config.actor_rollout_ref.actor.optim.clip_grad)
-        self._norm_clip = NormClipWatch(self._clip_grad)
+        self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.optim.clip_grad))
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
 
@@ -104,7 +103,8 @@ class Cycle:
         if norms := [each.grad_norm for each in mini_batches if each.grad_norm is not None]:
             metrics["fspo/grad_norm/max"] = max(norms)
             # The share of the mini-batches in which the norm clip binds.
-            metrics["fspo/grad_norm/clipped_share"] = sum(not norm <= self._clip_grad for norm in norms) / len(norms)
+            bound = sum(not norm <= self._norm_clip.clip for norm in norms)
+            metrics["fspo/grad_norm/clipped_share"] = bound / len(norms)
             if (warning := self._norm_clip.warning(min(norms))) is not None:
                 PROGRESS.say(warning)
         self._record(step, list(zip(numbered, mini_batches, strict=True)), outcomes, log)

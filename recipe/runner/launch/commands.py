@@ -103,8 +103,11 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
                 launch(config, job, overrides)
             except TrainingFailed as failed:
                 leave(f"error: {failed}", FAILED)
-    except (PreflightError, InterpolationResolutionError) as error:  # the latter of ${...} in an override
-        print(error if isinstance(error, PreflightError) else f"error: {error}", file=sys.stderr)
+    except PreflightError as error:
+        print(error, file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except InterpolationResolutionError as error:  # of ${...} in an override
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except Preempted as ended:
         leave(str(ended), PREEMPTED)
