@@ -18,7 +18,7 @@ from real_stack import SMALL, Start, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = 4
+STEPS = 8  # so many that a quick machine has not ended when the signal arrives, a second after a step
 #: The band with the largest state, over all steps; a learning rate that is another one at each step.
 OVERRIDES = (
     *SMALL,
