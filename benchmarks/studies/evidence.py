@@ -13,11 +13,10 @@ Hypotheses, written before the runs (a pilot with 40 responses of SmolLM2-135M s
 5. A band c sqrt(V(L)) has a symmetric LRE of at most 0.025 in every setting.
 6. (After four rounds of *long*, judged on the others) In bf16 S of one update is mostly rounding: tokens are equally
    noisy at all positions, S spreads like t^0.5, and logits in fp32 halve its variance.
-7. (After the tables above, whose Var(S) / Q is near 1 at every length; judged on *demo_fresh*, *fast_fresh*,
-   *words_fresh* and *long_fresh*, seeds recorded after this was written) The clock of final lengths is Q(L), the mean
-   squared token log-ratios of responses of that length: a band c sqrt(Q(L)) has a symmetric LRE of at most 0.025 on
-   demo, words and long, below sqrt(L)'s by an interval that excludes 0 on all three; in *fast*, whose tokens are
-   correlated, between 0.025 and 0.05.
+7. (After the tables above, whose Var(S) / Q is near 1 at every length; judged on FRESH seeds, recorded after this was
+   written) The clock of final lengths is Q(L), the mean squared token log-ratios of responses of that length: a band
+   c sqrt(Q(L)) has a symmetric LRE of at most 0.025 on demo, words and long, below sqrt(L)'s by an interval that
+   excludes 0 on all three; in *fast*, whose tokens are correlated, between 0.025 and 0.05.
 """
 
 from __future__ import annotations
@@ -57,17 +56,15 @@ SETTINGS: Final = {
     "demo": ("demo", 4),
     "fast": ("demo, 7 x learning rate", 4),
     "words": ("words", 4),
-    "demo_fresh": ("demo, fresh seeds", 4),
-    "fast_fresh": ("demo, 7 x learning rate, fresh seeds", 4),
-    "words_fresh": ("words, fresh seeds", 4),
     "stories": ("SmolLM2-135M, through the stack", 16),
     "two_words": ("SmolLM2-135M, to 256 tokens", 16),
     "long": ("SmolLM2-135M, to 1,024 tokens", 16),
-    "long_fresh": ("SmolLM2-135M, to 1,024 tokens, fresh seed", 16),
     "long_in_later": ("SmolLM2-135M, to 1,024 tokens, four updates", 16),
     "long_in_bf16": ("SmolLM2-135M, to 1,024 tokens, in bf16", 16),
     "long_in_logits32": ("SmolLM2-135M, to 1,024 tokens, in bf16 with fp32 logits", 16),
 }
+#: The first of the seeds on which hypothesis 7 is judged.
+FRESH: Final = {"demo": 4, "fast": 4, "words": 4, "long": 3}
 VIEWS: Final = ("symmetric", "active", "mass")
 KEPT: Final = 0.85
 _COLUMNS: Final = ("S", "L", "A", "reward", "Q", "S_t", "Q_t", "truncated", "S_fp32")
@@ -178,13 +175,11 @@ def read(file: Path) -> Responses:
     seed, step, place = (np.array(columns[name]) for name in ("seed", "step", "minibatch"))
     batch = np.unique(seed * 10_000 + step, return_inverse=True)[1]
 
-    def padded(name: str) -> Array:
-        return np.array([values + [np.nan] * (OCTAVES - len(values)) for values in columns[name]])
-
+    padded = (np.array([x + [np.nan] * (OCTAVES - len(x)) for x in columns[name]]) for name in ("S_t", "Q_t"))
     s, length, advantage, q = (np.array(columns[name], dtype=float) for name in ("S", "L", "A", "Q"))
     mini = np.unique(batch * 1000 + place, return_inverse=True)[1]
     fp32 = np.array(columns.get("S_fp32", [None] * len(s)), dtype=float)
-    return Responses(seed, step, place, batch, mini, s, length, advantage, q, padded("S_t"), padded("Q_t"), fp32)
+    return Responses(seed, step, place, batch, mini, s, length, advantage, q, *padded, fp32)
 
 
 # ---------------------------------------------------------------- statistics of resampled rollout batches
@@ -276,10 +271,14 @@ def show(statistic: Statistic, responses: Responses, digits: int = 2) -> str:
 # ---------------------------------------------------------------- exponents
 
 
-def even(responses: Responses, of: str = "mini") -> Responses:
-    """Log-ratios over the root mean square of their mini-batch's tokens (or ``batch``'s), so that all count alike."""
-    group = getattr(responses, of)
-    scale_B = np.sqrt(_sum(responses.q, group) / _sum(responses.length, group))[group]
+def even(responses: Responses, of: str = "mini", sequences: bool = False) -> Responses:
+    """Log-ratios over the root mean square of their mini-batch's tokens (or ``batch``'s), so that all count alike.
+
+    ``sequences``: over that of S / sqrt(L), in which the short responses of a mini-batch count for more.
+    """
+    group, s, length = getattr(responses, of), responses.s, responses.length
+    square, unit = (s * s / length, np.ones_like(s)) if sequences else (responses.q, length)
+    scale_B = np.sqrt(_sum(square, group) / _sum(unit, group))[group]
     q_NP = responses.q_NP / scale_B[:, None] ** 2
     changed = {"s": responses.s / scale_B, "s_NP": responses.s_NP / scale_B[:, None], "q": responses.q / scale_B**2}
     return dataclasses.replace(responses, q_NP=q_NP, **changed)
@@ -350,13 +349,15 @@ def sides(responses: Responses) -> list[np.ndarray]:
 def exponents(named: Mapping[str, Responses]) -> Table:
     """How S spreads: exponents by position and by final length, and the slope over the clock sqrt(V(t))."""
     heads = ["setting", "responses", "batches", "by position", "by position, one length", "by final length"]
-    rows = [[*heads, "by final length, pooled", "one length - by position", "over sqrt(V(t))"]]
+    heads += ["by final length, S / sqrt(L) alike", "by final length, pooled", "one length - by position"]
+    rows = [[*heads, "over sqrt(V(t))"]]
     for name, responses in named.items():
         setting, first = SETTINGS[name]
         same = even(responses)
         position, within = by_position(same, first), within_bins(same, first)
         cells = [show(position, same), show(within, same)]
-        cells += [show(by_length(same, first), same), show(by_length(responses, first, pooled=True), responses)]
+        cells += [show(by_length(part, first), part) for part in (same, even(responses, sequences=True))]
+        cells.append(show(by_length(responses, first, pooled=True), responses))
         cells.append(show(lambda w_RB, a=within, b=position: a(w_RB) - b(w_RB), same))
         cells.append(show(by_position(same, first, accumulated(same), sides(same)), same))
         rows.append([setting, str(len(responses.s)), str(len(np.unique(responses.batch))), *cells])
@@ -480,9 +481,7 @@ def position_sums(part: Responses) -> PositionSums:
     """Tokens and their squares by octave of position, interpolated between the t at which Q_t is recorded."""
     sums = PositionSums.zeros()
     reached_NP, q_B1, length_B1 = ~np.isnan(part.q_NP), part.q[:, None], part.length[:, None]
-    last_NP = (
-        np.diff(part.q_NP, axis=1) / _T[:-1]
-    )  # a token's square at t = 2**(P + 1), the mean of the octave before it
+    last_NP = np.diff(part.q_NP, axis=1) / _T[:-1]  # the square at t = 2**(P + 1): the mean of the octave before it
     before_NP = np.where(reached_NP, part.q_NP - np.column_stack([part.q_NP[:, 0], last_NP]), q_B1)
     squares_NP = np.diff(np.column_stack([before_NP, q_B1]), axis=1)
     tokens_NP = np.clip(length_B1 + 1, _T, [*_T[1:], np.inf]) - _T
@@ -598,15 +597,18 @@ def bands(named: Mapping[str, Responses]) -> Table:
     *matched*: of the responses (symmetric), or of the gradients of those with A != 0 (active).
     """
     rows = [["setting", "matched", "band", "width", *VIEWS]]
-    for name, responses in named.items():
+    samples = {SETTINGS[name][0]: responses for name, responses in named.items()}
+    for name, seed in FRESH.items():
+        if name in named and (late := named[name].seed >= seed).any():
+            samples[f"{SETTINGS[name][0]}, fresh seeds"] = named[name][late]
+    for setting, responses in samples.items():
         causal = placed(responses)
         usable = ~np.isnan(causal[_VARIANCE][1])
         sample = responses[usable]
         fine_B = length_bin(torch.from_numpy(sample.length).long()).numpy()
         starts = equal_mass_starts(np.bincount(fine_B, minlength=len(FINE_LENGTH_EDGES) - 1).astype(float), 8)
-        judge: dict[str, tuple[Array, Array]] = {}
-        for band, loss in FIXED.items():
-            judge[band] = sample.s, needed_factor(Sequences.from_pairs(sample.s, sample.length), ALGORITHMS[loss])
+        pairs = Sequences.from_pairs(sample.s, sample.length)
+        judge = {band: (sample.s, needed_factor(pairs, ALGORITHMS[loss])) for band, loss in FIXED.items()}
         for band, (centre, half) in causal.items():
             judge[band] = sample.s - centre[usable], np.abs(sample.s - centre[usable]) / half[usable]
         for matched in VIEWS[:2]:
@@ -621,12 +623,11 @@ def bands(named: Mapping[str, Responses]) -> Table:
                     for view in VIEWS
                 ]
                 cells = [lre_cell(parts, starts) for parts in counts[band]]
-                rows.append([SETTINGS[name][0], matched, band, f"{width:.3g}", *cells])
-            pairs = [(own, band) for own in (_SQUARES, _VARIANCE) for band in counts if band not in (own, _SQUARES)]
-            pairs.append(("fspo_v1", "fspo"))
-            for first, second in pairs:
-                cells = [difference_cell(*both, starts) for both in zip(counts[first], counts[second], strict=True)]
-                rows.append([SETTINGS[name][0], matched, f"{first} - {second}", "", *cells])
+                rows.append([setting, matched, band, f"{width:.3g}", *cells])
+            both = [(own, band) for own in (_SQUARES, _VARIANCE) for band in counts if band not in (own, _SQUARES)]
+            for first, second in [*both, ("fspo_v1", "fspo"), ("fspo", "rloo"), ("fspo", "gspo")]:
+                cells = [difference_cell(*two, starts) for two in zip(counts[first], counts[second], strict=True)]
+                rows.append([setting, matched, f"{first} - {second}", "", *cells])
     return rows
 
 

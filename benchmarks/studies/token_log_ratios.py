@@ -163,9 +163,8 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     state = asked.out / "state.pt"
     sizes = {name: getattr(asked, name) for name in ("tokens", "measure", "half", "seed")}
-    saved: dict[str, Any] = {"rounds": 0, "past": [], "sizes": sizes}
-    if state.exists():
-        saved = torch.load(state, weights_only=False)
+    new = {"rounds": 0, "past": [], "sizes": sizes}
+    saved: dict[str, Any] = torch.load(state, weights_only=False) if state.exists() else new
     if saved["sizes"] != sizes:
         parser.error(f"{state} was begun with {saved['sizes']}: give these, or another folder than {asked.out}")
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
