@@ -121,6 +121,12 @@ def test_files_modules_and_targets_that_a_page_names_exist(page: Path) -> None:
         assert [name for name in files if name not in OF_THE_READER and not (ROOT / name).exists()] == []
 
 
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    commands = [shlex.join(words) for block in blocks(ROOT / "README.md", "bash") for words in split_commands(block)]
+    assert {"make demo", "make test"} <= {*commands}
+    assert re.search(r"^make test$", text_of(".ci/run"), re.M)
+
+
 def test_functions_of_the_reading_path_exist() -> None:
     lines = re.findall(r"^[ └├│─]*((?:fspo|recipe)/[\w/]+\.py) {2,}(.+)$", text_of("docs/architecture.md"), re.M)
     named = [(file, name) for file, line in lines for name in re.findall(r"(?:^|; )([\w.]+):", line)]
