@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ROLES: Final = ("system", "user", "assistant", "tool")
+NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, or make it again"
 _NAMED = 5  # rows that a sentence names
 _CALLS = 3  # rows of each source with which a reward is tried
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Raises ValueError, with the file's name, for a file that verl does not read."""
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist; make it with `python -m fspo.data prepare`, or correct the path")
+    """Raises ValueError or FileNotFoundError, with the file's name, for a file that verl does not read."""
     if path.suffix not in (".parquet", ".json", ".jsonl"):
         raise ValueError(f"{path}: verl reads .parquet, .json and .jsonl only")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} does not exist; make it with `python -m fspo.data prepare`, or correct the path"
+        )
     try:
         yield
     except Exception as error:  # of pandas, pyarrow or datasets; the cause says more
@@ -53,17 +56,40 @@ def columns_and_rows(path: Path) -> tuple[pa.Schema, int]:
         return pq.read_schema(path), pq.read_metadata(path).num_rows
 
 
-def read_table(path: Path) -> pa.Table:
-    """A Parquet, JSON or JSON lines file as verl reads it. Raises ValueError, with the file's name, if it cannot be."""
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """A Parquet, JSON or JSON lines file as verl reads it, or some columns of it.
+
+    Raises ValueError or FileNotFoundError, with the file's name, if it cannot be.
+    """
     import datasets
     import pyarrow.parquet as pq
 
     with _readable(path):
         if path.suffix == ".parquet":
-            return pq.read_table(path)
+            return pq.read_table(path, columns=columns)
         path.read_bytes().decode("utf-8")  # else only the row in question would raise
         with tempfile.TemporaryDirectory() as cache:
-            return datasets.Dataset.from_json(str(path), cache_dir=cache, keep_in_memory=True).data.table
+            table = datasets.Dataset.from_json(str(path), cache_dir=cache, keep_in_memory=True).data.table
+            return table if columns is None else table.select(columns)
+
+
+def truth_problem(path: Path) -> str | None:
+    """The first ground truth of a file that is not text; None if all are. The file has verl's columns."""
+    import pyarrow.compute as pc
+
+    column = pc.struct_field(read_table(path, ["reward_model"])["reward_model"], "ground_truth")
+    row = 0 if not _is_text(column.type) else pc.index(column.is_null(), True).as_py()  # -1: none
+    if row < 0 or not len(column):
+        return None
+    truth = column[row].as_py()
+    return f"row {row}: reward_model.ground_truth={truth!r} ({column.type}): write every ground truth as text"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: bool = False) -> Iterator[str]:
@@ -79,22 +105,18 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
     def fields(kind: pa.DataType) -> dict[str, pa.DataType]:
         return {each.name: each.type for each in kind} if pa.types.is_struct(kind) else {}
 
-    def is_text(kind: pa.DataType) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
     def is_messages(kind: pa.DataType) -> bool:
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         return is_list and fields(kind.value_type).keys() >= {"role", "content"}
 
     def has_truth(kind: pa.DataType) -> bool:
         truth = fields(kind).get("ground_truth")
-        return truth is not None and (is_text(truth) or not text_truth)
+        return truth is not None and (_is_text(truth) or not text_truth)
 
     types = {"extra_info": pa.null()} | {column.name: column.type for column in schema}
     for column, is_right, right in (
         (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
-        ("data_source", is_text, "text"),
+        ("data_source", _is_text, "text"),
         ("reward_model", has_truth, 'a record such as {"ground_truth": TEXT}; a reward of yours may read other types'),
         ("extra_info", lambda kind: pa.types.is_null(kind) or pa.types.is_struct(kind), "a record, or be left out"),
     ):
@@ -192,6 +214,7 @@ def check(
         schemas[file] = table.schema
         findings.lines.append(f"{file}: {table.num_rows} rows")
         wrong = list(column_problems(table.schema, text_truth=reward is None))
+        wrong += [] if table.num_rows else [NO_ROWS]
         findings.problems += [f"{file} {problem}" for problem in wrong]
         if not wrong:
             rows += [_Row(file, number, values) for number, values in enumerate(table.to_pylist())]
@@ -275,11 +298,12 @@ def _check_reward(sources: Mapping[str, list[_Row]], reward: str, findings: Find
             raise BadReward(problem)
         findings.lines.append(f"\nreward {path}:{name}    response = ground truth    no response")
         keys: set[str] = set()
+        kinds: dict[str, str] = {}
         for row in [row for rows in sources.values() for row in rows[:_CALLS]]:
             scores = []
             for response in (str(row.truth), ""):
                 place = f"--reward {reward}, {row.place} ({row.source}), response {response!r}"
-                result = _result(function, row, response)
+                result = _result(function, row, response, kinds)
                 here = set(map(str, result))
                 if here != (keys := keys or here):
                     raise BadReward(f"it returned the keys {sorted(here)}, and before {sorted(keys)}: return the same")
@@ -289,12 +313,12 @@ def _check_reward(sources: Mapping[str, list[_Row]], reward: str, findings: Find
         findings.problems.append(f"{place}: {error}")
 
 
-def _result(function: Callable[..., Any], row: _Row, response: str) -> Mapping[str, Any]:
+def _result(function: Callable[..., Any], row: _Row, response: str, kinds: dict[str, str]) -> Mapping[str, Any]:
     """What a reward returns, as a record. Raises BadReward if it cannot be used."""
     try:
         result = function(**dict(zip(ARGUMENTS, (row.source, response, row.truth, dict(row.info)), strict=True)))
         result = asyncio.run(result) if inspect.iscoroutinefunction(function) else result
-        problem = result_problem(result)
+        problem = result_problem(result, kinds)
     except (Exception, SystemExit) as error:
         raise BadReward(f"it raised {describe(error)}") from error
     if problem is None and isinstance(result, Mapping) and not 0 <= result.get("acc", 0) <= 1:

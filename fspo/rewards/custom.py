@@ -25,6 +25,8 @@ from fspo.rewards.verdict import Status
 ARGUMENTS: Final = ("data_source", "solution_str", "ground_truth", "extra_info")
 #: A module with a function of this name is asked what is wrong with the keywords of its reward function.
 SETTINGS_PROBLEM: Final = "settings_problem"
+#: A module with a true value of this name reads ground truths that are text, and no others.
+READS_TEXT: Final = "READS_TEXT"
 _PACKAGE, _FILE = "pkg://", "file://"
 #: Packages whose frames stand between a reward worker and the user's function.
 _CALLERS: Final = ("importlib", "concurrent", "asyncio", "threading", "fspo", "recipe", "verl")
@@ -42,6 +44,11 @@ def load(path: str, name: str) -> Callable[..., Any]:
             traceback of the user's lines.
     """
     return _function(_module(path), name)
+
+
+def reads_text(path: str) -> bool:
+    """Whether the reward's module says so of its ground truths by :data:`READS_TEXT`. Errors as :func:`load`."""
+    return bool(getattr(_module(path), READS_TEXT, False))
 
 
 def _module(path: str) -> ModuleType:
@@ -95,8 +102,16 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
     return None
 
 
-def result_problem(result: Any) -> str | None:
-    """Why what a reward function returned cannot be used; None for a finite number, or a dict with one as ``score``."""
+def result_problem(result: Any, kinds: dict[str, str] | None = None) -> str | None:
+    """Why what a reward function returned cannot be used; None for a finite number, or a dict with one as ``score``.
+
+    The further values of a dict are metrics of validation, which takes means of them: they are numbers, lists of
+    numbers, text or None, and each key has one kind and one length.
+
+    Args:
+        result: Of one call.
+        kinds: What the keys have held in the calls before; this result's are added.
+    """
     if inspect.isawaitable(result):
         return "it returned a coroutine: declare it with `async def`, so that verl awaits it"
     if isinstance(result, Mapping) and "score" not in result:
@@ -112,7 +127,35 @@ def result_problem(result: Any) -> str | None:
             f"it returned status={status!r}; `status` is counted, and must be one of {', '.join(Status)}: name your "
             "own text otherwise"
         )
+    kinds = {} if kinds is None else kinds
+    for key, value in values.items():
+        if value is None:
+            continue
+        if (kind := _kind(value)) is None:
+            return (
+                f"it returned {key}={value!r} ({type(value).__name__}), of which validation cannot take a mean: return "
+                "numbers, lists of numbers, or text, one value under each key"
+            )
+        if kind != (before := kinds.setdefault(key, kind)):
+            return f"it returned {key}={value!r}, {kind}, and before {before}: return one kind under a key"
     return None
+
+
+def _kind(value: Any) -> str | None:
+    """Text, a number, or how many numbers; None for anything else."""
+    import numpy as np
+
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, int | float):
+        return "a number"
+    try:
+        numbers = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # a ragged list; a tensor on a GPU
+        return None
+    if numbers.dtype.kind not in "biuf" or not numbers.size:
+        return None
+    return f"numbers of shape {numbers.shape}" if numbers.shape else "a number"
 
 
 def _is_finite(value: Any) -> bool:

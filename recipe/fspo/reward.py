@@ -19,6 +19,9 @@ from fspo.rewards import MathScorer, Status, Verdict, format_reward, soft_overlo
 #: Statuses that are counted one by one as metrics; the string `status` in verl's dumps names all of them.
 FLAGS = (Status.TIMEOUT, Status.PARSE_FAILED, Status.CRASHED)
 
+#: See `fspo.rewards.custom`.
+READS_TEXT = True
+
 _creating = threading.Lock()
 
 
@@ -62,8 +65,13 @@ def compute_score(
         manager.
 
     Raises:
-        ValueError: the overlong penalty is on, but a length is not known.
+        ValueError: a ground truth that is not text; the overlong penalty is on, but a length is not known.
     """
+    if not isinstance(ground_truth, str):
+        raise ValueError(
+            f"reward_model.ground_truth={ground_truth!r} ({type(ground_truth).__name__}) of data_source={data_source} "
+            "is not text, which this reward reads: write every ground truth as text"
+        )
     info = extra_info or {}
     if data_source == offline_task.DATA_SOURCE:
         correct = offline_task.score_answer(solution_str, ground_truth) == 1.0
@@ -95,16 +103,15 @@ def compute_score(
     }
 
 
-def problem_id(data_source: str, info: Mapping[str, Any], otherwise: object = "") -> str:
-    """What groups the responses to one problem: the row's `problem_id`, else its source with its index.
+def problem_id(data_source: str, info: Mapping[str, Any], prompt: str = "") -> str:
+    """What groups the responses to one problem: the row's `problem_id`, else its source, index and prompt's digest.
 
-    Where verl joins files of which one has no such field, the rows of that one hold None. `otherwise` takes the place
-    of an index.
+    An index alone does not tell problems apart: files of one source may each be counted from 0. Where verl joins files
+    of which one has no such field, the rows of that one hold None.
     """
     if (own := info.get("problem_id")) is not None:
         return str(own)
-    index = info.get("index")
-    return f"{data_source}/{otherwise if index is None else index}"
+    return "/".join(str(part) for part in (data_source, info.get("index"), prompt) if part not in (None, ""))
 
 
 def settings_problem(settings: Mapping[str, Any]) -> str | None:

@@ -38,6 +38,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.failure: str | None = None
+        self._kinds: dict[str, str] = {}  # of what the reward has returned, by key
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """As verl's, with what :mod:`fspo.evaluation` and the trainer read of a response.
@@ -57,13 +58,14 @@ class TokenLengthRewardManager(NaiveRewardManager):
         info["response_length"] = int(mask.sum())
         prompt = item.batch["prompts"]
         prompt = prompt[item.batch["attention_mask"][: len(prompt)].bool()]
-        problem = problem_id(source, info, otherwise=_digest(prompt))
+        problem = problem_id(source, info, _digest(prompt))
         if info.get("problem_id") is None:
             info["problem_id"] = problem
         try:
             result: dict[str, Any] = await super().run_single(data)
             returned = result["reward_extra_info"]  # of a reward that returns a number, that number as acc
-            if (wrong := result_problem(returned if "score" in returned else result["reward_score"])) is not None:
+            returned = returned if "score" in returned else result["reward_score"]
+            if (wrong := result_problem(returned, self._kinds)) is not None:
                 raise BadReward(wrong)
         except Exception as error:
             response = self.tokenizer.decode(tokens[: int(mask.sum())], skip_special_tokens=True)

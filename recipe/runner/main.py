@@ -93,13 +93,12 @@ def _tried_out(config: DictConfig, job: Job) -> str:
     """What ``dry_run=true`` prints: the resolved configuration, the plan, what could not be checked. Writes nothing.
 
     Raises:
-        PreflightError: if this recipe or verl refuses the configuration.
+        PreflightError: if this recipe or verl refuses the configuration or a file that is here.
     """
-    from recipe.runner.launch.checks import GPUS_AND_DISK, MODEL_AND_DATA
     from recipe.runner.launch.start import examine
     from recipe.runner.plan.prediction import plan
 
-    config, notes = examine(config, job)
+    config, notes, unsettled = examine(config, job)
     lines = [OmegaConf.to_yaml(config, resolve=True), notes]
     try:
         planned = plan(config, job)
@@ -107,9 +106,5 @@ def _tried_out(config: DictConfig, job: Job) -> str:
         lines += [*planned.lines(), *(f"{assumed}: {problem}" for problem in planned.problems)]
     except BadInput as error:
         lines.append(f"not planned: {error}")
-    lines += [
-        f"not checked on this machine: {problem}"
-        for rule in (*GPUS_AND_DISK, *MODEL_AND_DATA)
-        for problem in rule(config)
-    ]
+    lines += [f"not checked on this machine: {problem}" for problem in unsettled]
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())

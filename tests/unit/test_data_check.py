@@ -153,9 +153,22 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
     assert f'File "{reward}", line 2, in compute_score' in errors
 
 
+def test_each_file_needs_rows(write: Callable[..., str]) -> None:
+    good, zero = write(rows(2)), write(rows(2), "zero.parquet")
+    pq.write_table(pq.read_table(zero)[:0], zero)
+    (problem,) = check([good, zero]).problems
+    assert zero in problem and "no rows" in problem
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
+        ("return {'score': 1.0, 'parts': {'a': 1}}", "parts={'a': 1} (dict)"),
+        ("return {'score': 1.0, 'parts': [1] * (1 + len(solution_str))}", "parts=[1], numbers of shape (1,)"),
+        ("return {'score': 1.0, 'parts': []}", "parts=[] (list)"),
+        ("return {'score': 1.0, 'parts': {1}}", "parts={1} (set)"),
+        ("return {'score': 1.0, 'parts': ['a']}", "parts=['a'] (list)"),
+        ("return {'score': 1.0, 'parts': 1 if solution_str else 'none'}", "parts='none', text"),
         ("raise SystemExit(0)", "SystemExit: 0"),
         ("return {'score': 1.0, 'acc': 5.0}", "acc=5.0"),
         ("return {'score': 1.0, 'a' if solution_str else 'b': 1}", "keys"),
@@ -165,7 +178,7 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
 def test_what_a_reward_must_not_do(write: Callable[..., str], tmp_path: Path, body: str, says: str) -> None:
     (tmp_path / "reward.py").write_text(f"def compute_score(solution_str, **_):\n    {body}\n")
     (problem,) = check([write(rows(2))], reward=str(tmp_path / "reward.py")).problems
-    assert says in problem
+    assert says in problem and "row 0 of " in problem
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,39 @@ def test_the_files_of_a_list_are_checked_one_by_one_and_together(tmp_path: Path)
         files[name] = tmp_path / f"{name}.parquet"
         pq.write_table(pa.Table.from_pylist(rows), files[name])
     assert problems(f"data.train_files=[{files['text']},{files['text']}]", f"data.val_files={files['text']}") == []
-    assert problems(f"data.val_files={files['number']}") == [], "a reward may read numbers"
-    (problem,) = problems(f"data.train_files=[{files['text']},{files['number']}]")
+    (tmp_path / "reward.py").write_text(GOOD)
+    own = f"{FUNCTION}.path={tmp_path}/reward.py"
+    assert problems(own, f"data.val_files={files['number']}") == [], "a reward may read numbers"
+    (problem,) = problems(own, f"data.train_files=[{files['text']},{files['number']}]")
     assert problem.startswith(f"data.train_files: {files['number']} cannot be joined") and "int64" in problem
     assert problems(NO_TASK, f"data.train_files={files['text']}", f"data.val_files={files['text']}") != []
+
+
+@pytest.mark.parametrize(
+    ("row", "truths"), [*((0, [truth]) for truth in (18, 0.5, ["18"], True, b"18", None)), (15, ["18"] * 15 + [None])]
+)
+def test_a_truth_that_is_not_text_is_named_if_the_recipes_reward_reads_it(
+    tmp_path: Path, row: int, truths: list[object]
+) -> None:
+    prompt = [{"role": "user", "content": "1"}]
+    rows = [{"data_source": "own", "prompt": prompt, "reward_model": {"ground_truth": each}} for each in truths]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
+    (problem,) = problems(f"data.val_files={tmp_path}/own.parquet")
+    says = holds(f"{tmp_path}/own.parquet", f"row {row}", f"ground_truth={truths[row]!r}", "text")
+    assert re.search(says, problem), problem
+
+
+def test_each_file_of_a_list_needs_rows(tmp_path: Path) -> None:
+    prompt = [{"role": "user", "content": "1"}]
+    table = pa.Table.from_pylist([{"data_source": "own", "prompt": prompt, "reward_model": {"ground_truth": "1"}}] * 16)
+    pq.write_table(table, tmp_path / "good.parquet")
+    pq.write_table(table[:0], tmp_path / "zero.parquet")
+    for key in ("train_files", "val_files"):
+        for files in ("zero.parquet", "good.parquet,{0}/zero.parquet"):
+            (problem,) = problems(f"data.{key}=[{tmp_path}/{files.format(tmp_path)}]")
+            assert re.search(holds(f"data.{key}", f"{tmp_path}/zero.parquet", "no rows", "leave it out"), problem), (
+                problem
+            )
 
 
 FUNCTION = "reward.custom_reward_function"

@@ -83,7 +83,8 @@ def own(tmp_path: Path) -> Any:
         ("import numpy\nreturn numpy.float32(0.5)", 0.5),
         ("import torch\nreturn torch.tensor(0.5)", 0.5),
         ("return {'score': 2, 'acc': 1, 'why': 'text'}", 2),
-        ("return extra_info['index'] + len(extra_info['problem_id'])", 15),
+        ("return extra_info['index'] + len(extra_info['problem_id'])", 32),
+        ("return {'score': 1, 'parts': [1, 2.5], 'why': None}", 1),
     ],
 )
 @pytest.mark.parametrize("head", ["def", "async def"])
@@ -92,8 +93,9 @@ def test_what_is_a_reward_passes_unchanged(own: Any, head: str, body: str, score
     result = run(one, response("34"))
     assert result["reward_score"] == score
     assert one.failure is None
-    reported = {"response_length": 2, "data_source": "aime24", "problem_id": "aime24/7"}
+    reported = {"response_length": 2, "data_source": "aime24"}
     assert reported.items() <= result["reward_extra_info"].items(), "what an evaluation reads"
+    assert result["reward_extra_info"]["problem_id"].startswith("aime24/7/")
 
 
 @pytest.mark.parametrize("path", ["own", "pkg://recipe.fspo.reward"])
@@ -103,8 +105,16 @@ def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, 
         return str(run(one, response("34", info=info, prompt=prompt))["reward_extra_info"]["problem_id"])
 
     assert problem_id_of(1) == problem_id_of(1, index=None, problem_id=None) != problem_id_of(2)
-    assert problem_id_of(1, index=3, problem_id=None) == "aime24/3"
-    assert problem_id_of(1, index=3, problem_id="p") == "p"
+    assert problem_id_of(1, index=3) == problem_id_of(1, index=3, problem_id=None) != problem_id_of(1, index=4)
+    assert problem_id_of(1, index=3) != problem_id_of(2, index=3), "two files of one source, each counted from 0"
+    assert problem_id_of(1, index=3, problem_id="p") == problem_id_of(2, index=4, problem_id="p") == "p"
+
+
+def test_a_key_whose_kind_changes_ends_the_run(own: Any) -> None:
+    one = own("return {'score': 1, 'read': 34 if solution_str == '34' else 'none'}")
+    run(one, response("34"))
+    with pytest.raises(ExplainedError, match=r"(?s)index=7: .*read='none'.*number"):
+        run(one, response("35"))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +127,8 @@ def test_rows_that_do_not_say_their_problem_are_known_by_their_prompt(own: Any, 
         ("return {'score': None}", "score=None"),
         ("return {'score': 1, 'acc': 'yes'}", "acc='yes'"),
         ("return {'score': 1, 'status': 'fine'}", "status='fine'"),
+        ("return {'score': 1, 'parts': {'a': 1}}", "parts={'a': 1}"),
+        ("return {'score': 1, 'parts': [[1], [1, 2]]}", "parts=[[1], [1, 2]]"),
     ],
 )
 def test_a_failure_names_row_and_response_and_is_kept(own: Any, body: str, says: str) -> None:

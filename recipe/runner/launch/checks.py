@@ -12,7 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.checkpoints.integrity import resume_problems
 from recipe.runner.launch import inputs, loggers, server_slots
-from recipe.runner.launch.values import PreflightError
+from recipe.runner.launch.values import MachineProblem, PreflightError
 
 Rule = Callable[[DictConfig], Iterator[str]]
 
@@ -60,7 +60,7 @@ def gpu_package_problems(config: DictConfig) -> Iterator[str]:
 
 def _absent(package: str, remedy: str) -> Iterator[str]:
     if importlib.util.find_spec(package) is None:
-        yield f"the package {package} is not installed: {remedy}"
+        yield MachineProblem(f"the package {package} is not installed: {remedy}")
 
 
 def room_problems(config: DictConfig) -> Iterator[str]:
@@ -71,7 +71,7 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     root = Path(config.trainer.default_local_dir)
     place = next(path for path in (root, *root.parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK):
-        yield f"run.dir={config.run.dir}: {place} is not a folder that can be written to; give another one"
+        yield MachineProblem(f"run.dir={config.run.dir}: {place} is no folder that can be written to; give another one")
         return
     folder, told = inputs.model_folder(config.actor_rollout_ref.model.path), inputs.read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
@@ -82,7 +82,7 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     each = 12 if "optimizer" in contents and lora <= 0 else 4
     needed, free = each * parameters * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
-        yield (
+        yield MachineProblem(
             f"run.dir={config.run.dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
             f"need {needed / 2**30:.1f} GiB: make room, or give another folder"
         )
@@ -264,9 +264,7 @@ def advantage_problems(config: DictConfig) -> Iterator[str]:
 RULES: Final[tuple[Rule, ...]] = (
     package_problems,
     gpu_package_problems,
-    inputs.model_problems,
-    inputs.tokenizer_problems,
-    inputs.data_problems,
+    *inputs.MODEL_AND_DATA,
     inputs.reward_problems,
     room_problems,
     resume_problems,
@@ -278,19 +276,23 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
-#: What only the machine of the run can tell, and what may lie there only.
-GPUS_AND_DISK: Final[tuple[Rule, ...]] = (gpu_package_problems, room_problems)
-MODEL_AND_DATA: Final[tuple[Rule, ...]] = (inputs.model_problems, inputs.tokenizer_problems, inputs.data_problems)
-
-
-def check(config: DictConfig, further: Rule, without: Sequence[Rule] = ()) -> None:
+def check(config: DictConfig, further: Rule, elsewhere: bool = False) -> list[str]:
     """Apply every rule to a prepared configuration, and the ``further`` ones of the command.
 
-    The rules ``without`` do not apply, because the run will be on another machine.
+    Args:
+        config: The prepared configuration.
+        further: The rules of the command.
+        elsewhere: Whether the run will be on another machine. What only that one can settle is then no error.
+
+    Returns:
+        The problems that may not exist on that machine.
 
     Raises:
-        PreflightError: listing all problems, not only the first.
+        PreflightError: listing all other problems, not only the first.
     """
     problems = list(engine_problems(config))  # alone: the other rules read keys of the engines that are served
-    if problems := problems or [each for rule in (*RULES, further) if rule not in without for each in rule(config)]:
-        raise PreflightError(*problems)
+    problems = problems or [problem for rule in (*RULES, further) for problem in rule(config)]
+    unsettled = [problem for problem in problems if elsewhere and isinstance(problem, MachineProblem)]
+    if len(unsettled) < len(problems):
+        raise PreflightError(*(problem for problem in problems if problem not in unsettled))
+    return unsettled

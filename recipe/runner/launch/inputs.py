@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fspo.data.check import column_problems, columns_and_rows, join_problems
+from fspo.data.check import NO_ROWS, column_problems, columns_and_rows, join_problems, truth_problem
 from fspo.data.offline_task import SPLITS, Split
-from fspo.rewards.custom import problem_of
+from fspo.rewards.custom import problem_of, reads_text
+from recipe.runner.launch.values import MachineProblem
 
 #: A folder with one of these has a tokenizer.
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -73,9 +74,11 @@ def model_problems(config: DictConfig) -> Iterator[str]:
     folder = model_folder(model)
     if folder is None and not _looks_like_a_path(model):
         if os.environ.get("HF_HUB_OFFLINE") == "1":
-            yield f"{key}={model!r} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a folder"
+            yield MachineProblem(
+                f"{key}={model!r} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a folder"
+            )
     elif folder is None or not (folder / "config.json").is_file():
-        yield (
+        yield MachineProblem(
             f"{key}={model!r} is not a folder with a config.json: give one that holds a model in Hugging Face format "
             "(of a checkpoint `python -m recipe.runner.export` makes one), or a name on the hub"
         )
@@ -85,7 +88,9 @@ def model_problems(config: DictConfig) -> Iterator[str]:
         absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < _POINTER_BYTES)
         if absent or not weights:
             names = ", ".join(absent[:3]) or "weights (*.safetensors or *.bin)"
-            yield f"{key}={model!r} is incomplete: {names} is missing or a git-lfs pointer; download it again"
+            yield MachineProblem(
+                f"{key}={model!r} is incomplete: {names} is missing or a git-lfs pointer; download it again"
+            )
 
 
 def tokenizer_problems(config: DictConfig) -> Iterator[str]:
@@ -96,7 +101,8 @@ def tokenizer_problems(config: DictConfig) -> Iterator[str]:
     if folder is None and not (name == "tokenizer_path" and _looks_like_a_path(model[name])):
         return  # on the hub, or said of the model
     if folder is None or not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        yield f"{key} has no tokenizer: copy its files ({', '.join(_TOKENIZER_FILES)}) there, or give a name on the hub"
+        files = ", ".join(_TOKENIZER_FILES)
+        yield MachineProblem(f"{key} has no tokenizer: copy its files ({files}) there, or give a name on the hub")
         return
     settings = _read_json(folder / "tokenizer_config.json")
     if not (settings.get("chat_template") or any(folder.glob("chat_template*")) or model.get("custom_chat_template")):
@@ -131,10 +137,12 @@ def generated_files(config: DictConfig) -> dict[str, Split]:
 
 
 def data_problems(config: DictConfig) -> Iterator[str]:
-    """Files that are missing or cannot be read, columns that verl cannot use or join, too few rows."""
+    """Files that are missing or cannot be read; columns that verl or the recipe's reward cannot use; too few rows."""
     if OmegaConf.select(config, "data.custom_cls.path"):  # it reads what it likes
         return
     generated, prompts = generated_files(config), config.data.get("prompt_key", "prompt")
+    reward = config.reward.custom_reward_function.path or ""
+    of_text = reward.startswith(_RECIPES) and reads_text(reward)
     for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
         key, rows, schemas = f"data.{name}", 0, {}
         files = data_files(config, name)
@@ -142,14 +150,22 @@ def data_problems(config: DictConfig) -> Iterator[str]:
             if file in generated:
                 rows += config.data.offline_task[f"n_{generated[file]}"]
             elif "://" not in file:  # else verl copies it
+                path = Path(file).expanduser()
                 try:
-                    schemas[file], more = columns_and_rows(Path(file).expanduser())
-                except ValueError as error:
-                    yield f"{key}: {error}"
+                    schema, more = columns_and_rows(path)
+                except (ValueError, FileNotFoundError) as error:
+                    kind = MachineProblem if isinstance(error, FileNotFoundError) else str
+                    yield kind(f"{key}: {error}")
                     continue
-                rows += more
-                for problem in column_problems(schemas[file], prompts):
+                problems = list(column_problems(schema, prompts))
+                if of_text and not problems and (problem := truth_problem(path)):
+                    problems.append(f"{problem}, which {_REWARD}.path={reward} reads")
+                problems += [] if more else [NO_ROWS]
+                for problem in problems:
                     yield f"{key}: {file} {problem}"
+                if more:
+                    schemas[file] = schema
+                    rows += more
         for problem in join_problems(schemas):
             yield f"{key}: {problem}"
         of_samples = f"data.{name.replace('files', 'max_samples')}"
@@ -161,6 +177,10 @@ def data_problems(config: DictConfig) -> Iterator[str]:
                 f"{needed} are needed (data.train_batch_size, or 1): give more data, made with `python -m fspo.data "
                 "prepare` for example, or a smaller batch"
             )
+
+
+#: What a run reads that may lie on its machine only.
+MODEL_AND_DATA: Final = (model_problems, tokenizer_problems, data_problems)
 
 
 # ---------------------------------------------------------------- the reward

@@ -17,6 +17,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.launch.values import MachineProblem
 
 #: Metrics of ``run.log=headline``, as patterns, to which the job adds its own.
 HEADLINE: Final = (
@@ -100,7 +101,7 @@ def problems(config: DictConfig) -> Iterator[str]:
         except (OSError, netrc.NetrcParseError):
             known = None
         if known is None:
-            yield (
+            yield MachineProblem(
                 f"trainer.logger={names}: there is no login for {host}, and a job cannot ask for one: run "
                 "`wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
             )

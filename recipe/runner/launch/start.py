@@ -38,17 +38,20 @@ from recipe.runner.launch.run_settings import allowed_changes, evaluates
 from recipe.runner.launch.values import PreflightError
 
 
-def examine(config: DictConfig, job: Job) -> tuple[DictConfig, str]:
-    """A composed run that is not started, and may be for another machine: its configuration, and what verl notes.
+def examine(config: DictConfig, job: Job) -> tuple[DictConfig, str, list[str]]:
+    """A composed run that is not started, and may be for another machine.
+
+    Returns:
+        As :func:`check`.
 
     Raises:
         PreflightError: as :func:`launch`, but for what only that machine can tell.
     """
     config = settle(prepare(config, elsewhere=True), job)
-    config, notes = check(config, job, (*checks.GPUS_AND_DISK, *checks.MODEL_AND_DATA))
+    config, notes, unsettled = check(config, job, elsewhere=True)
     if resumes(config, job):
         allowed_changes(config, job)
-    return config, notes
+    return config, notes, unsettled
 
 
 def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
@@ -64,7 +67,7 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     if run_folder.run_info(Path(config.run.dir)) and (repaired := integrity.repair_tracker(config)):
         print(f"note: {repaired}", flush=True)
     config = settle(config, job)
-    config, notes = check(config, job)
+    config, notes, _ = check(config, job)
     changed = allowed_changes(config, job) if resumes(config, job) else []
     with run_folder.held(config.run.dir):
         config = _begin(config, job, overrides, changed)
@@ -72,18 +75,18 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     job.conclude(config)
 
 
-def check(config: DictConfig, job: Job, without: Sequence[checks.Rule] = ()) -> tuple[DictConfig, str]:
+def check(config: DictConfig, job: Job, elsewhere: bool = False) -> tuple[DictConfig, str, list[str]]:
     """All that can be said of a prepared configuration before anything is started.
 
-    ``without`` is as for :func:`recipe.runner.launch.checks.check`.
+    ``elsewhere`` is as for :func:`recipe.runner.launch.checks.check`.
 
     Returns:
-        The completed configuration, and what verl notes about it.
+        The completed configuration, what verl notes about it, and what only the machine of the run can settle.
 
     Raises:
         PreflightError: if this recipe or verl refuses it.
     """
-    checks.check(config, job.problems, without)
+    unsettled = checks.check(config, job.problems, elsewhere)
     config = copy.deepcopy(config)
     job.complete(config)
     notes = io.StringIO()
@@ -96,7 +99,7 @@ def check(config: DictConfig, job: Job, without: Sequence[checks.Rule] = ()) -> 
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
         text = str(error.__cause__ or "") or str(error)
         raise PreflightError(f"verl refuses the configuration: {text}{unexpected_key(config, text)}") from error
-    return config, notes.getvalue()
+    return config, notes.getvalue(), unsettled
 
 
 def _begin(config: DictConfig, job: Job, overrides: Sequence[str], changed: run_folder.Changes) -> DictConfig:

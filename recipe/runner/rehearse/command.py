@@ -17,10 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.runner.faults.preemption import end_on_signals
 from recipe.runner.faults.resources import needs_of
-from recipe.runner.launch.checks import GPUS_AND_DISK, MODEL_AND_DATA
+from recipe.runner.launch import loggers
 from recipe.runner.launch.commands import BAD_INPUT, FAILED, INTERRUPTED, BadInput
 from recipe.runner.launch.compose import compose
-from recipe.runner.launch.inputs import model_folder
+from recipe.runner.launch.inputs import MODEL_AND_DATA, model_folder
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
@@ -72,9 +72,10 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
     else:
         problems += planned.problems
     try:
-        config, _ = examine(config, job)
+        config, _, unsettled = examine(config, job)
     except PreflightError as error:
         problems += error.problems
+    problems += loggers.problems(config)  # a login node knows the logins of the job
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
     size = f"{needs_of(config).gpus} GPUs, {planned.model.parameters / 1e9:.2f}e9 parameters"
@@ -89,7 +90,7 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
         )
     if problems:
         raise PreflightError(*problems)
-    not_covered = [*_NOT_COVERED, *(problem for rule in GPUS_AND_DISK for problem in rule(config))]
+    not_covered = [*_NOT_COVERED, *(problem for problem in unsettled if problem not in of_inputs)]
     return config, size, [*not_covered, *(f"{name}: only its size or its columns are real" for name in absent)]
 
 
