@@ -22,7 +22,7 @@ from recipe.runner.launch.values import Count, Positive, type_problems, types_of
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.relatives import RELATIVES
 from fspo.types import SequenceLossSettings
-from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+from verl.workers.config import PolicyLossConfig
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
@@ -161,14 +161,14 @@ def problems(config: DictConfig) -> Iterator[str]:
     yield from wrong or (problem for rule in RULES for problem in rule(config))
 
 
-def _is_by_sequence(config: DictConfig) -> bool:
+def is_by_sequence(config: DictConfig) -> bool:
     """Whether the loss is one of this repository's, with one advantage and one ratio for each response."""
     return config.actor_rollout_ref.actor.policy_loss.loss_mode in (*ALGORITHMS, *RELATIVES)
 
 
 def plain_problems(config: DictConfig) -> Iterator[str]:
     """What plain verl would find out in the first mini-batch of a loss of this repository."""
-    if _is_by_sequence(config):
+    if is_by_sequence(config):
         yield from _correction_problems(config)
         yield from _advantage_problems(config)
 
@@ -221,7 +221,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
         ),
         # 1e-3 per token of spurious drift dwarfs a band of 3e-4 (verl#6280).
         (
-            _is_by_sequence(config) and actor[new] != rollout[old],
+            is_by_sequence(config) and actor[new] != rollout[old],
             f"{_ACTOR}.{new}={actor[new]}",
             f"differs from {_ROLLOUT}.{old}={rollout[old]}: old and new log-probabilities would be rounded "
             "differently; set them equal",
@@ -246,7 +246,7 @@ def _correction_problems(config: DictConfig) -> Iterator[str]:
         ("rollout_is", weights not in (None, "sequence"), "is one weight per token: set it to sequence or null"),
         ("rollout_rs", by_token, "removes tokens, and S and L would be those of the rest: take a rule seq_..."),
     ):
-        if wrong and _is_by_sequence(config):
+        if wrong and is_by_sequence(config):
             yield f"algorithm.rollout_correction.{key}={correction[key]} {why} (docs/async.md)"
     # Here and not above: the module imports verl's engines. It reads the thresholds, in the first step otherwise.
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
@@ -272,7 +272,7 @@ def _advantage_problems(config: DictConfig) -> Iterator[str]:
         )
     discounts = algorithm.gamma != 1 or algorithm.use_kl_in_reward
     by_token = estimator in _TOKEN_ESTIMATORS or (estimator == "reinforce_plus_plus" and discounts)
-    if by_token and _is_by_sequence(config):
+    if by_token and is_by_sequence(config):
         yield (
             f"algorithm.adv_estimator={estimator} with algorithm.gamma={algorithm.gamma} and "
             f"use_kl_in_reward={algorithm.use_kl_in_reward} gives an advantage per token, and a sequence-level loss "
@@ -281,7 +281,7 @@ def _advantage_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _clip_problems(config: DictConfig) -> Iterator[str]:
-    """Clip values of another unit, and verl's, which a sequence-level loss does not read."""
+    """Clip values of another unit."""
     actor = config.actor_rollout_ref.actor
     loss_mode, settings = actor.policy_loss.loss_mode, policy_loss_settings(actor.policy_loss)
     values: dict[str, tuple[str, float | None]] = {}
@@ -294,9 +294,6 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
         if value and not (low <= value <= high or value >= _NO_CLIP):
             effect = "clip nearly every sequence" if value < low else "never clip"
             yield f"{key}={value} would {effect}, because for band={band} it is {unit} (docs/algorithms.md)"
-    for key in ("clip_ratio", "clip_ratio_low", "clip_ratio_high") if _is_by_sequence(config) else ():
-        if actor[key] is not None and actor[key] != FSDPActorConfig.__dataclass_fields__[key].default:
-            yield f"{_ACTOR}.{key}={actor[key]} is ignored by loss_mode={loss_mode}: set {_POLICY_LOSS}.* instead"
 
 
 #: The table.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.removed import EARLIER_NAMES
 from recipe.runner.launch import compose as runner
-from recipe.runner.launch.job import Job, Passes
+from recipe.runner.launch.job import Job, Passes, Row
 
 _HERE = Path(__file__).resolve().parent
 #: The shipped configuration: ``conf/`` of a checkout, which a wheel holds as ``recipe/fspo/conf/``.
@@ -20,6 +20,12 @@ def _problems(config: DictConfig) -> Iterator[str]:
     from recipe.fspo.config import problems  # imports verl: after the platform is exported
 
     return problems(config)
+
+
+def _without_effect() -> Sequence[Row]:
+    from recipe.fspo.without_effect import ROWS
+
+    return ROWS
 
 
 def _complete(config: DictConfig) -> None:
@@ -66,6 +72,7 @@ JOB: Final = Job(
     config=CONF_DIR / "fspo.yaml",
     modules=("recipe.fspo.trainer", "recipe.fspo.worker"),
     problems=_problems,
+    without_effect=_without_effect,
     complete=_complete,
     passes=_passes,
     facts=_facts,

@@ -150,9 +150,23 @@ class RunnerHooks(PPOTrainer):
             super()._init_dataloader()
         finally:  # torch raises an error if nothing at all is left
             self._check_prompts()
+        self._end_with_the_epochs()
         rows = getattr(self.val_dataset, "dataframe", None)  # a data class of the user's own may have none
         if rows is not None and "data_source" in rows.column_names:  # for the intervals of held-out accuracy
             run_folder.note(self.config.run.dir, validation_problems=dict(Counter(rows["data_source"])))
+
+    def _end_with_the_epochs(self) -> None:
+        # verl ends at whichever comes first, the last step or the last epoch, but takes the former alone for the last
+        # step, which it saves and validates, and for the schedule's length (verl pull request 7516).
+        steps = self.steps_per_epoch * self.config.trainer.total_epochs
+        if steps < self.total_training_steps:
+            key = f"trainer.total_epochs={self.config.trainer.total_epochs}"
+            before = f"trainer.total_training_steps={self.total_training_steps}"
+            PROGRESS.say(f"note: {key} ends the run after {steps} steps, before {before}")
+            self.total_training_steps = steps
+            with open_dict(self.config):
+                for optimizer in (self.config.actor_rollout_ref.actor.optim, self.config.critic.optim):
+                    optimizer.total_training_steps = steps * self.parameter_sync_step
 
     def _check_prompts(self) -> None:
         # What the filter of long prompts leaves is known only now; verl would divide by its number of batches later.

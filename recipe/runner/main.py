@@ -74,7 +74,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
         export_platform(config, elsewhere=dry_run)
         if dry_run:
-            print(_tried_out(config, job), end="", flush=True)
+            print(_tried_out(config, job, overrides), end="", flush=True)
             return
     except PreflightError as error:
         print(error, file=sys.stderr)
@@ -89,7 +89,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     launch_or_exit(config, job, overrides)
 
 
-def _tried_out(config: DictConfig, job: Job) -> str:
+def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str]) -> str:
     """What ``dry_run=true`` prints: the resolved configuration, the plan, what could not be checked. Writes nothing.
 
     Raises:
@@ -98,7 +98,7 @@ def _tried_out(config: DictConfig, job: Job) -> str:
     from recipe.runner.launch.start import examine
     from recipe.runner.plan.prediction import plan
 
-    config, notes, unsettled = examine(config, job)
+    config, notes, unsettled = examine(config, job, overrides)
     lines = [OmegaConf.to_yaml(config, resolve=True), notes]
     try:
         planned = plan(config, job)

@@ -28,12 +28,18 @@ def test_the_example_trains_and_validates(start: Starter, tmp_path: Path, monkey
     assert any("own/remainder_train.parquet,own/difference_train.parquet" in word for word in command)
     own = {path: path.read_bytes() for path in tmp_path.glob("own/*")}
     small = [setting for setting in SMALL if not setting.startswith(("trainer.test_freq", "trainer.val_before"))]
-    run = start(tmp_path, *command, *small, "trainer.val_before_train=true", "actor_rollout_ref.rollout.val_kwargs.n=1")
+    # It ends by its epoch, after two steps.
+    ends = ("data.train_max_samples=16", "trainer.total_epochs=1", "trainer.total_training_steps=9")
+    val = ("trainer.val_before_train=true", "actor_rollout_ref.rollout.val_kwargs.n=1")
+    run = start(tmp_path, *command, *small, *val, *ends)
     assert run.wait(500) == 0, run.output()[-4000:]
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "finished"
     steps = run.steps()
     assert set(steps) == {0, 1, 2}
+    assert (tmp_path / "checkpoints/global_step_2").is_dir(), "the last step is saved"
+    assert "ends the run after 2 steps" in run.output()
     for source in ("own/remainder", "own/difference"):
+        assert f"val-core/{source}/acc/mean@1" in steps[2], "the last step is validated"
         assert 0 <= steps[0][f"val-core/{source}/acc/mean@1"] <= 1
     assert steps[0]["val-core/own/remainder/acc/mean@1"] > 0.2, "the demo's model knows remainders"
     assert -0.1 <= steps[2]["critic/rewards/mean"] <= 1

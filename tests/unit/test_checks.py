@@ -20,6 +20,7 @@ from recipe.runner.launch import checks
 from recipe.runner.launch.prepare import prepare
 from recipe.runner.launch.start import check
 from recipe.runner.launch.values import PreflightError
+from recipe.runner.launch.without_effect import given
 
 Problems = Callable[..., list[str]]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -36,9 +37,9 @@ def problems(tmp_path: Path) -> Problems:
     """Runs every check on the demo with some overrides, and returns what they said."""
 
     def find(*overrides: str) -> list[str]:
-        config = composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides)
         try:
-            check(prepare(config), JOB)
+            config = prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides))
+            check(config, JOB, gives=given(config, JOB, overrides))
         except PreflightError as error:
             return list(error.problems)
         return []
@@ -110,7 +111,7 @@ MISTAKES = (
     (f"algo=rloo {ROLLOUT}.n=1", "adv_estimator=rloo ", "rollout.n=1", "2 or more"),
     (f"{ROLLOUT}.top_p=0.9", "rollout.top_p=0.9 ", "top_p=1 "),
     (f"{ROLLOUT}.top_k=50", "rollout.top_k=50 ", "top_k=-1 "),
-    (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28 ", "loss_mode=fspo", LOSS),
+    (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28:", "loss_mode=fspo", LOSS),
     (f"algo=gspo_verl {ACTOR}.clip_ratio_low=0.2", "clip_ratio_low=0.2 ", "3e-4"),
     (f"{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "band=sqrt", "0.03"),
     (f"{LOSS}.clip_high=0.2", f"{LOSS}.clip_high=0.2 ", "band=sqrt", "0.03"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import datasets
 import pytest
@@ -12,11 +14,14 @@ import torch
 from composing import composed
 from messages import holds
 from omegaconf import OmegaConf
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from fspo.funnel import LengthFunnel
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.fspo.worker import RecordingTrainingWorker
 from recipe.runner.faults.errors import ExplainedError
+from recipe.runner.hooks import RunnerHooks
 
 
 def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
@@ -24,12 +29,14 @@ def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: li
 
     def dataloader(self: FSPOTrainer) -> None:
         self.train_dataset, self.val_dataset = range(train), val
+        self.steps_per_epoch, self.total_training_steps = train // 32, 20
         torch.utils.data.DataLoader(val, batch_size=len(val))  # as verl does
 
     monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", dataloader)
     trainer = object.__new__(FSPOTrainer)
     data = {"max_prompt_length": 16, "train_batch_size": 32}
-    trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(folder)}})
+    epochs = {"total_epochs": 20}
+    trainer.config = OmegaConf.create({"data": data, "run": {"dir": str(folder)}, "trainer": epochs})
     trainer._init_dataloader()
 
 
@@ -53,6 +60,60 @@ def test_the_problems_of_a_validation_are_counted_after_the_filter(
     (tmp_path / "run.json").write_text("{}", encoding="utf-8")
     load_data(monkeypatch, tmp_path, 32, Rows([0, 1, 2]))
     assert json.loads((tmp_path / "run.json").read_text()) == {"validation_problems": {"a": 2, "b": 1}}
+
+
+class Loop(RunnerHooks):
+    """verl's own loop around steps that do nothing; two steps an epoch."""
+
+    def __init__(self, *overrides: str) -> None:
+        self.config, self.trainer_mode, self.parameter_sync_step = composed(*overrides), "sync", 1
+        self.global_steps, self.saved, self.validated = 0, [], []
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> SimpleNamespace:
+        return SimpleNamespace(keys=[], partition_id="train")
+
+    def _save_checkpoint(self) -> None:
+        self.saved.append(self.global_steps)
+
+    def _validate(self) -> dict[str, float]:
+        self.validated.append(self.global_steps)
+        return {"accuracy": 1.0}
+
+    def nothing(self, *_: Any, **__: Any) -> None:
+        pass
+
+    on_validate_begin = on_validate_end = on_train_begin = on_step_begin = on_step_end = nothing
+    _compute_metrics = _start_profiling = _stop_profiling = _shutdown_dump_executor = _check_prompts = nothing
+
+
+@pytest.mark.parametrize(("epochs", "steps", "last"), [(2, 9, 4), (2, 3, 3), (1, 2, 2), (3, None, 6)])
+def test_the_last_step_is_saved_and_validated_whatever_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, epochs: int, steps: int | None, last: int
+) -> None:
+    def dataloader(self: Loop) -> None:  # as verl counts
+        self.steps_per_epoch, self.val_dataset = 2, None
+        self.total_training_steps = steps if steps is not None else 2 * epochs
+
+    monkeypatch.setattr(PPOTrainer, "_init_dataloader", dataloader)
+    for name in ("Tracking", "tq"):
+        monkeypatch.setattr(trainer_base, name, mock.MagicMock())
+    wanted = "null" if steps is None else steps
+    loop = Loop(f"trainer.total_epochs={epochs}", f"trainer.total_training_steps={wanted}", "trainer.save_freq=100")
+    loop._init_dataloader()
+    PPOTrainer.fit(loop, None)
+    assert (loop.saved, loop.validated) == ([last], [0, last])
+    assert loop.total_training_steps == last
+
+
+def test_a_schedule_ends_where_the_epochs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dataloader(self: Loop) -> None:
+        self.steps_per_epoch, self.total_training_steps, self.val_dataset = 2, 9, None
+
+    monkeypatch.setattr(PPOTrainer, "_init_dataloader", dataloader)
+    loop = Loop("trainer.total_epochs=2", "trainer.total_training_steps=9")
+    loop.parameter_sync_step = 3
+    loop._init_dataloader()
+    assert loop.config.actor_rollout_ref.actor.optim.total_training_steps == 12  # updates, as verl counts
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig
 
@@ -32,6 +33,32 @@ class Passes:
 
 
 @dataclass(frozen=True)
+class Row:
+    """A line of the table of given keys that nothing reads (:mod:`recipe.runner.launch.without_effect`).
+
+    Attributes:
+        keys: The keys that have no effect, as patterns.
+        switch: The key that disables them; empty if nothing ever reads them.
+        when: Its value that does, in words.
+        disables: Whether it does in this configuration.
+        remedy: What to give instead.
+        becomes: ``note``, ``refused``, or ``always refused``: also if the user gave the switch, too.
+        asks: Whether a value asks for something at all.
+    """
+
+    keys: tuple[str, ...]
+    switch: str
+    when: str
+    disables: Callable[[DictConfig], bool]
+    remedy: str
+    becomes: Literal["note", "refused", "always refused"] = "note"
+    asks: Callable[[Any], bool] = bool
+
+    def __contains__(self, key: str) -> bool:
+        return any(fnmatchcase(key, pattern) for pattern in self.keys)
+
+
+@dataclass(frozen=True)
 class Job:
     """One kind of run.
 
@@ -42,6 +69,7 @@ class Job:
         modules: Imported by the process that trains, so that they register the trainer that the configuration names;
             on CPUs the workers are forked with them.
         problems: Further problems of a configuration, each a sentence.
+        without_effect: Further rows of the table of given keys that nothing reads; they come first.
         complete: Fills in what follows from other settings, in place, once there are no problems.
         passes: What the planner has to know of its trainer.
         facts: Further entries of ``run.json``.
@@ -56,6 +84,7 @@ class Job:
     config: Path
     modules: tuple[str, ...] = ("recipe.runner.trainer",)
     problems: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
+    without_effect: Callable[[], Sequence[Row]] = lambda: ()
     complete: Callable[[DictConfig], None] = lambda config: None
     passes: Callable[[DictConfig], Passes] = lambda config: Passes()
     facts: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}

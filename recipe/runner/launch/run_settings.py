@@ -289,8 +289,7 @@ def _of_schedule(config: DictConfig) -> list[str]:
     kinds = {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"}  # verl's older key replaces the other
     if kinds == {"constant"} and (optim.lr_warmup_steps > 0 or optim.lr_warmup_steps_ratio <= 0):
         return []
-    epochs = ["trainer.total_epochs"] if config.trainer.total_training_steps is None else []
-    return ["trainer.total_training_steps", *epochs]
+    return ["trainer.total_training_steps", "trainer.total_epochs"]
 
 
 def recorded(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:

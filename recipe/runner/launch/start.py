@@ -34,12 +34,13 @@ from recipe.runner.launch.driver import Driver
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.prepare import prepare, resumes, settle, write_offline_task
 from recipe.runner.launch.progress import say
-from recipe.runner.launch.run_settings import allowed_changes, evaluates
+from recipe.runner.launch.run_settings import allowed_changes, evaluates, has_results
 from recipe.runner.launch.values import PreflightError
+from recipe.runner.launch.without_effect import ROWS, Given, given, judged
 
 
-def examine(config: DictConfig, job: Job) -> tuple[DictConfig, str, list[str]]:
-    """A composed run that is not started, and may be for another machine.
+def examine(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> tuple[DictConfig, str, list[str]]:
+    """A run composed with ``overrides`` that is not started, and may be for another machine.
 
     Returns:
         As :func:`check`.
@@ -47,8 +48,9 @@ def examine(config: DictConfig, job: Job) -> tuple[DictConfig, str, list[str]]:
     Raises:
         PreflightError: as :func:`launch`, but for what only that machine can tell.
     """
-    config = settle(prepare(config, elsewhere=True), job)
-    config, notes, unsettled = check(config, job, elsewhere=True)
+    config = prepare(config, elsewhere=True)
+    gives = _given(config, job, overrides)
+    config, notes, unsettled = check(settle(config, job), job, elsewhere=True, gives=gives)
     if resumes(config, job):
         allowed_changes(config, job)
     return config, notes, unsettled
@@ -66,8 +68,8 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     # Before anything asks where the run would go on; only in a folder of a run.
     if run_folder.run_info(Path(config.run.dir)) and (repaired := integrity.repair_tracker(config)):
         print(f"note: {repaired}", flush=True)
-    config = settle(config, job)
-    config, notes, _ = check(config, job)
+    gives = _given(config, job, overrides)
+    config, notes, _ = check(settle(config, job), job, gives=gives)
     changed = allowed_changes(config, job) if resumes(config, job) else []
     with run_folder.held(config.run.dir):
         config = _begin(config, job, overrides, changed)
@@ -75,8 +77,17 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     job.conclude(config)
 
 
-def check(config: DictConfig, job: Job, elsewhere: bool = False) -> tuple[DictConfig, str, list[str]]:
-    """All that can be said of a prepared configuration before anything is started.
+def _given(config: DictConfig, job: Job, overrides: Sequence[str]) -> Given:
+    """What the command gives, before the run folder changes what the run begins with."""
+    folder = Path(config.run.dir)
+    trained = (run_folder.run_info(folder) or {}).get("overrides", []) if has_results(folder) else []
+    return given(config, job, overrides, trained)
+
+
+def check(
+    config: DictConfig, job: Job, elsewhere: bool = False, gives: Given | None = None
+) -> tuple[DictConfig, str, list[str]]:
+    """All that can be said of a prepared configuration before anything is started; keys without effect are noted.
 
     ``elsewhere`` is as for :func:`recipe.runner.launch.checks.check`.
 
@@ -86,7 +97,18 @@ def check(config: DictConfig, job: Job, elsewhere: bool = False) -> tuple[DictCo
     Raises:
         PreflightError: if this recipe or verl refuses it.
     """
-    unsettled = checks.check(config, job.problems, elsewhere)
+    ineffective: list[str] = []
+
+    def further(config: DictConfig) -> Iterator[str]:
+        yield from job.problems(config)
+        if gives is not None:
+            refused, notes = judged(gives, (*job.without_effect(), *ROWS))
+            ineffective.extend(notes)
+            yield from refused
+
+    unsettled = checks.check(config, further, elsewhere)
+    for note in ineffective:
+        print(f"note: {note}", file=sys.stderr, flush=True)
     config = copy.deepcopy(config)
     job.complete(config)
     notes = io.StringIO()

@@ -72,7 +72,7 @@ def checked(job: Job, overrides: Sequence[str], substitute: Collection[str] = ()
     else:
         problems += planned.problems
     try:
-        config, _, unsettled = examine(config, job)
+        config, _, unsettled = examine(config, job, overrides)
     except PreflightError as error:
         problems += error.problems
     problems += loggers.problems(config)  # a login node knows the logins of the job

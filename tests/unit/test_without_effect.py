@@ -1,0 +1,162 @@
+"""A key that was given and that nothing reads is refused or noted, by its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from composing import composed
+
+from benchmarks.scripts import PAGE, with_table
+from recipe.fspo.job import JOB
+from recipe.fspo.without_effect import ROWS as OWN_ROWS
+from recipe.runner.launch import without_effect
+from recipe.runner.launch.prepare import prepare
+from recipe.runner.launch.without_effect import ROWS, given, judged
+
+Judged = Callable[..., tuple[list[str], list[str]]]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+CORRECTION, FILTER, REWARD = "algorithm.rollout_correction", "algorithm.filter_groups", "reward.custom_reward_function"
+BUFFER = "+reward.reward_kwargs.overlong_buffer_cfg"
+Q8B = "experiment=qwen3_8b"
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judged:
+    """What is refused and what is noted of a command."""
+    monkeypatch.setattr(without_effect, "compose", lambda job, overrides: composed(*overrides))
+
+    def sentences(*overrides: str, begun_with: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+        config = prepare(composed(f"run.dir={tmp_path}", *overrides), elsewhere=True)
+        return judged(given(config, JOB, overrides, begun_with), (*OWN_ROWS, *ROWS))
+
+    return sentences
+
+
+#: What is given, and what the one sentence must hold: key and value, what disables it, the remedy.
+REFUSED = (
+    ("trainer.resume_from_path=/x/global_step_100", "global_step_100", "resume_mode=auto", "resume_mode=resume_path"),
+    ("trainer.resume_from_path=/x/global_step_100 trainer.resume_mode=auto", "resume_mode=resume_path"),
+    ("trainer.use_v1=false", "use_v1=False", "verl.trainer.main_ppo"),
+    (f"{Q8B} {ACTOR}.optim.lr_warmup_steps_ratio=0.05", "steps_ratio=0.05", "warmup_steps=10", "lr_warmup_steps=-1"),
+    (f"{ACTOR}.kl_loss_coef=0.01", "kl_loss_coef=0.01", "use_kl_loss=False", "use_kl_loss=true"),
+    (f"{ACTOR}.kl_loss_type=k3+", "kl_loss_type=k3+", "use_kl_loss=False", "use_kl_loss=true"),
+    ("algorithm.kl_ctrl.kl_coef=0.05", "kl_coef=0.05", "use_kl_in_reward=False", "use_kl_in_reward=true"),
+    ("algorithm.use_kl_in_reward=true algorithm.kl_ctrl.target_kl=0.2", "target_kl=0.2", "type=fixed", "type=adaptive"),
+    (f"{CORRECTION}.rollout_is_threshold=3", "rollout_is_threshold=3", "rollout_is=null", "rollout_is=sequence"),
+    (f"{CORRECTION}.rollout_rs_threshold=3", "rollout_rs_threshold=3", "rollout_rs=null", "rollout_rs=seq_sqrt_k1"),
+    (f"{CORRECTION}.loss_type=reinforce", "loss_type=reinforce", "bypass_mode=False", "policy_loss.loss_mode"),
+    (f"{FILTER}.metric=acc", "metric=acc", f"{FILTER}.enable=False", f"{FILTER}.enable=true"),
+    ("reward.reward_model.model_path=/rm", "model_path=/rm", "reward_model.enable=False", "reward_model.enable=true"),
+    ("actor_rollout_ref.model.lora_alpha=32", "lora_alpha=32", "lora_rank=0", "lora_rank"),
+    (
+        "reward.reward_model.enable=true",
+        "enable=True",
+        f"{REWARD}.path=pkg://recipe.fspo.reward",
+        f"{REWARD}.path=null",
+    ),
+    (f"{BUFFER}.enable=true {BUFFER}.len=512", "enable=True", "len=512", f"{REWARD}.reward_kwargs.overlong_buffer="),
+    ("+reward.reward_kwargs.mine=1", "mine=1", f"{REWARD}.reward_kwargs.overlong_buffer="),
+    (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28", "loss_mode=fspo", "policy_loss.clip_low"),
+)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0])
+def test_what_would_change_the_training_is_refused_with_its_remedy(judge: Judged, case: tuple[str, ...]) -> None:
+    refused, notes = judge(*case[0].split())
+    (sentence,), _ = refused, notes
+    assert all(part in sentence for part in case[1:]), sentence
+    assert notes == []
+
+
+#: What the run does anyway, or what changes no gradient.
+NOTED = (
+    (f"{Q8B} {ACTOR}.ppo_micro_batch_size_per_gpu=2", "ppo_micro_batch_size_per_gpu=2", "use_dynamic_bsz=True"),
+    (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=2", "log_prob_micro_batch_size_per_gpu=2", "log_prob_use_dynamic"),
+    (
+        f"{ACTOR}.use_dynamic_bsz=false {ACTOR}.ppo_max_token_len_per_gpu=999",
+        "len_per_gpu=999",
+        "use_dynamic_bsz=False",
+    ),
+    (f"{ACTOR}.kl_loss_coef=0.01 {ACTOR}.use_kl_loss=false", "kl_loss_coef=0.01", "use_kl_loss=False"),  # both given
+    (f"{ACTOR}.kl_loss_coef=0", "kl_loss_coef=0"),  # asks for nothing
+    (f"{ACTOR}.kl_loss_type=low_var_kl", "kl_loss_type=low_var_kl"),  # as it is
+    ("trainer.resume_from_path=/x trainer.resume_mode=disable", "resume_mode=disable"),
+    (f"{Q8B} {ACTOR}.optim.lr_warmup_steps_ratio=0", "ratio=0"),
+    (f"{ACTOR}.optim.lr_warmup_steps=5 {ACTOR}.optim.lr_warmup_steps_ratio=0.1", "ratio=0.1"),
+    (f"{BUFFER}.enable=false {BUFFER}.len=512", "len=512"),
+    (f"{ACTOR}.clip_ratio_low=0.2", "clip_ratio_low=0.2"),
+    (f"{ACTOR}.clip_ratio_c=10 {ACTOR}.loss_agg_mode=token-mean", "clip_ratio_c=10"),
+    ("critic.optim.lr=1e-5", "critic.optim.lr=1e-05", "adv_estimator=grpo"),
+    (f"{FILTER}.enable=true {FILTER}.max_num_gen_batches=10", "max_num_gen_batches=10"),
+)
+
+
+@pytest.mark.parametrize("case", NOTED, ids=lambda case: case[0])
+def test_what_the_run_does_anyway_is_a_note(judge: Judged, case: tuple[str, ...]) -> None:
+    refused, notes = judge(*case[0].split())
+    assert refused == []
+    assert any(all(part in note for part in case[1:]) for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "",
+        Q8B,
+        "experiment=gpu_smoke",
+        "trainer.use_v1=true",
+        f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0.01 {ACTOR}.kl_loss_type=k1",
+        "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.01",
+        "trainer.resume_mode=resume_path trainer.resume_from_path=/x/global_step_1",
+        f"{Q8B} {ACTOR}.optim.lr_warmup_steps=-1 {ACTOR}.optim.lr_warmup_steps_ratio=0.1",
+        f"{ACTOR}.use_dynamic_bsz=false {ACTOR}.ppo_micro_batch_size_per_gpu=2",
+        f"algo=grpo {ACTOR}.clip_ratio_high=0.28 {ACTOR}.loss_agg_mode=token-mean {ACTOR}.clip_ratio_c=10",
+        f"{ACTOR}.entropy_coeff=0.01 {ACTOR}.loss_agg_mode=token-mean",
+        f"{CORRECTION}.rollout_rs=seq_sqrt_k1 {CORRECTION}.rollout_rs_threshold=3",
+        f"{BUFFER}.enable=true reward.reward_manager.source=register reward.reward_manager.name=dapo",
+        f"reward.reward_model.enable=true {REWARD}.path=null reward.reward_model.model_path=/rm",
+        "algorithm.adv_estimator=gae critic.optim.lr=1e-5",
+        "data.train_batch_size=64",
+    ],
+)
+def test_a_key_that_is_read_gets_no_word(judge: Judged, overrides: str) -> None:
+    assert judge(*overrides.split()) == ([], [])
+
+
+EPOCHS = ("data.train_batch_size=32", "data.offline_task.n_train=320")  # ten steps
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused", "noted"),
+    [
+        (("trainer.total_epochs=2",), None, "total_epochs=2"),  # the demo's 20 steps, as 2 epochs
+        (("trainer.total_epochs=3",), None, "trainer.total_training_steps=null"),
+        (("trainer.total_epochs=1",), None, None),  # which end the run: it has an effect
+        (("trainer.total_epochs=1", "trainer.total_training_steps=null"), None, None),
+        (("trainer.total_epochs=1", "trainer.total_training_steps=30"), None, "total_training_steps=30"),
+        (("trainer.total_epochs=2", "data.train_files=/no/such.parquet"), None, "trainer.total_training_steps=20"),
+    ],
+)
+def test_epochs_are_judged_by_the_length_of_the_data(
+    judge: Judged, overrides: tuple[str, ...], refused: str | None, noted: str | None
+) -> None:
+    assert_holds(judge(*EPOCHS, *overrides), refused, noted)
+
+
+def assert_holds(judgement: tuple[list[str], list[str]], refused: str | None, noted: str | None) -> None:
+    for sentences, part in zip(judgement, (refused, noted), strict=True):
+        assert len(sentences) == (part is not None), judgement
+        assert part is None or part in sentences[0]
+
+
+def test_a_run_that_has_trained_without_a_key_goes_on(judge: Judged) -> None:
+    kept = (f"{ACTOR}.kl_loss_coef=0.01",)
+    assert_holds(judge(*kept, begun_with=kept), None, "kl_loss_coef=0.01")
+    assert_holds(judge(*kept), "kl_loss_coef=0.01", None)
+
+
+def test_the_page_has_the_table_of_the_program() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page) == page and page.count("| always refused |") >= 3
