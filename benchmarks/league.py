@@ -139,8 +139,9 @@ def at_width(known: Mapping[str, dict[str, Any]], name: str, factor: float = 1.0
 
 
 def weight_of(loss: PolicyLoss, name: str) -> UnclippedWeight:
-    """What the loss weighs by; what DRPO and SAT remove near the old policy, too, hides their weight."""
-    return "token" if name in ("drpo", "sat") else find_weight(loss) or "none"
+    """What the loss weighs by, and DRPO, SAT and VESPO but for what they remove near the old policy, too."""
+    hidden: dict[str, UnclippedWeight] = {"drpo": "token", "sat": "token", "vespo": "sequence"}
+    return hidden.get(name) or find_weight(loss) or "none"
 
 
 def _name(known: Mapping[str, dict[str, Any]], name: str) -> str:
@@ -217,7 +218,7 @@ def _with_tokens(s_B: Array, length_B: np.ndarray, a_B: Array, kinds: TokenKinds
         move_B1 = move_B1 + miss_B1 / slope_BT.sum(-1, keepdim=True)
     new_BT, old_BT = moved(move_B1)
     advantages_BT = torch.from_numpy(a_B)[:, None].expand_as(new_BT)
-    return Batch(new_BT, old_BT, advantages_BT, mask_BT).padding(0.0).to(torch.float32)
+    return Batch(new_BT, old_BT, advantages_BT, mask_BT).padding().to(torch.float32)
 
 
 def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:

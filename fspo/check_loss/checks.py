@@ -1,7 +1,4 @@
-"""What any policy loss must satisfy in distributed training, tested on the loss as verl calls it. Defined here.
-
-:mod:`fspo.check_loss` is the command, :mod:`fspo.check_loss.call` says what a loss is.
-"""
+"""What any policy loss must satisfy in distributed training, tested on it as verl calls it. Defined here."""
 
 from __future__ import annotations
 
@@ -9,23 +6,22 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
 from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.held import finite_differences
+from fspo.check_loss.length_bias import find_weight, sides
 
-#: Of the largest entry of the gradient: rounding of a loss that computes in float32 stays below.
+#: Of the largest entry: rounding of a loss that computes in float32 stays below, the second in finite differences.
 _TOLERANCE: Final = 1e-5
 _FLOAT32_DIFFERENCES: Final = 3e-2
-_FLOAT64_DIFFERENCES: Final = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """A property that a loss must have: its name, whether it has it, and in words what was found."""
 
     name: str
@@ -36,32 +32,32 @@ class Check:
 def _mini_batch() -> Batch:
     """Twelve responses of 1 to 40 tokens, of both signs of A and A = 0, some far off policy, with masked tokens."""
     length = [40, 3, 17, 1, 28, 9, 33, 6, 22, 12, 2, 38]
-    sigma = [0.01, 0.3, 0.03, 0.2, 0.1, 0.5, 0.05, 0.02, 0.2, 0.1, 0.4, 0.03]
+    sigma = [0.01, 0.3, 0.03, 0.2, 0.1, 0.5, 0.05, 0.02, 0.2, 1.0, 0.4, 0.03]
     advantage = [3.0, -1.0, 0.7, 1.3, -0.8, 0.5, -2.6, 0.0, 2.1, -0.4, 0.9, -1.2]
     return synthetic_batch(length, sigma, advantage, seed=1, gaps=True)
 
 
 def checks(loss: PolicyLoss) -> list[Check]:
-    """Every check, in the order of the report.
-
-    Raises:
-        LossError: If the loss cannot be called at all.
-    """
+    """Every check, in the order of the report; LossError if the loss cannot be called at all."""
     batch = _mini_batch()
     found = loss.gradient(batch.map(torch.clone))  # what a call changes in place is not changed by a second one
     return [
         _repeats(loss, batch, found),
-        _padding(loss, batch, found),
+        _compared("padding", "no value outside the mask matters", found, _padding(loss, batch)),
+        _compared("gaps", "masked tokens inside a response, a tool's, count nowhere", found, _gaps(loss, batch)),
+        _weights(loss, batch, found),
         _compared("micro-batches", "the gradient does not depend on the split", found, _splits(loss, batch)),
         _compared("order", "the order of the responses does not matter", found, _orders(loss, batch)),
         _compared("ranks", "two ranks give the gradient of one", found, _ranks(loss, batch)),
-        _finite(loss),
         _differences(loss),
         _direction(loss, batch),
+        _sides(loss),
     ]
 
 
 Outcome = tuple[torch.Tensor, float]
+#: What was changed, and the outcome; then what it must be, if not that of the batch itself.
+Variants = Iterator[tuple[str, Outcome] | tuple[str, Outcome, Outcome]]
 
 
 def _change(found: Outcome, other: Outcome) -> tuple[float, str]:
@@ -77,12 +73,12 @@ def _change(found: Outcome, other: Outcome) -> tuple[float, str]:
     return value_gap / _TOLERANCE, f"the loss changes from {value:.6g} to {other_value:.6g}"
 
 
-def _compared(name: str, good: str, found: Outcome, others: Iterator[tuple[str, Outcome]]) -> Check:
+def _compared(name: str, good: str, found: Outcome, others: Variants) -> Check:
     """The worst of several variants that must give the same outcome."""
     worst, says = 1.0, good
     try:
-        for what, other in others:
-            change, words = _change(found, other)
+        for what, other, *expected in others:
+            change, words = _change(expected[0] if expected else found, other)
             if change > worst:
                 worst, says = change, f"{what}: {words}"
     except LossError as error:
@@ -93,33 +89,62 @@ def _compared(name: str, good: str, found: Outcome, others: Iterator[tuple[str, 
 def _repeats(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
     before = batch.map(torch.clone)
     again = loss.gradient(batch, seed=1)
-    changed = [
-        field.name.removesuffix("_BT")
-        for field in dataclasses.fields(Batch)
-        if not torch.equal(getattr(batch, field.name), getattr(before, field.name))
-    ]
-    if changed:
-        return Check("repeats", False, f"a call changes its input {', '.join(changed)} in place")
+    names = [field.name for field in dataclasses.fields(Batch)]
+    if changed := [name for name in names if not torch.equal(getattr(batch, name), getattr(before, name))]:
+        return Check("repeats", False, f"a call changes its input {', '.join(changed).replace('_BT', '')} in place")
     return _compared("repeats", "two calls agree and leave their inputs alone", found, iter([("a second call", again)]))
 
 
-def _padding(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
-    rows, width = batch.mask_BT.shape
-
-    def outcome(padded: Batch) -> Outcome:
+def _padding(loss: PolicyLoss, batch: Batch) -> Variants:
+    (rows, width), pad = batch.mask_BT.shape, torch.nn.functional.pad
+    for what, padded in (
+        ("5 columns of padding", batch.map(lambda x: pad(x, (0, 5)))),
+        ("3 rows without a token", batch.map(lambda x: pad(x, (0, 0, 0, 3)))),
+        ("other values in the padding", batch.padding(-3.0, -2.0, -4.0)),
+    ):
         gradient_BT, value = loss.gradient(padded)
-        outside = gradient_BT.masked_fill(padded.mask_BT, 0.0)
-        return gradient_BT[:rows, :width] + outside.abs().max(), value  # a gradient of padding is a change too
+        outside = gradient_BT.masked_fill(padded.mask_BT, 0.0).abs().max()  # a gradient of padding is a change too
+        yield what, (gradient_BT[:rows, :width] + outside, value)
 
-    def padded(rows: int, columns: int) -> Batch:
-        return batch.map(lambda each: torch.nn.functional.pad(each, (0, columns, 0, rows)))
 
-    def variants() -> Iterator[tuple[str, Outcome]]:
-        yield "5 columns of padding", outcome(padded(0, 5))
-        yield "3 rows without a token", outcome(padded(3, 0))
-        yield "other values in the padding", outcome(batch.padding(-3.0))
+def _gaps(loss: PolicyLoss, batch: Batch) -> Variants:
+    rows, width = batch.mask_BT.shape
+    to_front_BT = (~batch.mask_BT).byte().argsort(stable=True).argsort()
+    in_place_BT = torch.arange(width).expand(rows, width)
+    closed, spread, wide = (
+        (gradient_BT.gather(1, to_BT), value)
+        for to_BT, columns in ((to_front_BT, width), (2 * in_place_BT + 1, 2 * width), (in_place_BT, 2 * width))
+        for gradient_BT, value in (loss.gradient(batch.map(partial(_moved, to_BT, columns))),)
+    )
+    yield "masked tokens taken out from between the others", closed
+    yield "a masked token put in before each", spread, wide
 
-    return _compared("padding", "no value outside the mask matters", found, variants())
+
+def _moved(to_BT: torch.Tensor, columns: int, x_BT: torch.Tensor) -> torch.Tensor:
+    return x_BT.new_zeros(len(x_BT), columns).scatter(1, to_BT, x_BT)
+
+
+def _weights(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
+    weight_BT = torch.linspace(0.5, 1.5, len(batch.mask_BT), dtype=torch.float64)[:, None] * batch.mask_BT
+    says = "rollout_is_weights scale the gradient of their response"
+    first_BT = batch.mask_BT & (batch.mask_BT.cumsum(-1) == 1)
+    shifted_BT = batch.old_log_prob_BT - torch.where(first_BT, weight_BT, 1.0).log()
+
+    def variants() -> Variants:
+        nonlocal says
+        yield "rollout_is_weights of 1", loss.gradient(batch, weight_BT=batch.mask_BT.double())
+        gradient_BT, value = loss.gradient(batch, weight_BT=weight_BT)
+        in_ratio_BT, _ = loss.gradient(dataclasses.replace(batch, old_log_prob_BT=shifted_BT))
+        if torch.equal(gradient_BT, found[0]):
+            says = "ignores rollout_is_weights: a correction of the rollout does not reach this loss"
+        elif torch.allclose(gradient_BT, in_ratio_BT, 1e-4, 1e-9):
+            says = "rollout_is_weights are a factor of the ratio of their response"
+        else:
+            both = (gradient_BT * batch.mask_BT, value), (found[0] * weight_BT, value)
+            yield "each response by its rollout_is_weights, beside such weights inside", *both
+
+    check = _compared("weights", "", found, variants())
+    return check._replace(says=says) if check.passed else check
 
 
 def _parts(loss: PolicyLoss, batch: Batch, sizes: Sequence[int], dp_size: int = 1) -> Outcome:
@@ -128,54 +153,25 @@ def _parts(loss: PolicyLoss, batch: Batch, sizes: Sequence[int], dp_size: int = 
     return torch.cat([gradient_BT for gradient_BT, _ in parts]) / dp_size, sum(value for _, value in parts) / dp_size
 
 
-def _splits(loss: PolicyLoss, batch: Batch) -> Iterator[tuple[str, Outcome]]:
-    for sizes in ((6, 6), (1, 7, 4), (1,) * 12):
-        yield (
-            f"micro-batches of {', '.join(map(str, sizes[:3]))}{', ...' * (len(sizes) > 3)}",
-            _parts(loss, batch, sizes),
-        )
+def _splits(loss: PolicyLoss, batch: Batch) -> Variants:
+    large = dataclasses.replace(batch, advantages_BT=1e3 * batch.advantages_BT)  # bounds on advantages act
+    for what, whole in (("", batch), (" with A times 1,000", large)):
+        expected = loss.gradient(whole.map(torch.clone))
+        for sizes in ((6, 6), (1, 7, 4), (1,) * 12):
+            name = f"micro-batches of {', '.join(map(str, sizes[:3]))}{', ...' * (len(sizes) > 3)}{what}"
+            yield name, _parts(loss, whole, sizes), expected
 
 
-def _ranks(loss: PolicyLoss, batch: Batch) -> Iterator[tuple[str, Outcome]]:
+def _ranks(loss: PolicyLoss, batch: Batch) -> Variants:
     for dp_size in (2, 4):
         yield f"{dp_size} ranks", _parts(loss, batch, (12 // dp_size,) * dp_size, dp_size)
 
 
-def _orders(loss: PolicyLoss, batch: Batch) -> Iterator[tuple[str, Outcome]]:
-    for name, order in (
-        ("the reverse order", torch.arange(11, -1, -1)),
-        ("another order", torch.tensor([7, 2, 11, 0, 5, 9, 3, 8, 1, 10, 6, 4])),
-    ):
-        gradient_BT, value = loss.gradient(batch.rows(order))
-        yield name, (gradient_BT[order.argsort()], value)
-
-
-#: Responses that a diverged update gives: name, log-ratio of each token, length.
-_EXTREMES: Final = tuple(
-    (f"token log-ratios of {d:+g} over {length} token{'s' * (length > 1)}", d, length)
-    for d, length in ((20, 1), (-20, 1), (90, 4), (-90, 4), (1, 400), (-1, 400), (0, 400))
-)
-
-
-def _finite(loss: PolicyLoss) -> Check:
-    for dtype in (torch.float32, torch.bfloat16):
-        for what, d, length in _EXTREMES:
-            for advantage in (1.0, -1.0, 30.0):
-                old_BT = torch.full((2, length), min(-1.0, -1.0 - d))
-                # The second response is an ordinary one: a fault of the first must not reach it.
-                log_prob_BT = torch.stack([old_BT[0] + d, old_BT[1]])
-                batch = Batch(
-                    log_prob_BT, old_BT, torch.full_like(old_BT, advantage), torch.ones_like(old_BT, dtype=torch.bool)
-                )
-                case = f"{what}, A = {advantage:g}, {str(dtype).removeprefix('torch.')}"
-                try:
-                    gradient_BT, value = loss.gradient(batch.to(dtype))
-                except LossError as error:
-                    return Check("finite", False, f"{case}: {error}")
-                if not math.isfinite(value) or not bool(torch.isfinite(gradient_BT).all()):
-                    what = "loss" if not math.isfinite(value) else "gradient"
-                    return Check("finite", False, f"{case}: the {what} is not finite")
-    return Check("finite", True, "loss and gradient are finite to log-ratios of 90 a token and 400 in sum")
+def _orders(loss: PolicyLoss, batch: Batch) -> Variants:
+    for name, order in (("reverse", range(11, -1, -1)), ("other", (7, 2, 11, 0, 5, 9, 3, 8, 1, 10, 6, 4))):
+        order_B = torch.tensor(order)
+        gradient_BT, value = loss.gradient(batch.rows(order_B))
+        yield f"the {name} order", (gradient_BT[order_B.argsort()], value)
 
 
 def _differences(loss: PolicyLoss) -> Check:
@@ -186,21 +182,19 @@ def _differences(loss: PolicyLoss) -> Check:
         return loss.value(dataclasses.replace(batch, log_prob_BT=log_prob_BT))
 
     gradient_BT, _ = loss.gradient(batch)
-    largest = float(gradient_BT.abs().max()) or 1.0
-    tolerance = _FLOAT64_DIFFERENCES if value(batch.log_prob_BT).dtype == torch.float64 else _FLOAT32_DIFFERENCES
-    found = finite_differences(value, batch.log_prob_BT, batch.mask_BT)
-    gap_BT = torch.stack([(each - gradient_BT).abs() for each in found]).amin(0)
+    largest = float(gradient_BT[batch.mask_BT].abs().max()) or 1.0
+    fine_BT, coarse_BT = finite_differences(value, batch.log_prob_BT, batch.mask_BT)
+    # Rounding of a value in float32 spoils the fine step, a thousand times as much as the coarse one.
+    apart_BT = (fine_BT - coarse_BT).abs()
+    noise = float(apart_BT[apart_BT > 0].median().nan_to_num()) / largest
+    tolerance = min(max(_TOLERANCE, 0.05 * noise), _FLOAT32_DIFFERENCES)
+    nearer_BT = torch.where((fine_BT - gradient_BT).abs() < (coarse_BT - gradient_BT).abs(), fine_BT, coarse_BT)
+    gap_BT = (nearer_BT - gradient_BT).abs().masked_fill(~batch.mask_BT, 0.0)
     if float(gap_BT.max()) <= tolerance * largest:
         return Check("gradient", True, "autograd agrees with finite differences, what the loss detaches held fixed")
-    row, token = divmod(int(gap_BT.argmax()), gap_BT.shape[1])
-    said, expected = float(gradient_BT[row, token]), float(found[0][row, token])
-    return Check(
-        "gradient",
-        False,
-        f"autograd gives {said:.4g} at a token where finite differences give {expected:.4g} (A = "
-        f"{float(batch.advantages_BT[row, 0]):g}, log-ratio "
-        f"{float((batch.log_prob_BT - batch.old_log_prob_BT)[row, token]):+.3f}): look for a backward pass of its own",
-    )
+    autograds, expected = (float(x.flatten()[gap_BT.argmax()]) for x in (gradient_BT, nearer_BT))
+    says = f"autograd gives {autograds:.4g} at a token where finite differences give {expected:.4g}"
+    return Check("gradient", False, f"{says}: look for a backward pass of its own")
 
 
 def _direction(loss: PolicyLoss, batch: Batch) -> Check:
@@ -209,12 +203,27 @@ def _direction(loss: PolicyLoss, batch: Batch) -> Check:
         return Check("direction", False, "on policy, the gradient is not finite")
     wrong_BT = batch.mask_BT & (gradient_BT * batch.advantages_BT.sign() > 0)
     if bool(wrong_BT.any()):
-        return Check(
-            "direction",
-            False,
-            f"on policy, the gradient of {int(wrong_BT.sum())} of {int(batch.mask_BT.sum())} tokens has the sign of A: "
-            "descending it makes good responses less likely; look for a missing minus",
-        )
+        tokens = f"{int(wrong_BT.sum())} of {int(batch.mask_BT.sum())} tokens"
+        says = f"on policy, the gradient of {tokens} has the sign of A: descending it makes good responses less likely"
+        return Check("direction", False, f"{says}; look for a missing minus")
     if not bool(gradient_BT.any()):
         return Check("direction", False, "on policy, the gradient is 0 everywhere: nothing would be learned")
-    return Check("direction", True, "on policy, descent makes responses with A > 0 likelier and those with A < 0 less")
+    words = []
+    for name, does, sign in (("A > 0", "likelier", 1), ("A < 0", "less likely", -1)):
+        of_sign_BT = batch.mask_BT & (batch.advantages_BT * sign > 0)
+        still, total = int((of_sign_BT & (gradient_BT == 0)).sum()), int(of_sign_BT.sum())
+        part = f"get {does}" + f" ({still} of their {total} tokens get no gradient)" * (still > 0)
+        words.append(f"responses with {name} {'get no gradient' if still == total else part}")
+    return Check("direction", True, f"on policy, {words[0]}; {words[1]}")
+
+
+def _sides(loss: PolicyLoss) -> Check:
+    smallest = sides(loss, weight := find_weight(loss))
+    limits = ("never" if d is None else "all" if math.isnan(d) else f"from {d:.2g}" for d in smallest.values())
+    words = ", ".join(map(" ".join, zip(smallest, limits, strict=True)))
+    says = f"token log-ratios that lose {'half their weight' if weight else 'their gradient'}: {words}"
+    if smallest["A > 0 above"] is None and smallest["A > 0 below"] is not None:
+        return Check("sides", False, f"{says}: the clip acts where a good response has become less likely")
+    if smallest["A < 0 above"] is not None and smallest["A < 0 below"] is None:
+        says += " (PPO's clip acts below for A < 0)"
+    return Check("sides", True, says)

@@ -1,36 +1,29 @@
 """``python -m fspo.check_loss MODULE:FUNCTION ...``: is a policy loss right, and what does it do by response length?
 
-The function has the signature of verl's registry (:mod:`fspo.check_loss.call`), or is an adapter of three lines to one
-that has not; verl itself is not needed. Checks that a loss must pass come first; then, reported and never failed, what
-its normalisation and its clip do to responses of different lengths. docs/algorithms.md explains each line.
-
-Exit status: 0 if every check passed, 1 if one failed, 2 if a loss could not be checked.
+The function has the signature of verl's registry (:mod:`fspo.check_loss.call`); verl itself is not needed. Exit status:
+0 if every check passed, 1 if one failed, 2 if a loss could not be checked. What it survives, and what it does by
+length, is reported and never failed (docs/algorithms.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
 import pkgutil
 import sys
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fspo.acceptance import UnclippedWeight
+from fspo.check_loss import length_bias
 from fspo.check_loss.call import Config, LossError, PolicyLoss
 from fspo.check_loss.checks import Check, checks
-from fspo.check_loss.length_bias import (
-    DISPERSIONS,
-    LENGTHS,
-    VIEWS,
-    Clip,
-    clip_by_length,
-    find_weight,
-    normalisation,
-    synthetic,
-)
+from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, VIEWS, Clip
+from fspo.check_loss.robust import in_words
 from fspo.names import did_you_mean
 
 #: The values that verl's configuration of the actor has unless they are set, as far as its own losses read them.
@@ -42,20 +35,16 @@ _ACTOR: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found of one loss.
-
-    Attributes:
-        checks: Each property that a loss must have.
-        per_token: Gradient of a token on policy, by the length of its response (LENGTHS).
-        exponent: a in ``per_token ~ L**a``.
-        weight: What it weighs by; None if that was not found, and 1 was taken.
-        clips: What it keeps, by the dispersion of the log-ratios (DISPERSIONS).
+    """Checks; what the loss survives; gradient of a token by LENGTHS, and a in ``per_token ~ L**a``; by what it weighs
+    (None: another, and 1 was taken), and the bound of that; what it keeps by DISPERSIONS.
     """
 
     checks: list[Check]
+    robust: str
     per_token: list[float]
     exponent: float
     weight: UnclippedWeight | None
+    bound: str
     clips: dict[float, Clip]
 
     @property
@@ -66,26 +55,26 @@ class Report:
     def text(self) -> str:
         """For the terminal."""
         lines = [f"{'ok  ' if each.passed else 'FAIL'}  {each.name:13}  {each.says}" for each in self.checks]
+        weight = self.weight or "another (the clip is measured against 1)"
         lines += [
-            "",
+            f"\nrobust, apart from right: {self.robust}\n",
             "response length, reported and not judged:",
             _row("  tokens", [str(length) for length in LENGTHS]),
             _row("  gradient per token", [f"{value:.3g}" for value in self.per_token]),
             f"  per token ~ L^{self.exponent:.2f} (0: every token counts alike, -1: every response does)",
-            f"  weight near the old policy: {self.weight or 'another (the clip is measured against 1)'}",
+            f"  weight near the old policy: {weight}{self.bound}",
         ]
         for sigma, clip in self.clips.items():
             lines += [
-                "",
-                f"  clip at {sigma:g} nats per sqrt(token): keeps {clip.kept:.1%} of a response's weight on average",
+                f"\n  clip at {sigma:g} nats per sqrt(token): keeps {clip.kept:.1%} of a response's weight on average",
                 _row("  tokens from", [str(start) for start in clip.starts]),
                 _row("  kept", [f"{share:.3f}" for share in clip.kept_J]),
             ]
             for view in VIEWS:
                 lre, noise = clip.errors[view].debiased, clip.errors[view].noise_floor
                 lines.append(f"  LRE {view:9}  {lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {noise:.3f}")
-        failed = [each.name for each in self.checks if not each.passed]
-        verdict = f"does not conform: {', '.join(failed)}" if failed else f"conforms: {len(self.checks)} checks passed"
+        failed = ", ".join(each.name for each in self.checks if not each.passed)
+        verdict = f"does not conform: {failed}" if failed else f"conforms: {len(self.checks)} checks passed"
         return "\n".join([*lines, "", verdict])
 
 
@@ -94,29 +83,16 @@ def _row(head: str, cells: Sequence[str]) -> str:
 
 
 def check(loss: PolicyLoss) -> Report:
-    """Everything about one loss.
-
-    Raises:
-        LossError: If it cannot be called.
-    """
+    """Everything about one loss; LossError if it cannot be called."""
     results = checks(loss)
-    per_token, exponent = normalisation(loss)
-    weight = find_weight(loss)
-    clips = {sigma: clip_by_length(loss, weight or "none", synthetic(sigma)) for sigma in DISPERSIONS}
-    return Report(results, per_token, exponent, weight, clips)
+    weight, bound = length_bias.weight_and_bound(loss)
+    samples = {sigma: length_bias.synthetic(sigma) for sigma in DISPERSIONS}
+    clips = {sigma: length_bias.clip_by_length(loss, weight or "none", of_sigma) for sigma, of_sigma in samples.items()}
+    return Report(results, in_words(loss), *length_bias.normalisation(loss), weight, bound, clips)
 
 
 def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = None) -> PolicyLoss:
-    """The loss that ``module:function`` names.
-
-    Args:
-        name: Of a function, or of a :class:`PolicyLoss`, which has its settings already.
-        settings: Of the actor, each ``KEY=VALUE``.
-        loss_agg_mode: verl's averaging; None: token-mean.
-
-    Raises:
-        LossError: If it cannot be imported, is not there, cannot be called, or does not take the settings.
-    """
+    """The loss, or the :class:`PolicyLoss`, that ``module:function`` names, with these settings; or LossError."""
     function = _imported(name)
     if isinstance(function, PolicyLoss):
         if settings or loss_agg_mode:
@@ -124,7 +100,7 @@ def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = No
         return function
     if not callable(function):
         raise LossError("this is not a function: give MODULE:FUNCTION")
-    return PolicyLoss(function, configured(settings), loss_agg_mode or "token-mean")
+    return PolicyLoss(function, configured(settings, function), loss_agg_mode or "token-mean")
 
 
 def _imported(name: str) -> Any:
@@ -133,21 +109,21 @@ def _imported(name: str) -> Any:
     except (Exception, SystemExit) as error:
         module, _, attribute = name.partition(":")
         close = did_you_mean(attribute, dir(sys.modules.get(module)))
-        raise LossError(
-            f"{name} cannot be imported ({type(error).__name__}: {error}){close}: give MODULE:FUNCTION, and start in "
-            "the folder that holds the module, or install its package"
-        ) from error
+        remedy = "give MODULE:FUNCTION, and start in the folder that holds the module, or install its package"
+        raise LossError(f"{name} cannot be imported ({type(error).__name__}: {error}){close}: {remedy}") from error
 
 
-def configured(settings: Sequence[str]) -> Config:
+def configured(settings: Sequence[str], function: Any = None) -> Any:
     """verl's defaults of the actor as far as a loss reads them, and what ``KEY=VALUE`` adds; a dot goes a level down.
 
-    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings.
-
-    Raises:
-        LossError: For a setting that is not KEY=VALUE.
+    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings. If the loss asks for
+    a dataclass with the actor's settings, as verl's own do, the result is of that class, with its defaults.
     """
-    config = Config(_ACTOR | {"policy_loss": Config(place="policy_loss."), "global_batch_info": {}})
+    config: Any = Config(_ACTOR | {"policy_loss": Config(place="policy_loss.")})
+    if actor := _actor_class(function):
+        config = object.__new__(actor)  # without its own checks, which ask for settings of the whole run
+        vars(config).update(_defaults(actor))
+    _values(config)["global_batch_info"] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         *path, last = key.split(".")
@@ -156,38 +132,52 @@ def configured(settings: Sequence[str]) -> Config:
         level, place = config, ""
         for part in path:
             place += f"{part}."
-            level = level.setdefault(part, Config(place=place))
+            level = _values(level).setdefault(part, Config(place=place))
         try:
-            level[last] = json.loads(text)
+            _values(level)[last] = json.loads(text)
         except ValueError:
-            level[last] = text
-    if target := config.policy_loss.get("_target_"):
-        for each in dataclasses.fields(_imported(target)):
-            if each.default is not dataclasses.MISSING:
-                config.policy_loss.setdefault(each.name, each.default)
+            _values(level)[last] = text
+    if target := _values(config.policy_loss).get("_target_"):
+        for name, value in _defaults(_imported(target)).items():
+            _values(config.policy_loss).setdefault(name, value)
     return config
+
+
+def _values(level: Any) -> Any:
+    return level if isinstance(level, dict) else vars(level)
+
+
+def _defaults(settings: Any) -> dict[str, Any]:
+    made = {x.name: x.default_factory() for x in dataclasses.fields(settings) if callable(x.default_factory)}
+    return made | {x.name: x.default for x in dataclasses.fields(settings) if x.default is not dataclasses.MISSING}
+
+
+def _actor_class(function: Any) -> type | None:
+    """The dataclass with the actor's settings that the loss names, for ``config`` or in its code."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    try:
+        hint = typing.get_type_hints(function).get("config")
+    except Exception:  # a name that is there for type checkers alone
+        hint = None
+    code = getattr(function, "__code__", None)
+    names = [function.__globals__.get(name) for name in code.co_names] if code else []
+    classes = [x for x in (hint, *typing.get_args(hint), *names) if isinstance(x, type) and dataclasses.is_dataclass(x)]
+    actors = [x for x in classes if {field.name for field in dataclasses.fields(x)} >= _ACTOR.keys()]
+    return max(actors, key=lambda x: len(x.__mro__), default=None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fspo.check_loss", description="Check a policy loss, and show what it does by response length."
-    )
+    parser = argparse.ArgumentParser("python -m fspo.check_loss", description="Check a policy loss, by length too.")
     parser.add_argument("losses", nargs="+", metavar="MODULE:FUNCTION", help="with the signature of verl's registry")
-    parser.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of the actor; policy_loss._target_=CLASS: the defaults of that class",
-    )
+    what = "a setting of the actor; policy_loss._target_=CLASS: the defaults of that class"
+    parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help=what)
     parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean)")
     options = parser.parse_args(arguments)
     status = 0
     for name in options.losses:
         try:
-            loss = load(name, options.config, options.loss_agg_mode)
-            report = check(loss)
+            report = check(loss := load(name, options.config, options.loss_agg_mode))
         except LossError as error:
             print(f"{name}: {error}", file=sys.stderr)
             status = 2

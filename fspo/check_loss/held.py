@@ -1,9 +1,8 @@
-"""Finite differences of a loss, with what it detaches held fixed.
+"""Finite differences of a loss, with what it detaches held fixed. Defined here.
 
 A loss such as ``-(ratio.detach() * advantages * log_prob)`` has, on purpose, another gradient than its value: the
-detached ratio counts as a constant. Its gradient is right if it is that of the value *with every detached part held at
-the point*. Two evaluations are therefore made with the parts of the first: a live tensor that enters ``detach()`` or a
-block under ``torch.no_grad()`` is recorded in one, and put in its place in the other. Defined here.
+detached ratio counts as a constant. A live tensor that enters ``detach()`` or a block under ``torch.no_grad()`` is
+therefore recorded in one evaluation, and put in its place in the other.
 """
 
 from __future__ import annotations
@@ -19,16 +18,8 @@ Value = Callable[[torch.Tensor], torch.Tensor]
 #: Small enough for float64, and large enough for a loss that computes in float32.
 _STEPS: Final = (1e-6, 1e-3)
 _CUTS: Final = frozenset(
-    {
-        torch.detach,
-        torch.Tensor.detach,
-        torch.Tensor.detach_,
-        torch.Tensor.data.__get__,  # type: ignore[attr-defined]
-        torch.Tensor.item,
-        torch.Tensor.tolist,
-        torch.Tensor.numpy,
-        torch.Tensor.__float__,
-    }
+    [torch.detach, torch.Tensor.data.__get__]  # type: ignore[attr-defined]
+    + [getattr(torch.Tensor, name) for name in ("detach", "detach_", "item", "tolist", "numpy", "__float__")]
 )
 
 
@@ -68,15 +59,7 @@ class _Held(TorchFunctionMode):
 
 
 def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor) -> list[torch.Tensor]:
-    """Central differences by the entries of ``at_BT`` inside the mask, one tensor for each step.
-
-    What the function detaches is held at its value at ``at_BT``.
-
-    Args:
-        value: The function; it may use autograd and ``torch.no_grad()``.
-        at_BT: Where, float64 [B, T].
-        mask_BT: Which entries; the others are 0 in the result.
-    """
+    """Central differences by the entries of ``at_BT`` (float64) inside the mask, 0 elsewhere, one for each step."""
     with _Held() as base:
         value(at_BT.clone().requires_grad_())
     recorded = [each.detach() for each in base.seen]

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from fspo.acceptance import UnclippedWeight, acceptance_counts, kept_output, stack_sums
+from fspo.acceptance import UnclippedWeight, acceptance_counts, kept_output, stack_sums, unclipped_weight
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import LengthReweightingError, equal_mass_starts
@@ -26,16 +26,13 @@ LENGTHS: Final = (4, 16, 64, 256)
 #: Of synthetic log-ratios, in nats per sqrt(token): about that of the demo, and one at which clips of tokens act.
 DISPERSIONS: Final = (0.03, 0.1)
 _MINI_BATCHES, _RESPONSES, _LONGEST = 40, 128, 512
-_PROBED, _TOKENS, _PROBE = 5, 12, 1e-4
+_PROBED, _TOKENS, _PROBE = 5, 12, 1e-3
+#: Log-ratios of each of four tokens, nats; their sum stays below the log-ratio clamps of losses.
+_MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(54))
 
 
 def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
-    """Mean gradient of a token by the length of its response, on policy with A = 1, times the number of responses.
-
-    Returns:
-        The mean over the tokens of a response of each of LENGTHS, and the exponent a in ``mean ~ L**a``: 0 if every
-        token counts alike, -1 if every response does, NaN if some mean is not positive.
-    """
+    """Mean gradient of a token on policy with A = 1 by LENGTHS, times the responses; a in ``mean ~ L**a``, or NaN."""
     batch = synthetic_batch(LENGTHS, (0.01,) * len(LENGTHS), (1.0,) * len(LENGTHS)).on_policy()
     gradient_BT, _ = loss.gradient(batch)
     mean = [-float(row.sum()) * len(LENGTHS) / length for row, length in zip(gradient_BT, LENGTHS, strict=True)]
@@ -44,40 +41,71 @@ def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
 
 
 def find_weight(loss: PolicyLoss) -> UnclippedWeight | None:
-    """By what the loss weighs a token near the policy that sampled, found by moving one log-ratio at a time.
+    """The first result of :func:`weight_and_bound`."""
+    return weight_and_bound(loss)[0]
+
+
+def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
+    """By what the loss weighs a token near the policy that sampled, found by moving one log-ratio up or down.
 
     ``token`` if the gradient of a token grows with its own ratio, ``prefix`` if with those up to it, ``sequence`` or
-    ``length_normalised`` if with all of its response, ``none`` if with none; None if it does something else.
+    ``length_normalised`` if with all of its response, ``none`` if with none; None if it does something else, or not the
+    same for both signs of A. Then ``, at most 1`` or ``, at least 1``, if it does so on one side of 1 only.
     """
-    batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (1.0,) * 4, seed=3).on_policy()
+    up, down = ({x for sign in (1.0, -1.0) for x in _weights(loss, sign, step)} for step in (_PROBE, -_PROBE))
+    both = up | down
+    if len(both) == 1:
+        return next(iter(both)), ""
+    if len(up) != 1 or len(down) != 1 or None in both or "none" not in both:
+        return None, ""
+    return next(iter(both - {"none"})), ", at most 1" if "none" in up else ", at least 1"
+
+
+def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedWeight | None]:
+    """What a small move of one token does to the gradients of its response; empty if there are none."""
+    batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
     noise_BT = 1e-6 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
-    near = dataclasses.replace(batch, log_prob_BT=batch.old_log_prob_BT + noise_BT)
-    moved_BT = near.log_prob_BT.clone()
-    moved_BT[:, _PROBED] += _PROBE
-    before_BT, after_BT = (
-        loss.gradient(each)[0].abs() for each in (near, dataclasses.replace(near, log_prob_BT=moved_BT))
-    )
-    response_T = ((after_BT.log() - before_BT.log()) / _PROBE).median(dim=0).values
     token_T = torch.arange(_TOKENS)
+    near_BT = batch.old_log_prob_BT + noise_BT
+    moves = (near_BT, near_BT + step * (token_T == _PROBED))
+    before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)
+    if not before_BT.any():
+        return []
+    response_T = ((after_BT.log() - before_BT.log()) / step).median(dim=0).values
     shapes: dict[UnclippedWeight, torch.Tensor] = {
         "none": torch.zeros(_TOKENS),
         "token": (token_T == _PROBED).double(),
         "prefix": (token_T >= _PROBED).double(),
         "length_normalised": torch.full((_TOKENS,), 1 / _TOKENS),
-        "sequence": response_T[_PROBED].expand(_TOKENS),  # of whatever power
+        "sequence": torch.ones(_TOKENS),
     }
-    return next((name for name, shape_T in shapes.items() if bool(((response_T - shape_T).abs() < 0.02).all())), None)
+    return [next((name for name, shape_T in shapes.items() if bool(((response_T - shape_T).abs() < 0.02).all())), None)]
+
+
+def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float | None]:
+    """The smallest log-ratio of a token at which a response keeps less than half of its weight. Defined here.
+
+    If the weight is not known, at which it has no gradient. By sign of A and side, such as ``A > 0 above``; None if it
+    keeps half at all up to 2.4 nats, NaN if it has no gradient on policy.
+    """
+    d_BT = torch.tensor([*_MOVES, *(-d for d in _MOVES)], dtype=torch.float64)[:, None].expand(-1, 4)
+    old_BT, mask_BT = -0.3 - d_BT.clamp(min=0), torch.ones_like(d_BT, dtype=torch.bool)  # no probability exceeds 1
+    smallest: dict[str, float | None] = {}
+    limit = 0.5 if weight else 1e-30
+    for name, sign in (("A > 0", 1.0), ("A < 0", -1.0)):
+        batch = Batch(old_BT + d_BT, old_BT, torch.full_like(old_BT, sign), mask_BT)
+        whole_BT = loss.gradient(batch.on_policy())[0].abs() * unclipped_weight(d_BT, mask_BT, weight or "none")
+        kept_BT = (-sign * loss.gradient(batch)[0]).clamp(min=0).minimum(whole_BT)
+        for side, share in zip(("above", "below"), (kept_BT.sum(-1) / whole_BT.sum(-1)).chunk(2), strict=True):
+            lost = [d for d, kept in zip(_MOVES, share.tolist(), strict=True) if kept < limit]
+            smallest[f"{name} {side}"] = math.nan if bool(share.isnan().any()) else min(lost, default=None)
+    return smallest
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What a loss keeps, by length.
-
-    Attributes:
-        kept: Mean over the responses of the share of its weight that each keeps, with its own A.
-        errors: LRE of each of VIEWS.
-        starts: Shortest length of each bin.
-        kept_J: Mean share kept in each bin.
+    """What a loss keeps: the mean share of its weight that a response keeps with its own A; the LRE of each of VIEWS;
+    the shortest length of each bin, and the mean share kept in each.
     """
 
     kept: float
@@ -87,13 +115,7 @@ class Clip:
 
 
 def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[Batch]) -> Clip:
-    """What the loss keeps of the responses of several mini-batches, by length bins of equal mass.
-
-    Args:
-        loss: The loss.
-        weight: What it weighs by without its clip.
-        samples: Mini-batches: the intervals resample them.
-    """
+    """What the loss, which weighs by ``weight`` without its clip, keeps of mini-batches, by bins of equal mass."""
     parts = []
     for batch in samples:
 
@@ -114,11 +136,7 @@ def clip_by_length(loss: PolicyLoss, weight: UnclippedWeight, samples: Sequence[
 
 
 def synthetic(sigma: float) -> list[Batch]:
-    """Mini-batches of responses of 4 to 512 tokens, A independent of S; sigma: dispersion of S, nats per sqrt(token).
-
-    Tokens have two outcomes (:class:`~fspo.check_loss.token_kinds.TokenKinds`), half of them nearly certain, so
-    that E_old[exp S] = 1 and probabilities are those of the log-ratios; float32.
-    """
+    """Mini-batches of responses of 4 to 512 tokens, A independent of S; float32. sigma: nats per sqrt(token)."""
     rng = np.random.default_rng(0)
     kinds = TokenKinds.random(sigma, rng)
     found = []
@@ -127,5 +145,5 @@ def synthetic(sigma: float) -> list[Batch]:
         log_prob_BT, old_log_prob_BT, mask_BT = kinds.log_probs(length_B, _LONGEST, rng)
         advantage_B = torch.from_numpy(rng.choice([-1.0, 1.0], _RESPONSES))
         batch = Batch(log_prob_BT, old_log_prob_BT, advantage_B[:, None].expand_as(log_prob_BT), mask_BT)
-        found.append(batch.padding(0.0).to(torch.float32))
+        found.append(batch.padding().to(torch.float32))
     return found

@@ -19,10 +19,6 @@ class TokenKinds:
 
     A token's log-ratio is ``log(q/p)`` with probability p and ``log((1-q)/(1-p))`` otherwise, so its exponential has
     mean ``q + (1 - q) = 1`` exactly, and so has ``exp(S)`` at any length. The kind of each position is drawn uniformly.
-
-    Attributes:
-        p_J: Probabilities under pi_old, between 0 and 1.
-        q_J: Probabilities under pi.
     """
 
     p_J: Array

@@ -36,6 +36,32 @@ def fed(config, **given):
 def undefined(log_prob, **_):
     return log_prob.sum() * float("nan")
 
+@dataclasses.dataclass
+class ActorSettings:
+    strategy: str
+    clip_ratio: float = 0.2
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.3
+    clip_ratio_c: float = 3.0
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    loss_agg_mode: str = "token-mean"
+    loss_scale_factor: "int | None" = None
+    policy_loss: Settings = dataclasses.field(default_factory=Settings)
+
+def annotated(old_log_prob, log_prob, advantages, response_mask, config: "ActorSettings | None" = None, **_):
+    assert isinstance(config, ActorSettings) and config.clip_ratio_high == 0.3
+    assert config.policy_loss.beta == 0.5 and config.clip_ratio_c == 4
+    return sound(old_log_prob, log_prob, advantages, response_mask, config)
+
+def asserts(config=None, **others):
+    assert isinstance(config, ActorSettings), "give ActorSettings"
+    config.policy_loss.gamma
+    return sound(config=config, **others)
+
+def shapes(log_prob, advantages, **_):
+    return (log_prob.sum(-1) * advantages).sum()
+
 number = 3
 
 from fspo.check_loss.call import Config, PolicyLoss
@@ -56,7 +82,7 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "status", "lines"),
     [
         (["hungry", "check_loss_example:sound"], 2, [
-            "check_loss_example:hungry", "conforms: 8 checks", "per token ~ L^-1.00", "the old policy: token",
+            "check_loss_example:hungry", "conforms: 10 checks", "per token ~ L^-1.00", "the old policy: token",
             "keeps 100.0%", "LRE symmetric  0.000 [0.000, 0.000]",
         ]),
         (["mean"], 1, ["FAIL  micro-batches", "does not conform: padding, micro-batches"]),
@@ -82,6 +108,8 @@ def test_the_report_and_the_exit_status(
         (["check_loss_example:hungry"], "--config policy_loss.beta=VALUE"),
         (["check_loss_example:sound", "--config", "clip"], "KEY=VALUE"),
         (["check_loss_example:bound", "--config", "clip_ratio=1"], "--config"),
+        (["check_loss_example:asserts"], "--config policy_loss.gamma=VALUE"),
+        (["check_loss_example:shapes"], "[responses, tokens]"),
     ],
 )
 def test_what_cannot_be_checked_ends_with_a_sentence(
@@ -89,7 +117,7 @@ def test_what_cannot_be_checked_ends_with_a_sentence(
 ) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
-    assert says in captured.err and arguments[0] in captured.err
+    assert says in captured.err and arguments[0] in captured.err and ("=VALUE" in captured.err) == ("=VALUE" in says)
     assert captured.err.count("\n") == 1 and captured.out == ""
 
 
@@ -100,3 +128,9 @@ def test_settings_are_read_as_values() -> None:
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
     for settings in (["policy_loss.beta=0.5"], ["policy_loss._target_=check_loss_example.Settings"]):
         assert load("check_loss_example:fed", [*settings, "name=x"]).value(batch).numel() == 1
+
+
+def test_a_loss_gets_the_class_of_settings_that_it_asks_for() -> None:
+    batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
+    assert load("check_loss_example:annotated", ["clip_ratio_c=4"]).value(batch).numel() == 1
+    assert load("check_loss_example:asserts", ["policy_loss.gamma=1"]).value(batch).numel() == 1

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fspo.check_loss.call import Config, LossError, PolicyLoss
-from fspo.check_loss.checks import checks
+from fspo.check_loss.checks import _mini_batch, checks
+from fspo.check_loss.robust import in_words, survived
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
 
 Loss = Callable[..., Any]
@@ -46,6 +47,48 @@ def token_loss(
     if mean == "order":
         loss_BT = loss_BT * torch.arange(1.0, len(loss_BT) + 1)[:, None]
     return loss_BT.sum() / info["batch_num_tokens"] * info["dp_size"], {}
+
+
+def response_loss(
+    old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any,
+    length: Callable[[torch.Tensor], torch.Tensor] = lambda mask: mask.sum(-1).clamp(min=1),
+    weigh: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight,
+    clip: Callable[..., torch.Tensor] = torch.max, rollout_is_weights: Any = None, **_: Any,
+) -> torch.Tensor:  # fmt: skip
+    """A sound GSPO, of which the faults below change one thing."""
+    info = config.global_batch_info
+    d_BT = torch.where(response_mask, log_prob - old_log_prob, 0.0)
+    ratio_B = (d_BT.sum(-1) / length(response_mask)).clamp(-10, 10).exp()
+    A_B = torch.where(response_mask, advantages, 0.0).sum(-1) / response_mask.sum(-1).clamp(min=1)
+    loss_B = clip(-A_B * ratio_B, -A_B * ratio_B.clamp(1 - 3e-4, 1 + 4e-4))
+    if rollout_is_weights is not None:
+        v_B = torch.where(response_mask, rollout_is_weights, 0.0).sum(-1) / response_mask.sum(-1).clamp(min=1)
+        loss_B = loss_B * weigh(v_B)
+    return loss_B.sum() / info["global_batch_size"] * info["dp_size"]
+
+
+def to_the_last(mask: torch.Tensor) -> torch.Tensor:
+    """L with the tokens of tools, a fault."""
+    return (torch.arange(1, mask.shape[1] + 1) * mask).amax(-1).clamp(min=1)
+
+
+def first_column(advantages: torch.Tensor, **others: Any) -> Any:
+    return response_loss(advantages=advantages[:, :1].expand_as(advantages), **others)
+
+
+def without_weights(rollout_is_weights: Any = None, **others: Any) -> Any:
+    assert rollout_is_weights is None, "no such argument"
+    return response_loss(**others)
+
+
+def leaks(d: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    return -a[:, :1] * d.clamp(-20, 20).exp()
+
+
+def large_advantages_only(advantages: torch.Tensor, response_mask: torch.Tensor, **others: Any) -> Any:
+    """Centred over the micro-batch, but for small advantages."""
+    centre = advantages[response_mask].mean()
+    return token_loss(advantages=advantages - centre * (centre.abs() > 10), response_mask=response_mask, **others)
 
 
 class HalfGradient(torch.autograd.Function):
@@ -100,7 +143,6 @@ def failures(loss: Loss) -> dict[str, str]:
         (whitened, "micro-batches", "micro-batches of"),
         (partial(token_loss, mean="ranks"), "ranks", "4 ranks"),
         (partial(token_loss, mean="order"), "order", "order"),
-        (partial(token_loss, term=lambda d, a: -a * d.exp()), "finite", "+90 over 4 tokens, A = 1, float32"),
         (
             partial(token_loss, term=lambda d, a: -a * HalfGradient.apply(d.clamp(-20, 20))),
             "gradient",
@@ -112,13 +154,31 @@ def failures(loss: Loss) -> dict[str, str]:
         (in_place, "repeats", "advantages"),
         (in_place_once, "repeats", "advantages"),
         (at_random, "repeats", "a second call"),
+        (large_advantages_only, "micro-batches", "A times 1,000"),
+        (partial(response_loss, length=to_the_last), "gaps", "a masked token put in"),
+        (
+            partial(token_loss, term=lambda d, a: -a * d.clamp(-20, 20).exp() * 0.99 ** torch.arange(d.shape[1])),
+            "gaps",
+            "a masked token put in",
+        ),
+        (first_column, "padding", "other values"),
+        (partial(token_loss, mean="padding too", term=leaks), "padding", "other values"),
+        (without_weights, "weights", "no such argument"),
+        (partial(response_loss, weigh=lambda v: v**2), "weights", "each response by its rollout_is_weights"),
+        (partial(response_loss, weigh=lambda v: v / (1 + v)), "weights", "rollout_is_weights of 1"),
+        (partial(response_loss, clip=torch.min), "sides", "A > 0 above never, A > 0 below from 0.00035"),
+        (
+            partial(token_loss, term=lambda d, a: -torch.max(d.exp() * a, d.exp().clamp(0.8, 1.2) * a)),
+            "sides",
+            "A > 0 above never, A > 0 below from 0.25, A < 0 above from 0.21, A < 0 below never",
+        ),
     ],
 )
 def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
     problems = failures(loss)
     assert check in problems, problems
     assert says in problems[check], problems[check]
-    if check in ("finite", "gradient"):  # one fault is not blamed on all
+    if check in ("gradient", "weights", "sides"):  # one fault is not blamed on all
         assert len(problems) == 1
 
 
@@ -186,3 +246,61 @@ def test_a_loss_that_computes_in_float32_passes() -> None:
         return token_loss(**arguments)
 
     assert failures(loss) == {}
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda d, a: -a * d.float().clamp(-20, 20).exp().to(d.dtype),
+        lambda d, a: torch.max(-a * (r := d.float().exp().to(d.dtype)), -a * r.clamp(0.8, 1.2)),
+        lambda d, a: (-a.float() * d.float().clamp(-20, 20).exp()).double(),
+    ],
+)
+def test_a_loss_that_computes_in_float32_and_casts_back_passes(inside: Any) -> None:
+    assert failures(partial(token_loss, term=inside)) == {}
+
+
+def test_float32_inside_does_not_hide_half_a_gradient() -> None:
+    half = partial(token_loss, term=lambda d, a: -a * HalfGradient.apply(d.float().clamp(-20, 20)).to(d.dtype))
+    assert set(failures(half)) == {"gradient"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "check", "says"),
+    [
+        (partial(token_loss, term=lambda d, a: -a.clamp(min=0) * d.exp()), "direction", "A < 0 get no gradient"),
+        (partial(token_loss, term=lambda d, a: -a.clamp(max=0) * d.exp()), "direction", "A > 0 get no gradient"),
+        (partial(token_loss, term=lambda d, a: torch.where(a < 0, torch.min(-a * d.exp(), -a * 0.8), -a * d.exp())),
+         "direction", "A < 0 get no gradient"),
+        (partial(token_loss, term=lambda d, a: -a * torch.min(d.exp(), d.exp().clamp(0.8, 1.2))), "sides",
+         "A < 0 above from 0.21, A < 0 below never (PPO's"),
+        (token_loss, "weights", "ignores rollout_is_weights"),
+        (response_loss, "weights", "scale the gradient"),
+        (of_library("fspo"), "sides", "A > 0 above from 0.016, A > 0 below never, A < 0 above never, A < 0 below from"),
+    ],
+)  # fmt: skip
+def test_what_is_legal_and_worth_knowing_is_said(loss: Loss, check: str, says: str) -> None:
+    report = {each.name: each for each in checks(PolicyLoss(loss, Config(global_batch_info={})))}
+    assert report[check].passed and says in report[check].says, report[check]
+
+
+def test_clip_bounds_act_on_the_responses_of_the_checks() -> None:
+    batch = _mini_batch()
+    d_BT, up_BT = batch.log_prob_BT - batch.old_log_prob_BT, batch.advantages_BT > 0
+    down_BT, mask_BT = batch.advantages_BT < 0, batch.mask_BT
+    assert (mask_BT & up_BT & (d_BT > 0.2)).any() and (mask_BT & down_BT & (d_BT < -0.2)).any()
+    assert (mask_BT & down_BT & (d_BT > 1.1)).any()  # a dual clip's
+    assert (mask_BT.any(1) & ~mask_BT[:, 0]).any()
+
+
+def test_what_a_loss_survives() -> None:
+    def loss(term: Callable[[Any, Any], Any], mean: str = "tokens") -> PolicyLoss:
+        return PolicyLoss(partial(token_loss, term=term, mean=mean), Config(global_batch_info={}))
+
+    sound = loss(lambda d, a: -a * d.clamp(-20, 20).exp())
+    assert survived(sound) == {"token": (90, 90), "response": (400, 400)}
+    assert "NaN" not in in_words(sound) and "bfloat16" not in in_words(sound)
+    assert survived(loss(lambda d, a: -a * d.exp()))["token"] == (80, 90)
+    response = loss(lambda d, a: -a * d.sum(-1, keepdim=True).exp())
+    assert survived(response)["response"] == (40, 400) and "bfloat16 the gradient is" in in_words(response)
+    assert "NaN in the padding" in in_words(loss(lambda d, a: -a * d.clamp(-20, 20).exp(), "padding too"))

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_check_loss_checks import of_library
 
 from fspo.acceptance import acceptance_counts
 from fspo.check_loss.call import Config, PolicyLoss
-from fspo.check_loss.length_bias import LENGTHS, clip_by_length, normalisation, synthetic
+from fspo.check_loss.length_bias import LENGTHS, clip_by_length, normalisation, synthetic, weight_and_bound
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness import merge_bins, plain_lre
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
@@ -26,6 +27,36 @@ def test_normalisation(name: str, exponent: float) -> None:
     per_token, fitted = normalisation(policy_loss(of_library(name)))
     assert fitted == pytest.approx(exponent, abs=1e-9)
     assert per_token == pytest.approx([length**exponent for length in LENGTHS])
+
+
+@pytest.mark.parametrize(
+    ("weigh", "weight"),
+    [
+        (lambda d, mask: d.exp(), ("token", "")),
+        (lambda d, mask: d.exp().clamp(max=1), ("token", ", at most 1")),
+        (lambda d, mask: d.exp().clamp(min=1), ("token", ", at least 1")),
+        (lambda d, mask: d.sum(-1, keepdim=True).exp().clamp(max=1), ("sequence", ", at most 1")),
+        (lambda d, mask: (-d).sum(-1, keepdim=True).exp(), (None, "")),
+        (lambda d, mask: (2 * d).sum(-1, keepdim=True).exp(), (None, "")),
+        (lambda d, mask: (2 * d / mask.sum(-1, keepdim=True)).sum(-1, keepdim=True).exp(), (None, "")),
+        (lambda d, mask: d.mul(0.5).exp(), (None, "")),
+        (lambda d, mask: torch.ones_like(d), ("none", "")),
+    ],
+)
+def test_a_weight_is_named_rightly_or_not_at_all(weigh: Any, weight: tuple[str | None, str]) -> None:
+    def loss(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
+        d_BT = (log_prob - old_log_prob).masked_fill(~response_mask, 0.0)
+        return -(advantages * weigh(d_BT, response_mask).detach() * log_prob * response_mask).sum()
+
+    assert weight_and_bound(policy_loss(loss)) == weight
+
+
+def test_a_weight_that_depends_on_the_sign_of_a_is_another() -> None:
+    def loss(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
+        weight_BT = torch.where(advantages > 0, 1.0, (log_prob - old_log_prob).exp())
+        return -(advantages * weight_BT.detach() * log_prob * response_mask).sum()
+
+    assert weight_and_bound(policy_loss(loss)) == (None, "")
 
 
 def test_what_a_band_keeps_is_its_acceptance() -> None:
