@@ -29,6 +29,9 @@ Bins = npt.NDArray[np.int64]
 #: A band's half-width should be at least so many times the noise floor: then noise alone clips next to nothing.
 SAFE_MARGIN: Final = 5.0
 
+#: Sequences of a bin from which on its mean says something.
+_FEWEST: Final = 50
+
 #: Metrics of a step that are one column of the sums over another.
 _STEP: Final = {
     "accept_rate": ("accepted", "count"),
@@ -92,6 +95,35 @@ class LengthDiagnostics:
         """First fine bin of each of the window's length bins, int64 [J]."""
         whole = sum(itertools.chain(*self._window), SequenceSums.zeros())
         return equal_mass_starts(whole.column("count").numpy(), self.bins)
+
+    def drift_warning(self, settings: SequenceLossSettings, state: BandState | None = None) -> str | None:
+        """A sentence once long responses drift out of a band of c sqrt(L) about 0; None otherwise. Defined here.
+
+        In the window's longest bin the mean of S is more than a third of the band's half-width, by two standard errors.
+
+        Args:
+            settings: The loss. A band of another shape, or about the drift, gets no sentence.
+            state: Measured parts of its band.
+        """
+        if settings.band != "sqrt" or settings.drift != "none" or not self._window:
+            return None
+        whole, starts = sum(itertools.chain(*self._window), SequenceSums.zeros()), self.bin_starts()
+        n, length, total, squares = (
+            float(merge_bins(whole.column(name).numpy(), starts)[-1]) for name in ("count", "length", "S", "S_squared")
+        )
+        if n < _FEWEST:
+            return None
+        mean, length = total / n, length / n
+        error = math.sqrt(max(squares / n - mean**2, 0.0) / n)
+        lower, upper = (float(edge[0]) for edge in band_edges(np.array([length]), settings, state))
+        half_width = upper if mean > 0 else -lower
+        if abs(mean) - 2 * error <= half_width / 3:
+            return None
+        return (
+            f"warning: at lengths near {length:.0f} the mean of S is {mean:.2g}, {abs(mean) / half_width:.0%} of the "
+            f"band's half-width of {half_width:.2g}: long responses drift out of it. algo=fspo_v1 centres the band at "
+            "the drift"
+        )
 
     def outcome_metrics(self, name: str, value_B: torch.Tensor, length_B: torch.Tensor) -> dict[str, float]:
         """Mean of a per-sequence outcome, such as reward or accuracy, by the window's length bins.

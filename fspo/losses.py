@@ -96,8 +96,8 @@ def acceptance_band(
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift and widths. Before any data (or None) there is no drift, and ``quantile`` and ``active``
-            are the ``sqrt`` band.
+        state: Measured drift, widths and factor on the clip values. Before any data (or None) there is no drift and no
+            factor, and ``quantile`` and ``active`` are the ``sqrt`` band.
         dtype: Floating type of the result.
 
     Returns:
@@ -116,6 +116,8 @@ def acceptance_band(
         low_B = high_B = state.active_line[0] + state.active_line[1] * root_B
     else:
         low_B, high_B = settings.clip_low * root_B, settings.clip_high * root_B
+    if not settings.calibrated:
+        low_B, high_B = low_B * state.clip_scale, high_B * state.clip_scale
     centre_B = length * -state.drift_per_token if settings.drift == "kl" else torch.zeros_like(length)
     return centre_B - low_B, centre_B + high_B
 

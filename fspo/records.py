@@ -41,7 +41,7 @@ class PlannedRun:
     path: str
     algo: str
     seed: int
-    comparison: str = "default"
+    clip_values: str = "published"
 
 
 def _object(text: str, where: str, problems: list[str]) -> dict[str, Any] | None:

@@ -146,12 +146,18 @@ class BandState:
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
         active_line: (a, b), both >= 0, of the half-width ``a + b * sqrt(L)`` of the ``active`` band, in nats and nats
             per square root of a token; None before any data.
+        clip_scale: Factor on both bounds of a band that has clip values (:mod:`fspo.clip_values`); 1 leaves them.
     """
 
     drift_per_token: float = 0.0
     drift_by_mini_batch: tuple[float, ...] = ()
     half_width_K: tuple[float, ...] = field(default=(), repr=False)
     active_line: tuple[float, float] | None = None
+    clip_scale: float = 1.0
+
+    def scaled(self, clip_scale: float) -> BandState:
+        """The state with another factor on the clip values."""
+        return dataclasses.replace(self, clip_scale=clip_scale)
 
     def at_mini_batch(self, index: int) -> BandState:
         """The state with the drift of one mini-batch, given by its position in the rollout batch, from 0.

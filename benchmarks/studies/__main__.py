@@ -3,8 +3,8 @@
 FOLDER holds the study's runs; with ``--tables`` nothing is run, and FOLDER may be an archive of them (.tar.xz).
 Interrupted, the same command goes on. The tables are docs/tables/STUDY-*.csv. The runs of ``tables`` (whose files begin
 with ``demo``), ``words``, ``active`` and ``pretrained`` are one grid of ``python -m recipe.fspo.compare`` each.
-``clip_fraction`` has no runs of its own: its FOLDER is that of the other studies' archives. ``defaults``, ``masks`` and
-``evidence`` read records only.
+``clip_fraction`` has no runs of its own: its FOLDER is that of the other studies' archives. ``async``, ``clipping``,
+``defaults``, ``masks`` and ``evidence`` read records only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ from benchmarks.pages import Table, opened, write_tables
 from benchmarks.studies import alignment, asynchronous, clip_fraction, clipping, evidence, fairness, masks
 
 GRIDS: Final = ("tables", "words", "active", "pretrained")
-STUDIES: Final = {"clipping": clipping, "async": asynchronous, "alignment": alignment}
+STUDIES: Final = {"alignment": alignment}
 #: Studies whose folder holds records.
-READ_ONLY: Final = {"defaults": asynchronous.defaults, "masks": masks.tables, "evidence": evidence.tables}
+READ_ONLY: Final = {
+    "async": asynchronous.tables,
+    "clipping": clipping.tables,
+    "defaults": asynchronous.defaults,
+    "masks": masks.tables,
+    "evidence": evidence.tables,
+}
 
 
 def tables(study: str, records: Path, beside: Path | None = None) -> dict[str, Table]:

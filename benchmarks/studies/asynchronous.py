@@ -1,7 +1,4 @@
-"""Asynchronous training under several remedies for old responses; docs/results.md.
-
-Every condition is a grid, run seed by seed, so that a study that is interrupted is paired as far as it goes.
-"""
+"""Asynchronous training under several remedies for old responses; docs/results.md."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import numpy as np
 
 from benchmarks.pages import Table
 from benchmarks.studies.fairness import joined, lre_cell, own_counts, paired_cells
-from benchmarks.studies.runs import compare
 from fspo.acceptance import Counts
 from fspo.fairness import equal_mass_starts, merge_bins
 from fspo.fairness.bootstrap import mean_interval
@@ -24,39 +20,6 @@ from fspo.report.tables import show_interval, show_lre
 from fspo.sums import FINE_LENGTH_EDGES
 
 SEEDS: Final = (1, 2, 3, 4, 5)
-DESIGN: Final = (
-    "experiment=demo",
-    "data.train_batch_size=4",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "trainer.total_training_steps=16",
-    "trainer.test_freq=16",
-    "trainer.val_before_train=false",
-    "trainer.save_freq=-1",
-    "fspo.kl_to_start=false",
-    # As it was made: clipped from the actor's log-probabilities, with nothing for the staleness before them.
-    "algorithm.rollout_correction.rollout_rs=null",
-    "fspo.accept_uncorrected=true",
-)
-_SLOW: Final = (
-    f"reward.custom_reward_function.path={Path(__file__).with_name('async_reward.py')}",
-    "reward.custom_reward_function.name=score_later",
-)
-_AT: Final = "trainer.v1.sampler.max_off_policy_threshold"
-CONDITIONS: Final = {"sync": ("mode=sync",)} | {
-    f"{mode}_{name}": (f"mode={mode}_async", *_SLOW, f"trainer.v1.{mode}_async.num_warmup_batches=2", *overrides)
-    for mode, name, overrides in (
-        ("separate", "drop3", (f"{_AT}=3",)),
-        ("separate", "evenly3", (f"{_AT}=3", "fspo.drop=evenly")),
-        ("separate", "wait3", (f"{_AT}=3", "trainer.v1.sampler.max_off_policy_strategy=wait")),
-        ("separate", "drop2", (f"{_AT}=2",)),
-        (
-            "separate",
-            "rollout3",
-            (f"{_AT}=3", "fspo.pi_old=rollout", "actor_rollout_ref.rollout.calculate_log_probs=true"),
-        ),
-        ("colocate", "drop3", (f"{_AT}=3",)),
-    )
-}
 #: Condition and algorithm, the most informative first, and how many seeds; each seed of all comes before the next.
 CELLS: Final = {
     ("sync", "fspo"): 5,
@@ -73,13 +36,6 @@ PHASES: Final = ("gen", "old_log_prob", "update_actor", "update_weights", "step"
 BINS: Final = 5
 
 Cells = dict[tuple[str, str], list[Run]]
-
-
-def run_missing(folder: Path) -> int:
-    """Run every cell that is not finished; the exit status of the first that fails, else 0."""
-    cells = ((seed, *cell) for seed in SEEDS for cell, seeds in CELLS.items() if seed <= seeds)
-    codes = (compare(folder / name, [algo], [seed], *DESIGN, *CONDITIONS[name]) for seed, name, algo in cells)
-    return next(filter(None, codes), 0)
 
 
 def finished(folder: Path) -> Cells:

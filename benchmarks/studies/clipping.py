@@ -15,21 +15,12 @@ from scipy import stats  # type: ignore[import-untyped]
 from benchmarks.pages import Table
 from benchmarks.studies import fairness
 from benchmarks.studies.asynchronous import ACCURACY
-from benchmarks.studies.runs import compare
 from fspo.fairness import Interval, debiased_lre, merge_bins
 from fspo.fairness.bootstrap import mean_interval, noise_variance
 from fspo.report.groups import RunGroup, group_runs, shared_starts
 from fspo.report.runs import Run, expand_paths, load_run
 from fspo.report.tables import NOT_RUN, show_interval
 
-DESIGN: Final = (
-    "experiment=demo",
-    "trainer.total_training_steps=15",
-    "trainer.test_freq=15",
-    "trainer.val_before_train=false",
-    "trainer.save_freq=-1",
-    "fspo.kl_to_start=false",
-)
 _LR: Final = "actor_rollout_ref.actor.optim.lr"
 _PROMPTS: Final = "actor_rollout_ref.actor.ppo_mini_batch_size"
 #: From mild to harsh; the first is the reference.
@@ -51,17 +42,6 @@ SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
 #: How far below the reference's mean accuracy both seeds must end.
 LOSS: Final = 0.10
 _NAMES: Final = list(CANDIDATES)
-
-
-def run_missing(folder: Path) -> int:
-    """Go on with the search up to REGIME, then with the comparison; the exit status of what fails, else 0."""
-    for name in _NAMES[: _NAMES.index(REGIME) + 1]:
-        for seed in SEARCH_SEEDS:  # each a grid of its own: what fails here is not begun again
-            if not _ended(_run(place := _place(folder, name, seed))):
-                code = compare(place, ["unclipped"], [seed], *DESIGN, *CANDIDATES[name])
-                if not _ended(_run(place)):
-                    return code
-    return compare(_grid(folder), ALGOS, SEEDS, "comparisons=[matched_active]", *DESIGN, *CANDIDATES[REGIME])
 
 
 def _grid(folder: Path) -> Path:
@@ -134,7 +114,8 @@ def difference(first: RunGroup, second: RunGroup) -> Interval | None:
 
 def compared(grid: Path) -> list[Run]:
     """The runs of the comparison that have come to their end."""
-    return [run for run in map(load_run, expand_paths([grid])[0]) if run.comparison == "matched_active" and _ended(run)]
+    runs = map(load_run, expand_paths([grid])[0])
+    return [run for run in runs if run.clip_values == "matched_active" and _ended(run)]
 
 
 def comparison_tables(runs: Sequence[Run], reference: Sequence[Run]) -> dict[str, Table]:

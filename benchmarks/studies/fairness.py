@@ -32,7 +32,7 @@ _ACTIVE_FIRST: Final = 2
 CLIP_RATE: Final = 0.15
 #: Step from which a calibrated band has at least two steps behind it.
 _FIRST: Final = 3
-COMPARISONS: Final = ("default", "matched", "matched_active")
+CLIP_VALUES: Final = ("published", "matched", "matched_active", "measured")
 _BASELINES: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
 #: By measured band: views, the first step that is judged, and targets with their windows and the share that the
 #: baselines keep beside them.
@@ -285,7 +285,7 @@ def beside_rows(grid: Path, other: Path) -> Table:
 
     def by_algo(folder: Path) -> dict[str, Runs]:
         runs = [run for run in map(load_run, expand_paths([folder])[0]) if run.status == "finished"]
-        return {group.algo: group.by_seed() for group in group_runs(runs) if group.comparison == "default"}
+        return {group.algo: group.by_seed() for group in group_runs(runs) if group.clip_values == "published"}
 
     ours, rows = by_algo(grid)["fspo_active"], []
     for algo, theirs in by_algo(other).items():
@@ -304,35 +304,35 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> dict[str, 
     # A run in progress has no place in a comparison; the table of runs says how far it is.
     runs = [run for run in loaded if run.status == "finished" and len(run.lengths.step_M)]
     ended = grid_table(planned, loaded)
-    named = {"runs": [["algo", "comparison", *ended.heads], *([*row[:2], *row[2]] for row in ended.rows)]}
+    named = {"runs": [["algo", "clip values", *ended.heads], *([*row[:2], *row[2]] for row in ended.rows)]}
     if not runs:
         return named
     groups, starts = group_runs(runs), shared_starts(runs)
     begin = ", ".join(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])
     # The LREs have tables of their own, over all seeds' sequences together.
     measures = [each for each in standard_measures(runs) if not each.label.startswith("LRE")]
-    named["own"] = [["comparison", f"bins from {begin} tokens", *VIEWS]]
-    named["removed"] = [["comparison", f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS]]
-    named["learning"] = [["comparison", "runs", "measure", "value"]]
-    for comparison in COMPARISONS:
-        chosen = [group for group in groups if group.comparison == comparison]
+    named["own"] = [["clip values", f"bins from {begin} tokens", *VIEWS]]
+    named["removed"] = [["clip values", f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS]]
+    named["learning"] = [["clip values", "runs", "measure", "value"]]
+    for origin in CLIP_VALUES:
+        chosen = [group for group in groups if group.clip_values == origin]
         if not chosen:
             continue
-        named["own"] += [[comparison, *row] for row in own_rows(chosen, starts)]
+        named["own"] += [[origin, *row] for row in own_rows(chosen, starts)]
         if any(group.algo == "fspo_active" for group in chosen):
-            named["removed"] += [[comparison, *row] for row in active_own_rows(chosen, starts)]
-        if comparison == "default" and common:
+            named["removed"] += [[origin, *row] for row in active_own_rows(chosen, starts)]
+        if origin == "published" and common:
             rows = [row for group in chosen for row in common_rows(group, starts)]
             named["common"] = [["records of", "sequences", "clip values", "band", *VIEWS], *rows]
             named["spread"] = spread_table(chosen, starts)
-        if comparison == "default" and common and measured:
+        if origin == "published" and common and measured:
             named["quantile"] = measured_table(chosen, starts, "fspo_quantile")
             named["active"] = measured_table(groups, starts, "fspo_active")
         for table in filter(None, (final_numbers(chosen, measures), paired_differences(chosen, measures))):
             for measure, note, cells in table.rows:
                 what = f"{measure} ({note})" if note else measure
                 pairs = zip(table.heads, cells, strict=True)
-                named["learning"] += [[comparison, head, what, cell.removeprefix("*")] for head, cell in pairs]
+                named["learning"] += [[origin, head, what, cell.removeprefix("*")] for head, cell in pairs]
     for calibration in sorted(grid.glob("calibration*.json")):
         clips = json.loads(calibration.read_text(encoding="utf-8"))
         rows = [

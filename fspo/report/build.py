@@ -68,6 +68,9 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
     folders, planned, problems = expand_paths(list(paths))
     loaded = [run for folder in folders for run in load_runs(folder)]
     problems += [problem for run in loaded for problem in run.problems]
+    for run in loaded:
+        if run.path in planned:  # a loss without clip values to measure stands beside those that have some
+            run.info["clip_values"] = planned[run.path].clip_values
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
     missing = sum(not folder.is_dir() for folder in planned)
     comparisons = _comparisons(runs, out / "figures") if runs else []
@@ -102,7 +105,7 @@ def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
     """Two runs of one group with one seed are not two samples: the one given last counts, and the other is named."""
     kept: dict[object, Run] = {}
     for run in runs:
-        key = (run.comparison, run.algo, run.path if run.seed is None else run.seed)
+        key = (run.clip_values, run.algo, run.path if run.seed is None else run.seed)
         if key in kept:
             problems.append(
                 f"{kept[key].path}: left out: {run.path} is a run of {run.algo} with the same seed {run.seed}"
@@ -118,8 +121,8 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
     measures = [dataclasses.replace(m, of=functools.cache(m.of)) for m in standard_measures(runs)]
     looks = algo_looks([group.algo for group in groups])
     comparisons = []
-    for name in dict.fromkeys(group.comparison for group in groups):
-        chosen = [group for group in groups if group.comparison == name]
+    for name in dict.fromkeys(group.clip_values for group in groups):
+        chosen = [group for group in groups if group.clip_values == name]
         settings, profiles = differing_settings(chosen), clip_profiles(chosen)
         tables = {
             "final": final_numbers(chosen, measures),

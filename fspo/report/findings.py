@@ -75,7 +75,7 @@ def differing_settings(groups: Sequence[RunGroup]) -> Differing:
             and (whole or key.startswith(LOSS_KEY))
             and "seed" not in key
             and not key.startswith("ray_kwargs.")
-            and key not in ("fspo.algo", "fspo.comparison", "trainer.experiment_name")
+            and key not in ("fspo.algo", "fspo.clip_values", "trainer.experiment_name")
             and not any(folder in str(settings.get(key)) for settings in every for folder in folders)
         ):
             differing.append((key, values))

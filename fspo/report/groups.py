@@ -29,10 +29,10 @@ _LAST_SHARE: Final = 0.1
 
 @dataclass(slots=True)
 class RunGroup:
-    """The runs of one algorithm within one comparison, by seed."""
+    """The runs of one algorithm whose clip values come from one place, by seed."""
 
     algo: str
-    comparison: str
+    clip_values: str
     runs: list[Run] = field(default_factory=list)
 
     def by_seed(self) -> dict[int, Run]:
@@ -41,14 +41,18 @@ class RunGroup:
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-    """Groups in a fixed order: default before matched clip values; FSPO, then the baselines, then the rest."""
+    """Groups in a fixed order: published clip values before others; FSPO, then the baselines, then the rest."""
     groups: dict[tuple[str, str], RunGroup] = {}
     for run in runs:
-        groups.setdefault((run.comparison, run.algo), RunGroup(run.algo, run.comparison)).runs.append(run)
+        groups.setdefault((run.clip_values, run.algo), RunGroup(run.algo, run.clip_values)).runs.append(run)
     for group in groups.values():
         group.runs.sort(key=lambda run: (run.seed is None, run.seed or 0, str(run.path)))
     rank = {algo: index for index, algo in enumerate(_ALGO_ORDER)}
-    return sorted(groups.values(), key=lambda group: (group.comparison, rank.get(group.algo, len(rank)), group.algo))
+
+    def place(group: RunGroup) -> tuple[object, ...]:
+        return group.clip_values != "published", group.clip_values, rank.get(group.algo, len(rank)), group.algo
+
+    return sorted(groups.values(), key=place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,14 +94,15 @@ class Run:
         return self.info.get("seed")
 
     @property
-    def comparison(self) -> str:
-        """``default`` or ``matched``: where the clip values come from."""
-        return str(self.info.get("comparison", "default"))
+    def clip_values(self) -> str:
+        """``measured`` on the run's own responses or ``published``; of older runs also ``matched`` on a pilot run's."""
+        return str(self.info.get("clip_values", "published"))
 
     @property
     def name(self) -> str:
-        """Algorithm and seed, and the comparison unless it is the default one."""
-        return f"{self.algo}, seed {self.seed}" + ("" if self.comparison == "default" else f", {self.comparison}")
+        """Algorithm and seed, and where its clip values come from unless it has measured them."""
+        origin = self.info.get("clip_values", "measured")
+        return f"{self.algo}, seed {self.seed}" + ("" if origin == "measured" else f", {origin} clip values")
 
     @property
     def status(self) -> str:
@@ -121,15 +122,17 @@ class Run:
 
     @property
     def loss_settings(self) -> SequenceLossSettings | None:
-        """The loss as run.json records it; None if it is not one of this package's, or not recorded.
+        """The loss as run.json records it, with the clip values that the run has measured last; None if it is not one
+        of this package's, or not recorded.
 
         So is the loss of a run of an earlier version whose band was widened by staleness, or had a dual clip.
         """
         loss = self.info.get("loss")
         if not isinstance(loss, dict) or loss.get("staleness", "none") != "none" or loss.get("dual_clip") is not None:
             return None
+        measured = (self.info.get("clip_values_measured") or [{}])[-1]
         try:
-            return resolve_settings(loss)
+            return resolve_settings(loss | {key: measured[key] for key in ("clip_low", "clip_high") if key in measured})
         except (TypeError, ValueError):
             return None
 

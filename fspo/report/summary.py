@@ -45,7 +45,7 @@ def summarise(folder: Path) -> str:
 
 def _draw(run: Run, profile: LengthProfile | None) -> Figure:
     """The curves that a report draws, and the clip rate by length, of one run."""
-    group, looks = RunGroup(run.algo, run.comparison, [run]), algo_looks([run.algo])
+    group, looks = RunGroup(run.algo, run.clip_values, [run]), algo_looks([run.algo])
     figure = Figure(figsize=(15, 7), layout="constrained")
     *panels, last = figure.subplots(2, 3).flat
     chosen = {curve.name: curve for curve in curves([run])}

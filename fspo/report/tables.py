@@ -63,14 +63,13 @@ def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table
     """Status of every planned run, and of given runs that are in no plan: rows are groups, columns seeds."""
     status: dict[tuple[str, str], dict[int | None, str]] = {}
     for plan in planned.values():
-        status.setdefault((plan.comparison, plan.algo), {})[plan.seed] = NOT_RUN
+        status.setdefault((plan.clip_values, plan.algo), {})[plan.seed] = NOT_RUN
     for run in runs:
         text = f"{run.ending}, {max(run.steps)} steps" if run.steps else "no data"
-        status.setdefault((run.comparison, run.algo), {})[run.seed] = text
+        status.setdefault((run.clip_values, run.algo), {})[run.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
     rows = [
-        (algo, comparison, [row.get(seed, "(not planned)") for seed in seeds])
-        for (comparison, algo), row in status.items()
+        (algo, origin, [row.get(seed, "(not planned)") for seed in seeds]) for (origin, algo), row in status.items()
     ]
     return Table([f"seed {'?' if seed is None else seed}" for seed in seeds], rows)
 
@@ -83,7 +82,7 @@ def provenance_table(runs: Sequence[Run]) -> Table:
         command = " ".join(run.info.get("command", ()))
         versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
         cells = tuple(cell or NOT_RECORDED for cell in (commit, command, versions))
-        seeds.setdefault((run.algo, run.comparison, cells), []).append(str(run.seed))
+        seeds.setdefault((run.algo, run.clip_values, cells), []).append(str(run.seed))
     rows = [(f"{algo}, seed {', '.join(of)}", named, list(cells)) for (algo, named, cells), of in seeds.items()]
     return Table(["commit", "command", "versions"], rows)
 

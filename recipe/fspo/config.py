@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.fspo import own_loss
 from recipe.runner.launch.checks import Rule
 from recipe.runner.launch.server_slots import asynchronous_mode
-from recipe.runner.launch.values import Count, Positive, type_problems, types_of
+from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.relatives import RELATIVES
@@ -37,9 +37,11 @@ _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_
 #: Clip values that are of a band's unit, and who uses which. GSPO's authors recommend 3e-4 and 4e-4 (verl#2775), FSPO's
 #: is about 0.03, and frameworks have shipped PPO's 0.2 by mistake: 0.2 sqrt(2000) are 9 nats.
 _CLIP_VALUES: Final = {
-    "linear": (0, 0.01, "per token: GSPO's authors recommend 3e-4 and 4e-4"),
+    "linear": (0, 0.025, "per token: GSPO's authors recommend 3e-4 and 4e-4"),
     "sqrt": (0.003, 0.15, "per square root of a token: FSPO uses about 0.03"),
 }
+#: The losses whose clip values a run can measure: of one band each, which has no other measured part.
+_MEASURED_LOSSES: Final = ("fspo", "fspo_v1", "seq_gspo", "seq_rloo", "luspo")
 #: From here on a band of c sqrt(L) is meant to be none: algo=unclipped.
 _NO_CLIP: Final = 1e9
 
@@ -57,7 +59,9 @@ class FspoSettings:
     calibration_rounds: Count
     reference_length: Positive | None
     record_sequences: bool
-    comparison: str
+    match_scale: Literal["matched", "native"]
+    clip_values: Literal["measured", "published"]
+    accept: Share
 
 
 @dataclass
@@ -119,23 +123,57 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
 def complete_loss(config: DictConfig) -> None:
     """Write every setting of the loss into ``actor.policy_loss``, so that ``config.yaml`` says what was run; in place.
 
-    With ``match_scale=matched``, the losses that sum over tokens are divided by ``fspo.reference_length``: the
-    gradients of losses with h(L) = 1 (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so
-    a common gradient-norm clip would bind always for the ones and never for the others. Defined here. A loss of the
-    user's has its own fields for it (:mod:`recipe.fspo.own_loss`).
+    A loss of the user's has its own fields (:mod:`recipe.fspo.own_loss`).
     """
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
+    why = _keeps_clip_values(config)
+    could = policy_loss.loss_mode in _MEASURED_LOSSES and (policy_loss.get("clip_low") or 0) < _NO_CLIP
+    if why and could and config.fspo.get("clip_values") != "published":
+        print(f"note: clip values are not measured: {why}", flush=True)
+    with open_dict(config.fspo):
+        config.fspo.clip_values = "published" if why else "measured"
     if settings is not None:  # algo=grpo with loss_mode=fspo has verl's _target_, which knows none of these fields
         values = dataclasses.asdict(settings) | {"_target_": "recipe.fspo.config.SequencePolicyLossConfig"}
     elif own_loss.is_own(policy_loss):
         values = own_loss.settings_of(policy_loss)
+        if note := own_loss.unknown_scale(config):
+            print(f"note: {note}", flush=True)
     else:
         return
-    if config.fspo.match_scale == "matched" and values.get("grad_scale") == "1":
-        values["grad_multiplier"] /= config.fspo.reference_length
     with open_dict(policy_loss):
         policy_loss.update(values)
+
+
+def _keeps_clip_values(config: DictConfig) -> str | None:
+    """Why a run keeps the clip values that it begins with; None if it measures them. Of a loss not yet completed."""
+    loss = config.actor_rollout_ref.actor.policy_loss
+    if config.fspo.get("clip_values") == "published":
+        return "clip_values=published"
+    if loss.loss_mode not in _MEASURED_LOSSES:
+        return f"loss_mode={loss.loss_mode} has none that could be"
+    if values := _clip_values_of(loss):
+        return f"{_POLICY_LOSS} has {' and '.join(values)}"
+    if config.evaluate:
+        return "evaluate=true trains nothing"
+    return None
+
+
+def _clip_values_of(loss: DictConfig) -> list[str]:
+    """The clip values that a loss not yet completed has from the command line or from its algorithm's file."""
+    return [f"{key}={loss[key]}" for key in ("clip_low", "clip_high") if loss.get(key) is not None]
+
+
+def scales_with_length(policy_loss: DictConfig) -> bool:
+    """Whether the gradient of a response grows with its length L: a sum over its tokens, h(L) = 1, and not a mean.
+
+    The gradients of such losses (FSPO, RLOO, LUSPO) are about L times those of GSPO and of verl's token means, so a
+    common gradient-norm clip would bind always for the ones and never for the others. ``match_scale=matched`` divides
+    them by a typical length. Of a loss of the user's the field ``grad_scale`` says it.
+    """
+    if (settings := policy_loss_settings(policy_loss)) is not None:
+        return settings.grad_scale == "1"
+    return own_loss.is_own(policy_loss) and own_loss.settings_of(policy_loss).get("grad_scale") == "1"
 
 
 def complete_mode(config: DictConfig) -> None:
@@ -176,7 +214,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
 def _setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that contradict each other, or that make S, L or the importance ratios those of something else."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    mode, loss = config.trainer.v1.trainer_mode, actor.policy_loss
+    mode = config.trainer.v1.trainer_mode
     correction = config.algorithm.get("rollout_correction") or {}
     corrects = correction.get("rollout_is") is not None or correction.get("rollout_rs") is not None
     by_rollout = config.fspo.pi_old == "rollout"
@@ -186,7 +224,6 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     truncated = [
         f"{_ROLLOUT}.{name}={rollout[name]}" for name, off in (("top_p", 1), ("top_k", -1)) if rollout[name] != off
     ]
-    scaled = loss.loss_mode in ALGORITHMS or own_loss.is_own(loss)
     for wrong, setting, why in (
         (
             mode not in _TRAINER_MODES,
@@ -225,11 +262,6 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.{new}={actor[new]}",
             f"differs from {_ROLLOUT}.{old}={rollout[old]}: old and new log-probabilities would be rounded "
             "differently; set them equal",
-        ),
-        (
-            scaled and config.fspo.match_scale == "matched" and config.fspo.reference_length is None,
-            "fspo.reference_length=null:",
-            "match_scale=matched needs a typical length of responses, above 0",
         ),
     ):
         if wrong:
@@ -287,7 +319,9 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
     values: dict[str, tuple[str, float | None]] = {}
     if loss_mode == "gspo":
         values = {f"{_ACTOR}.{key}": ("linear", actor[key]) for key in ("clip_ratio_low", "clip_ratio_high")}
-    elif settings is not None and config.fspo.comparison == "default":  # matched ones may be as wide as a run needs
+    elif settings is not None:
+        if config.fspo.get("clip_values") == "measured" and (own := _clip_values_of(actor.policy_loss)):
+            yield f"clip_values=measured does not go with {_POLICY_LOSS}.{' and '.join(own)}: leave one of them out"
         values = {f"{_POLICY_LOSS}.{key}": (settings.band, getattr(settings, key)) for key in ("clip_low", "clip_high")}
     for key, (band, value) in values.items():
         low, high, unit = _CLIP_VALUES.get(band, (0, _NO_CLIP, ""))

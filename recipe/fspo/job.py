@@ -42,7 +42,7 @@ def _passes(config: DictConfig) -> Passes:
         old_of_rollout=settings.pi_old == "rollout",
         old_of_first=settings.noise_floor == "first",
         keeps_old_weights=settings.pi_old == "actor",
-        mean_response=settings.reference_length,
+        mean_response=config.run.mean_response,
     )
 
 
@@ -50,7 +50,7 @@ def _facts(config: DictConfig) -> Mapping[str, Any]:
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     return {
         "algo": config.fspo.algo,
-        "comparison": config.fspo.comparison,
+        "clip_values": config.fspo.clip_values,
         "loss": {key: value for key, value in loss.items() if value is not None},
     }
 

@@ -22,7 +22,8 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
   mode=sync             when responses are generated: {", ".join(choices("mode"))}
   seed=1                of data order, sampling and initialisation
   advantage=native      or shared: one advantage estimator for every algorithm
-  match_scale=native    or matched: losses that sum over tokens are divided by fspo.reference_length
+  clip_values=measured  on the run's first responses, then fixed: fspo.accept of them inside; published: the loss's own
+  match_scale=matched   losses that sum over tokens are divided by a typical length; native: they are not
   evaluate=false        true: no training; avg@k and pass@k of the validation sets, with intervals
 
 Settings often changed, of the recipe and of verl:
@@ -30,7 +31,7 @@ Settings often changed, of the recipe and of verl:
   run.dir=FOLDER        metrics, checkpoints, figure; give the same one again to resume, with the settings that it keeps
   resume=FOLDER         the same for a folder that must be there
   run.allow_changed=[KEY]                                  settings that a resumed run may change; recorded in run.json
-  actor_rollout_ref.actor.policy_loss.clip_low=0.03         band below; clip_high above; units in docs/algorithms.md
+  actor_rollout_ref.actor.policy_loss.clip_low=0.05         band below; clip_high above; given ones are not measured
   actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
   actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
   data.train_files=FILE data.val_files=[FILE,FILE]          made by python -m fspo.data; yours: docs/data-and-rewards.md

@@ -2,8 +2,8 @@
 
 ``actor.policy_loss._target_`` names a dataclass of its settings, so that they can be given on the command line, are
 checked, and stand in ``config.yaml`` and ``run.json``. The class says by fields what the rest of the recipe may do with
-the loss: ``grad_scale`` and ``grad_multiplier``, how its gradient grows with L and the factor that it applies
-(``match_scale=matched`` sets it); ``band``, in words, for the report.
+the loss: ``grad_scale``, how its gradient grows with L ("1": a sum over tokens, which ``match_scale=matched`` divides
+by a typical length; "1/L": a mean); ``band``, in words, for the report.
 """
 
 from __future__ import annotations
@@ -48,8 +48,22 @@ def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in verls}
 
 
+def unknown_scale(config: DictConfig) -> str | None:
+    """What ``match_scale=matched`` cannot do with an own loss that does not say how its gradient grows with L."""
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    if config.fspo.match_scale == "native" or not is_own(policy_loss):
+        return None
+    if settings_of(policy_loss).get("grad_scale") in ("1", "1/L"):
+        return None
+    return (
+        f"match_scale=matched leaves the gradient of loss_mode={policy_loss.loss_mode} as it is, because nothing says "
+        "how it grows with the response's length: give match_scale=native, or let the class of its settings (_target_) "
+        'have the field grad_scale ("1" for a sum over tokens, "1/L" for a mean)'
+    )
+
+
 def problems(config: DictConfig) -> Iterator[str]:
-    """What is wrong with an own loss: where it comes from, its settings, a matched gradient."""
+    """What is wrong with an own loss: where it comes from, its settings."""
     policy_loss, library = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.model.external_lib
     try:
         for module in library if OmegaConf.is_list(library) else [library] if library else []:
@@ -60,7 +74,7 @@ def problems(config: DictConfig) -> Iterator[str]:
     if policy_loss.loss_mode in ALGORITHMS:
         return
     try:
-        settings = settings_of(policy_loss)  # imports the class's module, which registers the loss
+        settings_of(policy_loss)  # imports the class's module, which registers the loss
     except InstantiationException as error:
         cause = " ".join(str(error.__cause__ or error).split())
         yield f"{_POLICY_LOSS}._target_={policy_loss._target_}: {cause} (if the module is missing, {_INSTALL})"
@@ -70,13 +84,4 @@ def problems(config: DictConfig) -> Iterator[str]:
             f"{_POLICY_LOSS}.loss_mode={policy_loss.loss_mode} is registered by nobody"
             f"{did_you_mean(policy_loss.loss_mode, POLICY_LOSS_REGISTRY)}: name the module that registers it in "
             f"{_LIBRARY} or _target_, or choose one of {', '.join(sorted(POLICY_LOSS_REGISTRY))}"
-        )
-        return
-    scales = "grad_multiplier" in settings and settings.get("grad_scale") in ("1", "1/L")
-    if config.fspo.match_scale == "matched" and is_own(policy_loss) and not scales:
-        yield (
-            f"match_scale=matched does not know how the gradient of loss_mode={policy_loss.loss_mode} grows with the "
-            "response's length, so a comparison would be one of learning rates: give match_scale=native, or let the "
-            'class of its settings (_target_) have the fields grad_scale ("1" for a sum over tokens, "1/L" for a mean) '
-            "and grad_multiplier, which the loss multiplies by"
         )

@@ -5,7 +5,8 @@ plain verl, where ``policy_loss`` has no clip values of ours, the documented def
 are never read, because a token-level ratio bound means nothing here.
 
 In a worker of this recipe, and in an audit, verl's own losses are recorded too (:func:`observe_losses`), so that
-references such as GRPO stand in the same tables and figures. The losses themselves are unchanged.
+references such as GRPO stand in the same tables and figures. The losses themselves are unchanged, but for the factor of
+``match_scale=matched`` on those that sum over tokens.
 """
 
 from __future__ import annotations
@@ -126,6 +127,9 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
             with RECORDER.guard():
                 tensors = (log_prob.detach(), old_log_prob, advantages, response_mask)
                 RECORDER.add(name, tensors, _describe(name, config, call, tensors))
+        if RECORDER.loss_scale != 1:
+            value, metrics = result
+            return value * RECORDER.loss_scale, metrics
         return result
 
     policy_loss.observed = True  # type: ignore[attr-defined]

@@ -117,13 +117,15 @@ class Recorder:
         #: Holds back an error of the recording, in an audit.
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext
         self._max_response_length: int | None = None
-        self._keep_sequences = False
         self._forget()
 
     def _forget(self) -> None:
         """Begin without a band state and without records."""
         self.row_B: torch.Tensor | None = None
+        self._keep_sequences = False
         self._band_state: BandState | None = None
+        #: Factor on the loss (``match_scale=matched``).
+        self.loss_scale = 1.0
         self._done = 0
         self._own_every = 0
         self._own: list[torch.Tensor] = []
@@ -131,20 +133,26 @@ class Recorder:
         self._mini_batches: list[MiniBatch] = []
         self._sequences: list[np.ndarray] | None = None
 
-    def enable(self, max_response_length: int, sequences: bool = False, run_dir: Path | None = None) -> None:
+    def enable(self, max_response_length: int, run_dir: Path | None = None) -> None:
         """Start recording.
 
         Args:
             max_response_length: responses that end here or later count as truncated.
-            sequences: keep :data:`SEQUENCE_COLUMNS` of every sequence too.
             run_dir: the run's folder, for what a worker itself has to write.
         """
         self._forget()
         self.audit = Audit()
-        self._max_response_length, self._keep_sequences, self.run_dir = max_response_length, sequences, run_dir
+        self._max_response_length, self.run_dir = max_response_length, run_dir
 
-    def begin_update(self, band_state: BandState | None, done: int, own_every: int = 0) -> None:
-        """Use this band state in the update that follows.
+    def begin_update(
+        self,
+        band_state: BandState | None,
+        done: int,
+        own_every: int = 0,
+        sequences: bool = False,
+        loss_scale: float = 1.0,
+    ) -> None:
+        """What the update that follows uses and keeps.
 
         Args:
             band_state: Of the rollout batch.
@@ -152,8 +160,11 @@ class Recorder:
                 for each.
             own_every: Mini-batches of an epoch, of which the first has no log-probabilities of pi_old but its own; 0 if
                 all have some.
+            sequences: Keep :data:`SEQUENCE_COLUMNS` of every sequence too.
+            loss_scale: Factor on the loss.
         """
         self._band_state, self._done, self._own_every, self._own = band_state, done, own_every, []
+        self._keep_sequences, self.loss_scale = sequences, loss_scale
 
     @property
     def own_pi_old(self) -> bool:

@@ -76,13 +76,13 @@ class FSPOHooks(RunnerHooks):
     def on_init_end(self) -> None:
         super().on_init_end()
         run_dir = self.config.run.dir
-        sequences = self.config.fspo.record_sequences or self._cycle.needs_sequences
-        self.actor_rollout_wg.record(sequences=sequences, run_dir=run_dir)
+        self.actor_rollout_wg.record(run_dir=run_dir)
         # Runs of a comparison must begin with the same weights; this is how a reader can tell, of runs never resumed.
         run_folder.note(run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
+        self._cycle.note()
         if self.global_steps > 0 and self.verl_mode != "sync":
             clear_trained()
 
@@ -195,10 +195,13 @@ class FSPOHooks(RunnerHooks):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("update")
         outcomes = read_outcomes(batch, self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path is not None)
-        if self.config.fspo.record_sequences:
-            batch = send_rows(batch, outcomes, self._cycle.rows)
+        cycle = self._cycle
+        cycle.begin(outcomes)
+        if cycle.needs_sequences:
+            batch = send_rows(batch, outcomes, cycle.rows)
         own_every = len(batch) // self.mini_batch if self._own else 0
-        self.actor_rollout_wg.begin_update(self._cycle.band_state, self._cycle.mini_batches, own_every)
+        options = {"sequences": cycle.needs_sequences, "loss_scale": cycle.loss_scale.factor}
+        self.actor_rollout_wg.begin_update(cycle.band_state, cycle.mini_batches, own_every, **options)
         batch = super()._update_actor(batch, metrics)
         self._floor_measured = True
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)

@@ -92,21 +92,18 @@ class FSPOWorker(ActorRolloutRefWorker):
 
     actor_worker_cls = RecordingTrainingWorker
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        observe_losses()
-        super().__init__(*args, **kwargs)
-
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def record(self, sequences: bool, run_dir: str) -> None:
-        """Record from now on, as at the start of a run; with ``sequences`` not only sums."""
-        RECORDER.enable(self.config.rollout.response_length, sequences, Path(run_dir))
+    def record(self, run_dir: str) -> None:
+        """Record from now on, as at the start of a run; all losses are registered by then."""
+        observe_losses()
+        RECORDER.enable(self.config.rollout.response_length, Path(run_dir))
         # NCCL ends a rank that waits in a collective for half an hour, and writes what each rank has entered before.
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(run_dir) / "collectives_rank")  # and the number of the rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_update(self, band_state: BandState | None, done: int = 0, own_every: int = 0) -> None:
+    def begin_update(self, band_state: BandState | None, done: int = 0, own_every: int = 0, **options: Any) -> None:
         """See :meth:`recipe.fspo.recorder.Recorder.begin_update`."""
-        RECORDER.begin_update(band_state, done, own_every)
+        RECORDER.begin_update(band_state, done, own_every, **options)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_mini_batches(self) -> list[MiniBatch] | None:

@@ -65,7 +65,7 @@ def test_a_grid_trains_every_run_under_the_same_conditions(tmp_path: Path) -> No
     )
     output = compare(tmp_path, *arguments)
     assert output.count("starting Ray") == 2
-    gspo, power = (tmp_path / "grid" / "default" / algo / "seed5" for algo in ("gspo", "fspo_power"))
+    gspo, power = (tmp_path / "grid" / "measured" / algo / "seed5" for algo in ("gspo", "fspo_power"))
     infos = [json.loads((folder / "run.json").read_text()) for folder in (gspo, power)]
     assert [info["status"] for info in infos] == ["finished", "finished"]
     assert [info["loss"]["loss_mode"] for info in infos] == ["seq_gspo", "fspo_power"]
@@ -83,11 +83,14 @@ def test_a_grid_trains_every_run_under_the_same_conditions(tmp_path: Path) -> No
         assert max(abs(s) for s in rows[1]["S"]) > 1e-4
         assert list((folder / "tensorboard").glob("events.*")), "each run has its own"
     assert any("fspo/lre" in line["metrics"] for line in complete_lines(power / "metrics.jsonl"))
-    assert infos[1]["loss"]["grad_multiplier"] == pytest.approx(1 / 60), "matched, as FSPO's"
+    first = next(line["metrics"]["response_length/mean"] for line in complete_lines(power / "metrics.jsonl"))
+    assert infos[1]["loss_divided_by"] == pytest.approx(first), "matched, as FSPO's"
+    assert "loss_divided_by" not in infos[0], "GSPO's is a mean"
+    assert [info["clip_values"] for info in infos] == ["measured", "published"]
     assert "fspo_power" in (tmp_path / "grid" / "report" / "report.html").read_text()
 
     again = compare(tmp_path, *arguments)
     assert "starting Ray" not in again, "finished runs are not started again"
     planned = compare(tmp_path, *arguments, "algos=[gspo,fspo_power,rloo]", "dry_run=true")
-    assert "default/rloo/seed5: not run" in planned
+    assert "measured/rloo/seed5: not run" in planned
     assert "rloo" not in (tmp_path / "grid" / "grid.json").read_text(), "a dry run writes nothing"

@@ -33,4 +33,7 @@ def test_the_job_is_rehearsed(job: str, gpus: int, tmp_path: Path) -> None:
     assert f"passed: {gpus} GPUs" in done.stdout
     for line in ("two steps on CPUs ...\npassed: ", "changed; ", "not covered\n"):
         assert f"\n{line}" in done.stdout
+    # A random model rightly warns of cut responses and equal rewards, but no default of ours is to be warned of.
+    for setting in ("clip_grad", "band", "drift"):
+        assert not [line for line in done.stdout.splitlines() if "warning:" in line and setting in line]
     assert os.listdir(tmp_path) == ["out"]  # nothing beside it, such as the job's own run folder

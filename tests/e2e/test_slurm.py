@@ -276,10 +276,10 @@ def test_an_array_compares_three_algorithms(cluster: Cluster, submit: Submit, tm
         log = tmp_path / f"{task}.out"
         ended = cluster.wait_for_end(f"{job}_{task}", 900, log)
         assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
-        run_dir = tmp_path / "compare" / "default" / algo / "seed3"
+        run_dir = tmp_path / "compare" / "measured" / algo / "seed3"
         info = json.loads((run_dir / "run.json").read_text())
         assert (info["algo"], info["seed"], info["status"]) == (algo, 3, "finished")
         assert steps(run_dir) == [1, 2]
     grid = json.loads((tmp_path / "compare" / "grid.json").read_text())
-    assert [cell["path"] for cell in grid["runs"]] == [f"default/{algo}/seed3" for algo in ("fspo", "rloo", "gspo")]
+    assert [cell["path"] for cell in grid["runs"]] == [f"measured/{algo}/seed3" for algo in ("fspo", "rloo", "gspo")]
     assert cluster.left_behind() == []

@@ -15,9 +15,9 @@ from batches import loss_output
 from fspo.diagnostics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
 from fspo.fairness import equal_mass_starts, plain_lre
 from fspo.funnel import LengthFunnel
-from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.losses import ALGORITHMS, judged, sequence_policy_loss
 from fspo.sums import SequenceSums
-from fspo.types import SequenceLossOutput
+from fspo.types import BandState, SequenceLossOutput
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -177,3 +177,27 @@ def test_no_noise_and_no_band_give_no_margin() -> None:
     starts = equal_mass_starts(SequenceSums.zeros().column("count").numpy(), 3)
     nothing = noise_floor([], starts)
     assert math.isnan(nothing.margin) and nothing.warning() is None
+
+
+def drifting(drift_per_token: float, count: int = 4000) -> LengthDiagnostics:
+    """A step whose S is normal about -drift L with a standard deviation of 0.02 sqrt(L)."""
+    generator = torch.Generator().manual_seed(0)
+    length_B = torch.randint(1, 2000, (count,), generator=generator)
+    noise_B = torch.randn(count, generator=generator, dtype=torch.float64)
+    s_B = 0.02 * length_B.sqrt() * noise_B - drift_per_token * length_B
+    moved = SequenceSums.zeros().add_(judged(s_B, length_B, torch.ones(count), ALGORITHMS["fspo"]))
+    diagnostics = LengthDiagnostics()
+    diagnostics.update([SequenceSums.zeros(), moved])
+    return diagnostics
+
+
+def test_a_drift_of_a_third_of_the_band_at_long_lengths_is_said_with_the_remedy() -> None:
+    fspo = ALGORITHMS["fspo"]
+    # At 1,870 tokens, the mean length of the longest eighth, a third of 0.03 sqrt(L) is 0.43.
+    line = drifting(0.5 / 1870).drift_warning(fspo)
+    assert line is not None and "fspo_v1" in line and "near 18" in line and "-0.5" in line
+    assert drifting(0.35 / 1870).drift_warning(fspo) is None
+    assert drifting(0.5 / 1870).drift_warning(fspo, BandState(clip_scale=2.0)) is None, "a wider band"
+    assert drifting(0.5 / 1870, count=64).drift_warning(fspo) is None, "too few to tell"
+    assert drifting(0.5 / 1870).drift_warning(ALGORITHMS["fspo_v1"], BandState(drift_per_token=1e-4)) is None
+    assert LengthDiagnostics().drift_warning(fspo) is None

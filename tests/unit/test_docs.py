@@ -149,7 +149,7 @@ def test_every_setting_has_a_row() -> None:
     assert sorted(of_the_loss) == sorted(field.name for field in dataclasses.fields(SequenceLossSettings))
     files = {"fspo": "conf/base.yaml", "run": "recipe/runner/conf/run.yaml"}
     keys = {f"{group}.{key}" for group, file in files.items() for key in yaml.safe_load(text_of(file))[group]}
-    others = {"algo", "mode", "advantage", "match_scale", "experiment", "seed", "evaluate"}
+    others = {"algo", "mode", "advantage", "match_scale", "clip_values", "experiment", "seed", "evaluate"}
     assert set(column("docs/algorithms.md", "setting of a run")) == others | keys
 
 

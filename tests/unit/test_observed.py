@@ -32,7 +32,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     monkeypatch.setattr(policy_loss, "RECORDER", recorder)
     policy_loss.observe_losses()
-    recorder.enable(40, sequences=True)
+    recorder.enable(40)
+    recorder.begin_update(None, done=0, sequences=True)
     return recorder
 
 
@@ -131,3 +132,17 @@ def test_verls_gspo_is_recorded_by_its_band(recorder: Recorder) -> None:
     mask = inputs["response_mask"]
     mean = ((inputs["log_prob"] - inputs["old_log_prob"]) * mask).sum(1) / mask.sum(1)
     assert only(recorder).sums.total("accepted") == int(((mean.exp() - 1).abs() <= 0.02).sum())
+
+
+def test_a_matched_gradient_scale_multiplies_the_loss_and_nothing_that_is_recorded(recorder: Recorder) -> None:
+    records = []
+    for scale in (1.0, 0.02):
+        recorder.begin_update(None, done=0, sequences=True, loss_scale=scale)
+        recorder.begin_mini_batch()
+        records.append(run("vanilla", policy_loss.POLICY_LOSS_REGISTRY))
+        recorder.end_mini_batch(None)
+    (loss, gradient), (smaller_loss, smaller_gradient) = records
+    torch.testing.assert_close(smaller_loss, 0.02 * loss)
+    torch.testing.assert_close(smaller_gradient, 0.02 * gradient)
+    first, second = recorder.pop()
+    assert torch.equal(first.sums.sums_KF, second.sums.sums_KF)

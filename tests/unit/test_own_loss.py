@@ -20,6 +20,7 @@ from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 from recipe.fspo.compare.__main__ import FAIR, parse
+from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices
 from recipe.fspo.own_loss import problems
 from recipe.fspo.recorder import RECORDER
@@ -78,10 +79,7 @@ def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pyt
     JOB.complete(config)
     loss = config.actor_rollout_ref.actor.policy_loss
     assert (loss.exponent, loss.clip, loss.grad_scale, loss.band) == (0.7, 0.02, "1", "+- clip L^exponent")
-    assert loss.grad_multiplier == pytest.approx(1 / config.fspo.reference_length)
-    native, matched = configured(f"{KEY}.exponent=0.7"), config
-    gradients = [outcome(setting, monkeypatch)[1] for setting in (native, matched)]
-    torch.testing.assert_close(gradients[0] / config.fspo.reference_length, gradients[1])
+    assert scales_with_length(loss), "so that match_scale=matched divides it"
 
 
 @pytest.mark.parametrize(
@@ -99,12 +97,18 @@ def test_what_is_wrong_is_said_before_ray_starts(own_loss: Path, overrides: list
     assert re.search(says, problem), problem
 
 
-def test_a_matched_gradient_needs_a_loss_that_says_how_it_scales(own_loss: Path) -> None:
+def test_a_loss_that_does_not_say_how_it_scales_keeps_its_gradient_and_a_line_says_so(
+    own_loss: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = own_loss / "my_loss.py"
     source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
-    assert list(problems(configured())) == []
-    (problem,) = problems(configured("match_scale=matched"))
-    assert "match_scale=native" in problem and "grad_multiplier" in problem and "loss_mode=fspo_power" in problem
+    for overrides, lines in (((), 1), (("match_scale=native",), 0)):
+        config = configured(*overrides)
+        assert list(problems(config)) == []
+        JOB.complete(config)
+        assert not scales_with_length(config.actor_rollout_ref.actor.policy_loss)
+        printed = capsys.readouterr().out
+        assert printed.count("match_scale=native") == printed.count("loss_mode=fspo_power") == lines
 
 
 def test_a_loss_without_settings_is_a_library(own_loss: Path) -> None:
@@ -123,12 +127,10 @@ def test_a_comparison_takes_it_or_says_what_it_needs(own_loss: Path, monkeypatch
     request = parse([SEARCH, algos, "seeds=[1]"])
     assert [run.algo for run in request.runs()] == ["fspo", "fspo_power"]
     assert list(problems(composed(*FAIR, SEARCH, "algo=fspo_power"))) == []
-    with pytest.raises(BadInput, match=r"algo=fspo_power uses the loss 'fspo_power', and only the bands on S"):
-        parse([SEARCH, algos, "comparisons=[default,matched]"])
     source = own_loss / "my_loss.py"
-    source.write_text(source.read_text().replace("grad_multiplier: float", "factor: float"))
+    source.write_text(source.read_text().replace("grad_scale: str", "scale: str"))
     del sys.modules["my_loss"]
-    with pytest.raises(BadInput, match=r"algo=fspo_power: match_scale=matched does not know .* match_scale=native"):
+    with pytest.raises(BadInput, match=r"algo=fspo_power: match_scale=matched .* match_scale=native"):
         parse([SEARCH, algos, "seeds=[1]"])
 
 

@@ -30,7 +30,8 @@ def micro_batch(seed: int) -> Added:
 def recorded(*mini_batches: list[int], grad_norm: float | None = None) -> list[MiniBatch]:
     """What a rank has recorded of micro-batches with these seeds."""
     recorder = Recorder()
-    recorder.enable(max_response_length=8, sequences=True)
+    recorder.enable(max_response_length=8)
+    recorder.begin_update(None, done=0, sequences=True)
     for seeds in mini_batches:
         recorder.begin_mini_batch()
         for seed in seeds:
@@ -127,7 +128,8 @@ def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
     assert new.grad is not None and torch.equal(new.grad != 0, mask.bool())
     assert end_of_response(mask).tolist() == [8, 5, 0]
     recorder = Recorder()
-    recorder.enable(max_response_length=8, sequences=True)
+    recorder.enable(max_response_length=8)
+    recorder.begin_update(None, done=0, sequences=True)
     recorder.begin_mini_batch()
     recorder.add("fspo", (new, old, torch.ones(3, 8), mask), output)
     recorder.end_mini_batch(grad_norm=None)
@@ -140,7 +142,8 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
     ranks = []
     for rank in range(2):
         recorder = Recorder()
-        recorder.enable(max_response_length=8, sequences=True)
+        recorder.enable(max_response_length=8)
+        recorder.begin_update(None, done=0, sequences=True)
         for mini_batch in range(4):  # two mini-batches, two epochs
             recorder.begin_mini_batch()
             first = 8 * (mini_batch % 2) + 4 * rank

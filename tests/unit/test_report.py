@@ -106,7 +106,7 @@ class Page:
         assert opened == Counter(re.findall(r"</(\w+)>", self.source))
 
 
-def summary_of(out: Path, comparison: str = "default") -> dict[str, Any]:
+def summary_of(out: Path, comparison: str = "published") -> dict[str, Any]:
     """The findings and tables of a report as its summary.json holds them."""
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())["comparisons"][comparison]
     return summary
@@ -123,7 +123,7 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     page = Page(out / "report.html")
     assert "T<1>" in page.text and "<b>abc</b>" in page.text, "escaped"
     assert "not run" in page.text and "on rloo's records" in page.text
-    assert page.text.index("Even?") < page.text.index("Final numbers") < page.text.index("Settings: default")
+    assert page.text.index("Even?") < page.text.index("Final numbers") < page.text.index("Settings: published")
     clip = page.text.index("actor_rollout_ref.actor.policy_loss.clip_low")
     assert page.text[clip:].split()[1:3] == ["0.03", "0.2"], "settings that differ"
     assert "policy_loss.s_max" not in page.text, "and no others"
@@ -287,15 +287,15 @@ def test_what_a_run_has_left_by_going_back_is_in_no_figure(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_seed_run_twice_counts_once_unless_the_comparison_differs(tmp_path: Path) -> None:
+def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Path) -> None:
     twice = [write_run(tmp_path / name, "fspo", 0) for name in ("a", "b")]
-    matched = write_run(tmp_path / "c", "fspo", 0, comparison="matched")
+    matched = write_run(tmp_path / "c", "fspo", 0, clip_values="matched")
     report = build_report([*twice, matched], tmp_path / "out")
     assert report.runs == 2
     (problem,) = report.problems
     assert problem.startswith(f"{twice[0]}: ") and str(twice[1]) in problem
     text = Page(report.page).text
-    assert text.index("Comparison: default") < text.index("Comparison: matched")
+    assert text.index("Comparison: published") < text.index("Comparison: matched")
     assert summary_of(tmp_path / "out", "matched")["final"]["heads"] == ["fspo (n = 1)"]
 
 

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
+from recipe.fspo.accounting.measured import ClipValues, LossScale
 from recipe.fspo.accounting.outcomes import Outcomes, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
 from recipe.fspo.config import policy_loss_settings
 from recipe.fspo.recorder import MiniBatch, sequence_record
 from recipe.runner.checkpoints.state import Stateful
+from recipe.runner.launch import run_folder
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from transfer_queue import KVBatchMeta
@@ -39,12 +41,16 @@ class Cycle:
         self._band_controller: BandController | None = None
         if self._settings is not None and self._settings.needs_state:
             self._band_controller = BandController(self._settings, window=config.fspo.calibration_rounds)
+        #: What the loss is divided by.
+        self.loss_scale = LossScale(config)
+        self._clip_values = ClipValues(config) if config.fspo.clip_values == "measured" else None
         self._diagnostics = LengthDiagnostics(window=config.fspo.window_steps)
         self.funnel = LengthFunnel()
         groups = config.fspo.window_steps * config.data.train_batch_size
         #: Which groups to drop in place of the stale ones; None with ``fspo.drop=stale``, verl's own rule.
         self.drops = EvenDrops(self._diagnostics.bins, groups) if config.fspo.drop == "evenly" else None
         self._warned_margin = math.inf
+        self._warned_drift = False
         self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.optim.clip_grad))
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
@@ -61,22 +67,46 @@ class Cycle:
 
     @property
     def needs_sequences(self) -> bool:
-        """Whether the band is measured from S, L and A of every sequence, not from sums."""
+        """Whether this cycle needs S, L and A of every sequence, not only sums: for records, a band or clip values."""
+        if self._config.fspo.record_sequences or (self._clip_values is not None and self._clip_values.open):
+            return True
         return self._settings is not None and self._settings.band == "active"
 
     @property
     def band_state(self) -> BandState | None:
-        """What the updates of this cycle use; None for a band that is not measured."""
-        return None if self._band_controller is None else self._band_controller.state
+        """What the updates of this cycle use; None where nothing of the band has been measured."""
+        state = None if self._band_controller is None else self._band_controller.state
+        return state if self._clip_values is None else self._clip_values.placed(state)
 
     def stateful_parts(self) -> dict[str, Stateful | None]:
         """What belongs to a checkpoint."""
         return {
             "diagnostics": self._diagnostics,
             "band_controller": self._band_controller,
+            "loss_scale": self.loss_scale,
+            "clip_values": self._clip_values,
             "funnel": self.funnel,
             "drops": self.drops,
         }
+
+    def note(self) -> None:
+        """What has been measured, into run.json: of this start, or of the checkpoint that it goes on from."""
+        facts: dict[str, object] = {}
+        if self.loss_scale.length is not None:
+            facts["loss_divided_by"] = self.loss_scale.length
+        if self._clip_values is not None and self._clip_values.values:
+            facts["clip_values_measured"] = self._clip_values.values
+        if facts:
+            run_folder.note(self._config.run.dir, **facts)
+
+    def begin(self, outcomes: Outcomes) -> None:
+        """Before an update of the actor with these responses."""
+        if self.loss_scale.measure(outcomes.length_B):
+            PROGRESS.say(
+                f"gradient scale: the loss is divided by {self.loss_scale.length:.4g}, the mean length of the first "
+                "rollout batch (match_scale=matched)"
+            )
+            self.note()
 
     def add(self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], step: int) -> None:
         """Take in one update of the actor."""
@@ -96,6 +126,17 @@ class Cycle:
             metrics.pop("fspo/first_minibatch_z_rms", None)  # 0 by definition
         if measured := [part.sums for part in mini_batches[:unmoved] if not part.own_pi_old]:
             metrics |= self._noise_floor_metrics(measured)
+        if self._clip_values is not None and self._clip_values.open:
+            pairs = list(zip(numbered, mini_batches, strict=True))
+            if (line := self._clip_values.add(pairs, outcomes, self.band_state, step)) is not None:
+                PROGRESS.say(line)
+                self.note()
+        drifts = None
+        if self._settings is not None and not self._warned_drift:
+            drifts = self._diagnostics.drift_warning(self._settings, self.band_state)
+        if drifts is not None:
+            self._warned_drift = True
+            PROGRESS.say(drifts)
         if self._band_controller is not None and unmoved < len(sums):
             of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
             self._band_controller.update(sums, of_each, unmoved)

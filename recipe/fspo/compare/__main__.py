@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from hydra.errors import HydraException
 from recipe.fspo.compare import grid, losses
-from recipe.fspo.compare.grid import COMPARISONS, Request
+from recipe.fspo.compare.grid import CLIP_VALUES, Request
 from recipe.fspo.job import JOB, choices, compose
-from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, check_share, split_arguments
+from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, split_arguments
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
 FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")
@@ -24,13 +24,11 @@ Trains every algorithm with every seed and writes a report. Interrupted, the sam
 
   algos=[fspo,rloo,gspo]    values of algo, the first is compared with the others (ls conf/algo)
   seeds=[1,2,3]             seeds of data order and sampling
-  comparisons=[default]     default: each loss's default clip values; matched: clip values at which all algorithms clip
-                            the same share of the same sequences; matched_active: at which they remove the gradient of
-                            the same share of those with A != 0; or several
-  target_clip_rate=0.15     that share
+  clip_values=[measured]    measured: each run measures its own, so that the same share (fspo.accept) lies inside;
+                            published: each loss's own; or both
   out=FOLDER                where the runs and the report go (runs/compare/EXPERIMENT)
   run=N                     only run number N of the grid, counted from 0, and no report: a task of a job array
-                            (slurm/compare.sh); default clip values only
+                            (slurm/compare.sh)
   dry_run=false             true: only say what is there and what would be run; writes nothing
 
 example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
@@ -41,8 +39,7 @@ one more value of algos; what it needs: docs/extending.md.
 _DEFAULTS: Final[dict[str, Any]] = {
     "algos": ["fspo", "rloo", "gspo"],
     "seeds": [1, 2, 3],
-    "comparisons": ["default"],
-    "target_clip_rate": 0.15,
+    "clip_values": ["measured"],
     "out": None,
     "run": None,
     "dry_run": False,
@@ -63,7 +60,6 @@ def parse(arguments: Sequence[str]) -> Request:
     seeds = as_list(own, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
-    check_share(own, "target_clip_rate")
     overrides = [*FAIR, *overrides]
     try:
         config = compose(overrides, _DEFAULTS)
@@ -75,26 +71,15 @@ def parse(arguments: Sequence[str]) -> Request:
         out=Path(str(own["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
         algos=tuple(as_list(own, "algos", choices("algo", overrides), partial(JOB.earlier_names.remedy, "algo"))),
         seeds=tuple(seeds),
-        comparisons=tuple(as_list(own, "comparisons", COMPARISONS)),
-        target_clip_rate=float(own["target_clip_rate"]),
+        clip_values=tuple(as_list(own, "clip_values", CLIP_VALUES)),
         dry_run=bool(own["dry_run"]),
         overrides=tuple(overrides),
         only=own["run"],
     )
-    if request.only is not None:
-        if request.comparisons != ("default",):
-            raise BadInput(f"run={own['run']!r} goes with comparisons=[default]: matched clip values need a pilot run")
-        if type(request.only) is not int or not 0 <= request.only < len(request.runs()):
-            raise BadInput(
-                f"run={own['run']!r}: the grid has {len(request.runs())} runs, numbered from 0 to "
-                f"{len(request.runs()) - 1}"
-            )
-    if request.comparisons != ("default",) and not config.fspo.record_sequences:
-        raise BadInput(
-            "fspo.record_sequences=false: matched clip values are found on the sequences that a run records; leave it "
-            "out, or give comparisons=[default]"
-        )
-    losses.check(request.algos, overrides, request.comparisons != ("default",))
+    runs = len(request.runs())
+    if request.only is not None and (type(request.only) is not int or not 0 <= request.only < runs):
+        raise BadInput(f"run={own['run']!r}: the grid has {runs} runs, numbered from 0 to {runs - 1}")
+    losses.check(request.algos, overrides)
     return request
 
 

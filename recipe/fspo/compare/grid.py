@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from recipe.fspo.compare.matched_clips import CALIBRATION_FILES, calibrate
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import quoted
 from recipe.runner.launch.restarts import Starts
@@ -23,7 +22,7 @@ from recipe.runner.launch.run_settings import has_results, run_info
 from fspo.files import write_json
 from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, PlannedRun
 
-COMPARISONS: Final = ("default", *CALIBRATION_FILES)
+CLIP_VALUES: Final = ("measured", "published")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +32,19 @@ class Request:
     out: Path
     algos: tuple[str, ...]
     seeds: tuple[int, ...]
-    comparisons: tuple[str, ...]
-    target_clip_rate: float
+    clip_values: tuple[str, ...]
     dry_run: bool
     overrides: tuple[str, ...]
     only: int | None = None
 
     def runs(self) -> list[PlannedRun]:
-        """The grid: default clips before matched ones, and whole seeds first, so that a partial grid is paired."""
+        """The grid: whole seeds first, so that a partial grid is paired."""
         return [
-            PlannedRun(f"{comparison}/{algo}/seed{seed}", algo, seed, comparison)
-            for comparison in COMPARISONS
-            if comparison in self.comparisons
+            PlannedRun(f"{clip_values}/{algo}/seed{seed}", algo, seed, clip_values)
+            for clip_values in self.clip_values
             for seed in self.seeds
             for algo in self.algos
         ]
-
-    def pilot(self) -> PlannedRun:
-        """The run whose sequences fix the matched clip values: the first algorithm's, with default clips."""
-        return PlannedRun(f"default/{self.algos[0]}/seed{self.seeds[0]}", self.algos[0], self.seeds[0], "default")
 
 
 def status(folder: Path) -> str:
@@ -69,7 +62,7 @@ def plan(request: Request) -> list[PlannedRun]:
     """
     path = request.out / GRID_FILE
     runs = {run.path: run for run in request.runs()}
-    settings = {"overrides": list(request.overrides), "target_clip_rate": request.target_clip_rate}
+    settings = {"overrides": list(request.overrides)}
     if path.exists():
         try:
             grid = json.loads(path.read_text(encoding="utf-8"))
@@ -103,15 +96,12 @@ def plan(request: Request) -> list[PlannedRun]:
 
 def command_of(run: PlannedRun, request: Request) -> list[str]:
     """The command line of one run."""
-    overrides = [*request.overrides, f"algo={run.algo}", f"seed={run.seed}", f"fspo.comparison={run.comparison}"]
-    if run.comparison in CALIBRATION_FILES:
-        calibration = json.loads((request.out / CALIBRATION_FILES[run.comparison]).read_text(encoding="utf-8"))
-        overrides += calibration["algos"][run.algo]["overrides"]
+    overrides = [*request.overrides, f"algo={run.algo}", f"seed={run.seed}", f"clip_values={run.clip_values}"]
     return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"run.dir={quoted(request.out / run.path)}"]
 
 
-def _run_all(runs: Sequence[PlannedRun], request: Request) -> tuple[int, bool]:
-    """Run what is not finished; 0 if everything is, then, and whether what follows would fail, too.
+def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
+    """Run what is not finished; 0 if everything is, then.
 
     A run that fails in training does not keep the others waiting; what keeps one from its first step would keep them
     from theirs.
@@ -128,30 +118,8 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> tuple[int, bool]:
             if starts.ended_by is not None:
                 raise KeyboardInterrupt
             if code != 1 or not (folder / METRICS_FILE).is_file():
-                return code, True
+                return code
             failed = code
-    return failed, False
-
-
-def _run_grid(request: Request) -> int:
-    runs, pilot = request.runs(), request.pilot()
-    failed, ends = _run_all([run for run in runs if run.comparison == "default"], request)
-    for comparison, name in CALIBRATION_FILES.items():
-        matched = [run for run in runs if run.comparison == comparison]
-        if ends or not matched:
-            continue
-        found = (request.out / name).is_file() or status(request.out / pilot.path) == "finished"
-        if not found and not failed:
-            failed, _ = _run_all([pilot], request)
-            found = not failed
-        if not found:
-            break  # there is nothing to match with
-        try:
-            calibrate(request.out, pilot.path, request.algos, request.overrides, request.target_clip_rate, comparison)
-        except ValueError as error:
-            raise BadInput(f"comparisons={comparison}: {error}") from None
-        code, ends = _run_all(matched, request)
-        failed = code or failed
     return failed
 
 
@@ -165,7 +133,7 @@ def run(request: Request) -> int:
             return 0
         command = command_of(only, request)
         os.execv(command[0], command)  # in this process's place, so that a warning's signal reaches it
-    code = 0 if request.dry_run else _run_grid(request)
+    code = 0 if request.dry_run else _run_all(request.runs(), request)
     for each in runs:
         print(f"{each.path}: {status(request.out / each.path)}")
     if not request.dry_run and any((request.out / each.path / METRICS_FILE).is_file() for each in runs):

@@ -18,6 +18,8 @@ CountOrZero = Annotated[int, Field(ge=0)]
 #: A number of steps, or -1 for never or for all.
 StepsOrNever = Annotated[int, Field(ge=-1)]
 Positive = Annotated[float, Field(gt=0)]
+#: More than none and less than all.
+Share = Annotated[float, Field(gt=0, lt=1)]
 PositiveOrZero = Annotated[float, Field(ge=0)]
 #: Names of types of numbers that verl, torch and vLLM understand alike.
 Dtype = Literal["fp32", "float32", "bf16", "bfloat16", "fp16", "float16"]
@@ -48,6 +50,7 @@ class RunSettings:
     hang_after_s: Annotated[float, Field(ge=10)] | None
     restarts: CountOrZero
     log: Literal["headline", "all"] | list[str]
+    mean_response: Positive | None
     allow_changed: list[str]
 
 

@@ -1,0 +1,235 @@
+"""Clip values measured on a run's own responses, then held fixed. Defined here.
+
+A loss's band keeps its shape; both of its bounds on S are scaled by one factor, so that a wanted share of the responses
+lies inside. The factor is measured twice: on the first rollout batches, as few as make it certain enough, and on those
+that follow, because an optimizer's first steps move the policy farther than its later ones. From then on it is fixed:
+a policy that moves farther is clipped more, as a trust region should.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fspo.fairness import Array
+from fspo.losses import acceptance_band
+from fspo.types import SequenceLossSettings
+
+#: The first value is set at this standard error (relative to the value) ...
+SMALL_ERROR: Final = 0.05
+#: ... or after so many rollout batches; the second on as many that follow it.
+BATCHES: Final = 5
+#: Groups that the resampling needs.
+FEWEST_GROUPS: Final = 20
+_RESAMPLES: Final = 400
+_SEED: Final = 0
+_LARGEST_EPS: Final = 1 - 1e-9
+
+
+def needed_scale(
+    log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike, settings: SequenceLossSettings, drift_per_token: float = 0.0
+) -> Array:
+    r"""The smallest factor k on both bounds of the band at which each sequence is accepted, float64 [B].
+
+    With x = S - centre and the band [-l(L), h(L)] about its centre it is ``max(x / h(L), -x / l(L))``.
+
+    Args:
+        log_ratio_B: S in nats.
+        length_B: L in tokens, at least 1.
+        settings: A band that is not measured, both clip values above 0.
+        drift_per_token: kl >= 0 in nats per token; a loss with ``drift="kl"`` has its centre at -L kl, others at 0.
+
+    Raises:
+        ValueError: if a clip value is 0, which no factor scales, or if the band is measured.
+    """
+    if settings.calibrated or min(settings.clip_low, settings.clip_high) <= 0:
+        raise ValueError(
+            f"band={settings.band!r} with clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r}: "
+            "no factor scales a clip value of 0, or a band that is measured itself"
+        )
+    length = torch.as_tensor(np.asarray(length_B)).to(torch.int64)
+    about_0 = dataclasses.replace(settings, drift="none")
+    lower, upper = (edge.numpy() for edge in acceptance_band(length, about_0, dtype=torch.float64))
+    x = np.asarray(log_ratio_B, dtype=np.float64)
+    if settings.drift == "kl":
+        x = x + drift_per_token * length.numpy()
+    needed: Array = np.maximum(x / upper, x / lower)
+    return needed
+
+
+def scaled(settings: SequenceLossSettings, scale: float) -> SequenceLossSettings:
+    """The loss with both bounds of its band multiplied by ``scale``.
+
+    ``sqrt``: c times the factor. ``constant`` and ``linear``, whose bounds are logarithms of a ratio:
+    ``eps_low = 1 - (1 - eps_low)^k`` and ``eps_high = (1 + eps_high)^k - 1``. eps_high may exceed 1; eps_low comes
+    close to it at most.
+    """
+    if settings.band in ("constant", "linear"):
+        low = min(-math.expm1(scale * math.log1p(-settings.clip_low)), _LARGEST_EPS)
+        high = math.expm1(scale * math.log1p(settings.clip_high))
+    else:
+        low, high = settings.clip_low * scale, settings.clip_high * scale
+    return dataclasses.replace(settings, clip_low=low, clip_high=high)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A factor, its 95% interval and its standard error relative to it, resampled by prompt group."""
+
+    scale: float
+    low: float
+    high: float
+    error: float
+
+
+def estimate(needed_B: Array, group_B: npt.NDArray[np.int64], accept: float) -> Estimate | None:
+    """The factor with which the share ``accept`` of the sequences lies inside the band.
+
+    It is a quantile of :func:`needed_scale`. Responses to one prompt are no independent draws, so whole groups are
+    resampled (400 times, with a fixed seed). The result depends neither on the order of the sequences nor on the
+    numbers of the groups.
+
+    Args:
+        needed_B: :func:`needed_scale` of each sequence.
+        group_B: A number for each prompt group.
+        accept: Wanted share, in (0, 1).
+
+    Returns:
+        None for fewer than 20 groups, or where so many S lie at the centre that the factor would be 0.
+    """
+    groups, group_B = np.unique(group_B, return_inverse=True)
+    if len(groups) < FEWEST_GROUPS:
+        return None
+    # Groups in an order of their own, so that a draw takes the same ones however they were numbered.
+    rank_G = np.argsort(np.argsort(np.bincount(group_B, needed_B), kind="stable"), kind="stable")
+    order = np.argsort(needed_B, kind="stable")
+    sorted_B, group_B = needed_B[order], rank_G[group_B[order]]
+
+    def quantile(weight_G: Array) -> float:
+        reached_B = np.cumsum(weight_G[group_B])
+        return float(sorted_B[np.searchsorted(reached_B, accept * reached_B[-1] * (1 - 1e-12))])
+
+    scale = quantile(np.ones(len(groups)))
+    if scale <= 0:
+        return None
+    random = np.random.default_rng(_SEED)
+    draws = random.integers(0, len(groups), (_RESAMPLES, len(groups)))
+    again = np.array([quantile(np.bincount(draw, minlength=len(groups)).astype(np.float64)) for draw in draws])
+    low, high = np.quantile(again, [0.025, 0.975])
+    return Estimate(scale, float(low), float(high), float(again.std() / scale))
+
+
+class ClipMeasurement:
+    """Measures the factor twice on a run's rollout batches, and holds it fixed after that. On the driver.
+
+    Args:
+        settings: The loss with its published clip values.
+        accept: Share of the responses that is to lie inside the band.
+    """
+
+    def __init__(self, settings: SequenceLossSettings, accept: float) -> None:
+        self._settings, self._accept = settings, accept
+        self._needed: list[Array] = []
+        self._groups: list[npt.NDArray[np.int64]] = []
+        self._batches = 0
+        #: The factor in force; 1 (the published values) before the first measurement.
+        self.scale = 1.0
+        #: One entry for each measurement, as run.json has it.
+        self.values: list[dict[str, Any]] = []
+
+    @property
+    def open(self) -> bool:
+        """Whether there is something left to measure."""
+        return len(self.values) < 2
+
+    def add(
+        self, needed: Sequence[Array], groups: Sequence[npt.NDArray[np.int64]], step: int
+    ) -> SequenceLossSettings | None:
+        """Add a rollout batch; returns the loss with its new clip values if that has settled a measurement.
+
+        Args:
+            needed: :func:`needed_scale` of the sequences of each mini-batch before which a weight had moved.
+            groups: Their prompt groups, numbered within the rollout batch.
+            step: Of the rollout batch.
+        """
+        if not self.open or not needed:
+            return None
+        first = max((int(each.max()) for each in self._groups if len(each)), default=-1) + 1
+        self._needed.append(np.concatenate(needed))
+        self._groups.append(np.concatenate(groups) + first)
+        self._batches += 1
+        enough = self._batches >= BATCHES
+        measured = estimate(np.concatenate(self._needed), np.concatenate(self._groups), self._accept)
+        if measured is None or not (enough or (not self.values and measured.error < SMALL_ERROR)):
+            return None
+        loss = scaled(self._settings, measured.scale)
+        ends = [scaled(self._settings, end) for end in (measured.low, measured.high)]
+        self.scale = measured.scale
+        self.values.append(
+            {
+                "after_step": step,
+                "clip_low": loss.clip_low,
+                "clip_high": loss.clip_high,
+                "clip_low_interval": [end.clip_low for end in ends],
+                "clip_high_interval": [end.clip_high for end in ends],
+                "responses": sum(map(len, self._needed)),
+                "batches": self._batches,
+                "accept": self._accept,
+            }
+        )
+        self._needed, self._groups, self._batches = [], [], 0
+        return loss
+
+    def sentence(self) -> str:
+        """The last measurement in a line."""
+        value = self.values[-1]
+
+        def side(name: str) -> str:
+            low, high = value[f"{name}_interval"]
+            return f"{name} = {value[name]:.3g} [{low:.3g}, {high:.3g}]"
+
+        both = value["clip_low"] == value["clip_high"]
+        shown = f"clip_low = {side('clip_high')}" if both else f"{side('clip_low')}, {side('clip_high')}"
+        return (
+            f"clip values: {shown} from step {value['after_step'] + 1} on: "
+            f"{self._accept:.0%} of {value['responses']} responses of {value['batches']} rollout batches lie inside"
+            + (f"; measured once more on the {BATCHES} batches that follow" if self.open else "; fixed from now on")
+        )
+
+    @property
+    def _measures(self) -> str:
+        return f"{self._settings}, accept={self._accept:g}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit for bit after a restart."""
+        return {
+            "measures": self._measures,
+            "needed": [each.copy() for each in self._needed],
+            "groups": [each.copy() for each in self._groups],
+            "batches": self._batches,
+            "scale": self.scale,
+            "values": [dict(value) for value in self.values],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` saved.
+
+        Raises:
+            ValueError: if it was measured for another loss or another share.
+        """
+        if state.get("measures") != self._measures:
+            raise ValueError(
+                f"the saved clip values were measured for {state.get('measures')}, and this run has {self._measures}: "
+                "resume with the same settings, or start from the weights alone"
+            )
+        self._needed = [each.copy() for each in state["needed"]]
+        self._groups = [each.copy() for each in state["groups"]]
+        self._batches, self.scale = state["batches"], state["scale"]
+        self.values = [dict(value) for value in state["values"]]

@@ -1,0 +1,29 @@
+"""A default run warns of none of its own settings, and measures its clip values twice.
+
+The rehearsals of the GPU jobs are in test_rehearse.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from real_stack import Starter
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("algo", ["fspo", "gspo"])
+def test_the_demo_prints_no_warning_and_sets_its_clip_values(start: Starter, tmp_path: Path, algo: str) -> None:
+    # The norm clip is warned of after ten steps in a row, and the second values are set after the tenth.
+    run = start(tmp_path / algo, f"algo={algo}", "trainer.total_training_steps=11", "trainer.save_freq=-1")
+    assert run.wait(1000) == 0, run.output()[-4000:]
+    output = run.output()
+    assert "warning:" not in output
+    info = json.loads((run.run_dir / "run.json").read_text())
+    assert info["clip_values"] == "measured"
+    assert [value["after_step"] for value in info["clip_values_measured"]] == [5, 10]
+    assert re.findall(r"clip values: .* from step (\d+) on", output) == ["6", "11"]
+    assert ("loss_divided_by" in info) == ("gradient scale: " in output) == (algo == "fspo")

@@ -1,0 +1,156 @@
+"""What a run measures and then holds fixed: which responses count, in which step, and what ranks and resumes change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composing import composed
+from omegaconf import DictConfig
+
+from fspo.positions import OCTAVES, PositionSums
+from fspo.sums import SequenceSums
+from recipe.fspo.accounting.measured import ClipValues, LossScale
+from recipe.fspo.accounting.outcomes import Outcomes
+from recipe.fspo.config import complete_loss
+from recipe.fspo.recorder import MiniBatch, join_ranks
+
+CLIP = "actor_rollout_ref.actor.policy_loss.clip_low"
+PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
+ROWS = PROMPTS * RESPONSES
+
+
+def completed(*overrides: str) -> DictConfig:
+    config = composed(*overrides)
+    complete_loss(config)
+    return config
+
+
+def outcomes(step: int) -> Outcomes:
+    keys = [f"s{step}p{prompt}_{number}_0" for prompt in range(PROMPTS) for number in range(RESPONSES)]
+    length = torch.as_tensor(np.random.default_rng(step).integers(4, 200, ROWS))
+    return Outcomes(keys, length, length, [""] * ROWS, torch.zeros(ROWS), [""] * ROWS, [{}] * ROWS)
+
+
+def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BATCHES) -> list[MiniBatch]:
+    """Those of a step as the driver joins them: S is that of a row, whoever has computed it.
+
+    Some prompts move much farther than others, as in real runs, so that one batch alone is not enough.
+    """
+    rows, rng = np.arange(ROWS), np.random.default_rng(1000 + step)
+    length = outcomes(step).length_B.numpy()
+    of_prompt = np.exp(rng.standard_normal(PROMPTS))[rows // RESPONSES]
+    s = 0.06 * np.sqrt(length) * of_prompt * rng.standard_normal(ROWS)
+    per_rank = []
+    for rank in range(ranks):
+        parts = []
+        for chosen in np.split(rows, count):
+            mine = np.random.default_rng(rank).permutation(chosen[rank::ranks])
+            columns = np.zeros((7 + 2 * OCTAVES, len(mine)))
+            columns[0], columns[1], columns[5] = s[mine], length[mine], mine
+            parts.append(MiniBatch(SequenceSums.zeros(), PositionSums.zeros(), columns, 1.0, lr))
+        per_rank.append(parts)
+    return join_ranks(per_rank)
+
+
+def fed(values: ClipValues, first: int, last: int, **options: Any) -> list[int]:
+    """Feed steps; those after which a line was printed."""
+    said = []
+    for step in range(first, last + 1):
+        numbered = list(enumerate(mini_batches(step, **options)))
+        if values.add(numbered, outcomes(step), None, step) is not None:
+            said.append(step)
+    return said
+
+
+def test_the_loss_is_divided_by_the_mean_length_of_the_first_batch_and_then_by_no_other() -> None:
+    scale, length = LossScale(completed()), torch.tensor([10, 30, 80])
+    assert scale.factor == 1 and scale.measure(length)
+    assert not scale.measure(2 * length) and scale.factor == pytest.approx(1 / 40)
+    resumed = LossScale(completed())
+    resumed.load_state_dict(scale.state_dict())
+    assert not resumed.measure(2 * length) and resumed.factor == scale.factor
+
+
+@pytest.mark.parametrize(
+    ("overrides", "factor"),
+    [
+        (("fspo.reference_length=50",), 1 / 50),
+        (("match_scale=native",), 1.0),
+        (("match_scale=native", "fspo.reference_length=50"), 1.0),
+        (("algo=rloo",), 1 / 40),
+        (("algo=luspo",), 1 / 40),
+        (("algo=gspo",), 1.0),  # has 1/L in itself
+        (("algo=grpo",), 1.0),  # a mean over tokens
+        (("algo=fspo", "actor_rollout_ref.actor.policy_loss.grad_scale='1/L'"), 1.0),
+    ],
+)
+def test_only_losses_that_sum_over_tokens_are_divided(overrides: tuple[str, ...], factor: float) -> None:
+    scale = LossScale(completed(*overrides))
+    scale.measure(torch.tensor([10, 30, 80]))
+    assert scale.factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_clip_values_are_the_same_for_any_split_into_ranks(ranks: int) -> None:
+    one, split = ClipValues(completed()), ClipValues(completed())
+    assert fed(one, 1, 10) == fed(split, 1, 10, ranks=ranks) == [5, 10]
+    assert one.values == split.values
+    assert one.values[-1]["responses"] == 5 * ROWS * 3 // 4, "the first mini-batch is left out"
+    assert 1 < one.values[-1]["clip_high"] / 0.06 < 4
+
+
+def test_clip_values_are_the_same_after_a_kill_in_the_middle_of_measuring() -> None:
+    whole, resumed = ClipValues(completed()), ClipValues(completed())
+    fed(whole, 1, 10)
+    for first, last in ((1, 2), (3, 7), (8, 10)):
+        state, resumed = resumed.state_dict(), ClipValues(completed())
+        resumed.load_state_dict(state)
+        fed(resumed, first, last)
+    assert resumed.values == whole.values and not resumed.open
+    placed = resumed.placed(None)
+    assert placed is not None and placed.clip_scale == pytest.approx(whole.values[-1]["clip_high"] / 0.03)
+
+
+def test_a_warm_up_of_the_learning_rate_is_not_measured() -> None:
+    values = ClipValues(completed())
+    for step in range(1, 4):
+        assert fed(values, step, step, lr=LR * step / 4) == []
+    assert fed(values, 4, 8) == [8], "the fifth batch that begins with the full learning rate"
+    assert values.values[0]["batches"] == 5
+    decayed = ClipValues(completed())
+    assert fed(decayed, 1, 1) + fed(decayed, 2, 5, lr=0.9 * LR) == [5], "a schedule that decays after the warm-up"
+
+
+def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -> None:
+    values = ClipValues(completed())
+    line = values.add(list(enumerate(mini_batches(1, count=1))), outcomes(1), None, 1)
+    assert line is not None and "published" in line and "one update" in line
+    assert not values.open and values.placed(None) is None and fed(values, 2, 6) == []
+    again = ClipValues(completed())
+    again.load_state_dict(values.state_dict())
+    assert not again.open
+
+
+@pytest.mark.parametrize(
+    ("overrides", "clip_values"),
+    [
+        *((f"algo={algo}", "measured") for algo in ("fspo", "fspo_v1", "gspo", "rloo", "luspo")),
+        *((f"algo={algo}", "published") for algo in ("unclipped", "fspo_quantile", "fspo_active", "gspo_verl", "grpo")),
+        ("clip_values=published", "published"),
+        (f"{CLIP}=0.05", "published"),
+        ("evaluate=true", "published"),
+    ],
+)
+def test_run_json_says_where_a_run_s_clip_values_come_from(
+    overrides: str, clip_values: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = completed(overrides)
+    assert config.fspo.clip_values == clip_values
+    line = {f"{CLIP}=0.05": "clip_low=0.05", "evaluate=true": "evaluate=true"}.get(overrides, "")
+    printed = capsys.readouterr().out
+    assert line in printed and printed.count("note:") == bool(line), (
+        "a line only of a loss that would have measured them"
+    )
