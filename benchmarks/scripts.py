@@ -9,18 +9,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
+import functools
+import importlib.util
+import os
 import re
 import shutil
 import subprocess
 import tempfile
+import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path
 from fspo.markdown import markdown_table
-from recipe.fspo.job import JOB
-from recipe.runner.launch.without_effect import ROWS
+from recipe.fspo.job import JOB, compose
+from recipe.runner import main as runner
+from recipe.runner.launch.without_effect import ROWS, given
 
 #: Programs that scripts compute their arguments with.
 _REAL: Final = "basename cat cut date dirname expr getopt grep head printf pwd realpath sed seq sort tail tr uname wc"
@@ -39,6 +51,17 @@ _TRAINS: Final = re.compile(r"\bmain_(?:ppo|dapo)\b")
 _MODULE: Final = re.compile(r"(?:.*[./])?main_(?:ppo|dapo)(?:\.py)?$")
 
 
+#: What of verl is not read for the keys that it names: declarations, engines that are not served, older trainers.
+_NOT_READ: Final = re.compile(
+    "megatron|mcore|veomni|torchtitan|automodel|mindspeed|sglang|trtllm|/workers/config/|/trainer/config/|sft|_v0|"
+    "one_step|fully_async|/vla/|ray_trainer|main_generation|fsdp_turbo"
+)
+#: Groups whose names are the user's: of a function, of vLLM, of transformers, of Ray, of an agent, of the tokenizer.
+_FREE: Final = re.compile(
+    "_kwargs[.]|override_config[.]|ray_init[.]|teacher_models[.]|_cls[.]|override_optimizer_config[.]"
+)
+_SILENT: Final = "without a word: "
+_MOST_EDITS: Final = 10
 #: The page that shows the table of keys without effect, between these lines.
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "runs.md"
 _TABLE: Final = re.compile(r"(?<=<!-- python -m benchmarks.scripts --write -->\n).*?(?=<!-- end -->)", re.S)
@@ -98,13 +121,164 @@ def arguments(checkout: Path, paths: Sequence[Path]) -> Iterator[tuple[Path, lis
             yield path, start[first + 1 :]
 
 
+@dataclass
+class Answer:
+    """What the recipe says to one command.
+
+    Attributes:
+        status: Exit status; 0 if the run would start.
+        errors: Its errors.
+        silent: Keys that were given, that no line names, and that have no effect by what :func:`_without_reader` sees.
+        traceback: Whether it ended with one.
+    """
+
+    status: int
+    errors: list[str] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    traceback: bool = False
+
+
+@functools.cache
+def _code() -> str:
+    """The lines of verl and of the recipe that may read a setting, without declarations and engines not served."""
+    verl = Path(importlib.util.find_spec("verl").submodule_search_locations[0])  # type: ignore[union-attr,index]
+    recipe = Path(__file__).resolve().parents[1] / "recipe"
+    files = [file for folder in (verl, recipe) for file in folder.rglob("*.py") if not _NOT_READ.search(str(file))]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files if file.name != "without_effect.py")
+
+
+def _without_reader(key: str, config: DictConfig) -> str | None:
+    """Why a key certainly has no effect, as far as this can be seen without the program's table; else None.
+
+    No line of code has its name, or a group above it is switched off by its own ``enable``.
+    """
+    *groups, name = key.split(".")
+    if not re.search(rf"""(?:\.|["'\s(]){re.escape(name)}\b""", _code()) and not _FREE.search(key):
+        return "no code reads it"
+    for n in range(len(groups), 0, -1):
+        switch = OmegaConf.select(config, ".".join([*groups[:n], "enable"]), default=None)
+        if switch is False and (n < len(groups) or name != "enable"):
+            return f"{'.'.join(groups[:n])}.enable=False"
+    return None
+
+
+def answer(words: Sequence[str]) -> Answer:
+    """What ``python -m recipe.fspo.main WORDS dry_run=true`` says, in a child of this process."""
+    with tempfile.TemporaryFile("w+") as out:
+        child = os.fork()
+        if child == 0:
+            _answer(words, out)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0)
+        text = out.read()
+    lines = text.splitlines()
+    silent = [line.removeprefix(_SILENT) for line in lines if line.startswith(_SILENT)]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return Answer(status, errors, silent, "Traceback (most recent call last)" in text)
+
+
+def _answer(words: Sequence[str], out: TextIO) -> None:
+    """In the child: the command's output, then the keys without effect that it does not name; does not return."""
+    status = 1
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                runner.main(JOB, "", "", [*words, "dry_run=true"])
+                status = 0
+            except SystemExit as ended:
+                status = int(ended.code or 0)
+            out.flush()
+            if status == 0:
+                out.seek(0)
+                named = out.read().partition("\nactor_rollout_ref:")[0]  # the notes; the configuration names every key
+                config = compose(words)
+                for key in given(config, JOB, words).values:
+                    if f"{key}=" not in named and (why := _without_reader(key, config)):
+                        print(f"{_SILENT}{key}: {why}")
+    except BaseException:
+        traceback.print_exc(file=out)
+    out.flush()
+    os._exit(status)
+
+
+def edited(words: Sequence[str], errors: Sequence[str]) -> list[str]:
+    """The command without the keys that the errors name first, as a person would leave them out."""
+    named = {key for error in errors for key in re.findall(r"(?:^|, )([\w.]+)(?==)", error.partition(": ")[0])}
+    named |= {key for error in errors for key in re.findall(r"^(?:Could not override '|')?([\w.]+)", error)}
+    return [word for word in words if word.lstrip("+~").partition("=")[0] not in named]
+
+
+def _keep_files() -> None:
+    """Read every file of the configuration once, before the children: half of the time of a composition."""
+    load = FileConfigSource.load_config
+    kept: dict[tuple[str, str], ConfigResult] = {}
+
+    def load_once(source: FileConfigSource, name: str) -> ConfigResult:
+        if (source.path, name) not in kept:
+            kept[source.path, name] = load(source, name)
+        return copy.deepcopy(kept[source.path, name])
+
+    FileConfigSource.load_config = load_once
+    compose([])
+    compose(["~experiment"])
+
+
+def tried(words: Sequence[str]) -> tuple[Answer, int, Answer]:
+    """The answer to a command, after how many edits it passes or no edit is left, and the answer then."""
+    first = last = answer(words)
+    edits = 0
+    while last.status and not last.traceback and edits < _MOST_EDITS:
+        rest = edited(words, last.errors)
+        if len(rest) == len(words):
+            break
+        edits, words = edits + 1, rest
+        last = answer(words)
+    return first, edits, last
+
+
 def main() -> None:
-    """Parse the command line; with ``--write`` renew the table of the page."""
+    """Parse the command line, try the scripts of the checkout, and print a line for each and the sums."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripts", description=__doc__)
+    parser.add_argument("checkout", type=Path, nargs="?", help="a checkout of verl, or of recipes for it")
+    parser.add_argument("--experiment", help="one to put the arguments on; without it none, as with ~experiment")
+    parser.add_argument("--only", default="", help="a part of the paths to try")
     parser.add_argument("--write", action="store_true", help="write the table of keys without effect into docs/runs.md")
-    parser.parse_args()
-    with atomic_path(PAGE) as temporary:
-        temporary.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    args = parser.parse_args()
+    if args.write:
+        with atomic_path(PAGE) as temporary:
+            temporary.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    if args.checkout is None:
+        return
+    for module in ("recipe.runner.launch.start", "recipe.fspo.without_effect", "recipe.runner.plan.prediction"):
+        importlib.import_module(module)  # once, and not in every child
+    os.environ["WANDB_MODE"] = "offline"  # or the login of this machine would be asked for
+    _keep_files()
+    base = f"experiment={args.experiment}" if args.experiment else "~experiment"
+    sums, silent = Counter[str](), Counter[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for path, words in arguments(
+            args.checkout, [path for path in scripts(args.checkout) if args.only in str(path)]
+        ):
+            name = path.relative_to(args.checkout)
+            if not words:
+                sums["starts no training here"] += 1
+                print(f"{name}: starts no training here")
+                continue
+            first, edits, last = tried([base, f"run.dir={folder}/run", *words])
+            verdict = "refused" if last.status else f"passes after {edits} edit(s)" if edits else "passes"
+            verdict = "TRACEBACK" if first.traceback or last.traceback else verdict
+            sums[re.sub(r" \d+ ", " ", verdict)] += 1
+            silent.update(last.silent)
+            why = [f"  {error}" for error in first.errors + (last.errors if last.status else [])]
+            print(
+                f"{name}: {verdict}",
+                *dict.fromkeys(why),
+                *(f"  without a word: {key}" for key in last.silent),
+                sep="\n",
+            )
+    print(*(f"{count:5d}  {what}" for what, count in sums.most_common()), sep="\n")
+    print(f"{silent.total():5d}  keys without effect, without a word")
+    print(*(f"{count:5d}    {key}" for key, count in silent.most_common()), sep="\n")
 
 
 if __name__ == "__main__":

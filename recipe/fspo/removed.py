@@ -1,10 +1,16 @@
-"""Settings and algorithms of this recipe's earlier versions, with what to use instead."""
+"""Settings and algorithms of this recipe's earlier versions, and of verl's, with what to use instead."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from recipe.runner.launch.removed import EarlierNames
+
+#: The recipe's own setting in place of DAPO's overlong buffer.
+OVERLONG: Final = (
+    "for a soft overlong penalty give +reward.custom_reward_function.reward_kwargs.overlong_buffer=TOKENS "
+    "+reward.custom_reward_function.reward_kwargs.max_response_length=TOKENS (docs/data-and-rewards.md)"
+)
 
 EARLIER_NAMES: Final = EarlierNames(
     removed={
@@ -18,6 +24,8 @@ EARLIER_NAMES: Final = EarlierNames(
         "fspo.poll_interval_s": "leave it out: the trainer asks every 0.05 s on CPUs and every 0.5 s on GPUs",
         "fspo.wait_for_resources_s": "leave it out: a run waits 120 s for Ray's nodes, GPUs and CPUs",
         "fspo.fork_workers": "leave it out: on CPUs the workers are forked, as they are for a Ray that the run starts",
+        "reward_model.overlong_buffer": OVERLONG,
+        "reward_model.reward_kwargs": OVERLONG,
     },
     renamed={
         "grad_scale": "match_scale",

@@ -6,17 +6,13 @@ from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.config import is_by_sequence
+from recipe.fspo.removed import OVERLONG
 from recipe.runner.launch.job import Row
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _POLICY_LOSS: Final = f"{_ACTOR}.policy_loss"
 _BUFFER: Final = "reward.reward_kwargs.overlong_buffer_cfg"
 _REWARD: Final = "reward.custom_reward_function"
-#: The recipe's own setting in place of DAPO's overlong buffer.
-OVERLONG: Final = (
-    f"for a soft overlong penalty give +{_REWARD}.reward_kwargs.overlong_buffer=TOKENS "
-    f"+{_REWARD}.reward_kwargs.max_response_length=TOKENS (docs/data-and-rewards.md)"
-)
 
 
 def _has_own_manager(config: DictConfig) -> bool:
@@ -30,6 +26,11 @@ def _has_no_buffer(config: DictConfig) -> bool:
 
 def _has_own_reward(config: DictConfig) -> bool:
     return str(config.reward.custom_reward_function.path) == "pkg://recipe.fspo.reward"
+
+
+def _has_no_reference(config: DictConfig) -> bool:
+    penalised = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    return not (config.fspo.kl_to_start or penalised)
 
 
 ROWS: Final[tuple[Row, ...]] = (
@@ -73,6 +74,20 @@ ROWS: Final[tuple[Row, ...]] = (
         _has_own_manager,
         OVERLONG,
         "always refused",
+    ),
+    Row(
+        ("reward.sandbox_fusion.*",),
+        f"{_REWARD}.path",
+        "this recipe's",
+        _has_own_reward,
+        "it runs no code of responses",
+    ),
+    Row(
+        ("actor_rollout_ref.ref.*",),
+        "fspo.kl_to_start",
+        "false, and no KL penalty",
+        _has_no_reference,
+        "there is no reference model",
     ),
     Row(
         ("reward.reward_model.enable",),

@@ -87,7 +87,7 @@ MISTAKES = (
     ),
     (f"{ROLLOUT}.tensor_model_parallel_size=3", "parallel_size=3 ", "heads", "set it to 2"),
     # what contradicts itself, or is not served
-    (f"{ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.do_sample=false", "val_kwargs.n=2 ", "val_kwargs.do_sample=true"),
+    (f"{ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0", "val_kwargs.n=2 ", "temperature=0", "1.0"),
     (f"{ACTOR}.checkpoint.async_save=true", "async_save=true", "set it to false"),
     ("trainer.max_actor_ckpt_to_keep=1", "max_actor_ckpt_to_keep=1 ", "2 or more"),
     ("+actor_rollout_ref.model.lora_adapter_path=/a", "lora_adapter_path=/a ", "lora_rank=0"),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from composing import composed
+from hydra.errors import ConfigCompositionException
+from messages import holds
 
 from benchmarks.scripts import PAGE, with_table
-from recipe.fspo.job import JOB
+from recipe.fspo.job import JOB, compose
 from recipe.fspo.without_effect import ROWS as OWN_ROWS
 from recipe.runner.launch import without_effect
 from recipe.runner.launch.prepare import prepare
@@ -58,8 +60,24 @@ REFUSED = (
     ),
     (f"{BUFFER}.enable=true {BUFFER}.len=512", "enable=True", "len=512", f"{REWARD}.reward_kwargs.overlong_buffer="),
     ("+reward.reward_kwargs.mine=1", "mine=1", f"{REWARD}.reward_kwargs.overlong_buffer="),
+    (f"{Q8B} {ACTOR}.optim.min_lr_ratio=0.1", "min_lr_ratio=0.1", "scheduler_type=constant", "scheduler_type=cosine"),
+    (f"{ACTOR}.grad_clip=0.5", "grad_clip=0.5", f"{ACTOR}.optim.clip_grad=1.0", "give it as"),
+    ("algorithm.lam=0.95", "lam=0.95", "adv_estimator=grpo", "gae"),
+    (f"algo=sapo {ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28", "loss_mode=sapo", "does not read it"),
+    (f"algo=grpo {ACTOR}.clip_ratio=0.3", "clip_ratio=0.3", "clip_ratio_low=0.2", "clip_ratio_high"),
+    (f"algo=grpo {ACTOR}.loss_scale_factor=10", "factor=10", "seq-mean-token-mean", "seq-mean-token-sum-norm"),
+    (f"{ACTOR}.freeze_vision_tower=true", "freeze_vision_tower=True", "leave it out"),
+    ("algorithm.use_pf_ppo=true", "use_pf_ppo=True", "leave it out"),
+    ("actor_rollout_ref.model.lora.rank=8", "lora.rank=8", "model.lora_rank"),
     (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28", "loss_mode=fspo", "policy_loss.clip_low"),
 )
+
+
+@pytest.mark.parametrize("key", ["overlong_buffer.enable", "reward_kwargs.overlong_buffer_cfg.enable"])
+@pytest.mark.parametrize("plus", ["", "+"])
+def test_yesterdays_keys_of_an_overlong_buffer_name_the_setting_of_this_recipe(key: str, plus: str) -> None:
+    with pytest.raises(ConfigCompositionException, match=holds("reward_model.", f"+{REWARD}.reward_kwargs.overlong")):
+        compose([f"{plus}reward_model.{key}=true"])
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case[0])
@@ -89,6 +107,22 @@ NOTED = (
     (f"{ACTOR}.clip_ratio_low=0.2", "clip_ratio_low=0.2"),
     (f"{ACTOR}.clip_ratio_c=10 {ACTOR}.loss_agg_mode=token-mean", "clip_ratio_c=10"),
     ("critic.optim.lr=1e-5", "critic.optim.lr=1e-05", "adv_estimator=grpo"),
+    (f"{ACTOR}.grad_clip=1.0", "grad_clip=1.0", "clip_grad"),
+    (f"{ACTOR}.fsdp_config.param_offload=true {ACTOR}.fsdp_config.offload_policy=true", "param_offload=True"),
+    ("actor_rollout_ref.ref.fsdp_config.param_offload=true", "param_offload=True", "on the host"),
+    (f"{ACTOR}.use_torch_compile=false", "use_torch_compile=False", "fsdp_config.use_torch_compile"),
+    (f"{ROLLOUT}.val_kwargs.do_sample=true", "do_sample=True", "val_kwargs.temperature"),
+    (f"{ROLLOUT}.val_kwargs.n=2 trainer.test_freq=-1 trainer.val_before_train=false", "val_kwargs.n=2"),
+    ("trainer.log_val_generations=10", "log_val_generations=10", "logger=['console']", "validation_data_dir"),
+    (f"{ROLLOUT}.multi_turn.max_user_turns=4", "max_user_turns=4", "single_turn_agent", "tool_agent"),
+    (f"{ROLLOUT}.nnodes=2", "rollout.nnodes=2", "trainer_mode=fspo"),
+    (f"{ROLLOUT}.layered_summon=true", "layered_summon=True", "lora_rank=0"),
+    (f"{ACTOR}.profiler.ranks=[0]", "profiler.ranks=[0]", "global_profiler.steps=null"),
+    ("trainer.balance_batch=false", "balance_batch=False"),
+    ("algo=rloo algorithm.norm_adv_by_std_in_grpo=false", "in_grpo=False", "adv_estimator=rloo"),
+    ("transfer_queue.enable=true", "transfer_queue.enable=True"),
+    ("reward.sandbox_fusion.url=http://x", "url=http://x", "pkg://recipe.fspo.reward"),
+    ("fspo.kl_to_start=false actor_rollout_ref.ref.fsdp_config.model_dtype=bf16", "dtype=bf16", "kl_to_start=False"),
     (f"{FILTER}.enable=true {FILTER}.max_num_gen_batches=10", "max_num_gen_batches=10"),
 )
 
@@ -119,6 +153,19 @@ def test_what_the_run_does_anyway_is_a_note(judge: Judged, case: tuple[str, ...]
         f"reward.reward_model.enable=true {REWARD}.path=null reward.reward_model.model_path=/rm",
         "algorithm.adv_estimator=gae critic.optim.lr=1e-5",
         "data.train_batch_size=64",
+        f"{Q8B} {ACTOR}.optim.lr_scheduler_type=cosine {ACTOR}.optim.min_lr_ratio=0.1",
+        f"{ACTOR}.optim.clip_grad=0.5 {ACTOR}.fsdp_config.use_torch_compile=false",
+        "algorithm.norm_adv_by_std_in_grpo=false",
+        f"algo=grpo {ACTOR}.loss_agg_mode=seq-mean-token-sum-norm {ACTOR}.loss_scale_factor=10",
+        f"algo=cispo {ACTOR}.clip_ratio_low=5 {ACTOR}.clip_ratio_high=0.3",
+        f"algo=sapo {ACTOR}.tau_pos=2",
+        f"{ROLLOUT}.val_kwargs.temperature=0.6 {ROLLOUT}.val_kwargs.top_p=0.9",
+        "trainer.log_val_generations=10 trainer.logger=[console,wandb]",
+        f"{ROLLOUT}.agent.default_agent_loop=tool_agent {ROLLOUT}.multi_turn.max_user_turns=4",
+        f"mode=separate_async {ROLLOUT}.nnodes=2 trainer.v1.separate_async.num_warmup_batches=2",
+        "actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=16",
+        f"global_profiler.steps=[1] global_profiler.tool=torch {ACTOR}.profiler.ranks=[0]",
+        "actor_rollout_ref.ref.fsdp_config.model_dtype=bf16",
     ],
 )
 def test_a_key_that_is_read_gets_no_word(judge: Judged, overrides: str) -> None:

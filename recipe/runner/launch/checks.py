@@ -196,9 +196,9 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     for wrong, setting, why in (
         (
-            val.n > 1 and not val.do_sample,
+            val.n > 1 and val.temperature == 0,  # verl's V1 trainer does not read do_sample
             f"{_ROLLOUT}.val_kwargs.n={val.n}",
-            "with do_sample=false draws the same greedy response each time: set val_kwargs.do_sample=true, or n=1",
+            "with val_kwargs.temperature=0 draws the same greedy response each time: set the latter to 1.0, or n=1",
         ),
         (
             rollout.n > 1 and rollout.full_determinism,

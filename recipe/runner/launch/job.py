@@ -12,6 +12,9 @@ from omegaconf import DictConfig
 
 from recipe.runner.launch.removed import EarlierNames
 
+#: What a given key that nothing reads becomes: see :class:`Row`.
+Becomes = Literal["note", "refused", "always refused"]
+
 
 @dataclass(frozen=True)
 class Passes:
@@ -51,7 +54,7 @@ class Row:
     when: str
     disables: Callable[[DictConfig], bool]
     remedy: str
-    becomes: Literal["note", "refused", "always refused"] = "note"
+    becomes: Becomes = "note"
     asks: Callable[[Any], bool] = bool
 
     def __contains__(self, key: str) -> bool:
