@@ -23,21 +23,24 @@ from scipy.optimize import brentq  # type: ignore[import-untyped]
 from scipy.stats import norm  # type: ignore[import-untyped]
 
 from fspo.audit import LengthBins, read_audit
+from fspo.calibration import drift_per_token
 from fspo.diagnostics import band_edges
 from fspo.fairness import Array, merge_bins, plain_lre
 from fspo.losses import ALGORITHMS
 from fspo.markdown import markdown_table
 from fspo.names import did_you_mean
 from fspo.sums import Z_EDGES, SequenceSums
-from fspo.types import SequenceLossSettings
+from fspo.types import BandState, SequenceLossSettings
 
 #: The bands by the names that a reader knows.
 BANDS: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
+#: Those of the table: FSPO's is shown about 0 and about the drift, too.
+_ROWS: Final = {"fspo": "fspo", "fspo_v1": "fspo_v1"} | BANDS
 USAGE: Final = """\
 python -m fspo.expected_clip sigma=0.03 lengths=[1000,4000]   how far S spreads: nats per square root of a token
     exponent=0.5    of the length in the spread        drift=kl        mean of S -spread^2/2; none: 0
     audit=FOLDER    measured, in place of sigma, lengths, exponent, drift
-    gspo=[3e-4,4e-4]  fspo=0.03  rloo=0.2              clip values, lower and upper or both alike
+    gspo=[3e-4,4e-4]  fspo=0.03  fspo_v1=0.03  rloo=0.2   clip values, lower and upper or both alike
     accept=0.85     the clip value of each band for this share inside"""
 
 
@@ -58,8 +61,10 @@ class Normal:
         return cls(length_N, -(std_N**2) / 2 * drift, std_N, np.ones_like(length_N))
 
     def outside(self, settings: SequenceLossSettings) -> tuple[Array, Array]:
-        """Share of sequences below and above the band, [N] each."""
-        lower, upper = band_edges(self.length_N, settings)
+        """Share of sequences below and above the band, [N] each; one about the drift has it as measured over all."""
+        drift = max(0.0, -float(np.average(self.mean_N, weights=self.weight_N)))
+        kl = drift / float(np.average(self.length_N, weights=self.weight_N))
+        lower, upper = band_edges(self.length_N, settings, BandState(drift_per_token=kl))
         return norm.cdf(lower, self.mean_N, self.std_N), norm.sf(upper, self.mean_N, self.std_N)
 
 
@@ -71,6 +76,7 @@ class Measured:
         self.length_N, self.weight_N = self._bins.mean("length"), self._bins.columns["count"]
         whole = sum(parts, SequenceSums.zeros())
         self._length_K = (whole.column("length") / whole.column("count").clamp(min=1)).numpy()
+        self._kl = drift_per_token(whole.total("S"), whole.total("length"))
         self._below_KH = whole.hist_KH.numpy().cumsum(axis=1)  # sequences up to the upper edge of each cell
 
     @classmethod
@@ -87,11 +93,12 @@ class Measured:
         return cls(parts)
 
     def outside(self, settings: SequenceLossSettings) -> tuple[Array, Array]:
-        """Share of sequences below and above the band, [N] each."""
+        """Share of sequences below and above the band, [N] each; one about the drift has it as measured over all."""
+        state = BandState(drift_per_token=self._kl)
         z_edges, root_K = Z_EDGES[1:-1].numpy(), np.sqrt(np.maximum(self._length_K, 1))
         lower_K, upper_K = (
             np.array([np.interp(z, z_edges, row[:-1]) for z, row in zip(edge_K / root_K, self._below_KH, strict=True)])
-            for edge_K in band_edges(self._length_K, settings)
+            for edge_K in band_edges(self._length_K, settings, state)
         )
         below_N, above_N = (
             merge_bins(count_K, self._bins.starts) / self.weight_N
@@ -130,10 +137,16 @@ def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: flo
         below, above = spread.outside(loss)
         cells = [f"{share:.1%}, {share / 2:.1%}" for share in below + above]
         lre = float(plain_lre((1 - below - above) * spread.weight_N, spread.weight_N)[0])
-        row = [name, f"{loss.clip_low:g}, {loss.clip_high:g}", *cells, f"{lre:.3f}"]
+        row = [
+            name,
+            f"{loss.clip_low:g}, {loss.clip_high:g}",
+            *cells,
+            f"{lre:.3f}" if len(spread.length_N) > 1 else "-",
+        ]
         if accept is not None:
             clip = clip_for(spread, loss, accept)
-            row.append("none" if clip is None else f"{clip:.3g}")
+            none = "none below 1" if loss.band in ("constant", "linear") else "none"
+            row.append(none if clip is None else f"{clip:.3g}")
         rows.append(row)
     return markdown_table(heads, rows)
 
@@ -145,7 +158,7 @@ def _number(name: str, value: object, low: float, high: float) -> float:
 
 
 def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings], float | None]:
-    known = ("sigma", "lengths", "exponent", "drift", "audit", "accept", *BANDS)
+    known = ("sigma", "lengths", "exponent", "drift", "audit", "accept", *_ROWS)
     values: dict[str, object] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -156,7 +169,7 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
         except (SyntaxError, ValueError):
             values[key] = text
     settings = {}
-    for name, loss in BANDS.items():
+    for name, loss in _ROWS.items():
         pair = values.get(name, [ALGORITHMS[loss].clip_low, ALGORITHMS[loss].clip_high])
         pair = pair if isinstance(pair, list) else [pair, pair]
         if len(pair) != 2:

@@ -46,6 +46,12 @@ def _passes(config: DictConfig) -> Passes:
     )
 
 
+def _outlook(config: DictConfig) -> Iterator[str]:
+    from recipe.fspo.outlook import outlook
+
+    return outlook(config)
+
+
 def _facts(config: DictConfig) -> Mapping[str, Any]:
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     return {
@@ -75,6 +81,7 @@ JOB: Final = Job(
     without_effect=_without_effect,
     complete=_complete,
     passes=_passes,
+    outlook=_outlook,
     facts=_facts,
     conclude=_conclude,
     earlier_names=EARLIER_NAMES,

@@ -106,5 +106,6 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str]) -> str:
         lines += [*planned.lines(), *(f"{assumed}: {problem}" for problem in planned.problems)]
     except BadInput as error:
         lines.append(f"not planned: {error}")
+    lines += job.outlook(config)
     lines += [f"not checked on this machine: {problem}" for problem in unsettled]
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())

@@ -28,6 +28,24 @@ def test_shares_are_those_of_a_simulation(name: str, exponent: float, drift: boo
     np.testing.assert_allclose(above, (draws > upper).mean(0), atol=0.005)
 
 
+@pytest.mark.parametrize("exponent", [0.5, 0.3])
+def test_a_band_about_the_drift_has_it_at_its_centre(exponent: float) -> None:
+    spread, settings = Normal.of(0.03, [64, 4096], exponent), ALGORITHMS["fspo_v1"]
+    draws = np.random.default_rng(0).normal(spread.mean_N, spread.std_N, (200_000, 2))
+    kl = -draws.sum() / (200_000 * spread.length_N.sum())  # as the trainer measures it
+    half = settings.clip_low * np.sqrt(spread.length_N)
+    below, above = spread.outside(settings)
+    np.testing.assert_allclose(below, (draws < -kl * spread.length_N - half).mean(0), atol=0.005)
+    np.testing.assert_allclose(above, (draws > -kl * spread.length_N + half).mean(0), atol=0.005)
+    without, _ = Normal.of(0.03, [64, 4096], exponent, drift=False).outside(settings)
+    np.testing.assert_allclose(without, Normal.of(0.03, [64, 4096], exponent, drift=False).outside(FSPO)[0])
+
+
+def test_the_lre_of_a_single_length_says_nothing() -> None:
+    (*_, row) = table(Normal.of(0.03, [4000]), {"fspo": FSPO}).splitlines()
+    assert row.split("|")[-2].strip() == "-"
+
+
 def test_the_default_clip_value_leaves_72_percent_outside_at_4000_tokens() -> None:
     below, above = Normal.of(0.04, [4000]).outside(FSPO)
     assert (float(below[0]), float(above[0])) == pytest.approx((0.697, 0.022), abs=5e-4)  # drift -3.2, half-width 1.9
@@ -44,7 +62,7 @@ def test_a_clip_value_for_a_wanted_acceptance(name: str) -> None:
 
 def test_where_no_clip_value_accepts_so_many_the_cell_says_none() -> None:
     rows = table(Normal.of(0.1, [4000]), {name: ALGORITHMS[loss] for name, loss in BANDS.items()}, 0.85).splitlines()
-    assert [row.split("|")[-2].strip() for row in rows[2:]] == ["0.42", "none", "0.00662"]
+    assert [row.split("|")[-2].strip() for row in rows[2:]] == ["0.42", "none below 1", "0.00662"]
 
 
 def test_an_audit_is_measured_with_its_tails(tmp_path: Path) -> None:
@@ -69,7 +87,7 @@ def test_an_audit_is_measured_with_its_tails(tmp_path: Path) -> None:
 def test_the_command_prints_a_row_for_each_band(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sigma=0.03", "lengths=[1000,4000]", "gspo=[1e-3,2e-3]", "accept=0.85"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:]] == list(BANDS)
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["fspo", "fspo_v1", "rloo", "gspo"]
     assert "0.001, 0.002" in lines[-1] and "85%" in lines[0]
     assert table(Normal.of(0.03, [1000]), {"fspo": FSPO}).count("\n") == 2
 

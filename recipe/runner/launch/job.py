@@ -75,6 +75,7 @@ class Job:
         without_effect: Further rows of the table of given keys that nothing reads; they come first.
         complete: Fills in what follows from other settings, in place, once there are no problems.
         passes: What the planner has to know of its trainer.
+        outlook: Further lines of a plan and a dry run.
         facts: Further entries of ``run.json``.
         conclude: Called with the configuration of a run that has finished.
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
@@ -90,6 +91,7 @@ class Job:
     without_effect: Callable[[], Sequence[Row]] = lambda: ()
     complete: Callable[[DictConfig], None] = lambda config: None
     passes: Callable[[DictConfig], Passes] = lambda config: Passes()
+    outlook: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
     facts: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
     conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True

@@ -43,11 +43,12 @@ def main(job: Job, command: str, arguments: Sequence[str]) -> int:
         if own.get("search"):
             print("\n".join(_searched(job, overrides, Hardware.from_settings(own), own.get("model_config"))))
             return 0
-        planned = plan(compose(job, overrides, _OWN), job, Hardware.from_settings(own), own.get("model_config"))
+        config = compose(job, overrides, _OWN)
+        planned = plan(config, job, Hardware.from_settings(own), own.get("model_config"))
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
-    print("\n".join(planned.lines()))
+    print("\n".join([*planned.lines(), *job.outlook(config)]))
     for problem in planned.problems:
         print(f"error: {problem}", file=sys.stderr)
     return BAD_INPUT if planned.problems else 0

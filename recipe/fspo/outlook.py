@@ -1,0 +1,42 @@
+"""What a run's clip values would leave outside at its own lengths. Imports neither verl nor ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from omegaconf import DictConfig, OmegaConf
+
+from fspo.expected_clip import Normal
+from fspo.losses import resolve_settings
+
+#: Spread of S in nats per square root of a token: between the 0.034 and 0.039 of published runs of Qwen3 4B and 14B
+#: (CTPO, arXiv 2605.07331, figure 1).
+SIGMA: Final = 0.036
+#: From here on clip values are no clip: algo=unclipped.
+_NO_CLIP: Final = 1e9
+
+
+def outlook(config: DictConfig) -> Iterator[str]:
+    """Two lines: the clip values with their origin, and the shares outside under both means of S; none without a band.
+
+    The model is that of :mod:`fspo.expected_clip`.
+    """
+    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+    settings = resolve_settings(loss)
+    if settings is None or settings.calibrated or settings.clip_high >= _NO_CLIP:
+        return
+    longest = config.data.max_response_length
+    usual = min(config.run.mean_response or longest / 2, longest)
+    lengths = sorted({round(usual), longest})
+    shares = [
+        ", ".join(f"{share:.0%}" for share in sum(Normal.of(SIGMA, lengths, drift=moves).outside(settings)))
+        for moves in (True, False)
+    ]
+    values = f"clip_low={settings.clip_low:g} clip_high={settings.clip_high:g}"
+    measured = config.fspo.get("clip_values", "measured") == "measured"
+    yield f"clip values: {values}" + (", until the run has measured its own on its first responses" if measured else "")
+    yield (
+        f"  outside at {' and '.join(map(str, lengths))} tokens with sigma={SIGMA:g}, as in published runs of Qwen3: "
+        f"{shares[0]} if the policy moves, {shares[1]} if S is rounding (python -m fspo.expected_clip)"
+    )

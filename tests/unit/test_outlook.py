@@ -1,0 +1,34 @@
+"""What a run's clip values would leave outside at its own lengths, in a plan and a dry run."""
+
+from __future__ import annotations
+
+import pytest
+from composing import composed
+
+from recipe.fspo.outlook import outlook
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        # README's figures: 44%, 54% and 79% are those of the command with these lengths and sigma=0.036.
+        ((), ("clip_low=0.03", "measured", "2000 and 8192 tokens", "54%, 79% if the policy moves", "40%, 40% if S is")),
+        (("algo=fspo_v1",), ("40%, 40% if the policy moves",)),
+        (("algo=gspo",), ("clip_low=0.0003 clip_high=0.0004", "76%, 81% if the policy moves")),
+        (("actor_rollout_ref.actor.policy_loss.clip_low=0.07", "clip_values=published"), ("clip_low=0.07",)),
+        (("run.mean_response=null", "data.max_response_length=1024"), ("512 and 1024 tokens",)),
+    ],
+)
+def test_a_job_names_its_clip_values_and_what_they_would_leave_outside(
+    overrides: tuple[str, ...], says: tuple[str, ...]
+) -> None:
+    lines = list(outlook(composed("experiment=qwen3_8b", *overrides)))
+    assert len(lines) == 2
+    for words in says:
+        assert words in "\n".join(lines)
+    assert ("measured" in lines[0]) == ("clip_values=published" not in overrides)
+
+
+@pytest.mark.parametrize("algo", ["unclipped", "fspo_quantile", "grpo", "gspo_verl"])
+def test_a_loss_without_clip_values_of_a_band_has_no_line(algo: str) -> None:
+    assert list(outlook(composed("experiment=qwen3_8b", f"algo={algo}"))) == []
