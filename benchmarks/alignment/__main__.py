@@ -15,8 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fspo.losses import resolve_settings
 from fspo.records import CONFIG_FILE
-from recipe.fspo.job import CONF_DIR, choices
+from recipe.fspo import CONF_DIR
 from recipe.fspo.job import JOB as TRAINING
+from recipe.fspo.job import choices
 from recipe.runner.checkpoints.integrity import checkpoint_damage
 from recipe.runner.export import actor_folder
 from recipe.runner.faults.preemption import watch_for_warning

@@ -2,3 +2,10 @@
 
 Importing this package loads nothing heavy; its modules import verl, ray and hydra when they are used.
 """
+
+from pathlib import Path
+from typing import Final
+
+_HERE = Path(__file__).resolve().parent
+#: The shipped configuration: ``conf/`` of a checkout, which a wheel holds as ``recipe/fspo/conf/``.
+CONF_DIR: Final = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parents[1] / "conf"

@@ -11,8 +11,9 @@ from typing import Any, Final
 import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from recipe.fspo import CONF_DIR
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.job import CONF_DIR, choices
+from recipe.fspo.job import choices
 
 from fspo.check_loss.call import PolicyLoss
 from fspo.losses import ALGORITHMS

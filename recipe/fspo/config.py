@@ -15,7 +15,7 @@ from typing import Final, Literal
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.fspo import own_loss
-from recipe.runner.launch.checks import Rule
+from recipe.runner.launch.checks import Rule, estimator_problem
 from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 
@@ -99,7 +99,7 @@ class SequencePolicyLossConfig(PolicyLossConfig):
         if settings is None:
             raise ValueError(
                 f"{_POLICY_LOSS}.loss_mode={self.loss_mode!r} is not a sequence-level loss; choose one of "
-                f"{', '.join(ALGORITHMS)}, or remove _target_ to use one of verl's own losses"
+                f"{', '.join(ALGORITHMS)}, or set _target_=verl.workers.config.PolicyLossConfig for a loss of verl's"
             )
         return settings
 
@@ -209,6 +209,8 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
     if is_by_sequence(config):
         yield from _correction_problems(config)
         yield from _advantage_problems(config)
+        if config.trainer.use_v1 and (problem := estimator_problem(config)):
+            yield problem
 
 
 def _setting_problems(config: DictConfig) -> Iterator[str]:
@@ -317,7 +319,7 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
     actor = config.actor_rollout_ref.actor
     loss_mode, settings = actor.policy_loss.loss_mode, policy_loss_settings(actor.policy_loss)
     values: dict[str, tuple[str, float | None]] = {}
-    if loss_mode == "gspo":
+    if loss_mode == "gspo" and not own_loss.lacks_its_class(actor.policy_loss):
         values = {f"{_ACTOR}.{key}": ("linear", actor[key]) for key in ("clip_ratio_low", "clip_ratio_high")}
     elif settings is not None:
         if config.fspo.get("clip_values") == "measured" and (own := _clip_values_of(actor.policy_loss)):

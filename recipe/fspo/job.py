@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
+from recipe.fspo import CONF_DIR
 from recipe.fspo.removed import EARLIER_NAMES
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job, Passes, Row
-
-_HERE = Path(__file__).resolve().parent
-#: The shipped configuration: ``conf/`` of a checkout, which a wheel holds as ``recipe/fspo/conf/``.
-CONF_DIR: Final = _HERE / "conf" if (_HERE / "conf").is_dir() else _HERE.parents[1] / "conf"
 
 
 def _problems(config: DictConfig) -> Iterator[str]:

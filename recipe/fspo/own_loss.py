@@ -1,5 +1,6 @@
-"""A loss of the user's (docs/extending.md): what must be known of it before Ray starts.
+"""What must be known of a loss before Ray starts, if it is not one of :data:`fspo.losses.ALGORITHMS`.
 
+A loss of verl's, or of the user's (docs/extending.md).
 ``actor.policy_loss._target_`` names a dataclass of its settings, so that they can be given on the command line, are
 checked, and stand in ``config.yaml`` and ``run.json``. The class says by fields what the rest of the recipe may do with
 the loss: ``grad_scale``, how its gradient grows with L ("1": a sum over tokens, which ``match_scale=matched`` divides
@@ -9,22 +10,34 @@ by a typical length; "1/L": a mean); ``band``, in words, for the report.
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from recipe.fspo import CONF_DIR
+from recipe.runner.launch.checks import library_problem
 
 from fspo.losses import ALGORITHMS
 from fspo.names import did_you_mean
+from fspo.relatives import RELATIVES
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
-_LIBRARY: Final = "actor_rollout_ref.model.external_lib"
-_INSTALL: Final = "install its package on every node, or start the command in the folder that holds it"
+#: The classes of settings of this recipe, and the losses that each is for.
+_OUR_CLASSES: Final = {
+    "recipe.fspo.config.SequencePolicyLossConfig": ALGORITHMS,
+    "recipe.fspo.relatives.VespoLossConfig": ("vespo",),
+    "recipe.fspo.relatives.CtpoLossConfig": ("ctpo_la",),
+}
+#: What a loss of verl's needs beside its name.
+_NEEDED: Final = {
+    "dro": f" {_POLICY_LOSS}.dro_beta=0.1",
+    "bypass_mode": " algorithm.rollout_correction.bypass_mode=true",
+}
 
 
 def is_own(policy_loss: DictConfig) -> bool:
@@ -62,26 +75,55 @@ def unknown_scale(config: DictConfig) -> str | None:
     )
 
 
+def overrides_of(loss_mode: str) -> str:
+    """The overrides with which a registered loss can be used; more than one of ``algo=`` with "or" between them."""
+    files = sorted((CONF_DIR / "algo").glob("*.yaml"))
+    losses = {file.stem: OmegaConf.load(file).actor_rollout_ref.actor.policy_loss.loss_mode for file in files}
+    algos = [f"algo={algo}" for algo, loss in losses.items() if loss == loss_mode]
+    return " or ".join(algos) or f"algo=grpo {_POLICY_LOSS}.loss_mode={loss_mode}{_NEEDED.get(loss_mode, '')}"
+
+
+def lacks_its_class(policy_loss: DictConfig) -> bool:
+    """Whether ``_target_`` is missing, or the class of other losses."""
+    target = policy_loss.get("_target_")
+    return not target or policy_loss.loss_mode not in _OUR_CLASSES.get(target, (policy_loss.loss_mode,))
+
+
 def problems(config: DictConfig) -> Iterator[str]:
-    """What is wrong with an own loss: where it comes from, its settings."""
-    policy_loss, library = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.model.external_lib
-    try:
-        for module in library if OmegaConf.is_list(library) else [library] if library else []:
-            importlib.import_module(str(module))
-    except Exception as error:
-        yield f"{_LIBRARY}={library} cannot be imported ({type(error).__name__}: {error}): {_INSTALL}"
+    """What is wrong with such a loss: where it comes from, its settings."""
+    actor = config.actor_rollout_ref.actor
+    loss_mode, target = actor.policy_loss.loss_mode, actor.policy_loss.get("_target_")
+    if problem := library_problem(config):
+        yield problem
         return
-    if policy_loss.loss_mode in ALGORITHMS:
+    if target and loss_mode in ALGORITHMS:
         return
-    try:
-        settings_of(policy_loss)  # imports the class's module, which registers the loss
-    except InstantiationException as error:
-        cause = " ".join(str(error.__cause__ or error).split())
-        yield f"{_POLICY_LOSS}._target_={policy_loss._target_}: {cause} (if the module is missing, {_INSTALL})"
-        return
-    if policy_loss.loss_mode not in POLICY_LOSS_REGISTRY:
+    lacks_class = lacks_its_class(actor.policy_loss)
+    if not lacks_class:
+        try:
+            settings_of(actor.policy_loss)  # imports the class's module, which registers the loss
+        except InstantiationException as error:
+            yield f"{_POLICY_LOSS}._target_={target}: {_reason(error, actor)}"
+            return
+    named, known = f"{_POLICY_LOSS}.loss_mode={loss_mode}", {*POLICY_LOSS_REGISTRY, *ALGORITHMS, *RELATIVES}
+    if loss_mode not in known:
         yield (
-            f"{_POLICY_LOSS}.loss_mode={policy_loss.loss_mode} is registered by nobody"
-            f"{did_you_mean(policy_loss.loss_mode, POLICY_LOSS_REGISTRY)}: name the module that registers it in "
-            f"{_LIBRARY} or _target_, or choose one of {', '.join(sorted(POLICY_LOSS_REGISTRY))}"
+            f"{named} is registered by nobody{did_you_mean(loss_mode, known)}: name the module that registers it in "
+            f"actor_rollout_ref.model.external_lib or _target_, or choose one of {', '.join(sorted(known))}"
         )
+    elif lacks_class:
+        wrong = f"with _target_={target}, the class of other losses," if target else "without _target_"
+        way = f"{'' if target else 'leave ~' + _POLICY_LOSS + '._target_ out, and '}give {overrides_of(loss_mode)}"
+        yield f"{named} {wrong} has no settings: {way}"
+
+
+def _reason(error: InstantiationException, actor: DictConfig) -> str:
+    """Why a class of settings could not be made, and the remedy where that is not in the reason."""
+    cause = error.__cause__ or error
+    text = " ".join(str(cause).split())
+    if isinstance(cause, ImportError):
+        return f"{text}: install its package on every node, or start the command in the folder that holds it"
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
+    if unknown and unknown[1] in actor:
+        return f"{text}: the key is actor_rollout_ref.actor.{unknown[1]}"
+    return text

@@ -67,6 +67,7 @@ REFUSED = {
     "deterministic sampling": "full_determinism",
     "LoRA's checkpoints without the base": "save_lora",
     "critic and GAE with a sequence-level loss": "adv_estimator=gae",
+    "ReMax, GDPO, optimal token baselines": "adv_estimator=remax",
     "REINFORCE++ with a KL penalty in the reward": "reinforce_plus_plus",
     "importance weights by token": "rollout_is=token",
     "rejection by token": "rollout_rs=token_k1 removes",

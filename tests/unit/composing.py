@@ -14,7 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
-from recipe.fspo.job import CONF_DIR, compose
+from recipe.fspo import CONF_DIR
+from recipe.fspo.job import compose
 from recipe.runner.launch.compose import SEARCH_PATH
 
 #: The groups of a run, and what is chosen unless a command says otherwise.

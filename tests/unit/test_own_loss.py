@@ -15,21 +15,25 @@ from batches import random_batch
 from composing import composed, composed_from
 from hydra.utils import instantiate
 from omegaconf import DictConfig
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
 
 from fspo.losses import sequence_policy_loss
 from fspo.types import SequenceLossOutput, SequenceLossSettings
+from recipe.fspo import config as method
 from recipe.fspo.compare.__main__ import FAIR, parse
 from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices
 from recipe.fspo.own_loss import problems
 from recipe.fspo.recorder import RECORDER
-from recipe.runner.launch import run_folder
+from recipe.runner.launch import first_update, run_folder
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.prepare import prepare
 
 SEARCH = "hydra.searchpath=[conf]"
 KEY = "actor_rollout_ref.actor.policy_loss"
+#: The losses that verl registers.
+VERLS = sorted(name for name, loss in POLICY_LOSS_REGISTRY.items() if loss.__module__.startswith("verl."))
 
 
 def configured(*overrides: str) -> DictConfig:
@@ -95,6 +99,41 @@ def test_its_settings_are_checked_and_completed(own_loss: Path, monkeypatch: pyt
 def test_what_is_wrong_is_said_before_ray_starts(own_loss: Path, overrides: list[str], says: str) -> None:
     (problem,) = problems(configured(*overrides))
     assert re.search(says, problem), problem
+    assert "install" in says or "install" not in problem, "the module is there"
+
+
+@pytest.mark.parametrize("named", ["loss_mode", "_target_"])
+@pytest.mark.parametrize("loss_mode", VERLS)
+def test_a_loss_without_its_class_of_settings_is_told_what_works(loss_mode: str, named: str) -> None:
+    """The remedy is taken from the message; with it, verl's own function computes a loss of a small batch."""
+    mistake = [f"{KEY}.loss_mode={loss_mode}"] + ([f"~{KEY}._target_"] if named == "_target_" else [])
+    (problem,) = method.problems(composed(*mistake))
+    assert f"{KEY}.loss_mode={loss_mode} " in problem and named in problem and "install" not in problem
+    *_, remedies = problem.partition("give ")
+    for remedy in remedies.split(" or "):
+        # Of the mistaken command the name stays.
+        config = prepare(composed(mistake[0], *remedy.split(), "run.dir=/nowhere"))
+        assert config.actor_rollout_ref.actor.policy_loss.loss_mode == loss_mode
+        assert list(method.problems(config)) == list(first_update.problems(config)) == []
+        actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+        actor.global_batch_info.update(dp_size=1, batch_num_tokens=64, global_batch_size=64, loss_scale_factor=None)
+        loss, _ = get_policy_loss_fn(loss_mode)(**batch(), loss_agg_mode=actor.loss_agg_mode, config=actor)
+        assert loss.isfinite()
+
+
+def test_other_settings_without_their_class_are_told_what_works() -> None:
+    for algo, loss_mode, says in (
+        ("fspo", "vespo", "algo=vespo"),
+        ("vespo", "cispo", "algo=cispo"),
+        ("gspo_verl", "fsop", "fspo"),
+        ("fspo", "fsop", "fspo"),
+    ):
+        (problem,) = method.problems(composed(f"algo={algo}", f"{KEY}.loss_mode={loss_mode}"))
+        assert f"{KEY}.loss_mode={loss_mode} " in problem and says in problem and "install" not in problem
+    (problem,) = method.problems(composed(f"~{KEY}._target_"))
+    assert "loss_mode=fspo " in problem and f"~{KEY}._target_" in problem
+    (problem,) = method.problems(composed("algo=sapo", f"+{KEY}.tau_pos=1.0"))
+    assert "'tau_pos'" in problem and "actor_rollout_ref.actor.tau_pos" in problem and "install" not in problem
 
 
 def test_a_loss_that_does_not_say_how_it_scales_keeps_its_gradient_and_a_line_says_so(

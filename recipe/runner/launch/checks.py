@@ -8,6 +8,7 @@ neither verl nor ray: the planner (:mod:`recipe.runner.plan`) uses the arithmeti
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -18,9 +19,11 @@ from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 
+from fspo.names import did_you_mean
 from recipe.runner import SUPPORTED_VERL
 from recipe.runner.checkpoints.integrity import resume_problems
-from recipe.runner.launch import inputs, loggers, server_slots
+from recipe.runner.launch import first_update, inputs, loggers, server_slots
+from recipe.runner.launch.first_update import is_computed
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 Rule = Callable[[DictConfig], Iterator[str]]
@@ -244,19 +247,48 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             yield f"{setting} {why}"
 
 
+def library_problem(config: DictConfig) -> str | None:
+    """Import the modules of ``external_lib``, which register losses and estimators; what is wrong if that fails."""
+    library = config.actor_rollout_ref.model.external_lib
+    try:
+        for module in library if OmegaConf.is_list(library) else [library] if library else []:
+            importlib.import_module(str(module))
+    except Exception as error:
+        return (
+            f"{_MODEL}.external_lib={library} cannot be imported ({type(error).__name__}: {error}): install its "
+            "package on every node, or start the command in the folder that holds it"
+        )
+    return None
+
+
+def estimator_problem(config: DictConfig) -> str | None:
+    """Why an advantage estimator cannot be computed; None if it can."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as REGISTRY
+
+    estimator, is_broken = str(config.algorithm.adv_estimator), library_problem(config) is not None
+    if estimator not in REGISTRY:
+        if is_broken:  # it may be the one that registers it
+            return None
+        wrong = f"is not known{did_you_mean(estimator, REGISTRY)}"
+    elif is_computed(config, estimator):
+        return None
+    else:
+        wrong = "needs columns that verl's V1 trainer, which this run uses, does not have"
+    computed = [name for name in REGISTRY if is_computed(config, name)]
+    return f"algorithm.adv_estimator={estimator} {wrong}: choose one of {', '.join(computed)}"
+
+
 def advantage_problems(config: DictConfig) -> Iterator[str]:
-    """An advantage estimator that nobody registers, or a critic that is waited for and that there is not."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+    """An advantage estimator that cannot be computed, or a critic that is waited for and that there is not."""
     from verl.trainer.ppo.utils import need_critic
 
-    estimator = str(config.algorithm.adv_estimator)
-    if estimator not in ADV_ESTIMATOR_REGISTRY and not config.actor_rollout_ref.model.external_lib:
-        yield f"algorithm.adv_estimator={estimator} is not known; choose one of {', '.join(ADV_ESTIMATOR_REGISTRY)}"
+    if problem := estimator_problem(config):
+        yield problem
     elif config.trainer.critic_warmup > 1 and not need_critic(config):
         # verl would skip the actor's update, and the responses that it does not return would be under way for ever.
         yield (
             f"trainer.critic_warmup={config.trainer.critic_warmup} lets a critic train alone at first, and with "
-            f"algorithm.adv_estimator={estimator} there is none: set it to 0"
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator} there is none: set it to 0"
         )
 
 
@@ -273,6 +305,7 @@ RULES: Final[tuple[Rule, ...]] = (
     _shape_problems,
     setting_problems,
     advantage_problems,
+    first_update.problems,
 )
 
 
