@@ -1,7 +1,8 @@
 """A reward function of the user's own: load it as verl does, and say what is wrong with it, its call or its result.
 
 ``python -m fspo.rewards.custom PATH NAME SETTINGS [KEYWORD ...]`` prints what :func:`problem_of` says of it, or
-nothing; SETTINGS is a JSON object. What the module starts while it is imported ends with that process.
+nothing; SETTINGS is a JSON object. Without SETTINGS it is a class of a reward manager, and :func:`class_problem`. What
+the module starts while it is imported ends with that process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
 
+from fspo.names import did_you_mean
 from fspo.rewards.verdict import Status
 
 #: How verl passes the row and the response; every one of them, by keyword.
@@ -183,7 +185,33 @@ def problem_of(path: str, name: str, settings: Mapping[str, Any], keywords: Iter
     return problem if problem or ask is None else ask(settings)
 
 
+def class_problem(path: str, name: str) -> str | None:
+    """What is wrong with the class of a reward manager; None if nothing is.
+
+    Args:
+        path: As for :func:`load`.
+        name: Of the class.
+    """
+    try:
+        module = _module(path)
+    except BadReward as error:
+        return str(error)
+    have = sorted(key for key, value in vars(module).items() if _is_manager(value))
+    if name in have:
+        return None
+    return (
+        f"it has no class {name!r} with a method run_single, which verl calls{did_you_mean(name, have)}; it has "
+        f"{', '.join(have) or 'none'}"
+    )
+
+
+def _is_manager(value: Any) -> bool:
+    return inspect.isclass(value) and callable(getattr(value, "run_single", None)) and not inspect.isabstract(value)
+
+
 if __name__ == "__main__":
     # What the user's module prints while it is imported must not be taken for the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
-    print(problem_of(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4:]) or "", end="", file=answer)
+    of, called, *more = sys.argv[1:]
+    problem = problem_of(of, called, json.loads(more[0]), more[1:]) if more else class_problem(of, called)
+    print(problem or "", end="", file=answer)

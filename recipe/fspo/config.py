@@ -42,6 +42,7 @@ _CLIP_VALUES: Final = {
 }
 #: The losses whose clip values a run can measure: of one band each, which has no other measured part.
 _MEASURED_LOSSES: Final = ("fspo", "fspo_v1", "seq_gspo", "seq_rloo", "luspo")
+_OWN_REWARD: Final = "pkg://recipe.fspo.reward"
 #: From here on a band of c sqrt(L) is meant to be none: algo=unclipped.
 _NO_CLIP: Final = 1e9
 
@@ -226,6 +227,8 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     truncated = [
         f"{_ROLLOUT}.{name}={rollout[name]}" for name, off in (("top_p", 1), ("top_k", -1)) if rollout[name] != off
     ]
+    custom = config.reward.custom_reward_function
+    overlong = OmegaConf.select(custom, "reward_kwargs.overlong_buffer")
     for wrong, setting, why in (
         (
             mode not in _TRAINER_MODES,
@@ -264,6 +267,12 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.{new}={actor[new]}",
             f"differs from {_ROLLOUT}.{old}={rollout[old]}: old and new log-probabilities would be rounded "
             "differently; set them equal",
+        ),
+        (
+            custom.path == _OWN_REWARD and overlong and config.reward.reward_manager.source == "register",
+            f"reward.custom_reward_function.reward_kwargs.overlong_buffer={overlong}",
+            "needs the length of a response in tokens, which reward.reward_manager.source=register does not tell: give "
+            "source=importlib and name=TokenLengthRewardManager, or leave the penalty out",
         ),
     ):
         if wrong:

@@ -127,6 +127,11 @@ MISTAKES = (
         "leave",
     ),
     ("fspo.accept=1.2", "fspo.accept=1.2 ", "less than 1"),
+    (
+        "+reward.custom_reward_function.reward_kwargs={overlong_buffer:64,max_response_length:256} "
+        "reward.reward_manager.source=register reward.reward_manager.name=naive",
+        *("reward_kwargs.overlong_buffer=64 ", "source=register", "source=importlib", "TokenLengthRewardManager"),
+    ),
     # what verl refuses
     (f"{ACTOR}.loss_agg_mode=foo", "loss_agg_mode: foo"),
 )

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from composing import composed
 from messages import holds
+from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 from recipe.runner.launch import inputs
 from recipe.runner.launch.prepare import prepare
@@ -111,7 +112,7 @@ def test_each_file_of_a_list_needs_rows(tmp_path: Path) -> None:
             )
 
 
-FUNCTION = "reward.custom_reward_function"
+FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,24 @@ FUNCTION = "reward.custom_reward_function"
         ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], ("time_limit_s=-1",)),
         (["custom_reward_function.path=x.py"], ("custom_reward_function ", FUNCTION)),
         (["reward_model.reward_manager=dapo"], ("reward_model ", "reward.reward_model")),
-        (["reward.reward_manager.module.path=x.py"], ("reward.reward_manager.module.path='/", "/x.py'")),
+        ([f"{MANAGER}.name=dapo"], (f"{MANAGER}.name=dapo ", "source=register", "recipe.fspo.reward_manager")),
+        (
+            [f"{MANAGER}.name=TokenLenghtRewardManager"],
+            ("=TokenLenghtRewardManager ", "did you mean TokenLength"),
+        ),
+        ([f"{MANAGER}.name=raise_failure"], ("=raise_failure ", "run_single", "TokenLengthRewardManager")),
+        ([f"{MANAGER}.source=register"], ("name=TokenLengthRewardManager ", "source=register", "naive", "importlib")),
+        ([f"{MANAGER}.source=register", f"{MANAGER}.name=niave"], ("name=niave ", "did you mean naive", "dapo")),
+        (
+            [f"{MANAGER}.source=registry", f"{MANAGER}.name=dapo"],
+            (".source=registry", "register", "importlib"),
+        ),
+        ([f"{MANAGER}.module.path=null"], (f"{MANAGER}.module.path=None", "source=register", "naive")),
+        ([f"{MANAGER}.module.path=x.py"], (f"{MANAGER}.name=Token", "/x.py", "correct the path")),
+        (
+            [f"{MANAGER}.module.path=pkg://recipe.fspo.rewrad_manager"],
+            ("fspo.rewrad_manager", "No module"),
+        ),
     ],
 )
 def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], says: tuple[str, ...]) -> None:
@@ -151,3 +169,23 @@ def test_a_file_is_imported_in_another_process_under_its_absolute_path(
     assert f"{FUNCTION}.path='{tmp_path}/reward.py', name='score'" in problem
     Path("reward.py").write_text("import os\nos._exit(7)")
     assert " 7" in problems(f"{FUNCTION}.path=reward.py")[0]
+
+
+def test_a_reward_manager_is_what_verl_would_load(tmp_path: Path) -> None:
+    for name in ("naive", "dapo", "gdpo", "rate_limited", "remote"):
+        assert problems(f"{MANAGER}.source=register", f"{MANAGER}.name={name}") == []
+    file = tmp_path / "my_manager.py"
+    file.write_text(
+        "from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager\n"
+        "class Mine(NaiveRewardManager): ...\n"
+        "class Older:\n    def __call__(self, data): ...\n"
+    )
+    for name, says in (("Mine", None), ("Mien", "did you mean Mine"), ("Older", "run_single")):
+        chosen = (f"{MANAGER}.module.path={file}", f"{MANAGER}.name={name}")
+        sentences = problems(*chosen)
+        config = prepare(composed("run.dir=/nowhere", *chosen))
+        if says is None:
+            assert sentences == [] and resolve_reward_manager_cls(config).__name__ == name
+        else:
+            (problem,) = sentences
+            assert f"{MANAGER}.name={name} " in problem and str(file) in problem and says in problem

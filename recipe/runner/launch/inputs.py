@@ -18,7 +18,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from fspo.data.check import NO_ROWS, column_problems, columns_and_rows, join_problems, truth_problem
 from fspo.data.offline_task import SPLITS, Split
-from fspo.rewards.custom import problem_of, reads_text
+from fspo.names import did_you_mean
+from fspo.rewards.custom import class_problem, problem_of, reads_text
 from recipe.runner.launch.values import MachineProblem
 
 #: A folder with one of these has a tokenizer.
@@ -27,6 +28,7 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer
 _POINTER_BYTES: Final = 1024
 _MODEL: Final = "actor_rollout_ref.model"
 _REWARD: Final = "reward.custom_reward_function"
+_MANAGER: Final = "reward.reward_manager"
 #: Rewards that start with this belong to a recipe; to import one starts nothing.
 _RECIPES: Final = "pkg://recipe."
 _FILE: Final = "file://"
@@ -210,9 +212,9 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
     for old in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         if any(value is not None for value in _values(config.get(old))):
             yield f"{old} is set, and verl's main_ppo no longer reads it: use reward.{old}, or another key of reward"
-    custom, manager = config.reward.custom_reward_function, config.reward.reward_manager.module.path
-    if manager and "://" not in manager and not Path(manager).is_file():
-        yield f"reward.reward_manager.module.path={manager!r} is not a file: correct the path"
+    if problem := _manager_problem(config.reward.reward_manager):
+        yield problem
+    custom = config.reward.custom_reward_function
     if not custom.path:
         return
     settings = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create(), resolve=True)
@@ -227,11 +229,40 @@ def _values(group: Any) -> list[Any]:
     return [value for name in group for value in _values(group[name])] if OmegaConf.is_dict(group) else [group]
 
 
+def _manager_problem(manager: DictConfig) -> str | None:
+    """Why verl could not load the reward manager, which its reward workers try once the models are there."""
+    from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
+
+    source, name, path = manager.source, str(manager.name), OmegaConf.select(manager, "module.path")
+    named, verls = f"{_MANAGER}.name={name}", ", ".join(sorted(REWARD_MANAGER))
+    of_verl = f"{_MANAGER}.source=register for one of verl's ({verls})"
+    if source == "register":
+        if name not in REWARD_MANAGER:
+            like = did_you_mean(name, REWARD_MANAGER)
+            return (
+                f"{named} with {_MANAGER}.source=register is none of verl's{like}: choose one of {verls}, or give "
+                f"{_MANAGER}.source=importlib for a class in {_MANAGER}.module.path={path}"
+            )
+    elif source != "importlib":
+        return f"{_MANAGER}.source={source}: give {of_verl}, or importlib for a class in {_MANAGER}.module.path"
+    elif not path:
+        return f"{_MANAGER}.module.path={path} with source=importlib: give the module with {name}, or {of_verl}"
+    elif problem := class_problem(path, name) if path.startswith(_RECIPES) else _asked(path, name):
+        verls_own = f": {named} is verl's with source=register, without what the class in {path} does"
+        return f"{named} with module.path={path}: {problem}{verls_own if name in REWARD_MANAGER else ''}"
+    return None
+
+
 def _problem_of(path: str, name: str, settings: Any, further: list[str]) -> str | None:
-    """What is wrong with a reward function. A module of the user's is imported in a process of its own."""
+    """What is wrong with a reward function."""
     if path.startswith(_RECIPES):
         return problem_of(path, name, settings, further)
-    command = [sys.executable, "-m", "fspo.rewards.custom", path, name, json.dumps(settings), *further]
+    return _asked(path, name, json.dumps(settings), *further)
+
+
+def _asked(*arguments: str) -> str | None:
+    """What is wrong with a function or a class in a module of the user's, imported in a process of its own."""
+    command = [sys.executable, "-m", "fspo.rewards.custom", *arguments]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
