@@ -248,7 +248,7 @@ def test_a_shipped_job_is_the_cheapest_layout_that_leaves_memory(run: Run, exper
     assert [float(line.split()[0]) for line in others] >= [float(gpu_hours)] * len(others)
     # The first and the next one, pasted, are what their lines say.
     for line, overrides in ((first, []), (others[0], others[0].split()[4:])):
-        says = re.search(r": ([\d.]+) h, (\S+) GPU hours$", run(*asked, *overrides)[1])
+        says = re.search(r": ([\d.]+) h, (\S+) GPU hours$", run(*asked, *overrides)[1], re.M)
         assert says and float(says[1]) == pytest.approx(float(line.split()[1]), abs=0.06)
         assert float(says[2]) == pytest.approx(float(line.split()[0]), rel=0.01)
 
