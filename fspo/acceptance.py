@@ -199,3 +199,10 @@ def without_rule(
         overflow_B=never_B,
         valid_B=valid_B,
     )
+
+
+@torch.no_grad()
+def finite_rows(log_prob_BT: torch.Tensor, old_log_prob_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Whether the log-ratios of all response tokens of a row are finite, [B]; True for padding."""
+    log_ratio_BT = log_prob_BT.detach() - old_log_prob_BT
+    return (torch.isfinite(log_ratio_BT) | (mask_BT == 0)).all(dim=-1)

@@ -13,7 +13,9 @@ is one mini-batch in the form of :func:`fspo.records.to_record`.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import sys
 import uuid
 from collections import defaultdict
@@ -26,9 +28,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.acceptance import acceptance_counts, stack_sums, without_rule
+from fspo.acceptance import acceptance_counts, finite_rows, stack_sums, without_rule
 from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
-from fspo.losses import sequence_policy_loss
+from fspo.files import piped
+from fspo.losses import check_shapes, sequence_policy_loss
 from fspo.markdown import markdown_table
 from fspo.positions import PositionSums, by_position
 from fspo.records import from_record, numbered_lines, to_record
@@ -69,6 +72,9 @@ class Audit:
         rank, ranks: Which of how many ranks that see different sequences this is.
         run: The same on all ranks of a start, another one for each start.
         on_policy: Whether pi_old is the policy at the start of each step; see :func:`numbers`.
+
+    Raises:
+        ValueError: If the band of ``rule`` is measured during training, which nothing here does.
     """
 
     def __init__(
@@ -82,6 +88,11 @@ class Audit:
         run: str = "",
         on_policy: bool = True,
     ) -> None:
+        if rule is not None and rule.needs_state:
+            raise ValueError(
+                f"rule={rule!r}: its band is measured during training, and an audit measures none; give a rule "
+                "that stands still, such as fspo, or none, and add(..., output=) what your loss makes of its own state"
+            )
         run = run or uuid.uuid4().hex[:12]
         self._file = None if folder is None else Path(folder) / f"{PREFIX}{run}-{rank:05d}{SUFFIX}"
         self._whose = {"run": run, "rank": rank, "ranks": ranks}
@@ -90,6 +101,8 @@ class Audit:
         self.knows_acceptance = rule is not None
         self._step = -1
         self._moves: list[bool] = []
+        self._left_out: torch.Tensor | int = 0
+        self._warned = False
         self.sums, self.positions = SequenceSums.zeros(), PositionSums.zeros()
 
     def add(
@@ -103,27 +116,39 @@ class Audit:
     ) -> None:
         """Add one micro-batch to the mini-batch in progress.
 
+        A response with a log-probability that is not finite is left out, and counted.
+
         Args:
-            log_prob_BT, old_log_prob_BT: log pi and log pi_old of the response tokens, nats.
+            log_prob_BT, old_log_prob_BT: log pi and log pi_old of the response tokens, nats; packed ones come in by
+                :func:`from_packed`.
             mask_BT: Nonzero on the response tokens; a row without any is padding.
-            advantages_BT: A, the same for all tokens of a sequence; or [B], one value per sequence.
+            advantages_BT: A, the same for all tokens of a sequence; or [B] or [B, 1], one value per sequence.
             output: What the loss accepts and removes, if it says so itself.
             truncated_B: True where the response was cut at the maximum length.
+
+        Raises:
+            ValueError: If shapes differ.
         """
         with torch.no_grad():
-            if advantages_BT.dim() == 1:
-                advantages_BT = advantages_BT[:, None].expand(mask_BT.shape)
-            tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
+            if log_prob_BT.dim() == 2 and advantages_BT.shape in ((len(log_prob_BT),), (len(log_prob_BT), 1)):
+                advantages_BT = advantages_BT.view(-1, 1).expand(log_prob_BT.shape)
+            check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
             self.knows_acceptance |= output is not None
+            usable_B = finite_rows(log_prob_BT, old_log_prob_BT, mask_BT)
+            self._left_out = (~usable_B).sum() + self._left_out
+            mask_BT = mask_BT.to(torch.bool) & usable_B[:, None]
+            tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
                 output = without_rule(*tensors) if self._rule is None else sequence_policy_loss(*tensors, self._rule)
+            else:
+                output = dataclasses.replace(output, valid_B=output.valid_B & usable_B)
             self.sums.add_(output, truncated_B)
-            self.positions.add_(log_prob_BT.double() - old_log_prob_BT, mask_BT)
+            self.positions.add_(log_prob_BT.detach().double() - old_log_prob_BT, mask_BT)
 
     def take(self) -> tuple[SequenceSums, PositionSums]:
         """The sums of the mini-batch in progress, by final length and by position; the next one begins."""
         taken = self.sums, self.positions
-        self.sums, self.positions = SequenceSums.zeros(), PositionSums.zeros()
+        self.sums, self.positions, self._left_out = SequenceSums.zeros(), PositionSums.zeros(), 0
         return taken
 
     def end_mini_batch(self, step: int, moves: bool = True) -> SequenceSums:
@@ -140,15 +165,55 @@ class Audit:
             self._step, self._moves = step, []
         self._moves.append(moves)
         number = numbers(self._moves, self._on_policy)[-1]
+        left_out = int(self._left_out)
         sums, positions = self.take()
+        if left_out and not self._warned:
+            self._warned = True
+            print(f"fspo.audit: step {step}: {_left_out(left_out)}", file=sys.stderr, flush=True)
         if self._file is not None:
-            lines = [to_record(sums, positions, step=step, minibatch=number)]
+            lines = [to_record(sums, positions, step=step, minibatch=number) | {"left_out": left_out}]
             if not self._file.exists():
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 lines.insert(0, {"audit": 1, "loss": self.loss, "acceptance": self.knows_acceptance} | self._whose)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
         return sums if number else SequenceSums.zeros()
+
+
+def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Values of packed sequences, [T] or [1, T], as [B, longest], with 0 behind the end of each.
+
+    Of ``torch.ones_like(values)``, or of the mask of the response tokens, it gives the mask.
+
+    Args:
+        values: One for each token of all sequences, one after the other.
+        cu_seqlens: Where each sequence begins, and the end of the last, [B + 1], as attention kernels take it.
+
+    Raises:
+        ValueError: If the two do not belong together.
+    """
+    ends, values_T = cu_seqlens.to(values.device, torch.int64), values.reshape(-1)
+    length_B = ends.diff()
+    if ends.dim() != 1 or len(ends) == 0 or ends[0] != 0 or ends[-1] != len(values_T) or bool((length_B < 0).any()):
+        raise ValueError(
+            f"cu_seqlens={ends.flatten()[:5].tolist()}... of {ends.numel()}: must rise from 0 to the number of values, "
+            f"{len(values_T)}; cut padding at the end of the pack off both"
+        )
+    inside_BT = torch.arange(int(length_B.max()) if len(length_B) else 0, device=values.device) < length_B[:, None]
+    return values_T.new_zeros(inside_BT.shape).masked_scatter(inside_BT, values_T)
+
+
+def _left_out(count: int) -> str:
+    return f"{count} response{'s' * (count != 1)} with a log-probability that is not finite left out"
+
+
+#: rms of S / sqrt(L) before any weight has moved, at most, by the precision of the model (docs/tables/noise-floor.csv).
+_FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
+_FEWEST: Final = 20
+
+
+def _first(rms: float) -> str:
+    return f"first mini-batch, before any weight moved: rms of S / sqrt(L) is {rms:.2g}, and 0 is expected"
 
 
 @dataclass
@@ -162,6 +227,7 @@ class AuditRecords:
         acceptance: Whether the rule of acceptance was known; otherwise only S, L and A mean something.
         sums: By (step, mini-batch); mini-batch 0 came before any weight had moved.
         positions: The same by octave of position over all lengths, [P, 6]; see :func:`fspo.positions.by_position`.
+        left_out: Responses with a log-probability that is not finite, which are in none of the sums.
         problems: What is missing or cannot be read, each with its file.
     """
 
@@ -171,11 +237,28 @@ class AuditRecords:
     acceptance: bool = True
     sums: dict[tuple[int, int], SequenceSums] = field(default_factory=dict)
     positions: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
+    left_out: int = 0
     problems: list[str] = field(default_factory=list)
 
     def moved(self) -> list[SequenceSums]:
         """The sums of all mini-batches but those with the number 0, in order."""
         return [self.sums[key] for key in sorted(self.sums) if key[1] > 0]
+
+    def notes(self) -> list[str]:
+        """What a reader has to know beside the tables: responses left out, and a first mini-batch that is off."""
+        notes = [_left_out(self.left_out)] if self.left_out else []
+        first = sum((self.sums[key] for key in sorted(self.sums) if key[1] == 0), SequenceSums.zeros())
+        if (count := first.total("count")) == 0:
+            return notes
+        rms, rms_S = (math.sqrt(first.total(name) / count) for name in ("z_squared", "S_squared"))
+        # Rounding has no direction: its mean over many sequences is far below its root mean square.
+        leans = count >= _FEWEST and abs(first.total("S")) / count > 0.5 * rms_S
+        if rms > _FLOORS["bf16"] or (leans and rms > _FLOORS["fp32"]):
+            what = "old log-probabilities are not the policy's: look for another temperature, top_p or precision, a "
+            notes.append(f"{_first(rms)}: {what}shifted mask, dropout, or old log-probabilities of the rollout engine")
+        elif rms > _FLOORS["fp32"]:
+            notes.append(f"{_first(rms)}: rounding in bf16 explains it, in fp32 nothing does but another old policy")
+        return notes
 
 
 def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
@@ -213,14 +296,20 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
                     continue
                 key = (int(line["step"]), int(line["minibatch"]))
                 sums, positions_PF = from_record(line), by_position(line["positions"])
+                if not bool(sums.sums_KF.isfinite().all()):
+                    raise ValueError("sums that are not finite: audit again, this version leaves such responses out")
+                left_out = int(line.get("left_out", 0))
             except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
                 records.problems.append(f"{path}:{number}: not a line of an audit ({error})")
                 continue
             keys[-1].add(key)
+            records.left_out += left_out
             records.sums[key] = records.sums.get(key, SequenceSums.zeros()) + sums
             records.positions[key] = records.positions.get(key, 0.0) + positions_PF
     if absent := [str(rank) for rank in range(expected) if rank not in ranks]:
         records.problems.append(f"{folder}: of {expected} ranks, {', '.join(absent)} wrote nothing")
+    if not records.sums and not records.problems:
+        records.problems.append(f"{folder}: no mini-batch of run {records.run} has ended yet; read it again later")
     everywhere, last = set.intersection(*keys), max(records.sums, default=None)
     for key in sorted(records.sums.keys() - everywhere):
         del records.sums[key], records.positions[key]
@@ -266,8 +355,8 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
 
     Returns:
         ``accept_rate``, ``removed`` (share of sequences whose gradient the clip removes) and ``lre`` (over eight bins
-        of equal mass); mean length and standard deviation of S in the shortest and in the longest of these bins. Empty
-        before any weight has moved.
+        of equal mass; absent if none was accepted); mean length and standard deviation of S in the shortest and in the
+        longest of these bins. Empty before any weight has moved.
     """
     count = columns["count"].sum()
     if count == 0:
@@ -279,7 +368,8 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
     if acceptance:
         metrics["accept_rate"] = columns["accepted"].sum() / count
         metrics["removed"] = (columns["clipped_high"] + columns["clipped_low"]).sum() / count
-        metrics["lre"] = plain_lre(bins.columns["accepted"], bins.columns["count"])[0]
+        if columns["accepted"].sum() > 0:
+            metrics["lre"] = plain_lre(bins.columns["accepted"], bins.columns["count"])[0]
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -294,11 +384,20 @@ def _position_columns(sums_PF: Array) -> dict[str, list[str]]:
     return columns | {head: [f"{x:.4f}" for x in values] for head, values in named.items()}
 
 
+NOT_MOVED: Final = (
+    "no mini-batch in which a weight had moved before: the audit needs two optimizer steps per rollout batch"
+)
+
+
 def describe(records: AuditRecords) -> str:
     """Tables by length and by position of all mini-batches in which the policy had moved; the LRE with its interval."""
-    parts = records.moved()
+    parts, notes = records.moved(), [f"note: {note}" for note in records.notes()]
     if not parts:
-        return "no mini-batch in which a weight had moved before: the audit needs two optimizer steps per rollout batch"
+        return "\n".join([*notes, NOT_MOVED])
+    if not sum(part.total("count") for part in parts):
+        return "\n".join(
+            [*notes, f"loss {records.loss or 'not named'}: no response with a token in {len(parts)} mini-batches"]
+        )
     bins = LengthBins.of_parts(parts)
     length_J, spread_J = bins.mean("length"), bins.spread()
     columns = {
@@ -314,14 +413,17 @@ def describe(records: AuditRecords) -> str:
         shares = {"accepted": "accepted", "removed, A > 0": "clipped_high", "removed, A < 0": "clipped_low"}
         columns |= {head: [f"{x:.1%}" for x in bins.mean(column)] for head, column in shares.items()}
         error = acceptance_counts(stack_sums(parts)).error(bins.starts)
+        lre = error.debiased
         lines.append(
-            f"accepted {error.rate:.1%}; LRE {error.debiased.value:.3f} [{error.debiased.low:.3f}, "
-            f"{error.debiased.high:.3f}] (0: acceptance does not depend on length; noise floor {error.noise_floor:.3f})"
+            f"accepted {error.rate:.1%}; LRE {lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}] (0: acceptance does not "
+            f"depend on length; noise floor {error.noise_floor:.3f})"
+            if error.rate > 0
+            else "nothing was accepted, so there is no LRE"
         )
     positions_XPF = torch.stack([x for key, x in records.positions.items() if key[1] > 0])
     both = columns, _position_columns(positions_XPF.sum(0).numpy())
     tables = [markdown_table(list(each), list(zip(*each.values(), strict=True))) for each in both]
-    return "\n\n".join(["\n".join(lines), *tables])
+    return "\n\n".join(["\n".join(lines + notes), *tables])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -341,4 +443,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

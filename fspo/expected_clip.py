@@ -26,6 +26,7 @@ from fspo.audit import LengthBins, read_audit
 from fspo.calibration import drift_per_token
 from fspo.diagnostics import band_edges
 from fspo.fairness import Array, merge_bins, plain_lre
+from fspo.files import piped
 from fspo.losses import ALGORITHMS
 from fspo.markdown import markdown_table
 from fspo.names import did_you_mean
@@ -88,8 +89,12 @@ class Measured:
         """
         records = read_audit(folder)
         parts = records.moved()
-        if records.problems or not parts:
-            raise ValueError(f"audit={folder}: {'; '.join(records.problems) or 'no mini-batch after a moved weight'}")
+        if not sum(part.total("count") for part in parts):
+            records.problems.append("no response in a mini-batch after a moved weight")
+        if records.problems:
+            raise ValueError(f"audit={folder}: {'; '.join(records.problems)}")
+        for note in records.notes():
+            print(f"note: audit={folder}: {note}", file=sys.stderr)
         return cls(parts)
 
     def outside(self, settings: SequenceLossSettings) -> tuple[Array, Array]:
@@ -125,7 +130,8 @@ def clip_for(spread: Spread, settings: SequenceLossSettings, accept: float) -> f
     low, high = np.log(1e-9), np.log(0.999999 if settings.band in ("constant", "linear") else 1e3)
     if excess(low) > 0 or excess(high) < 0:
         return None
-    return float(np.exp(brentq(excess, low, high)))
+    clip = float(np.exp(brentq(excess, low, high)))
+    return clip if clip < 0.9995 or settings.band == "sqrt" else None  # 1 is no clip value of a ratio
 
 
 def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: float | None = None) -> str:
@@ -165,9 +171,10 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
         if not equals or key not in known:
             raise ValueError(f"{word}: not one of {', '.join(known)} with a value{did_you_mean(key, known)}")
         try:
-            values[key] = ast.literal_eval(text)
+            value = ast.literal_eval(text)
         except (SyntaxError, ValueError):
-            values[key] = text
+            value = text
+        values[key] = list(value) if isinstance(value, tuple) else value  # lengths=250,1000
     settings = {}
     for name, loss in _ROWS.items():
         pair = values.get(name, [ALGORITHMS[loss].clip_low, ALGORITHMS[loss].clip_high])
@@ -190,7 +197,7 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
         raise ValueError("lengths=[]: give at least one length in tokens")
     spread = Normal.of(
         _number("sigma", values["sigma"], 0, 10),
-        [_number("lengths", length, 0, 2**31) for length in lengths],
+        [_number("lengths", length, 1 - 1e-9, 2**31) for length in lengths],
         _number("exponent", values.get("exponent", 0.5), 0, 2),
         drift=drift == "kl",
     )
@@ -199,6 +206,9 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
 
 def main(words: Sequence[str]) -> int:
     """``python -m fspo.expected_clip``; status 2 for a wrong call."""
+    if words in (["--help"], ["-h"]):
+        print(USAGE)
+        return 0
     try:
         print(table(*_parse(words)))
     except ValueError as error:
@@ -208,4 +218,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(piped(lambda: main(sys.argv[1:])))

@@ -211,7 +211,7 @@ def sequence_policy_loss(
             weights are not finite or not constant over a sequence. The message names the row. One reduction over the
             rows tests all of this, so that there is one device synchronisation per call.
     """
-    _check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
+    check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, response_mask_BT, rollout_is_weights_BT)
     mask_BT = response_mask_BT.to(torch.bool)
     live_log_ratio_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT)
     with torch.no_grad():
@@ -291,15 +291,25 @@ def _value_of_row(
     return value_B, bad_B | ~torch.isfinite(value_B)
 
 
-def _check_shapes(reference_BT: torch.Tensor, *others: torch.Tensor | None) -> None:
+def check_shapes(reference_BT: torch.Tensor, *others: torch.Tensor | None) -> None:
+    """ValueError if old_log_prob, advantages, response_mask, rollout_is_weights are not of log_prob's shape, [B, T]."""
     names = ("old_log_prob_BT", "advantages_BT", "response_mask_BT", "rollout_is_weights_BT")
     if reference_BT.dim() != 2:
-        raise ValueError(f"log_prob_BT has shape {tuple(reference_BT.shape)}, expected (sequences, response positions)")
+        raise ValueError(
+            f"log_prob_BT has shape {tuple(reference_BT.shape)}, expected (sequences, response positions); "
+            "fspo.audit.from_packed(values, cu_seqlens) makes that of packed ones"
+        )
+    rows = len(reference_BT)
     for name, tensor in zip(names, others, strict=True):
         if tensor is not None and tensor.shape != reference_BT.shape:
+            one = tensor.shape in ((rows,), (rows, 1)) and name != "response_mask_BT"
+            remedy = "slice every tensor to the response positions"
+            remedy = (
+                "give one value per sequence to all its tokens: .view(-1, 1).expand_as(log_prob)" if one else remedy
+            )
             raise ValueError(
                 f"{name} has shape {tuple(tensor.shape)}, expected that of log_prob_BT, {tuple(reference_BT.shape)}; "
-                "slice every tensor to the response positions"
+                f"{remedy}"
             )
 
 

@@ -52,6 +52,8 @@ class PositionSums:
             mask_BT: Nonzero on the response tokens; a row without any is padding.
         """
         mask_BT = mask_BT.to(torch.bool)
+        if mask_BT.shape[-1] == 0:
+            return self
         d_BT = log_ratio_BT.detach().to(torch.float64).masked_fill(~mask_BT, 0.0)
         t_P, length_B, column_BP, reached_BP = _positions(mask_BT)
         prefixes = [reached_BP.to(torch.float64)]

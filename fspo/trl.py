@@ -18,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
-from transformers import TrainerCallback
-from trl import GRPOTrainer
+
+try:
+    from accelerate.utils import broadcast_object_list
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"{error}: fspo.trl needs TRL, pip install 'fspo[trl]'", name=error.name) from None
 
 from fspo.audit import Audit
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -62,7 +66,7 @@ class FSPOTrainer(GRPOTrainer):
         weighs = self.use_vllm and self.vllm_importance_sampling_correction
         by_token = weighs and not self.vllm_importance_sampling_mode.startswith("sequence")
         for key, wrong, remedy in (
-            ("rule", rule is not None and rule.band in ("quantile", "active"), "a loss with a fixed band"),
+            ("rule", rule is not None and rule.needs_state, "a loss with a fixed band: nothing here measures one"),
             ("beta", rule is not None and self.beta != 0, "0"),
             ("entropy_coef", rule is not None and self._entropy_bonus_enabled, "0"),
             ("router_aux_loss_coef", rule is not None and self.aux_loss_enabled, "0"),

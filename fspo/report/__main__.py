@@ -7,11 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fspo.report.build import build_report
+from fspo.files import piped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line. Exit status: 0, or 2 if not one run could be read or the report cannot be written."""
+    try:
+        from fspo.report.build import build_report
+    except ModuleNotFoundError as error:
+        print(f"error: {error}: python -m fspo.report needs pip install 'fspo[report]'", file=sys.stderr)
+        return 2
     parser = argparse.ArgumentParser(prog="python -m fspo.report", description="Report on training runs.")
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders, a folder with grid.json, audits, parquet"
@@ -31,4 +36,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(piped(main))

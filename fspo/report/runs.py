@@ -15,7 +15,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from fspo.acceptance import stack_sums
-from fspo.audit import PREFIX, SUFFIX, read_audit
+from fspo.audit import NOT_MOVED, PREFIX, SUFFIX, read_audit
 from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
 from fspo.losses import ALGORITHMS, judged, resolve_settings
@@ -179,6 +179,9 @@ def load_runs(path: Path) -> list[Run]:
     records = read_audit(path)
     info = {"algo": records.loss or path.name}
     lengths = LengthStats.of(records.sums if records.acceptance else {})
+    records.problems += [f"{path}: {note}" for note in records.notes()]
+    if records.acceptance and records.sums and not records.moved():
+        records.problems.append(f"{path}: {NOT_MOVED}")
     if not records.acceptance:
         records.problems.append(
             f"{path}: of the loss {records.loss} no rule is known: python -m fspo.audit shows S by L"
@@ -196,6 +199,11 @@ def _parquet_runs(path: Path) -> list[Run]:
         rows = table.groupby([table.get(name, one).astype(np.int64) for name in ("step", "minibatch")]).indices
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [Run(path, problems=[f"{path}: needs columns of numbers S, L and A ({error!r})"])]
+    if negative := sorted(key for key in rows if key[1] < 0):
+        return [Run(path, problems=[f"{path}: minibatch={negative[0][1]}: must be 0 or more; number them from 0"])]
+    if not any(minibatch > 0 for _, minibatch in rows):
+        rest = "0 is left out; leave the column out if pi_old is another policy" if len(table) else "it is empty"
+        return [Run(path, problems=[f"{path}: no row with minibatch > 0: {rest}"])]
     for name, values in columns.items():
         if len(wrong := values[~values.isfinite() | ((values < 1) & (name == "L"))]):
             what = f"column {name} has {len(wrong)} values that are no length or not finite, the first {wrong[0]:g}"

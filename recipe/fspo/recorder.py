@@ -202,7 +202,8 @@ class Recorder:
         with self.guard():
             self.audit.loss = loss
             log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
-            if output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
+            own_run = self._max_response_length is not None
+            if own_run and output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
                 return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
             truncated_B = None
             if self._max_response_length is not None:

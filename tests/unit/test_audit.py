@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +20,16 @@ from verl.utils.metric import reduce_metrics
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from fspo import audit as library
+from fspo import expected_clip
 from fspo.acceptance import acceptance_counts
 from fspo.audit import LIVE_COLUMNS, Audit, describe, live_metrics, read_audit
 from fspo.diagnostics import NormClipWatch
 from fspo.fairness import equal_mass_starts, merge_bins, plain_lre
-from fspo.losses import ALGORITHMS
+from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.positions import PositionSums, prefixes
-from fspo.sums import SequenceSums
+from fspo.report.runs import load_runs
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.types import BandState
 from recipe.fspo import audit, policy_loss
 from recipe.fspo.plain import WhenImported, check_before_ray
 from recipe.fspo.recorder import Recorder
@@ -91,6 +96,168 @@ def test_without_a_rule_nothing_is_claimed_of_acceptance(tmp_path: Path) -> None
     assert set(live_metrics(columns, records.acceptance)) == {
         "length_short", "length_long", "S_std_short", "S_std_long"
     }  # fmt: skip
+
+
+def spoiled(value: float, where: str) -> Tensors:
+    """A micro-batch with one log-probability that is not finite in a row of 5 tokens and more."""
+    new, old, mask, advantage = micro_batch(3)
+    row = int(mask.sum(1).argmax())
+    (new if where == "new" else old)[row, 2] = value
+    return new, old, mask, advantage
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("rule", [None, GSPO])
+@pytest.mark.parametrize("where", ["new", "old"])
+def test_a_response_that_is_not_finite_is_left_out_counted_and_named_in_all_readers(
+    value: float, rule: Any, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new, old, mask, advantage = spoiled(value, where)
+    whole, without = Audit(tmp_path, rule, run="run"), Audit(None, rule)
+    for index in range(2):
+        whole.add(new, old, mask, advantage)
+        sums = whole.end_mini_batch(1)
+        kept = mask & (torch.arange(16) != mask.sum(1).argmax())[:, None]
+        without.add(*(x.nan_to_num(0, 0, 0) for x in (new, old)), kept, advantage)
+        expected = without.end_mini_batch(1)
+        assert torch.equal(sums.sums_KF, expected.sums_KF) and torch.equal(sums.hist_KH, expected.hist_KH), index
+    assert capsys.readouterr().err.count("1 response with a log-probability that is not finite left out") == 1
+    assert "NaN" not in next(tmp_path.glob("*.jsonl")).read_text()
+    records = read_audit(tmp_path)
+    assert (records.left_out, records.problems) == (2, [])
+    assert library.main([str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert "2 responses with a log-probability that is not finite left out" in output.out and "nan" not in output.out
+    assert expected_clip.main([f"audit={tmp_path}"]) == 0
+    assert "2 responses" in capsys.readouterr().err
+    (run,) = load_runs(tmp_path)
+    assert any("2 responses" in problem for problem in run.problems)
+
+
+def test_an_older_file_with_nan_in_it_is_named(tmp_path: Path) -> None:
+    train(tmp_path, ranks=range(1))
+    path = tmp_path / "audit-run-00000.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    row = json.loads(lines[-1])
+    row["rows"][0][-1] = float("nan")
+    path.write_text("".join([*lines[:-1], json.dumps(row) + "\n"]))
+    assert any(
+        f"{path}:{len(lines)}" in problem and "not finite" in problem for problem in read_audit(tmp_path).problems
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "remedy"),
+    [
+        (lambda new, old, mask, a: (new, old[:1], mask, a), "old_log_prob_BT", "(16, 64)"),
+        (lambda new, old, mask, a: (new, old[:, :1], mask, a), "old_log_prob_BT", "(16, 64)"),
+        (lambda new, old, mask, a: (new, old, mask[:1], a), "(16, 64)", "response positions"),
+        (lambda new, old, mask, a: (new, old, mask, a[:5]), "advantages_BT", "(16, 64)"),
+        (lambda new, old, mask, a: (new[mask], old[mask], mask[mask], a), "(", "from_packed"),
+    ],
+)
+@pytest.mark.parametrize("rule", [None, GSPO])
+def test_shapes_are_checked(rule: Any, change: Any, key: str, remedy: str) -> None:
+    audit = Audit(None, rule)
+    with pytest.raises(ValueError) as error:
+        audit.add(*change(*micro_batch(1)))
+    assert key in str(error.value) and remedy in str(error.value)
+    assert audit.sums.total("count") == 0
+
+
+@pytest.mark.parametrize("rule", [None, GSPO])
+def test_no_width_adds_nothing_and_one_advantage_a_response_may_be_a_column(rule: Any) -> None:
+    audit, new, old, mask, a = Audit(None, rule), *micro_batch(1)
+    audit.add(new[:, :0], old[:, :0], mask[:, :0], a)
+    assert audit.sums.total("count") == 0 and not audit.positions.prefix_LPF.any()
+    audit.add(new, old, mask, a[:, None])
+    column, _ = audit.take()
+    audit.add(new, old, mask, a[:, None].expand(mask.shape))
+    assert torch.equal(column.sums_KF, audit.sums.sums_KF)
+
+
+def test_packed_sequences_are_those_of_rows() -> None:
+    new, old, mask, a = micro_batch(2)
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int32), mask.sum(1).cumsum(0).int()])
+    packed = [library.from_packed(x[mask], cu_seqlens) for x in (new, old, torch.ones_like(new))]
+    rows, packs = Audit(None, GSPO), Audit(None, GSPO)
+    rows.add(new, old, mask, a)
+    packs.add(*packed, a)
+    assert torch.allclose(rows.sums.sums_KF, packs.sums.sums_KF) and rows.sums.total("count") > 10
+    assert torch.allclose(rows.positions.token_LPF, packs.positions.token_LPF)
+    assert torch.equal(library.from_packed(new[mask][None], cu_seqlens), packed[0])
+    for wrong in (cu_seqlens[:-1], cu_seqlens + 1, cu_seqlens.flip(0), cu_seqlens[None]):
+        with pytest.raises(ValueError, match="cu_seqlens"):
+            library.from_packed(new[mask], wrong)
+
+
+def first_mini_batch(tmp_path: Path, off: Any, on_policy: bool = True) -> list[str]:
+    audit = Audit(tmp_path, loss="mine", on_policy=on_policy)
+    generator = torch.Generator().manual_seed(0)
+    for index in range(6):
+        _, old, mask, a = micro_batch(index)
+        audit.add(off(old, generator), old, mask, a)
+        if index % 3 == 2:
+            audit.end_mini_batch(1)
+    return read_audit(tmp_path).notes()
+
+
+@pytest.mark.parametrize(
+    ("off", "says"),
+    [
+        (lambda old, g: old, ""),
+        (lambda old, g: old + 1e-6 * torch.randn(old.shape, generator=g), ""),
+        (lambda old, g: old + 0.03 * torch.randn(old.shape, generator=g), "bf16"),
+        (lambda old, g: old / 0.7, "temperature"),
+        (lambda old, g: old - 0.1, "top_p"),
+        (lambda old, g: old - 0.001, "top_p"),  # below what rounds in bf16, but all one way
+        (lambda old, g: old.roll(1, 1), "shifted mask"),
+    ],
+)
+def test_the_first_mini_batch_is_judged(off: Any, says: str, tmp_path: Path) -> None:
+    notes = first_mini_batch(tmp_path / "on", off)
+    assert [says in note and "first mini-batch" in note for note in notes] == [True] * bool(says)
+    assert ("note: first mini-batch" in describe(read_audit(tmp_path / "on"))) == bool(says)
+    assert first_mini_batch(tmp_path / "off", off, on_policy=False) == [], "pi_old is the rollout engine's by setting"
+
+
+def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
+    new, old, mask, a = micro_batch(1)
+    for name, tensors in (("empty", (new, old, mask & False, a)), ("lost", (old - 9, old, mask, a))):
+        audit = Audit(tmp_path / name, GSPO)
+        for _ in range(2):
+            audit.add(*tensors)
+            sums = audit.end_mini_batch(1)
+        columns = {column: sums.column(column).numpy() for column in LIVE_COLUMNS}
+        assert "lre" not in live_metrics(columns) and not any(map(np.isnan, live_metrics(columns).values()))
+        text = describe(read_audit(tmp_path / name))
+        assert "nan" not in text and {"empty": "no response with a token", "lost": "nothing was accepted"}[name] in text
+    with pytest.raises(ValueError, match="no response"):
+        expected_clip.Measured.audit(tmp_path / "empty")
+    (tmp_path / "begun").mkdir()
+    header = '{"audit":1,"loss":"x","acceptance":true,"run":"r","rank":0,"ranks":1}\n'
+    (tmp_path / "begun" / "audit-r-00000.jsonl").write_text(header)
+    assert any("no mini-batch" in problem for problem in read_audit(tmp_path / "begun").problems)
+
+
+@pytest.mark.parametrize("name", ["fspo_v1", "fspo_quantile", "fspo_active"])
+def test_a_rule_that_is_measured_is_refused_where_nothing_measures_it(name: str) -> None:
+    with pytest.raises(ValueError, match="output="):
+        Audit(None, ALGORITHMS[name])
+    new, old, mask, a = micro_batch(1)
+    wide = a[:, None].expand(mask.shape)
+    state = BandState(half_width_K=(1.0,) * (len(FINE_LENGTH_EDGES) - 1))
+    output = sequence_policy_loss(new, old, wide, mask, ALGORITHMS[name], state)
+    audit = Audit()
+    audit.add(new, old, mask, a, output)
+    assert audit.sums.total("accepted") == float(output.accepted_B.sum())
+
+
+def test_a_reader_that_goes_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+    train(tmp_path, ranks=range(1))
+    command = f"{sys.executable} -m fspo.audit {tmp_path} | head -c 10"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert ended.returncode in (1, 141) and "Traceback" not in ended.stderr and "Broken" not in ended.stderr
 
 
 def broken(folder: Path, how: str) -> str:
@@ -192,6 +359,8 @@ class Engine:
 class Worker:
     """In the place of verl's TrainingWorker. Like it, only the first rank of a Ulysses group reports."""
 
+    tensors = staticmethod(micro_batch)
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
@@ -200,7 +369,7 @@ class Worker:
 
     def train_batch(self, seed: int, moved: bool) -> Any:
         for micro in range(2):
-            new, old, mask, advantage = micro_batch(1000 * self.engine.rank + seed + micro, moved)
+            new, old, mask, advantage = self.tensors(1000 * self.engine.rank + seed + micro, moved)
             self.engine.registry[self.engine.loss](
                 old, new, advantage[:, None].expand(mask.shape), mask, config=SimpleNamespace(clip_ratio=3e-4,
                 clip_ratio_low=None, clip_ratio_high=None),
@@ -220,7 +389,7 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     monkeypatch.setenv(audit.RUN, json.dumps({"run": "run"}))
 
     def loss(old: Any, new: Any, advantages: Any, mask: Any, config: Any = None, **_: Any) -> Any:
-        return torch.zeros(()), {}
+        return -(advantages * new).masked_fill(~mask, 0.0).sum(), {}
 
     def start(rank: int, name: str = "gspo", ulysses_rank: int = 0) -> Worker:
         registry = {name: loss}
@@ -273,6 +442,22 @@ def test_a_sequence_counts_once_in_a_ulysses_group(verl: Any, tmp_path: Path) ->
         verl(rank, ulysses_rank=ulysses_rank).train_mini_batch(1)
     tensors = [micro_batch(1000 * rank + 100 + 10 + micro) for rank in range(RANKS) for micro in range(2)]
     assert read_audit(tmp_path).sums[1, 1].total("count") == sum(int(mask.any(1).sum()) for _, _, mask, _ in tensors)
+
+
+@pytest.mark.parametrize("name", ["gspo", "gpg", "mine"])
+def test_one_value_that_is_not_finite_ends_no_audit_of_verl(
+    name: str, verl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def first_spoiled(seed: int, moved: bool = True) -> Tensors:
+        return spoiled(float("nan"), "old") if seed == 110 else micro_batch(seed, moved)
+
+    worker = verl(0, name)
+    monkeypatch.setattr(Worker, "tensors", staticmethod(first_spoiled))
+    worker.train_mini_batch(1)
+    assert "audits nothing more" not in capsys.readouterr().out
+    records = read_audit(tmp_path)
+    assert (records.left_out, len(records.sums)) == (1, MINI_BATCHES)
+    assert all(part.sums_KF.isfinite().all() for part in records.sums.values())
 
 
 def test_of_an_unknown_loss_only_s_l_and_a_are_summed(verl: Any, tmp_path: Path) -> None:

@@ -110,3 +110,14 @@ def test_a_wrong_call_is_named(words: list[str], key: str, remedy: str, capsys: 
     assert main(words) == 2
     error = capsys.readouterr().err.splitlines()[0]
     assert key in error and remedy in error
+
+
+def test_small_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0 and "lengths=" in capsys.readouterr().out
+    assert main(["sigma=0.03", "lengths=250,1000"]) == 0
+    listed = capsys.readouterr().out
+    assert main(["sigma=0.03", "lengths=[250,1000]"]) == 0 and capsys.readouterr().out == listed
+    assert main(["sigma=0.03", "lengths=[0.5]"]) == 2 and "lengths=0.5" in capsys.readouterr().err
+    assert main(["sigma=5", "lengths=[100]", "accept=0.85"]) == 0
+    cells = [line.split("|")[-2].strip() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert cells[1:] == ["none", "none"] and float(cells[0]) > 1  # no ratio is bounded by 1 - 1

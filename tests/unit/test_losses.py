@@ -270,6 +270,10 @@ def test_a_sum_that_overflows_and_other_shapes_are_refused_too() -> None:
     log_prob, old, advantages, mask = batch()
     with pytest.raises(ValueError, match=holds("advantages_BT", "(64, 1)", "(64, 50)")):
         sequence_policy_loss(log_prob, old, advantages[:, :1], mask, ALGORITHMS["fspo"])
+    with pytest.raises(ValueError, match=r"advantages_BT has shape .*expand_as"):
+        sequence_policy_loss(log_prob, old, advantages[:, 0], mask, ALGORITHMS["fspo"])
+    with pytest.raises(ValueError, match=r"from_packed"):
+        sequence_policy_loss(log_prob[0], old[0], advantages[0], mask[0], ALGORITHMS["fspo"])
     with pytest.raises(ValueError, match=holds("log_prob_BT", "(50,)")):
         sequence_policy_loss(log_prob[0], old[0], advantages[0], mask[0], ALGORITHMS["fspo"])
 

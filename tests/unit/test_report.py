@@ -8,6 +8,7 @@ import html
 import json
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.records import to_record
 from fspo.report.__main__ import main
+from fspo.report.__main__ import main as report_command
 from fspo.report.build import build_report
 from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import common_records
@@ -447,6 +449,35 @@ def test_a_parquet_with_a_value_that_is_none_is_refused(tmp_path: Path, name: st
     pd.DataFrame(columns).to_parquet(tmp_path / "own.parquet")
     (run,) = load_runs(tmp_path / "own.parquet")
     assert re.search(rf"own\.parquet: column {name} .* {value:g} .*: leave out", run.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("minibatch", "says"), [([0, 0], "no row with minibatch > 0"), ([], "it is empty"), ([1, -1], "minibatch=-1")]
+)
+def test_a_parquet_that_holds_nothing_to_read_says_so(tmp_path: Path, minibatch: list[int], says: str) -> None:
+    columns = {name: np.ones(len(minibatch)) for name in "SLA"} | {"minibatch": np.array(minibatch, np.int64)}
+    pd.DataFrame(columns).to_parquet(tmp_path / "own.parquet")
+    (run,) = load_runs(tmp_path / "own.parquet")
+    assert len(run.problems) == 1 and f"{tmp_path / 'own.parquet'}: " in run.problems[0] and says in run.problems[0]
+
+
+def test_an_audit_of_one_update_a_rollout_batch_says_so(tmp_path: Path) -> None:
+    audit = Audit(tmp_path, ALGORITHMS["fspo"])
+    audit.add(-torch.ones(4, 3), -torch.ones(4, 3), torch.ones(4, 3), torch.ones(4))
+    audit.end_mini_batch(1)
+    (run,) = load_runs(tmp_path)
+    assert any(str(tmp_path) in problem and "two optimizer steps" in problem for problem in run.problems)
+
+
+def test_a_missing_extra_ends_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("matplotlib", "fspo.report.build"):
+        monkeypatch.setitem(sys.modules, name, None) if name == "matplotlib" else monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "fspo.report.figures")
+    assert report_command([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "matplotlib" in error and "fspo[report]" in error and error.count("\n") == 1
 
 
 def test_an_audit_and_a_parquet_of_sequences_are_reported(tmp_path: Path) -> None:

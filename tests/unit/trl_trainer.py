@@ -130,6 +130,7 @@ def test_training_goes_on_without_an_audit_that_fails(
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5", "1.0"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold=0.5", "None"),
         ({"rule": "fspo_quantile"}, "rule=", "a loss with a fixed band"),
+        ({"rule": "fspo_v1"}, "rule=", "a loss with a fixed band"),
     ],
 )
 def test_what_the_loss_would_leave_out_is_refused(
