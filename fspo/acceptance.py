@@ -29,8 +29,9 @@ import numpy.typing as npt
 import torch
 
 from fspo.fairness import Array, LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.losses import UnusableRowsError, sequence_policy_loss
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, RATIO_LOG_CAP, SequenceSums
-from fspo.types import SequenceLossOutput
+from fspo.types import SequenceLossOutput, SequenceLossSettings
 
 VIEWS: Final[dict[str, str]] = {
     "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
@@ -202,7 +203,17 @@ def without_rule(
 
 
 @torch.no_grad()
-def finite_rows(log_prob_BT: torch.Tensor, old_log_prob_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Whether the log-ratios of all response tokens of a row are finite, [B]; True for padding."""
-    log_ratio_BT = log_prob_BT.detach() - old_log_prob_BT
-    return (torch.isfinite(log_ratio_BT) | (mask_BT == 0)).all(dim=-1)
+def judged_rows(
+    log_prob_BT: torch.Tensor,
+    old_log_prob_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    response_mask_BT: torch.Tensor,
+    settings: SequenceLossSettings,
+) -> SequenceLossOutput:
+    """:func:`fspo.losses.sequence_policy_loss`, where a row with a log-ratio that is not finite is padding."""
+    tensors = log_prob_BT, old_log_prob_BT, advantages_BT
+    try:
+        return sequence_policy_loss(*tensors, response_mask_BT, settings)
+    except UnusableRowsError:  # once in a while: to look for such rows first would cost every time
+        finite_BT = torch.isfinite(log_prob_BT - old_log_prob_BT) | (response_mask_BT == 0)
+        return sequence_policy_loss(*tensors, response_mask_BT * finite_BT.all(dim=-1, keepdim=True), settings)

@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.acceptance import acceptance_counts, finite_rows, stack_sums, without_rule
+from fspo.acceptance import acceptance_counts, judged_rows, stack_sums, without_rule
 from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
 from fspo.files import piped
-from fspo.losses import check_shapes, sequence_policy_loss
+from fspo.losses import check_shapes
 from fspo.markdown import markdown_table
 from fspo.positions import PositionSums, by_position
 from fspo.records import from_record, numbered_lines, to_record
@@ -134,14 +134,14 @@ class Audit:
                 advantages_BT = advantages_BT.view(-1, 1).expand(log_prob_BT.shape)
             check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
             self.knows_acceptance |= output is not None
-            usable_B = finite_rows(log_prob_BT, old_log_prob_BT, mask_BT)
-            self._left_out = (~usable_B).sum() + self._left_out
-            mask_BT = mask_BT.to(torch.bool) & usable_B[:, None]
             tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
-                output = without_rule(*tensors) if self._rule is None else sequence_policy_loss(*tensors, self._rule)
-            else:
-                output = dataclasses.replace(output, valid_B=output.valid_B & usable_B)
+                output = without_rule(*tensors) if self._rule is None else judged_rows(*tensors, self._rule)
+            mask_BT = mask_BT.to(torch.bool)
+            usable_B = torch.isfinite(output.log_ratio_B) & (output.valid_B | ~mask_BT.any(dim=-1))
+            self._left_out = (~usable_B).sum() + self._left_out
+            output = dataclasses.replace(output, valid_B=output.valid_B & usable_B)
+            mask_BT = mask_BT & usable_B[:, None]
             self.sums.add_(output, truncated_B)
             self.positions.add_(log_prob_BT.detach().double() - old_log_prob_BT, mask_BT)
 

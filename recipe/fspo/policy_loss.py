@@ -20,7 +20,7 @@ import torch
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.recorder import RECORDER
 
-from fspo.acceptance import UnclippedWeight, finite_rows, kept_output
+from fspo.acceptance import UnclippedWeight, judged_rows, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import SequenceLossOutput
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
@@ -91,8 +91,7 @@ def _describe(
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
         settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=float(low), clip_high=float(high))
-        with torch.no_grad():
-            return sequence_policy_loss(*arguments, settings)
+        return judged_rows(*arguments, settings)
     if name not in UNCLIPPED_WEIGHTS:
         return None
 
@@ -126,9 +125,7 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
         if RECORDER.audit is not None and RECORDER.added == recorded:  # the loss does not record itself, as ours do
             with RECORDER.guard():
                 tensors = (log_prob.detach(), old_log_prob, advantages, response_mask)
-                usable_B1 = finite_rows(log_prob, old_log_prob, response_mask)[:, None]
-                usable = (*tensors[:3], response_mask * usable_B1)  # the recorder leaves the other rows out
-                RECORDER.add(name, tensors, _describe(name, config, call, usable))
+                RECORDER.add(name, tensors, _describe(name, config, call, tensors))
         if RECORDER.loss_scale != 1:
             value, metrics = result
             return value * RECORDER.loss_scale, metrics
