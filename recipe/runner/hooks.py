@@ -280,10 +280,30 @@ class RunnerHooks(PPOTrainer):
             if self.global_steps == 0:
                 raise Preempted(NOTHING_TO_SAVE)
             if self._saved_step != self.global_steps:
+                self._enter("save")
+                self._free_gpus()
                 self._save_checkpoint()
             raise Preempted(f"preempted after step {self.global_steps}; it is saved")
         self._enter("generation")
         super().on_step_begin()
+
+    def _free_gpus(self) -> None:
+        """Put vLLM to sleep where it shares the GPUs that train, for a save between two steps that ends the run.
+
+        verl's own saves come while vLLM sleeps. A save brings offloaded weights back to the GPU, and beside vLLM there
+        is no room for them.
+        """
+        try:
+            if self.verl_mode == "separate_async":
+                # Only with hybrid_engine=true, and awake from a validation on, or lent to the generation.
+                if self.current_mode == trainer_separate_async.HybridEngineMode.ROLLOUT:
+                    self.switch_to_trainer()
+                return
+            if self.verl_mode == "colocate_async":
+                self.checkpoint_manager.abort_replicas()  # the requests under way; a resumed run issues them again
+            self.checkpoint_manager.sleep_replicas()
+        except Exception as error:  # whatever it is: the save may still fit
+            PROGRESS.say(f"warning: vLLM does not sleep, and the save has to fit beside it: {error!r}")
 
     def on_step_end(self) -> None:
         self._enter("weight sync")

@@ -36,26 +36,43 @@ def ended(record: dict[str, Any], stage: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("mode", "drop"), [("colocate_async", "stale"), ("separate_async", "stale"), ("separate_async", "evenly")]
+    ("mode", "drop", "how"),
+    [
+        ("colocate_async", "stale", signal.SIGUSR1),
+        ("separate_async", "stale", signal.SIGKILL),
+        ("separate_async", "evenly", signal.SIGKILL),
+    ],
 )
-def test_a_mode_trains_is_killed_resumes_and_counts_every_response(
-    start: Starter, tmp_path: Path, mode: str, drop: str
+def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
+    start: Starter, tmp_path: Path, mode: str, drop: str, how: signal.Signals
 ) -> None:
     command = (
         *SMALL,
         f"mode={mode}",
         f"fspo.drop={drop}",
         f"trainer.total_training_steps={STEPS}",
-        "trainer.save_freq=2",
+        "trainer.save_freq=4",
         "trainer.v1.sampler.max_off_policy_threshold=2",  # so that something is dropped
     )
-    killed = start(tmp_path, *command)
-    killed.wait_for(f"step 5/{STEPS}", 500)
-    killed.process.send_signal(signal.SIGKILL)
-    killed.wait(10)
-    assert killed.left_behind() == []
-    assert f"error: the launching process (process {killed.process.pid}) died during the " in killed.output()
-    run = start(tmp_path, *command)
+    if how == signal.SIGUSR1:
+        command += ("trainer.checkpoint_callback_class=save_probe.SaveProbe",)
+    calls = tmp_path / "calls"
+    path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    probe = {"FSPO_PROBE_FILE": str(calls), "PYTHONPATH": path}
+    stopped = start(tmp_path, *command, **probe)
+    stopped.wait_for(f"step 5/{STEPS}", 500)
+    stopped.process.send_signal(how)
+    if how == signal.SIGUSR1:
+        assert stopped.wait(200) == 75, stopped.output()[-4000:]
+        *_, wake, abort, sleep, save = calls.read_text().split()
+        # The first by the end of the step, the others by the save.
+        assert (wake, abort, sleep) == ("wake", "abort", "sleep")
+        assert f"preempted after step {save.removeprefix('save-')}; it is saved" in stopped.output()
+    else:
+        stopped.wait(10)
+        assert f"error: the launching process (process {stopped.process.pid}) died during the " in stopped.output()
+    assert stopped.left_behind() == []
+    run = start(tmp_path, *command, **probe)
     assert run.wait(500) == 0, run.output()[-4000:]
     assert run.left_behind() == []
     assert "resumed from" in run.output() and "prompts were under way when the checkpoint was saved" in run.output()

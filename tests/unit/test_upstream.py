@@ -27,6 +27,7 @@ PUBLIC = "public hook"
 WATCHED = ("verl", "vllm", "transfer_queue", "transformers", "hydra", "ray")
 
 _BASE = "verl.trainer.ppo.v1.trainer_base"
+_SEPARATE = "verl.trainer.ppo.v1.trainer_separate_async"
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 _QUEUE = "verl.trainer.ppo.v1.agent_loop_tq"
 _WORKERS = "verl.workers.engine_workers"
@@ -61,6 +62,9 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:PPOTrainer._val_metrics_update": "how many responses of a validation are missing",
         f"{_BASE}:PPOTrainer._save_checkpoint": "our state must be complete before verl names it",
         f"{_BASE}:PPOTrainer._load_checkpoint": "a recipe's state is restored with the weights",
+        "verl.checkpoint_engine.base:CheckpointEngineManager.abort_replicas|sleep_replicas": "before a save of ours",
+        f"{_SEPARATE}:PPOTrainerSeparateAsync.switch_to_trainer": "the same",
+        f"{_SEPARATE}:HybridEngineMode.ROLLOUT": "the same",
         f"{_BASE}:PPOTrainer._update_actor(batch, metrics)": "no hook before the update",
         f"{_BASE}:PPOTrainer._balance_batch(batch, metrics)": "balances the rollout batch, not its mini-batches",
         "verl.single_controller.base.worker_group:WorkerGroup._dispatch_info": "which ranks get data of their own",
@@ -190,6 +194,7 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/hooks.py": {
         "verl.utils.dataset.rl_dataset: self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)": "rows",
         f"{_SERVER}: max_concurrency=self.max_concurrency": "a server's slots",
+        f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
     },
     "recipe/fspo/accounting/replay_buffer.py": {
         f'{_BUFFER}: self.max_off_policy_strategy == "drop"': "another value than its two drops and asserts nothing",

@@ -1,0 +1,164 @@
+"""When a checkpoint is saved, vLLM sleeps: the order in which verl's own loop, in each mode, asks for both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from composing import composed
+from messages import holds
+from transfer_queue import KVBatchMeta
+from verl.checkpoint_engine import CheckpointEngineManager, base
+from verl.trainer.ppo.v1 import trainer_base
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.config import CheckpointEngineConfig
+
+from recipe.runner import hooks
+from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.preemption import Preempted, StopRequest
+from recipe.runner.launch.progress import Progress
+
+TRAINERS = {
+    "sync": PPOTrainerSync,
+    "colocate_async": PPOTrainerColocateAsync,
+    "separate_async": PPOTrainerSeparateAsync,
+}
+HYBRID = ("actor_rollout_ref.hybrid_engine=true", "trainer.v1.separate_async.hybrid_rollout.enable_switch=true")
+
+
+class Machine:
+    """The GPUs that train, with a replica of vLLM, its manager and the ranks as verl calls them; notes the calls.
+
+    As on a GPU, vLLM's memory can be freed only if it is there, and not under a request.
+    """
+
+    def __init__(self, stuck_after: int | None = None) -> None:
+        self.calls: list[str] = []
+        self.awake = self.generates = False
+        self._stuck_after = stuck_after
+
+    async def sleep(self) -> None:
+        assert self.awake and not self.generates
+        if self.calls.count("sleep") == self._stuck_after:
+            raise RuntimeError("it does not answer")
+        self.awake = False
+        self.calls.append("sleep")
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None:
+        self.generates = False
+        self.calls.append("abort")
+
+    async def resume_generation(self) -> None:
+        self.generates = True
+
+    def update_weights(self, **_: Any) -> None:
+        assert not self.awake
+        self.awake = True
+        self.calls.append("wake")
+
+    def save_checkpoint(self, path: str, remote: None, step: int, **_: Any) -> None:
+        self.calls.append(f"save {step} {'beside' if self.awake else 'without'} vLLM")
+
+
+def train(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, mode: str, machine: Machine, stop_in: str, *overrides: str
+) -> None:
+    """verl's ``fit`` of the 8B job, without what a step and a validation do; a regular save is at step 2.
+
+    The warning comes in ``stop_in``, ``step N`` or ``validation N``.
+    """
+    every = ("trainer.save_freq=2", "trainer.test_freq=1", "trainer.total_training_steps=6")
+    rest = ("trainer.val_before_train=false", "trainer.logger=[]", f"run.dir={folder}")
+    config = composed("experiment=qwen3_8b", f"mode={mode}", *every, *rest, *overrides)
+    config.trainer.default_local_dir = str(folder / "checkpoints")
+    queue = SimpleNamespace(save_checkpoint=lambda *_, **__: None, kv_clear=lambda **_: None)
+    monkeypatch.setattr(trainer_base, "tq", queue)
+    monkeypatch.setattr(base, "ray", SimpleNamespace(get=lambda result: result))
+    monkeypatch.setattr(hooks, "STOP", StopRequest())
+    monkeypatch.setattr(hooks, "PROGRESS", Progress())
+    (folder / "checkpoints").mkdir()
+
+    class Trainer(hooks.RunnerHooks, TRAINERS[mode]):  # type: ignore[misc]
+        verl_mode = mode
+
+        def _step_once(self, *_: Any) -> KVBatchMeta:
+            self.on_sample_begin()
+            self.on_sample_end()
+            hooks.STOP.requested |= stop_in == f"step {self.global_steps}"
+            return KVBatchMeta(partition_id="train", keys=[], tags=[])
+
+        def _validate(self) -> dict[str, float]:
+            hooks.STOP.requested |= stop_in == f"validation {self.global_steps}"
+            return {}
+
+        def _nothing(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {}
+
+        _compute_metrics = _open_run_log = _add_async_warmup_batches = _reissue_inflight_prompts = _nothing
+        _add_batch_to_generate = _nothing
+        add_replicas_to_balancer = remove_replicas_from_balancer = clear_sticky_cache = _nothing
+        _shutdown_dump_executor = _reseed_sampling = raise_failure = stateful_parts = _nothing
+
+    trainer: Any = object.__new__(Trainer)
+    trainer.config, trainer.actor_rollout_wg, trainer.trainer_mode = config, machine, mode
+    trainer.checkpoint_manager = CheckpointEngineManager(CheckpointEngineConfig(backend="naive"), machine, [machine])
+    trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: None)
+    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+    trainer.use_critic, trainer.parameter_sync_step, trainer.steps_per_epoch = False, 1, 100
+    trainer.global_steps, trainer.total_training_steps = 0, 6
+    trainer._saved_step, trainer._phase, trainer._moved_s = None, Phase(0, "start-up"), 0.0
+    if mode == "separate_async":
+        trainer.standalone_checkpoint_manager = SimpleNamespace(update_weights=lambda step: None)
+        trainer.replay_buffer = SimpleNamespace(
+            get_sampleable_count=lambda *_: 0, wait_for_sampleable=lambda *_: (None, {}), poll_interval=1.0
+        )
+        trainer._enable_hybrid_replicas = config.actor_rollout_ref.hybrid_engine
+        trainer.current_mode = HybridEngineMode.ROLLOUT if trainer._enable_hybrid_replicas else HybridEngineMode.TRAINER
+        trainer.hybrid_rollout_config = config.trainer.v1.separate_async.hybrid_rollout
+        trainer._init_hybrid_rollout_state()
+        trainer._wait_seconds, trainer._wait_samples = 1e9, 1  # so long that lending these GPUs always pays
+    trainer.on_init_end()
+    with pytest.raises(Preempted, match="after step 3"):
+        trainer.fit(None)
+
+
+ONCE, TWICE = "wake abort sleep", "wake abort sleep wake abort sleep"
+
+
+@pytest.mark.parametrize(
+    ("mode", "overrides", "stop_in", "between"),
+    [
+        ("sync", [], "step 3", "wake sleep wake sleep"),
+        ("sync", [], "validation 3", "wake sleep wake sleep"),
+        ("colocate_async", [], "step 3", TWICE),
+        ("colocate_async", [], "validation 3", TWICE),
+        ("separate_async", [], "validation 3", ""),  # these GPUs hold no vLLM
+        ("separate_async", HYBRID[:1], "step 3", ONCE),  # awake for the validation of step 2, but not after step 3
+        ("separate_async", HYBRID[:1], "validation 3", TWICE),
+        ("separate_async", HYBRID, "step 3", TWICE),  # verl lends these GPUs to the generation after every step
+    ],
+)
+def test_vllm_sleeps_while_a_checkpoint_is_saved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, overrides: list[str], stop_in: str, between: str
+) -> None:
+    """The loop saves step 2, and the warning step 3; ``between`` is what is asked of vLLM between both."""
+    machine = Machine()
+    train(monkeypatch, tmp_path, mode, machine, stop_in, *overrides)
+    saves = [call for call in machine.calls if call.startswith("save")]
+    assert saves == ["save 2 without vLLM", "save 3 without vLLM"]
+    first, last = map(machine.calls.index, saves)
+    assert machine.calls[first + 1 : last] == between.split()
+    assert machine.calls[last + 1 :] == []
+    assert (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "3"
+
+
+def test_a_save_after_a_warning_does_not_depend_on_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(stuck_after=3)  # the sleeps of three steps
+    train(monkeypatch, tmp_path, "sync", machine, "step 3")
+    assert machine.calls[-2:] == ["wake", "save 3 beside vLLM"]
+    assert re.search(holds("vLLM does not sleep", "it does not answer"), "\n".join(hooks.PROGRESS.since(0)))
