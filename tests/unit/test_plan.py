@@ -199,8 +199,8 @@ def test_a_plan_is_printed(run: Run) -> None:
     status, out, err = run("nodes=2", "gpus=8")
     assert (status, err) == (0, "")
     assert "2 x 8 GPUs of 79.6 GiB" in out
-    assert re.search(r"^total +75\.64 +17\.34 +28\.51 +15\.54 +18\.45$", out, re.M)
-    assert re.search(r"^fits +yes +yes +yes +yes +yes$", out, re.M)
+    assert re.search(r"^total +75\.64 +17\.34 +28\.51 +15\.54 +7\.91 +18\.45$", out, re.M)
+    assert re.search(r"^fits +yes +yes +yes +yes +yes +yes$", out, re.M)
     assert run("experiment=qwen3_1_7b")[0] == 0
     status, out, err = run("nodes=1", "gpus=1")
     assert status == 2

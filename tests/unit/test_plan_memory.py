@@ -131,6 +131,19 @@ def test_offloading_moves_states_to_the_host_while_vllm_generates() -> None:
     assert predicted()["update"] == predicted(weights, moments)["update"]
 
 
+def test_a_save_brings_the_weights_back_while_vllm_sleeps() -> None:
+    shard = 8_190_735_360 * 4 / 8
+    for overrides, moments in ([], 0.0), ([f"{_FSDP}.optimizer_offload=false"], 2 * shard):
+        items = predicted(*overrides)["save"]
+        assert (items["weights (shard)"], items["Adam moments (shard)"]) == (shard, moments)
+        assert items["vLLM asleep"] == 2 * GIB and "vLLM weights" not in items
+    # So verl does not let vLLM sleep.
+    awake = predicted("actor_rollout_ref.rollout.free_cache_engine=false")["save"]
+    assert awake["vLLM asleep"] == pytest.approx(0.9 * 79.6 * GIB)
+    apart = predicted("mode=separate_async")["save"]  # vLLM is on other GPUs
+    assert sum(apart.values()) == shard + apart["CUDA, NCCL, fragmentation"]
+
+
 def test_pinned_memory_is_taken_in_powers_of_two() -> None:
     mib = 2**20
     # On one of eight ranks in fp32: query and output 8 MiB each, key and value 2, three matrices of 24, embedding and

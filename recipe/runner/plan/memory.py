@@ -17,8 +17,8 @@ GIB = 2**30
 #: Bytes by what they are for.
 Items = dict[str, float]
 
-#: Phases in the order of a step. ``sync``: the new weights go to vLLM.
-PHASES = ("rollout", "log_probs", "update", "optimizer", "sync")
+#: Phases in the order of a step. ``save``: of a checkpoint, also after a warning. ``sync``: the new weights go to vLLM.
+PHASES = ("rollout", "log_probs", "update", "optimizer", "save", "sync")
 
 
 @dataclass(slots=True)
@@ -91,7 +91,8 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
 
     Sharded states: master weights (``model_dtype``, float32 by default), gradients of the same type (FSDP2 reduces
     into the shard's type), two Adam moments of the same type: 16 bytes a parameter over the ranks of a shard group.
-    Offloaded weights and moments come to the GPU for the update; the moments are absent while log-probs are computed.
+    Offloaded weights and moments come to the GPU for the update; the moments are absent while log-probs are computed,
+    and during a save, for which verl brings the weights back (``FSDPEngine.save_checkpoint``).
     The reference model is always on the host (verl gives a forward-only engine CPUOffloadPolicy): only what is gathered
     of it is on the GPU. The optimizer's step (torch's ``foreach``) needs one more copy of the shard. For vLLM, verl
     gathers one parameter after the other in ``model_dtype`` (the largest is the embedding) and copies it to a bucket.

@@ -16,7 +16,7 @@ from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, refuse_uncovered
 from recipe.runner.plan.step_time import step_time
 
-_TITLES: Final = ("rollout", "log-probs", "update", "optimizer", "to vLLM")
+_TITLES: Final = ("rollout", "log-probs", "update", "optimizer", "save", "to vLLM")
 _MODEL, _ACTOR, _ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
 _FEWER_TOKENS: Final = (
     f"lower {_ACTOR}.ppo_max_token_len_per_gpu (with use_dynamic_bsz=false: ppo_micro_batch_size_per_gpu)"
