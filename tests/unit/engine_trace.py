@@ -36,7 +36,7 @@ from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, job_arguments
 
 #: The planner's items that the trace has no part in.
-_PLANNER_ONLY: Final = ("Adam moments (shard)", "vLLM asleep", "CUDA, NCCL, fragmentation")
+_PLANNER_ONLY: Final = ("Adam moments (shard)", "vLLM asleep", "vLLM's CUDA context", "CUDA, NCCL, fragmentation")
 
 
 def trace(config: DictConfig, model_config: str | None = None) -> dict[str, Any]:

@@ -48,9 +48,9 @@ def test_steps_end_a_run_even_if_an_epoch_is_one_step(experiment: str) -> None:
 @pytest.mark.parametrize(
     ("card", "runs"),
     [
-        ({"gpu_gb": 24, "gpu_tflops": 71, "gpu_tb_per_s": 0.936}, 1),  # an RTX 3090
-        ({"gpu_gb": 24, "gpu_tflops": 165, "gpu_tb_per_s": 1.008}, 4),  # an RTX 4090
-        ({"gpu_gb": 80}, 4),
+        ({"gpu_gb": 23.6, "gpu_tflops": 71, "gpu_tb_per_s": 0.936}, 1),  # an RTX 3090
+        ({"gpu_gb": 23.6, "gpu_tflops": 165, "gpu_tb_per_s": 1.008}, 4),  # an RTX 4090
+        ({"gpu_gb": 79.2}, 4),
     ],
 )
 def test_the_job_for_one_gpu_fits_and_takes_three_hours(card: dict[str, float], runs: int) -> None:

@@ -125,7 +125,7 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
         "loss_mode: seq_gspo",
         f"dir: {tmp_path}",
         "GiB per GPU",
-        "does not fit GPUs of 79.6 GiB, which the plan assumes",
+        "does not fit GPUs of 79.2 GiB, which the plan assumes",
         "not checked on this machine: data.train_files",
     ):
         assert part in printed

@@ -55,7 +55,7 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
     assert (together.setup.rollout_gpus, apart.setup.rollout_gpus) == (0, 16)
     items = apart.memory.items
     assert {name for name, value in items["rollout"].items() if value} <= {
-        "CUDA, NCCL, fragmentation", "vLLM weights", "vLLM keys and values", "vLLM the rest",
+        "CUDA, NCCL, fragmentation", "vLLM's CUDA context", "vLLM weights", "vLLM keys and values", "vLLM the rest",
     }  # fmt: skip
     assert not any("vLLM" in name for phase in PHASES[1:] for name in items[phase])
     # Twice the replicas, and no wait for the longest response; the copies of the weights are on the host.
@@ -198,14 +198,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_plan_is_printed(run: Run) -> None:
     status, out, err = run("nodes=2", "gpus=8")
     assert (status, err) == (0, "")
-    assert "2 x 8 GPUs of 79.6 GiB" in out
-    assert re.search(r"^total +75\.64 +17\.34 +28\.51 +15\.54 +7\.91 +18\.45$", out, re.M)
+    assert "2 x 8 GPUs of 79.2 GiB" in out
+    assert re.search(r"^total +72\.32 +17\.34 +28\.51 +15\.54 +7\.91 +18\.45$", out, re.M)
     assert re.search(r"^fits +yes +yes +yes +yes +yes +yes$", out, re.M)
     assert run("experiment=qwen3_1_7b")[0] == 0
     status, out, err = run("nodes=1", "gpus=1")
     assert status == 2
     assert re.search(r"^fits .*NO", out, re.M)
-    assert re.search(r"^error: update: .* \d+\.\d GiB of 79.6.* Adam moments .*trainer\.nnodes$", err, re.M)
+    assert re.search(r"^error: update: .* \d+\.\d GiB of 79.2.* Adam moments .*trainer\.nnodes$", err, re.M)
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,19 @@ def test_a_bad_argument_is_one_error(
 
 
 #: An RTX 4090, the smallest GPU of the first job; docs/clusters.md.
-RTX_4090 = "gpus=1 gpu_gb=24 gpu_tflops=165 gpu_tb_per_s=1.008 mean_prompt=130 val_prompts=1319"
+RTX_4090 = "gpus=1 gpu_gb=23.6 gpu_tflops=165 gpu_tb_per_s=1.008 mean_prompt=130 val_prompts=1319"
 
 
 @pytest.mark.parametrize(
-    ("experiment", "hardware"), [("qwen3_8b", "gpus=8"), ("qwen3_1_7b", "gpus=8"), ("gsm8k_0_5b", RTX_4090)]
+    ("experiment", "fixed"),
+    [
+        ("qwen3_8b", "gpus=8 actor_rollout_ref.actor.fsdp_config.param_offload=true"),
+        ("qwen3_1_7b", "gpus=8"),
+        ("gsm8k_0_5b", RTX_4090),
+    ],
 )
-def test_a_shipped_job_is_the_cheapest_layout_that_leaves_memory(run: Run, experiment: str, hardware: str) -> None:
-    asked = [f"experiment={experiment}", *hardware.split()]
+def test_a_shipped_job_is_the_cheapest_layout_that_leaves_memory(run: Run, experiment: str, fixed: str) -> None:
+    asked = [f"experiment={experiment}", *fixed.split()]
     status, out, err = run(*asked, "nodes=1", "mode=sync", "search=true")
     assert status == 0, err
     _, header, first, *others = out.splitlines()

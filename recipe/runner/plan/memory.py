@@ -17,7 +17,7 @@ GIB = 2**30
 #: Bytes by what they are for.
 Items = dict[str, float]
 
-#: Phases in the order of a step. ``save``: of a checkpoint, also after a warning. ``sync``: the new weights go to vLLM.
+#: Phases in the order of a step. ``save``: a checkpoint, also after a warning. ``sync``: the new weights go to vLLM.
 PHASES = ("rollout", "log_probs", "update", "optimizer", "save", "sync")
 
 
@@ -68,8 +68,9 @@ def logits_bytes(b: int, *, flash_cross_entropy: bool, entropy: bool) -> int:
 
 
 def _vllm(memory: Memory, model: ModelShape, setup: Setup, hardware: Hardware) -> None:
-    """vLLM's share in the rollout: it takes ``gpu_memory_utilization`` of the whole GPU, and what weights, one forward
-    pass of ``max_num_batched_tokens``, the sampler and CUDA graphs (1 GiB) leave of it is for keys and values."""
+    """vLLM's share in the rollout: it takes ``gpu_memory_utilization`` of the whole GPU, beside its CUDA context. What
+    weights, one forward pass of ``max_num_batched_tokens``, the sampler and CUDA graphs (1 GiB) leave of it is for keys
+    and values."""
     share = setup.rollout.gpu_memory_utilization * hardware.gpu_gb * GIB
     weights = model.parameters * setup.vllm_bytes / setup.replica_gpus
     split = setup.rollout.tensor_model_parallel_size
@@ -104,6 +105,8 @@ def predict(model: ModelShape, setup: Setup, hardware: Hardware) -> Memory:
     for phase in PHASES:
         items = memory.items[phase]
         items["CUDA, NCCL, fragmentation"] = hardware.reserve_gb * GIB
+        if phase == "rollout" or not setup.rollout_gpus:
+            items["vLLM's CUDA context"] = hardware.vllm_context_gb * GIB
         if phase == "rollout" and setup.rollout_gpus:
             continue  # on GPUs that only generate
         # For the synchronisation, too, FSDP2's shards stay where they are: they go to the GPU one by one.

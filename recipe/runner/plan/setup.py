@@ -41,7 +41,7 @@ def job_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[
 class Hardware(BaseModel, frozen=True):
     """Assumptions about the machines; the command line sets any of them. Defaults: H100 SXM, and our guesses."""
 
-    gpu_gb: Positive = Field(79.6, description="memory of one GPU in GiB (H100 SXM: 81,559 MiB, nvidia-smi)")
+    gpu_gb: Positive = Field(79.2, description="GiB of one GPU, as CUDA says (H100 SXM; nvidia-smi counts more: 79.6)")
     gpu_tflops: Positive = Field(989.0, description="dense bf16 peak of one GPU (H100 SXM: 989, NVIDIA's data sheet)")
     gpu_tb_per_s: Positive = Field(3.35, description="memory bandwidth of a GPU (H100 SXM: 3.35, NVIDIA's data sheet)")
     mfu: Positive = Field(0.35, description="share of that peak reached by training within a node (a guess)")
@@ -65,7 +65,12 @@ class Hardware(BaseModel, frozen=True):
     )
     host_gb: Positive = Field(512.0, description="GiB of a node's memory that may be pinned (half of 1 TiB)")
     disk_gb: Positive = Field(1024.0, description="GiB of disk that a run's checkpoints may take (a guess)")
-    vllm_asleep_gb: PositiveOrZero = Field(2.0, description="GiB that vLLM keeps while it sleeps (a guess)")
+    vllm_context_gb: PositiveOrZero = Field(
+        1.0, description="GiB of vLLM's own CUDA context and NCCL, beside its share of a GPU (a guess)"
+    )
+    vllm_asleep_gb: PositiveOrZero = Field(
+        1.0, description="GiB of its share that vLLM keeps while it sleeps: CUDA graphs (a guess)"
+    )
     mean_prompt: PositiveOrZero = Field(
         0.0, description="mean tokens of a prompt; 0: an eighth of data.max_prompt_length"
     )
