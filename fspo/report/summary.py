@@ -33,7 +33,7 @@ def summarise(folder: Path) -> str:
             if (over := problems_interval([run], name, values[place])) is not None:
                 text += f"  95% interval [{over[1]:.3f}, {over[2]:.3f}] over {over[0]} problems"
             lines.append(text)
-    steps, cut = run.series("response_length/clip_ratio")
+    steps, cut = run.series("fspo/truncated_frac")
     if len(cut) and cut[-1] >= _MANY:
         lines.append(f"note: in step {steps[-1]} {cut[-1]:.0%} of the responses were cut at data.max_response_length")
     if (profile := length_profile([run])) is not None:

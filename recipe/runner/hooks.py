@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import ray
 from omegaconf import DictConfig, open_dict
@@ -31,10 +31,14 @@ from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, Preempted
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder, server_slots
+from recipe.runner.launch.end_of_turn import STOPS
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from recipe.runner.packs import rows_of_ranks
 from recipe.runner.validation import replace_resampling
+
+#: Share of responses cut at the maximum length above which it is said.
+_MANY_CUT: Final = 0.5
 
 
 def give_servers_slots(slots: int) -> None:
@@ -68,6 +72,8 @@ class RunnerHooks(PPOTrainer):
         replace_resampling()
         self._run_log: RunLog | None = None
         self._saved_step: int | None = None
+        self._validated: list[int] = []  # lengths of a validation's responses
+        self._warned: set[str] = set()
         self._phase = Phase(0, "start-up")
         self._moved_s = 0.0
         self.global_steps = 0  # verl sets it when it looks for a checkpoint
@@ -191,9 +197,9 @@ class RunnerHooks(PPOTrainer):
 
     def _watch(self, buffer: ReplayBuffer) -> None:
         """Let a buffer say at every poll how many responses and prompts are how far, so that a hang can be told from a
-        long generation.
+        long generation; and look at the lengths of what it hands out.
         """
-        wait = buffer._wait_for_next_poll
+        wait, sample = buffer._wait_for_next_poll, buffer.sample
 
         def note_and_wait(partition_id: str, last_debug_time: float) -> float:
             names = ("partitions", "pending_keys", "running_keys", "finished_keys", "failure_keys")
@@ -201,7 +207,29 @@ class RunnerHooks(PPOTrainer):
             self._moved(words.format(*(len(getattr(buffer, name)[partition_id]) for name in names)))
             return float(wait(partition_id, last_debug_time))
 
-        buffer._wait_for_next_poll = note_and_wait
+        def sample_and_look(*arguments: Any, **more: Any) -> Any:
+            batch, metrics = sample(*arguments, **more)
+            lengths = [int(tag["response_len"]) for tag in batch.tags]
+            if batch.partition_id == "train":
+                self._warn_of_cut("the rollout batch of step", lengths)
+            else:  # one of several batches
+                self._validated += lengths
+            return batch, metrics
+
+        buffer._wait_for_next_poll, buffer.sample = note_and_wait, sample_and_look
+
+    def _warn_of_cut(self, what: str, lengths: Sequence[int]) -> None:
+        """Say once of rollout batches, and once of validations, that most responses ended at the limit."""
+        limit = self.config.data.max_response_length
+        share = sum(length >= limit for length in lengths) / max(1, len(lengths))
+        if share > _MANY_CUT and what not in self._warned:
+            self._warned.add(what)
+            PROGRESS.say(
+                f"warning: {share:.0%} of the responses of {what} {self.global_steps} were cut at "
+                f"data.max_response_length={limit}: rewards and lengths are those of the limit. Raise it; or, if the "
+                "responses go on after their answer (trainer.rollout_data_dir and trainer.validation_data_dir dump "
+                f"them), give the token that should end them: ++{STOPS}=[ID]"
+            )
 
     def _init_resource_pool_mgr(self) -> None:
         wait_for_resources(self.config, PROGRESS.say)
@@ -255,10 +283,12 @@ class RunnerHooks(PPOTrainer):
     def on_validate_begin(self) -> None:
         self._open_run_log()
         self._enter("validation")
+        self._validated = []
         super().on_validate_begin()
 
     def on_validate_end(self) -> None:
         self.raise_failure()
+        self._warn_of_cut("the validation after step", self._validated)
         super().on_validate_end()
 
     def _val_metrics_update(self, data_sources: Any, sample_uids: Any, infos: Any, *rest: Any, **more: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,31 @@ from recipe.runner.faults.processes import kill, processes_of
 
 REPOSITORY = Path(__file__).parents[2]
 
-__all__ = ["MARK", "SMALL", "Start", "Starter", "marked_processes", "run_marked", "user_environment"]
+__all__ = [
+    "MARK",
+    "SMALL",
+    "Start",
+    "Starter",
+    "marked_processes",
+    "model_with_another_eos",
+    "run_marked",
+    "user_environment",
+]
+
+
+def model_with_another_eos(folder: Path) -> Path:
+    """The demo's model, which ends its turns with ``<eos>`` (1), in files that call ``<pad>`` (0) the eos.
+
+    A base model is so: its chat template ends a turn with a token that neither of its files calls eos.
+    """
+    shutil.copytree(REPOSITORY / "fspo/data/assets/demo_model", folder)
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        settings = json.loads((folder / name).read_text())
+        settings |= {"eos_token": "<pad>"} if name.startswith("tokenizer") else {"eos_token_id": 0}
+        (folder / name).write_text(json.dumps(settings))
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("{{ eos_token }}", "<eos>"))
+    return folder
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

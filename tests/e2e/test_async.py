@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from real_stack import SMALL, Start, Starter
+from real_stack import SMALL, Start, Starter, model_with_another_eos
 
 from fspo.funnel import STAGES
 from fspo.records import from_record
@@ -48,6 +48,7 @@ def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
 ) -> None:
     command = (
         *SMALL,
+        f"actor_rollout_ref.model.path={model_with_another_eos(tmp_path / 'model')}",
         f"mode={mode}",
         f"fspo.drop={drop}",
         f"trainer.total_training_steps={STEPS}",
@@ -59,7 +60,7 @@ def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
     calls = tmp_path / "calls"
     path = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     probe = {"FSPO_PROBE_FILE": str(calls), "PYTHONPATH": path}
-    stopped = start(tmp_path, *command, **probe)
+    stopped = start(tmp_path / "run", *command, **probe)
     stopped.wait_for(f"step 5/{STEPS}", 500)
     stopped.process.send_signal(how)
     if how == signal.SIGUSR1:
@@ -72,9 +73,11 @@ def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
         stopped.wait(10)
         assert f"error: the launching process (process {stopped.process.pid}) died during the " in stopped.output()
     assert stopped.left_behind() == []
-    run = start(tmp_path, *command, **probe)
+    run = start(tmp_path / "run", *command, **probe)
     assert run.wait(500) == 0, run.output()[-4000:]
     assert run.left_behind() == []
+    # Its turns end with another token than its eos: without the stop token all responses would be cut.
+    assert all(metrics["fspo/truncated_frac"] < 0.9 for metrics in run.steps().values())
     assert "resumed from" in run.output() and "prompts were under way when the checkpoint was saved" in run.output()
 
     funnel = {record["step"]: record for record in lines(run, "funnel.jsonl")}
@@ -86,7 +89,7 @@ def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
         assert record["under_way"] == under_way >= 0
 
     # Of what has been trained on, the queue of a resumed run holds the responses of the step that was saved only.
-    state = tmp_path / "checkpoints" / f"global_step_{STEPS}" / "transfer_queue" / "controller_state.pkl"
+    state = tmp_path / "run" / "checkpoints" / f"global_step_{STEPS}" / "transfer_queue" / "controller_state.pkl"
     keys = pickle.loads(state.read_bytes())["partitions"]["train"].keys_mapping
     assert sum("_" in key and key.split("_")[0] not in keys for key in keys) == RESPONSES
 

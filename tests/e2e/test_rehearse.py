@@ -36,4 +36,6 @@ def test_the_job_is_rehearsed(job: str, gpus: int, tmp_path: Path) -> None:
     # A random model rightly warns of cut responses and equal rewards, but no default of ours is to be warned of.
     for setting in ("clip_grad", "band", "drift"):
         assert not [line for line in done.stdout.splitlines() if "warning:" in line and setting in line]
+    # The made-up tokenizer's turns end with another token than its eos.
+    assert "'<|im_end|>' (" in (printed := (tmp_path / "out/run/stdout.log").read_text()) and "is added to" in printed
     assert os.listdir(tmp_path) == ["out"]  # nothing beside it, such as the job's own run folder

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from real_stack import SMALL, Start, Starter
+from omegaconf import OmegaConf
+from real_stack import SMALL, Start, Starter, model_with_another_eos
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -36,10 +37,11 @@ PROBE = ("trainer.checkpoint_callback_class=log_prob_probe.LogProbProbe", "actor
 
 @pytest.fixture(scope="module")
 def trained(start: Starter, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    """Two steps with one rank, a checkpoint after each."""
+    """Two steps with one rank, a checkpoint after each, of a model whose turns end with another token than its eos."""
     folder = tmp_path_factory.mktemp("one_rank")
     recorded = ("fspo.record_sequences=true", f"trainer.rollout_data_dir={folder}/rollouts")
-    run = start(folder, *SMALL, "trainer.save_freq=1", *recorded, *PROBE, **probe_environment(folder))
+    model = f"actor_rollout_ref.model.path={model_with_another_eos(tmp_path_factory.mktemp('model') / 'other_eos')}"
+    run = start(folder, *SMALL, model, "trainer.save_freq=1", *recorded, *PROBE, **probe_environment(folder))
     assert run.wait(400) == 0, run.output()[-4000:]
     return run
 
@@ -95,7 +97,7 @@ def test_recorded_sequences_join_with_the_dumped_responses(trained: Start) -> No
         for uid, length, reward, truncated in zip(*(line[n] for n in ("uid", "L", "reward", "truncated")), strict=True):
             a, b = map(int, re.fullmatch(r"(\d+)%(\d+)=", dump[uid]["input"][-7:]).groups())  # type: ignore[union-attr]
             response = dump[uid]["output"]
-            assert len(response) in (length, length - 1)  # a character a token, and one that ends it
+            assert_ends_or_is_cut(response, length)
             assert truncated == (length == 64) and reward == dump[uid]["score"]
             if not truncated:  # otherwise it may have been cut at the right digits
                 assert response.endswith(f"{a % b:03d}") == (reward > 0)
@@ -104,6 +106,21 @@ def test_recorded_sequences_join_with_the_dumped_responses(trained: Start) -> No
     assert [(line["step"], line["minibatch"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     page = build_report([trained.run_dir], trained.run_dir / "report").page.read_text()
     assert "difficulty: LRE" in page and page.count('<details class="sample"') > 1
+
+
+def assert_ends_or_is_cut(response: str, length: int) -> None:
+    """Of ``length`` tokens in the response mask: a character a token, and the one that ends it; or cut at the limit."""
+    assert len(response) == length - 1 or len(response) == length == 64, (response, length)
+
+
+def test_responses_end_with_the_chat_template_s_token_which_is_in_the_mask(trained: Start) -> None:
+    key = "actor_rollout_ref.rollout.custom.stop_token_ids"
+    assert re.search(
+        rf"^note: the chat template ends .* '<eos>' \(1\), .* '<pad>' \(0\) only: .*{key}", trained.output(), re.M
+    )
+    assert OmegaConf.select(OmegaConf.load(trained.run_dir / "config.yaml"), key) == [1]
+    # Without the stop token all of them would go on to the limit.
+    assert all(metrics["fspo/truncated_frac"] < 0.9 for metrics in trained.steps().values())
 
 
 def test_run_folder_tells_what_was_run(trained: Start) -> None:
@@ -217,6 +234,11 @@ def test_evaluation_of_a_checkpoint(start: Starter, trained: Start) -> None:
     assert run.wait(400) == 0, run.output()[-4000:]
     result = json.loads((trained.run_dir / "evaluation" / "evaluation.json").read_text())["fspo/remainder"]
     assert (result["problems"], result["responses"]) == (8, 16)
+    dump = (trained.run_dir / "evaluation/validation/2.jsonl").read_text().splitlines()
+    responses = [(row["output"], row["response_length"]) for row in map(json.loads, dump)]
+    for response, length in responses:
+        assert_ends_or_is_cut(response, length)
+    assert len(responses) == 16 and sum(length < 64 for _, length in responses) > 1  # stopped in a validation, too
     assert 0.0 <= result["avg"]["low"] <= result["avg"]["value"] <= result["avg"]["high"] <= 1.0
     assert result["pass"]["2"]["value"] >= result["pass"]["1"]["value"] == pytest.approx(result["avg"]["value"])
     metrics = json.loads((trained.run_dir / "evaluation" / "metrics.jsonl").read_text())["metrics"]

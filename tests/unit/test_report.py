@@ -315,7 +315,7 @@ def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
     write_run(whole, "fspo", 0, starts=starts)
     shutil.copytree(whole, part)
     (part / "length_stats.jsonl").unlink()
-    metrics = {ACCURACY: 3.7, "response_length/clip_ratio": 0.755}
+    metrics = {ACCURACY: 3.7, "fspo/truncated_frac": 0.755, "response_length/clip_ratio": 0.1}
     (part / "metrics.jsonl").write_text(f'{json.dumps({"step": 3, "metrics": metrics})}\n{{"step": 4, "met')
     empty.mkdir()
     for folder in (whole, part, empty):

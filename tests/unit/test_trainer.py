@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.fspo.worker import RecordingTrainingWorker
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.hooks import RunnerHooks
+from recipe.runner.launch.end_of_turn import STOPS
+from recipe.runner.launch.progress import PROGRESS
 
 
 def load_data(monkeypatch: pytest.MonkeyPatch, folder: Path, train: int, val: list[int]) -> None:
@@ -191,3 +194,46 @@ def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyP
         trainer._fetch_one_gen_batch()
     assert trainer._position == {"c": 0, "a": 1, "b": 2}
     assert trainer._cycle.funnel.state_dict()["started"] == 24
+
+
+def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batch_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("on_validate_begin", "on_validate_end", "raise_failure", "_enter", "_open_run_log"):
+        owner = PPOTrainerSync if name.startswith("on_") else FSPOTrainer
+        monkeypatch.setattr(owner, name, lambda self, *_: None)
+    trainer = object.__new__(FSPOTrainer)
+    trainer.config, trainer.global_steps = composed("experiment=demo", "data.max_response_length=64"), 3
+    trainer._warned, trainer._validated = set(), []
+    batches: list[tuple[str, list[int]]] = []
+
+    def sample(**_: object) -> tuple[SimpleNamespace, dict[str, float]]:
+        partition, lengths = batches.pop(0)
+        return SimpleNamespace(partition_id=partition, tags=[{"response_len": length} for length in lengths]), {
+            "x": 1.0
+        }
+
+    buffer = SimpleNamespace(_wait_for_next_poll=None, sample=sample)
+    trainer._watch(buffer)
+
+    def said(partition: str, *parts: list[int]) -> list[str]:
+        before = len(PROGRESS.since(0))
+        if partition == "val":
+            trainer.on_validate_begin()
+        batches.extend((partition, part) for part in parts)
+        for part in parts:
+            batch, metrics = buffer.sample(partition_id=partition)
+            assert len(batch.tags) == len(part) and metrics == {"x": 1.0}
+        if partition == "val":
+            trainer.on_validate_end()
+        return PROGRESS.since(before)
+
+    assert said("train", [64, 64, 63, 1]) == said("train", []) == said("val", []) == []  # half of them, or none at all
+    (line,) = said("train", [64, 64, 64, 1])
+    assert re.search(
+        holds("warning: 75% ", "rollout batch of step 3 ", "data.max_response_length=64", f"++{STOPS}="), line
+    )
+    assert said("train", [64, 64]) == [] and said("val", [64, 1], [1, 64]) == []
+    (line,) = said("val", [64, 1], [64, 70, 2])  # of a validation as a whole, in several batches
+    assert "warning: 60% " in line and "the validation after step 3 " in line
+    assert said("val", [64]) == []

@@ -5,6 +5,7 @@ Each step returns a configuration and writes nothing: :func:`prepare`, then :fun
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from pathlib import Path
@@ -15,6 +16,7 @@ from fspo.files import local_path
 from recipe.runner.checkpoints.integrity import resumed_from
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import inputs, run_settings
+from recipe.runner.launch.end_of_turn import STOPS, with_end_of_turn
 from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
@@ -72,18 +74,26 @@ def resumes(config: DictConfig, job: Job) -> bool:
     return job.resumes and not evaluates(config)
 
 
-def settle(config: DictConfig, job: Job) -> DictConfig:
-    """A prepared configuration with what its folder adds: what the run begins with, an evaluation's folder.
+def settle(config: DictConfig, job: Job, elsewhere: bool = False) -> tuple[DictConfig, str]:
+    """A prepared configuration with what its folder and its model add: the checkpoint that the run begins with, its
+    stop tokens, an evaluation's folder. And a note on the stop tokens, or an empty text.
+
+    ``elsewhere`` is as for :func:`prepare`.
 
     Raises:
         PreflightError: if the folder cannot be this run's, or a run is to be evaluated that has no checkpoint.
     """
+    kept = None
     if job.resumes:
         config = run_settings.with_beginning(config)
+        with contextlib.suppress(PreflightError):  # a damaged file is named where the settings are compared
+            if (before := run_settings.recorded_settings(config, job)) is not None:
+                kept = OmegaConf.select(OmegaConf.create(before), STOPS) or []
+    config, note = with_end_of_turn(config, kept, elsewhere)
     if evaluates(config):
         config = turn_into_evaluation(config)
     run_settings.check_folder(config, resumes(config, job))
-    return config
+    return config, note
 
 
 def turn_into_evaluation(config: DictConfig) -> DictConfig:

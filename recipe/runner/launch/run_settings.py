@@ -237,17 +237,17 @@ def moved(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
-def changed_settings(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]:
-    """What a command would change of the run that its folder holds: key, old and new value.
+def recorded_settings(config: DictConfig, job: Job, note: bool = False) -> dict[str, Any] | None:
+    """The settings of the run that a command's folder holds, under today's names; ``note``: say which were left out.
 
-    Empty for a new run, and for one that died before anything was measured or saved.
+    None for a new run, and for one that died before anything was measured or saved.
 
     Raises:
         PreflightError: if the run's configuration is damaged.
     """
     folder = Path(config.run.dir)
     if not has_results(folder):
-        return []
+        return None
     try:
         old, left_out = job.earlier_names.current(OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE)))
         old = moved(old, old["run"]["dir"], str(folder))
@@ -255,7 +255,15 @@ def changed_settings(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]
         raise PreflightError(
             f"{folder / CONFIG_FILE} cannot be read ({error}): restore it, or begin another run with another run.dir"
         ) from error
-    _note_left_out(folder / CONFIG_FILE, left_out)
+    if note:
+        _note_left_out(folder / CONFIG_FILE, left_out)
+    return old
+
+
+def changed_settings(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]:
+    """What a command would change of the run that its folder holds: key, old and new value."""
+    if (old := recorded_settings(config, job, note=True)) is None:
+        return []
     differing = changes(old, OmegaConf.to_container(config, resolve=True))
     return [each for each in differing if not each[0].startswith(_OF_A_START)]
 

@@ -35,7 +35,7 @@ from recipe.runner.launch.job import Job
 from recipe.runner.launch.prepare import prepare, resumes, settle, write_offline_task
 from recipe.runner.launch.progress import say
 from recipe.runner.launch.run_settings import allowed_changes, evaluates, has_results
-from recipe.runner.launch.values import PreflightError
+from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.launch.without_effect import ROWS, Given, given, judged
 
 
@@ -50,9 +50,14 @@ def examine(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> tupl
     """
     config = prepare(config, elsewhere=True)
     gives = _given(config, job, overrides)
-    config, notes, unsettled = check(settle(config, job), job, elsewhere=True, gives=gives)
+    config, of_stops = settle(config, job, elsewhere=True)
+    config, notes, unsettled = check(config, job, elsewhere=True, gives=gives)
     if resumes(config, job):
         allowed_changes(config, job)
+    if isinstance(of_stops, MachineProblem):
+        unsettled.append(of_stops)
+    else:
+        _note(of_stops)
     return config, notes, unsettled
 
 
@@ -69,12 +74,19 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     if run_folder.run_info(Path(config.run.dir)) and (repaired := integrity.repair_tracker(config)):
         print(f"note: {repaired}", flush=True)
     gives = _given(config, job, overrides)
-    config, notes, _ = check(settle(config, job), job, gives=gives)
+    config, of_stops = settle(config, job)
+    config, notes, _ = check(config, job, gives=gives)
+    _note(of_stops)
     changed = allowed_changes(config, job) if resumes(config, job) else []
     with run_folder.held(config.run.dir):
         config = _begin(config, job, overrides, changed)
         _run(config, job, run_id, notes)
     job.conclude(config)
+
+
+def _note(*notes: str) -> None:
+    for note in filter(None, notes):
+        print(f"note: {note}", file=sys.stderr, flush=True)
 
 
 def _given(config: DictConfig, job: Job, overrides: Sequence[str]) -> Given:
@@ -107,8 +119,7 @@ def check(
             yield from refused
 
     unsettled = checks.check(config, further, elsewhere)
-    for note in ineffective:
-        print(f"note: {note}", file=sys.stderr, flush=True)
+    _note(*ineffective)
     config = copy.deepcopy(config)
     job.complete(config)
     notes = io.StringIO()

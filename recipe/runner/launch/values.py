@@ -84,6 +84,8 @@ _TYPES: Final[dict[str, Any]] = {
     f"{_ROLLOUT}.val_kwargs.temperature": PositiveOrZero,
     f"{_ROLLOUT}.gpu_memory_utilization": Annotated[float, Field(gt=0, le=1)],
     f"{_ROLLOUT}.dtype": Dtype,
+    f"{_ROLLOUT}.custom": dict | None,
+    f"{_ROLLOUT}.custom.stop_token_ids": list[CountOrZero] | None,
     "reward.custom_reward_function.reward_kwargs": dict,
     "trainer.critic_warmup": CountOrZero,
     "trainer.save_freq": StepsOrNever,

@@ -9,6 +9,7 @@ from typing import Any, Final
 from omegaconf import DictConfig
 
 from fspo.data.check import read_table
+from recipe.runner.launch.end_of_turn import generation_eos
 from recipe.runner.launch.inputs import data_files, generated_files, model_folder
 from recipe.runner.plan.model import read_architecture
 
@@ -64,6 +65,8 @@ def small_model(path: str, folder: Path) -> Any:
     fields = {name: value for name, value in fields.items() if name not in of_each_layer}
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(fields | small)), dtype=torch.bfloat16)
+    if own is not None:
+        model.generation_config.eos_token_id = generation_eos(str(own), trust_remote_code=False) or None
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return tokenizer
@@ -73,6 +76,7 @@ def byte_tokenizer(max_length: int) -> Any:
     """A tokenizer of Qwen's kind without merges: a token for each byte, and the tokens of its chat template.
 
     It has to be of the model's kind: transformers loads the tokenizer of a Qwen2 as one, whatever its files say.
+    Its eos is not the token that ends a turn, as with Qwen3's base models.
     """
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
@@ -81,9 +85,9 @@ def byte_tokenizer(max_length: int) -> Any:
         vocab={symbol: number for number, symbol in enumerate(sorted(ByteLevel.alphabet()))},
         merges=[],
         unk_token=None,
-        eos_token="<|im_end|>",
+        eos_token="<|endoftext|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
         model_max_length=max_length,
     )
     tokenizer.chat_template = _CHAT_TEMPLATE
