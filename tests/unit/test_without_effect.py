@@ -172,6 +172,21 @@ def test_a_key_that_is_read_gets_no_word(judge: Judged, overrides: str) -> None:
     assert judge(*overrides.split()) == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("override", "is_noted"),
+    [
+        ("+trainer.use_legacy_worker_impl=disable", True),
+        ("+async_training.of_nobody=4", True),
+        ("+data.need_tools_kwargs=true", False),  # verl's data set asks for it
+        ("+actor_rollout_ref.rollout.engine_kwargs.vllm.of_the_server=1", False),
+        (f"+{REWARD}.reward_kwargs.of_the_function=1", False),
+        ("++data.seed=3", False),
+    ],
+)
+def test_an_added_key_that_no_code_has_is_noted(judge: Judged, override: str, is_noted: bool) -> None:
+    assert_holds(judge(override), None, override.lstrip("+") if is_noted else None)
+
+
 EPOCHS = ("data.train_batch_size=32", "data.offline_task.n_train=320")  # ten steps
 
 

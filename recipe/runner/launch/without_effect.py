@@ -9,6 +9,7 @@ setting that disables it, too.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch import inputs, server_slots
-from recipe.runner.launch.compose import SEARCH_PATH, compose, parsed
+from recipe.runner.launch.compose import CONF_DIR, SEARCH_PATH, compose, parsed, verl_config_dir
 from recipe.runner.launch.job import Becomes, Job, Row
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -30,6 +31,9 @@ _CORRECTION: Final = "algorithm.rollout_correction"
 _FILTER: Final = "algorithm.filter_groups"
 _REWARD_MODEL: Final = "reward.reward_model"
 _ABSENT: Final = object()
+#: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
+HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
+_UNKNOWN: Final = "neither verl's code nor this recipe's has the name"
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,15 @@ class Given:
         job: The kind of run.
         overrides: Those that composed it.
         values: Key and value of every override, those of groups of the configuration left out.
-        kept: Those of them with which the run has trained already.
+        added: Those that were added with a plus.
+        kept: Those with which the run has trained already.
     """
 
     config: DictConfig
     job: Job
     overrides: tuple[str, ...]
     values: Mapping[str, Any]
+    added: frozenset[str]
     kept: frozenset[str]
 
     @cached_property
@@ -59,12 +65,15 @@ class Given:
 
 def given(config: DictConfig, job: Job, overrides: Sequence[str], begun_with: Sequence[str] = ()) -> Given:
     """What the overrides of a run give; it has trained with those of ``begun_with`` already."""
-    keys = [str(override.key_or_group) for override in parsed(overrides) if "." in str(override.key_or_group)]
-    values = {
-        leaf: value for key in keys for leaf, value in _leaves(key, OmegaConf.select(config, key, default=_ABSENT))
-    }
+    values: dict[str, Any] = {}
+    added: set[str] = set()
+    for override in parsed(overrides):
+        if "." in (key := str(override.key_or_group)):
+            leaves = dict(_leaves(key, OmegaConf.select(config, key, default=_ABSENT)))
+            values |= leaves
+            added |= leaves.keys() if override.is_add() or override.is_force_add() else set()
     kept = frozenset(str(override.key_or_group) for override in parsed(begun_with))
-    return Given(config, job, tuple(overrides), values, kept)
+    return Given(config, job, tuple(overrides), values, frozenset(added), kept)
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -77,10 +86,11 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def judged(gives: Given, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The sentences that refuse a run, and those that a person should read: one for all keys of a row."""
-    config, sentences = gives.config, dict[tuple[bool, Row], list[str]]()
+    config, sentences, judged_keys = gives.config, dict[tuple[bool, Row], list[str]](), set[str]()
     for key, value in gives.values.items():
         row = next((row for row in rows if key in row and row.disables(config)), None)
         if row is not None:
+            judged_keys.add(key)
             is_note = row.becomes == "note" or (row.becomes == "refused" and row.switch in gives.values)
             is_note = is_note or not row.asks(value) or key in gives.kept
             is_note = is_note or value == OmegaConf.select(gives.without, key)
@@ -88,8 +98,24 @@ def judged(gives: Given, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     texts = {
         at: f"{', '.join(keys)}: no effect{_because(at[1], config)}; {at[1].remedy}" for at, keys in sentences.items()
     }
+    unknown = [f"{key}={gives.values[key]}" for key in gives.added - {*judged_keys} if _is_unknown(gives, key)]
     refused, notes = ([text for (is_note, _), text in texts.items() if is_note == wanted] for wanted in (False, True))
+    if unknown:
+        notes.append(f"{', '.join(sorted(unknown))}: no effect unless code of yours reads it; {_UNKNOWN}")
     return refused, notes
+
+
+def _is_unknown(gives: Given, key: str) -> bool:
+    """Whether an added key is new to the configuration, below no group that hands on what it holds, and in no code."""
+    is_new = OmegaConf.select(gives.without, key, default=_ABSENT) is _ABSENT and not HANDED_ON.search(key)
+    return is_new and not re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", _code())
+
+
+@functools.cache
+def _code() -> str:
+    """All of verl's code, and that of the recipes."""
+    folders = (verl_config_dir().parents[1], CONF_DIR.parents[1])
+    return "\n".join(file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
 
 
 def _because(row: Row, config: DictConfig) -> str:
@@ -103,6 +129,10 @@ def _because(row: Row, config: DictConfig) -> str:
 def _is(key: str, *values: Any) -> Callable[[DictConfig], bool]:
     """Whether a setting has one of these values."""
     return lambda config: OmegaConf.select(config, key) in values
+
+
+def _unless(key: str, *values: Any) -> Callable[[DictConfig], bool]:
+    return lambda config: not _is(key, *values)(config)
 
 
 def _off(keys: str, switch: str, values: Sequence[Any], remedy: str, becomes: Becomes = "note") -> Row:
@@ -482,6 +512,13 @@ ROWS: Final[tuple[Row, ...]] = (
             ),
             _off(f"{shards}.offload_policy", f"{_ACTOR}.strategy", ["fsdp"], "only FSDP2 reads it"),
         )
+    ),
+    Row(
+        ("*.turbo_config.*",),
+        f"{_ACTOR}.strategy",
+        "other than fsdp_turbo",
+        _unless(f"{_ACTOR}.strategy", "fsdp_turbo"),
+        "it is another engine's",
     ),
     # what has a switch of its own
     _off(
