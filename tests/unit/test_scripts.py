@@ -1,0 +1,55 @@
+"""The program that tries the launch scripts of a checkout: bash's own words, and what has no effect without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scripts import answer, arguments, edited, scripts
+from recipe.runner.launch import start
+
+QUOTING = r"""
+set -euo pipefail
+curl https://example.org > secret; rm -rf kept; which nvcc
+N=$(python3 -c 'print(8)'); files="['a b.parquet', 'c.parquet']"
+MORE=(+data.apply_chat_template_kwargs.effort="very high")
+WORDS=(
+    data.train_files="$files"   # a comment
+    trainer.logger='["console","wandb"]'
+    "${MORE[@]}"
+)
+exec python3 -u -m verl.trainer.main_ppo "${WORDS[@]}" trainer.nnodes=${NODES:-2} "$@"
+"""
+
+
+def test_the_arguments_are_those_that_bash_hands_over(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "quoting.sh").write_text(QUOTING)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/by_ray.sh").write_text('ray job submit -- python -m recipe.dapo.main_dapo a="x y"\n')
+    (tmp_path / "sub/none.sh").write_text("# main_ppo is not started\nsleep 1000\n")
+    (tmp_path / "other.sh").write_text("python -m something.else a=1\n")
+    paths = scripts(tmp_path)
+    words = {path.name: words for path, words in arguments(tmp_path, paths)}
+    assert words == {
+        "quoting.sh": [
+            "data.train_files=['a b.parquet', 'c.parquet']",
+            'trainer.logger=["console","wandb"]',
+            "+data.apply_chat_template_kwargs.effort=very high",
+            "trainer.nnodes=2",
+        ],
+        "by_ray.sh": ["a=x y"],
+        "none.sh": [],
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "other.sh", "quoting.sh", "sub"]
+
+
+def test_a_key_without_effect_and_without_a_word_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["experiment=demo", f"run.dir={tmp_path}/run", "actor_rollout_ref.rollout.over_sample_rate=0.1"]
+    assert answer(words).silent == []  # noted
+    refused = answer([*words, "trainer.use_v1=false"])
+    assert refused.status == 2 and edited([*words, "trainer.use_v1=false"], refused.errors) == words
+    monkeypatch.setattr(start, "ROWS", ())
+    (key,) = answer(words).silent
+    assert key.startswith("actor_rollout_ref.rollout.over_sample_rate:")
