@@ -39,7 +39,8 @@ _REAL: Final = "basename cat cut date dirname expr getopt grep head printf pwd r
 #: Programs that a script may start python with, by a way that bash looks up on PATH alone.
 _STARTERS: Final = "python python3 ray torchrun srun uv env nohup exec timeout tee mkdir rm cp pip nvidia-smi"
 #: A stub: keeps its words if they start training, and prints nothing.
-_STUB: Final = """for word in "$@"; do
+_STUB: Final = """[[ "$*" != *"import torch_npu"* ]] || exit 1  # there are no NPUs
+for word in "$@"; do
     if [[ $word == *main_ppo || $word == *main_dapo || $word == *main_ppo.py ]]; then
         printf '%s\\0' "$0" "$@" $'\\n' >> "$CALLS"
         break
