@@ -29,10 +29,12 @@ import numpy.typing as npt
 import torch
 
 from fspo.acceptance import acceptance_counts, judged_rows, stack_sums, without_rule
+from fspo.clip_values import needed_scale, scaled
 from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
 from fspo.files import piped
-from fspo.losses import check_shapes
+from fspo.losses import ALGORITHMS, check_shapes
 from fspo.markdown import markdown_table
+from fspo.matching import Sequences
 from fspo.positions import PositionSums, by_position
 from fspo.records import from_record, numbered_lines, to_record
 from fspo.sums import SequenceSums
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 #: Files of an audit: the run's identifier and the rank's number stand between these.
 PREFIX, SUFFIX = "audit-", ".jsonl"
 _BINS: Final = 8
+#: Share of the responses inside the band for which the command prints clip values.
+_ACCEPT: Final = 0.85
 #: Columns of the sums from which :func:`live_metrics` are made.
 LIVE_COLUMNS: Final = ("count", "accepted", "clipped_high", "clipped_low", "length", "S", "S_squared")
 
@@ -389,6 +393,35 @@ NOT_MOVED: Final = (
 )
 
 
+def _clip_values(loss: str | None, parts: Sequence[SequenceSums]) -> str | None:
+    """The clip values of the audited loss, or of ``fspo`` for one without a band, that accept :data:`_ACCEPT`, with the
+    override that sets them in plain verl; None where most S are at the centre. From histograms: within a few per cent.
+    """
+    name = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
+    settings = ALGORITHMS.get(name, ALGORITHMS["fspo"])
+    if settings.needs_state:
+        return None
+    whole = sum(parts, SequenceSums.zeros())
+    length_K = (whole.column("length") / whole.column("count").clamp(min=1)).numpy()
+    sequences, _ = Sequences.from_cells(whole.cells().numpy(), length_K)
+    needed = needed_scale(sequences.log_ratio_B, np.rint(sequences.length_B), settings)
+    order = np.argsort(needed, kind="stable")
+    reached = np.cumsum(sequences.count_B[order])
+    scale = float(needed[order][np.searchsorted(reached, _ACCEPT * reached[-1] * (1 - 1e-12))])
+    if scale <= 0:
+        return None
+    values = scaled(settings, scale)
+    low, high, key = f"{values.clip_low:.3g}", f"{values.clip_high:.3g}", "actor_rollout_ref.actor"
+    override = f"{key}.clip_ratio_low={low} {key}.clip_ratio_high={high}"
+    if loss != "gspo":
+        key = f"{key}.policy_loss"
+        override = "" if name in ALGORITHMS else f"{key}.loss_mode=fspo "
+        override += f"{key}._target_=recipe.fspo.config.SequencePolicyLossConfig"
+        override += f" +{key}.clip_low={low} +{key}.clip_high={high}"
+    band = name if name in ALGORITHMS else "fspo"
+    return f"{_ACCEPT:.0%} of these responses lie inside {band}'s band with {override}"
+
+
 def describe(records: AuditRecords) -> str:
     """Tables by length and by position of all mini-batches in which the policy had moved; the LRE with its interval."""
     parts, notes = records.moved(), [f"note: {note}" for note in records.notes()]
@@ -420,6 +453,8 @@ def describe(records: AuditRecords) -> str:
             if error.rate > 0
             else "nothing was accepted, so there is no LRE"
         )
+    if line := _clip_values(records.loss, parts):
+        lines.append(line)
     positions_XPF = torch.stack([x for key, x in records.positions.items() if key[1] > 0])
     both = columns, _position_columns(positions_XPF.sum(0).numpy())
     tables = [markdown_table(list(each), list(zip(*each.values(), strict=True))) for each in both]

@@ -3,8 +3,8 @@
 FOLDER holds the study's runs; with ``--tables`` nothing is run, and FOLDER may be an archive of them (.tar.xz).
 Interrupted, the same command goes on. The tables are docs/tables/STUDY-*.csv. The runs of ``tables`` (whose files begin
 with ``demo``), ``words``, ``active`` and ``pretrained`` are one grid of ``python -m recipe.fspo.compare`` each.
-``clip_fraction`` has no runs of its own: its FOLDER is that of the other studies' archives. ``async``, ``clipping``,
-``defaults``, ``masks`` and ``evidence`` read records only.
+``clip_fraction`` has no runs of its own: its FOLDER is that of the other studies' archives. ``async``, ``clip_values``,
+``clipping``, ``defaults``, ``masks`` and ``evidence`` read records only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.pages import Table, opened, write_tables
-from benchmarks.studies import alignment, asynchronous, clip_fraction, clipping, evidence, fairness, masks
+from benchmarks.studies import alignment, asynchronous, clip_fraction, clip_values, clipping, evidence, fairness, masks
 
 GRIDS: Final = ("tables", "words", "active", "pretrained")
 STUDIES: Final = {"alignment": alignment}
 #: Studies whose folder holds records.
 READ_ONLY: Final = {
     "async": asynchronous.tables,
+    "clip_values": clip_values.tables,
     "clipping": clipping.tables,
     "defaults": asynchronous.defaults,
     "masks": masks.tables,
@@ -42,9 +43,8 @@ def tables(study: str, records: Path, beside: Path | None = None) -> dict[str, T
             named = STUDIES[study].tables(folder)
         else:
             named = fairness.grid_tables(folder, study, beside and stack.enter_context(opened(beside)))
-    return {
-        f"{ {'tables': 'demo', 'defaults': 'async'}.get(study, study) }-{name}": table for name, table in named.items()
-    }
+    title = {"tables": "demo", "defaults": "async", "clip_values": "clip-values"}.get(study, study)
+    return {f"{title}-{name}": table for name, table in named.items()}
 
 
 def main() -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fspo.audit import Audit, describe, read_audit
 from fspo.clip_values import BATCHES, FEWEST_GROUPS, ClipMeasurement, estimate, needed_scale, scaled
 from fspo.losses import ALGORITHMS, judged
 from fspo.types import BandState, SequenceLossSettings
@@ -141,3 +143,31 @@ def test_it_goes_on_from_a_checkpoint_in_the_middle_and_refuses_one_of_another_s
     assert halves.values == whole.values and len(steps) == 2
     with pytest.raises(ValueError, match=r"accept=0\.85.*accept=0\.9"):
         ClipMeasurement(ALGORITHMS["fspo"], 0.9).load_state_dict(whole.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("loss", "band", "keys"),
+    [
+        ("fspo", "fspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
+        ("seq_gspo", "seq_gspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
+        ("gspo", "seq_gspo", ("clip_ratio_low", "clip_ratio_high")),  # verl's
+        ("vanilla", "fspo", ("policy_loss.loss_mode", "policy_loss.clip_low", "policy_loss.clip_high")),
+    ],
+)
+def test_an_audit_prints_the_override_with_the_values(
+    tmp_path: Path, loss: str, band: str, keys: tuple[str, ...]
+) -> None:
+    s, length, _ = responses(400)
+    new = torch.zeros(len(s), 400, dtype=torch.float64)
+    mask = torch.arange(400) < torch.tensor(length)[:, None]
+    new[mask] = torch.tensor(s / length).repeat_interleave(torch.tensor(length))
+    audit = Audit(tmp_path, loss=loss)
+    for mini_batch in range(2):
+        audit.add(mini_batch * new, torch.zeros_like(new), mask, torch.ones_like(new))
+        audit.end_mini_batch(1)
+    (line,) = [line for line in describe(read_audit(tmp_path)).splitlines() if line.startswith("85% of these")]
+    given = dict(word.split("=") for word in line.split(" with ")[1].split())
+    assert {key.lstrip("+").removeprefix("actor_rollout_ref.actor.") for key in given} >= set(keys)
+    low, high = list(given.values())[-2:]
+    values = dataclasses.replace(ALGORITHMS[band], clip_low=float(low), clip_high=float(high))
+    assert share_inside(s, length, values) == pytest.approx(0.85, abs=0.01), "from histograms"
