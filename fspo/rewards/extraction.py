@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 r"""Two shortcuts that give the same verdict as math-verify in less time.
 
 The verdict of this package is by definition that of `math_verify.parse` and `math_verify.verify` on the whole response,
@@ -44,7 +45,7 @@ _AMBIGUOUS = re.compile(r"\$|\\\(|\\\[|\\\)|\\\]|\\boxed|\\fbox")
 def closing_brace(text: str, opening: int) -> int | None:
     """Index of the brace that closes the one at `opening`, None if the text ends before."""
     depth = 0
-    for match in re.compile(r"[{}]").finditer(text, opening):
+    for match in re.compile(r"(?<!\\)[{}]").finditer(text, opening):
         depth += 1 if match.group() == "{" else -1
         if depth == 0:
             return match.start()
@@ -72,7 +73,8 @@ def final_sentence(response: str) -> str | None:
         return None
     word = _ANSWER_WORD.search(response)
     end = response[word.start() :].rstrip() if word is not None else ""
-    return end if 0 < len(end) <= _MAX_SENTENCE and "\n" not in end else None
+    tag = word is not None and response[word.start() - 1 : word.start()] in ("<", "/")
+    return end if 0 < len(end) <= _MAX_SENTENCE and "\n" not in end and not tag else None
 
 
 def decisive_part(response: str) -> str | None:
@@ -129,3 +131,47 @@ def bounded(response: str) -> str:
         if position < 0:
             return text
     return text[position:] if text.rfind(_BOX, 0, position) >= 0 else text
+
+
+_LONGEST_SEPARATOR = 200
+_BOXES = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
+# Between boxes that together are one answer: a list in a sentence, or one with bullets or numbers.
+_JOINED = re.compile(
+    r"(?:[\s,;&$.*~]|\\[,;:! ()\[\]]|\\q?quad|\\\\|\\(?:text|mathrm)\s*\{\s*(?:and|or)[\s,]*\}"
+    r"|\b(?:and|or|as well as)\b"
+    r"|(?<=\n)\s*(?:[-+•]|\(?\w[.)]|\d+[.)])|(?:[a-zA-Z]|\\[a-z]+)(?:_\{?\w+\}?)?\s*=)*"
+)
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_ANCHORED = re.compile(
+    r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
+    r"|(?:answer|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`\s]*(?P<answer>[^\n]+)"
+    r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)|答案[是为:：*\s]*(?P<chinese>[^\n]+)",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def answer_texts(text: str) -> list[str]:
+    r"""The answer of a text: its last box, or the last boxes that are one list, then all boxes as a list; else what
+    stands in answer tags, after `####` or after the last "answer is". Empty if it has none of these."""
+    _thought, end, rest = text.rpartition("</think>")
+    text = rest if end and rest.strip() else text
+    boxes: list[tuple[int, int, str]] = []  # start, end, content
+    for match in _BOXES.finditer(text):
+        close = closing_brace(text, match.end() - 1)
+        content = text[match.end() : close].strip()
+        if close is not None and content and not (boxes and match.start() < boxes[-1][1]):
+            percent = re.match(r"\s*\\?%", text[close + 1 :])
+            boxes.append((match.start(), close + 1, content + (percent[0] if percent else "")))
+    if boxes:
+        last = len(boxes) - 1
+        while last and boxes[last][0] - boxes[last - 1][1] <= _LONGEST_SEPARATOR:
+            if not _JOINED.fullmatch(text, boxes[last - 1][1], boxes[last][0]):
+                break
+            last -= 1
+        return [", ".join(content for *_, content in boxes[first:]) for first in dict.fromkeys((last, 0))]
+    if tagged := _TAGGED.findall(text):
+        return [re.sub(r"(?is).*\b(?:is|:)\s", "", tagged[-1]).strip() or tagged[-1]]
+    if anchored := list(_ANCHORED.finditer(text)):
+        sentence = next(part for part in anchored[-1].groups() if part)
+        return [re.sub(r"(?:(?<=\w)|(?<=[)}$\]]))\.\s.*", "", sentence)]
+    return []

@@ -18,10 +18,10 @@ from fspo.rewards.verdict import Status
 from fspo.rewards.worker import FORK, REAP, REPLY, REQUEST
 
 Task = tuple[str | None, str, str, bool]
-"""Decisive part or None, response, ground truth, exact: the arguments of `judge.judge`."""
+"""Decisive part or None, response, ground truth, normalise: the arguments of `judge.judge`."""
 
-Outcome = tuple[Status, bool]
-"""The verdict and whether it depends on the decisive part and the truth alone."""
+Outcome = tuple[Status, Status, bool]
+"""The verdict, math-verify's own, and whether they depend on the decisive part and the truth alone."""
 
 START_LIMIT_S = 120.0
 WALL_FACTOR = 10.0
@@ -145,7 +145,7 @@ class WorkerPool:
                     break
                 except (EOFError, OSError) as error:
                     dead, worker = worker, None
-                    outcome = self._bury(dead, isinstance(error, TimeoutError)), True
+                    outcome = (died := self._bury(dead, isinstance(error, TimeoutError))), died, True
                     if outcome[0] is Status.TIMEOUT or last_try:
                         break
             if worker is not None and worker.answered >= ANSWERS_PER_WORKER:
@@ -163,9 +163,9 @@ class WorkerPool:
     def _receive(self, worker: _Worker) -> Outcome:
         if not worker.connection.poll(self.time_limit_s * WALL_FACTOR):
             raise TimeoutError
-        status, cacheable = json.loads(worker.connection.recv_bytes())
+        status, plain, cacheable = json.loads(worker.connection.recv_bytes())
         worker.answered += 1
-        return Status(status), bool(cacheable)
+        return Status(status), Status(plain), bool(cacheable)
 
     def _start(self, again: bool = True) -> _Worker:
         with self._lock:

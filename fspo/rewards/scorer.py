@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from concurrent.futures import Future
 
 from fspo.rewards.extraction import bounded, decide_exactly, decisive_part
-from fspo.rewards.normalise import normalised
-from fspo.rewards.pool import Task, WorkerPool
+from fspo.rewards.pool import Outcome, Task, WorkerPool
 from fspo.rewards.verdict import Status, Verdict
 
 _CACHE_SIZE = 65_536
@@ -17,9 +17,9 @@ _CACHE_SIZE = 65_536
 class MathScorer:
     r"""Scores responses against ground truths by math-verify, in worker processes: their crashes cannot end the caller.
 
-    The verdict on a response is math-verify's on its text: the last `\boxed{...}`, else the final answer or number.
-    With `normalise`, answers to which a rule of that module applies are rewritten first; `Verdict.plain` is then the
-    verdict without it.
+    The answer of a response is its last `\boxed{...}`, else its final answer or number. With `normalise` answer and
+    ground truth are read into kinds first (`reading`), and math-verify compares what has one; `Verdict.plain` is the
+    verdict of math-verify alone.
     Simple answers are decided in the calling process (see `extraction`); the pool judges all others. A verdict that
     depends only on the part is cached, since the responses of a group often have the same ending.
 
@@ -55,8 +55,8 @@ class MathScorer:
         self._pool = WorkerPool(n_workers, time_limit_s, memory_limit_mb)
         self._normalise = normalise
         self._lock = threading.Lock()
-        #: The oldest first, by what a verdict depends on: decisive part, ground truth, exact.
-        self._cache: OrderedDict[tuple[str, str, bool], Status] = OrderedDict()
+        #: The oldest first, by process (a fork does not finish what its parent began), answer and ground truth.
+        self._cache: OrderedDict[tuple[int, str, str], Future[Outcome]] = OrderedDict()
 
     def score(self, response: str, ground_truth: str) -> Verdict:
         """Verdict on one response. It waits for the verdict; call it from several threads to use several workers.
@@ -65,35 +65,41 @@ class MathScorer:
             WorkerStartError: math-verify cannot be run at all on this machine.
         """
         text, truth = bounded(response), ground_truth.strip()
+        if not text.strip():
+            return Verdict.of(Status.NO_ANSWER)
         part = decisive_part(text)
-        status = plain = self._status((part, text, truth, False))
-        if self._normalise and (rewritten := normalised(part, text, truth)) is not None:
-            answer, target = rewritten
-            compared = self._status((answer, answer, target, True))
-            # The rewritten pair decides where it could be compared.
-            status = compared if compared in (Status.CORRECT, Status.WRONG) else plain
+        if part is not None and (equal := decide_exactly(part, truth)) is not None:
+            return Verdict.of(Status.CORRECT if equal else Status.WRONG)
+        status, plain, _ = self._judged((part, text, truth, self._normalise))
         return Verdict.of(status, plain)
 
-    def _status(self, task: Task) -> Status:
-        part, text, truth, exact = task
-        if not text.strip():
-            return Status.NO_ANSWER
-        if part is None:
-            return self._pool.run(task)[0]
-        if (equal := decide_exactly(part, truth)) is not None:
-            return Status.CORRECT if equal else Status.WRONG
-        key = (part, truth, exact)
+    def _judged(self, task: Task) -> Outcome:
+        """The pool's outcome; equal answers are judged once, also while the first of them is in flight."""
+        part, text, truth, _ = task
+        key = (os.getpid(), text if part is None else part, truth)
         with self._lock:
-            if (known := self._cache.get(key)) is not None:
-                return known
-        status, cacheable = self._pool.run(task)
-        # A crash may have had another cause, so the same answer is judged again next time.
-        if cacheable and status is not Status.CRASHED:
+            pending = self._cache.get(key)
+            if mine := pending is None:
+                pending = self._cache[key] = Future()
+        if not mine:
+            outcome = pending.result()
+            return outcome if outcome[2] or part is None else self._pool.run(task)
+        keep = False
+        try:
+            outcome = self._pool.run(task)
+            # A crash may have had another cause, so the same answer is judged again next time.
+            keep = outcome[2] and outcome[0] is not Status.CRASHED
+            pending.set_result(outcome)
+            return outcome
+        except BaseException as error:
+            pending.set_exception(error)
+            raise
+        finally:
             with self._lock:
-                self._cache[key] = status
-                if len(self._cache) > _CACHE_SIZE:
+                if not keep:
+                    self._cache.pop(key, None)
+                elif len(self._cache) > _CACHE_SIZE:
                     self._cache.popitem(last=False)
-        return status
 
     def close(self) -> None:
         """End the worker processes; they start again if the scorer is used again."""

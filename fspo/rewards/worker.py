@@ -7,7 +7,7 @@ and the workers share memory. The launcher runs no untrusted text, so it cannot 
 Launcher protocol, over a Unix socket: the requests are `FORK` (with one file descriptor, the worker's end of a socket
 pair) and `REAP pid` (kill the worker if it still runs, and collect it). The answer is one integer: the pid of the new
 worker, or its wait status. A worker is only collected on REAP, so its pid is not reused while the parent refers to it.
-Worker protocol, over its own socket: JSON [part, response, truth, exact] in, JSON [status, cacheable] out.
+Worker protocol, over its own socket: JSON [part, response, truth, normalise] in, JSON [status, plain, cacheable] out.
 
 No process outlives its parent: the launcher ends when its socket closes, a worker when the launcher ends
 (PR_SET_PDEATHSIG; safe here because the launcher has a single thread) or when its own socket closes.

@@ -1,0 +1,126 @@
+# ruff: noqa: RUF001
+"""Verdicts by the kind of an answer, on labelled pairs: right answers accepted, wrong ones not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.rewards import KINDS, PAIRS, Pair, read_pairs, score_all, table
+from fspo.rewards import MathScorer, Status
+from fspo.rewards.extraction import answer_texts
+from fspo.rewards.pool import Outcome, Task
+from fspo.rewards.reading import cleaned
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[MathScorer]:
+    with MathScorer(n_workers=2, time_limit_s=5) as scorer:
+        yield scorer
+
+
+#: Right answers by their labels that the rules refuse: no decimal is a third, and million multiplies.
+REFUSED = {(r"\frac{1}{3}", r"\boxed{0.333333333}"), ("3", r"\boxed{3\text{ million}}")}
+
+
+def assert_verdicts(scorer: MathScorer, pairs: list[Pair], least_share: float) -> None:
+    verdicts = score_all(scorer, [pair.response for pair in pairs], [pair.truth for pair in pairs])
+    assert not {verdict.status for verdict in verdicts} & {Status.TIMEOUT, Status.CRASHED}
+    both = list(zip(verdicts, pairs, strict=True))
+    assert [pair for verdict, pair in both if verdict.score and not pair.label] == []
+    spoiled = [pair for verdict, pair in both if pair.label and verdict.plain is Status.CORRECT and not verdict.score]
+    assert {(pair.truth, pair.response) for pair in spoiled} <= REFUSED
+    right = [verdict.score for verdict, pair in both if pair.label]
+    assert sum(right) >= least_share * len(right)
+
+
+def test_a_sample_of_every_kind(scorer: MathScorer) -> None:
+    assert_verdicts(scorer, read_pairs(KINDS), least_share=1.0)
+
+
+def test_a_sample_of_the_classes(scorer: MathScorer) -> None:
+    assert_verdicts(scorer, read_pairs(PAIRS)[::12], least_share=0.8)
+
+
+@pytest.mark.slow
+def test_all_pairs_of_the_classes(scorer: MathScorer) -> None:
+    assert_verdicts(scorer, read_pairs(PAIRS), least_share=0.85)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"１２,\!０００", "12000"),
+        (r"\textcolor{red}{\mathbf{7}}", "7"),
+        (r"2\tfrac13", r"\frac{7}{3}"),
+        (r"0.1\overline{6}", r"\frac{1}{6}"),
+        (r"\sin 30^\circ", r"\sin(\frac{1\pi}{6})"),
+        ("2.5e-3", r"2.5 \cdot 10^{-3}"),
+        ("x²≤½", r"x^{2} \le \frac{1}{2}"),
+    ],
+)
+def test_one_spelling(text: str, expected: str) -> None:
+    assert " ".join(cleaned(text).split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("response", "answers"),
+    [
+        (r"\boxed{33}. Wait, it is \boxed{34}", ["34", "33, 34"]),
+        (r"$x=\boxed{2}$ and $x=\boxed{3}$", ["2, 3"]),
+        ("- \\boxed{2}\n- \\boxed{3}", ["2, 3"]),
+        (r"\boxed{50}\%", [r"50\%"]),
+        (r"<think>\boxed{5}</think> The answer is 6.", ["6."]),
+        ("<answer>18</answer>", ["18"]),
+        ("It is 5.\n#### 7", ["7"]),
+        ("nothing to see", []),
+    ],
+)
+def test_where_the_answer_is(response: str, answers: list[str]) -> None:
+    assert answer_texts(response) == answers
+
+
+def test_a_part_that_is_not_read_is_no_answer_and_no_truth(scorer: MathScorer) -> None:
+    assert scorer.score(r"\boxed{5 \text{ of } 6}", "5").status is Status.PARSE_FAILED
+    assert scorer.score(r"\boxed{5}", r"5 \text{ of } 6").status is Status.BAD_TRUTH
+    assert scorer.score(r"\boxed{5\text{ of }6}", r"5 \text{ of } 6").status is Status.CORRECT
+
+
+def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -> None:
+    with MathScorer(n_workers=1, normalise=False) as plain:
+        for response, truth in ((r"\boxed{2x=5}", "5"), (r"\boxed{1.41421356}", r"\sqrt{2}")):
+            verdict = plain.score(response, truth)
+            assert verdict.status is verdict.plain is scorer.score(response, truth).plain is Status.CORRECT
+            assert scorer.score(response, truth).status is Status.WRONG
+
+
+def test_equal_answers_in_flight_are_judged_once(scorer: MathScorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[Task] = []
+    run, began, go_on = scorer._pool.run, threading.Event(), threading.Event()
+
+    def slow(task: Task) -> Outcome:
+        tasks.append(task)
+        began.set()
+        go_on.wait(60)
+        return run(task)
+
+    monkeypatch.setattr(scorer._pool, "run", slow)
+    verdicts: list[Status] = []
+    score = lambda: verdicts.append(scorer.score(r"\boxed{\sqrt{8}+z}", r"2\sqrt{2}+z").status)  # noqa: E731
+    threads = [threading.Thread(target=score) for _ in range(4)]
+    threads[0].start()
+    assert began.wait(60)
+    for thread in threads[1:]:
+        thread.start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert len(tasks) == 1
+    assert verdicts == [Status.CORRECT] * 4
+
+
+def test_the_table_counts_by_kind() -> None:
+    pairs = [Pair("one", "2", r"\boxed{2}", True), Pair("one", "5", r"\boxed{2x=5}", False)]
+    assert "| one | 1 / 1 | 1 / 0 | 1 / 1 |" in table(pairs, beside=False)
