@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from fspo.files import local_path
-from fspo.rewards.custom import ARGUMENTS, BadReward, call_problem, describe, load, result_problem
+from fspo.names import did_you_mean
+from fspo.rewards.custom import ARGUMENTS, BadReward, call_problem, describe, load, reads_text, result_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 ROLES: Final = ("system", "user", "assistant", "tool")
 NO_ROWS: Final = "has no rows, and verl cannot read such a file: leave it out, or make it again"
+#: Under which names other data sets have what verl's columns hold.
+_ALIASES: Final = {
+    "prompt": ("question", "problem", "messages", "conversations", "instruction", "input", "query"),
+    "data_source": ("source", "dataset", "data_set", "task"),
+    "reward_model": ("answer", "solution", "ground_truth", "label", "target", "final_answer"),
+}
 _NAMED = 5  # rows that a sentence names
 _CALLS = 3  # rows of each source with which a reward is tried
 
@@ -75,14 +83,46 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 def truth_problem(path: Path) -> str | None:
     """The first ground truth of a file that is not text; None if all are. The file has verl's columns."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = pc.struct_field(read_table(path, ["reward_model"])["reward_model"], "ground_truth")
-    row = 0 if not _is_text(column.type) else pc.index(column.is_null(), True).as_py()  # -1: none
-    if row < 0 or not len(column):
+    table = read_table(path, ["reward_model"])
+    kind = table.schema.field("reward_model").type
+    is_text = pa.types.is_struct(kind) and _is_text(kind.field("ground_truth").type)
+    if is_text and not pc.struct_field(table["reward_model"], "ground_truth").null_count:  # whatever their number
         return None
-    truth = column[row].as_py()
-    return f"row {row}: reward_model.ground_truth={truth!r} ({column.type}): write every ground truth as text"
+    for row, record in enumerate(rows_of(table)):
+        truth = _record(record["reward_model"]).get("ground_truth")
+        if not isinstance(truth, str):
+            named = f"reward_model.ground_truth={truth!r} ({type(truth).__name__})"
+            return f"row {row}: {named}: write every ground truth as text"
+    return None
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table as verl's data set gives them: what `datasets` keeps as JSON, for it has several types, read.
+
+    In JSON lines a record may differ from row to row in its keys or in the types of their values.
+    """
+    kinds = {column.name: column.type for column in table.schema}
+    return [{name: _decoded(value, kinds[name]) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def _decoded(value: Any, kind: pa.DataType) -> Any:
+    import pyarrow as pa
+
+    if _is_json(kind):
+        return json.loads(value) if isinstance(value, str | bytes) else value
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        return {field.name: _decoded(value[field.name], field.type) for field in kind}
+    if isinstance(value, list) and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return [_decoded(item, kind.value_type) for item in value]
+    return value
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Whether `datasets` keeps a column as JSON, because its values have several types; the rows tell more."""
+    return str(getattr(kind, "extension_name", "")) == "arrow.json"
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -106,22 +146,31 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
         return {each.name: each.type for each in kind} if pa.types.is_struct(kind) else {}
 
     def is_messages(kind: pa.DataType) -> bool:
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        return is_list and fields(kind.value_type).keys() >= {"role", "content"}
+        if _is_json(kind) or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            return _is_json(kind)
+        have = fields(kind.value_type)
+        texts = all(name in have and (_is_text(have[name]) or _is_json(have[name])) for name in ("role", "content"))
+        return texts or _is_json(kind.value_type)
 
     def has_truth(kind: pa.DataType) -> bool:
         truth = fields(kind).get("ground_truth")
-        return truth is not None and (_is_text(truth) or not text_truth)
+        return _is_json(kind) or (truth is not None and (_is_text(truth) or not text_truth))
+
+    def is_record(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_null(kind) or pa.types.is_struct(kind) or _is_json(kind))
 
     types = {"extra_info": pa.null()} | {column.name: column.type for column in schema}
     for column, is_right, right in (
         (prompt_key, is_messages, 'a list of messages, such as [{"role": "user", "content": TEXT}]'),
         ("data_source", _is_text, "text"),
         ("reward_model", has_truth, 'a record such as {"ground_truth": TEXT}; a reward of yours may read other types'),
-        ("extra_info", lambda kind: pa.types.is_null(kind) or pa.types.is_struct(kind), "a record, or be left out"),
+        ("extra_info", is_record, "a record, or be left out"),
     ):
         if column not in types:
-            yield f"has no column {column}; `python -m fspo.data prepare` writes verl's schema"
+            likely = [name for name in _ALIASES.get(column, ()) if name in schema.names]
+            hint = f": it is probably {likely[0]}" if likely else did_you_mean(column, schema.names)
+            have = ", ".join(schema.names) or "none"
+            yield f"has no column {column}{hint}; it has {have}. `python -m fspo.data prepare` writes verl's schema"
         elif not is_right(types[column]):
             yield f"has a column {column} of type {types[column]}: it must be {right}"
 
@@ -134,7 +183,13 @@ def join_problems(schemas: Mapping[str, pa.Schema]) -> Iterator[str]:
     types: dict[str, pa.DataType] = {}
     rows: list[datasets.Dataset] = []
     for file, schema in schemas.items():
-        rows.append(datasets.Dataset(pa.Table.from_pylist([{}], schema=schema)))  # it looks at files with rows only
+        empty = [pa.nulls(1, column.type) for column in schema]  # it looks at files with rows only
+        try:
+            rows.append(datasets.Dataset(pa.Table.from_arrays(empty, schema=schema)))
+        except Exception as error:  # the features that another release of datasets has written into the file
+            why = " ".join(str(error).split())[:200]
+            yield f"{file} cannot be read by datasets {datasets.__version__}, the installed one ({why}): write it again"
+            return
         try:
             datasets.concatenate_datasets(rows)
         except (ValueError, AttributeError):
@@ -159,24 +214,32 @@ class _Row:
     def __init__(self, file: str, number: int, values: dict[str, Any]) -> None:
         self.place = f"row {number} of {file}"
         self.file = file
-        self.messages: list[dict[str, Any]] = [message or {} for message in values["prompt"] or []]
+        prompt = values["prompt"] if isinstance(values["prompt"], list) else []
+        self.messages: list[dict[str, Any]] = [message if isinstance(message, dict) else {} for message in prompt]
         self.source = values["data_source"]
-        self.truth = (values["reward_model"] or {}).get("ground_truth")
-        self.info = dict(values.get("extra_info") or {})
+        self.truth = _record(values["reward_model"]).get("ground_truth")
+        self.info = _record(values.get("extra_info"))
 
     def problem(self) -> str | None:
         """Why training stops at the row, or learns nothing from it."""
-        if not self.messages or not all(message.get("content") for message in self.messages):
+        contents = [message.get("content") for message in self.messages]
+        if any(content and not isinstance(content, str) for content in contents):
+            return "a message whose content is not text: write it as text"
+        if not contents or not all(content and content.strip() for content in contents):
             return "an empty prompt or message"
         roles = [message.get("role") for message in self.messages]
         if not set(roles) <= set(ROLES) or roles[-1] == "assistant":
             return f"a role that is not one of {', '.join(ROLES)}, or a last message of the assistant's"
-        has_truth = self.truth is not None and str(self.truth).strip()  # 0 is one
-        return None if self.source and has_truth else "no data_source or reward_model.ground_truth"
+        has_truth = str(self.truth).strip().lower() not in ("", "none", "nan", "null")  # 0 is one
+        return None if str(self.source or "").strip() and has_truth else "no data_source or reward_model.ground_truth"
 
     def text(self) -> str:
         """The messages as they are compared: contents that are not text (images) by their representation."""
         return " ".join(f"{message['role']}: {message['content']}" for message in self.messages)
+
+
+def _record(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
 
 
 def _named(rows: Sequence[_Row]) -> str:
@@ -217,7 +280,7 @@ def check(
         wrong += [] if table.num_rows else [NO_ROWS]
         findings.problems += [f"{file} {problem}" for problem in wrong]
         if not wrong:
-            rows += [_Row(file, number, values) for number, values in enumerate(table.to_pylist())]
+            rows += [_Row(file, number, values) for number, values in enumerate(rows_of(table))]
     findings.problems += join_problems(schemas)
     if findings.problems:
         return findings
@@ -297,18 +360,30 @@ def _check_reward(sources: Mapping[str, list[_Row]], reward: str, findings: Find
         if problem := call_problem(function):
             raise BadReward(problem)
         findings.lines.append(f"\nreward {path}:{name}    response = ground truth    no response")
+        boxed = reads_text(path)
+        gained: dict[str, bool] = defaultdict(bool)
         keys: set[str] = set()
         kinds: dict[str, str] = {}
         for row in [row for rows in sources.values() for row in rows[:_CALLS]]:
             scores = []
-            for response in (str(row.truth), ""):
+            # The recipe's reward reads LaTeX in a box.
+            tries = [str(row.truth), *([f"\\boxed{{{row.truth}}}"] if boxed else [])]
+            for response in (*tries, ""):
                 place = f"--reward {reward}, {row.place} ({row.source}), response {response!r}"
                 result = _result(function, row, response, kinds)
                 here = set(map(str, result))
                 if here != (keys := keys or here):
                     raise BadReward(f"it returned the keys {sorted(here)}, and before {sorted(keys)}: return the same")
                 scores.append(float(result["score"]))
-            findings.lines.append(f"  {row.place}, {row.source}: {scores[0]:g}    {scores[1]:g}")
+            best, nothing = max(scores[:-1]), scores[-1]
+            gained[row.source] = gained[row.source] or best > nothing
+            findings.lines.append(f"  {row.place}, {row.source}: {best:g}    {nothing:g}")
+        for source in [source for source, gain in gained.items() if boxed and not gain]:
+            rows = sources[source][:_CALLS]
+            findings.problems.append(
+                f"{place.partition(',')[0]}: no ground truth of data_source={source} scores more than an empty "
+                f"response, such as {rows[0].truth!r} ({_named(rows)}): write the answer alone, as text"
+            )
     except BadReward as error:
         findings.problems.append(f"{place}: {error}")
 

@@ -59,10 +59,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _prepare(args: argparse.Namespace) -> int:
+    failed = False
     for name in dict.fromkeys(name for group in args.names for name in GROUPS.get(group, (group,))):
         against = SOURCES[name].tests if args.against is None else args.against
-        print(describe(prepare(name, args.out, args.source, against)))
-    return 0
+        try:
+            print(describe(prepare(name, args.out, args.source, against)), flush=True)
+        except (ValueError, OSError) as error:  # the other sets may still be whole
+            print(f"error: {name}: {str(error).removeprefix(f'{name}: ')}", file=sys.stderr)
+            failed = True
+    return int(failed)
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -80,7 +85,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Exit status: 0; 1 if `check` finds something; 2 after a user's error, as argparse has it."""
+    """Run a command.
+
+    Exit status: 0; 1 if `check` finds something or `prepare` leaves a set out; 2 after a user's error.
+    """
     args = build_parser().parse_args(argv)
     try:
         return int(args.run(args) or 0)

@@ -17,7 +17,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from benchmarks.models.demo_model import shipped_model
-from fspo.data.check import check, column_problems, join_problems
+from fspo.data.check import check, column_problems, join_problems, read_table
 from fspo.data.cli import main
 
 Row = dict[str, Any]
@@ -80,9 +80,81 @@ def test_files_that_datasets_cannot_join_are_named_with_the_column(changed: Row,
         datasets.concatenate_datasets([datasets.Dataset(pa.Table.from_pylist([row])) for row in (ROW, ROW | changed)])
 
 
+MESSAGE = {"role": "user", "content": "150%44"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([{"extra_info": {"index": 0}}, {"extra_info": {"index": 1, "level": "hard"}}], None),
+        ([{"extra_info": {"index": 0, "level": 1}}, {"extra_info": {"index": 1, "level": "hard"}}], None),
+        ([{}, {"reward_model": {"ground_truth": "1", "style": "rule", "tests": [1, "a"]}}], None),
+        ([{"prompt": [MESSAGE]}, {"prompt": [MESSAGE | {"name": "Ann"}]}], None),
+        ([{"extra_info": {"a": {"b": 1}}}, {"extra_info": {"a": {"c": "2"}}}], None),
+        ([{"ability": "math"}, {"ability": 3}], None),
+        ([{"reward_model": {"ground_truth": "1"}}, {"reward_model": {"ground_truth": 1}}], "ground_truth"),
+        ([{"data_source": "own"}, {"data_source": 3}], "data_source"),
+        ([{"prompt": [MESSAGE]}, {"prompt": [MESSAGE | {"content": [{"type": "text", "text": "1"}]}]}], "content"),
+    ],
+)
+def test_json_lines_whose_records_differ_are_read_as_verl_reads_them(
+    tmp_path: Path, changes: list[Row], says: str | None
+) -> None:
+    file = tmp_path / "own.jsonl"
+    lines = [{**row, **changes[number % 2]} for number, row in enumerate(rows(4))]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    problems = check([str(file)]).problems
+    assert (problems == []) if says is None else any(says in problem and str(file) in problem for problem in problems)
+    if says is None:
+        assert list(join_problems({str(file): read_table(file).schema})) == []
+
+
+def test_features_of_another_datasets_are_named_with_the_file(write: Callable[..., str]) -> None:
+    file = write(rows(2))
+    table = pq.read_table(file)
+    features = {"info": {"features": {"prompt": {"_type": "NewList"}}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), file)
+    (problem,) = check([file]).problems
+    assert file in problem and "NewList" in problem and datasets.__version__ in problem
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"question": "prompt", "answer": "reward_model"}, ("column prompt: it is probably question", "data_source")),
+        ({"promt": "prompt"}, ("did you mean promt?",)),
+    ],
+)
+def test_a_missing_column_is_named_with_those_there_are(columns: dict[str, str], says: tuple[str, ...]) -> None:
+    row = {name: ROW[column] for name, column in columns.items()} | {"data_source": "own"}
+    problems = "\n".join(column_problems(pa.Table.from_pylist([row]).schema))
+    assert all(part in problems for part in (*says, *row)), problems
+
+
+@pytest.mark.parametrize("content", [7, [{"type": "text", "text": "1"}]])
+def test_content_that_is_not_text_is_named(write: Callable[..., str], content: object) -> None:
+    file = write([{**row, "prompt": [{"role": "user", "content": content}]} for row in rows(2)])
+    (problem,) = check([file]).problems
+    assert file in problem and "prompt" in problem and "content" in problem
+
+
+def test_truths_that_no_answer_can_match_are_a_problem(write: Callable[..., str]) -> None:
+    reward = "pkg://recipe.fspo.reward"
+    good = [{**row, "reward_model": {"ground_truth": r"\frac{1}{2}"}} for row in rows(2)]
+    result = check([write(good)], reward=reward)
+    assert result.problems == [] and "own/task: 1    0" in "\n".join(result.lines)
+    bad = [{**row, "reward_model": {"ground_truth": "$$"}} for row in rows(2)]
+    (problem,) = check([write(bad)], reward=reward).problems
+    assert "own/task" in problem and "row 0" in problem and "empty response" in problem
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
+        ({"prompt": [{"role": "user", "content": " \n"}]}, "empty prompt or message"),
+        ({"data_source": " "}, "data_source"),
+        ({"reward_model": {"style": "rule", "ground_truth": "None"}}, "ground_truth"),
+        ({"reward_model": {"style": "rule", "ground_truth": "nan"}}, "ground_truth"),
         ({"prompt": [{"role": "user", "content": ""}]}, "empty prompt or message"),
         ({"prompt": [None, {"role": "user", "content": "1"}]}, "empty prompt or message"),
         ({"reward_model": {"style": "rule", "ground_truth": " "}}, "reward_model.ground_truth"),

@@ -232,6 +232,16 @@ def test_command_line(copies: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "'nonsense'" in error and all(name in error for name in SOURCES)
 
 
+def test_a_broken_set_is_named_and_the_others_are_written(
+    copies: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copies / LAYOUT["aime24"]).write_bytes(b"broken")
+    command = ["prepare", "aime24", "aime25", "--out", str(tmp_path / "out"), "--source", str(copies)]
+    assert main(command) == 1
+    assert [path.name for path in (tmp_path / "out").glob("*.parquet")] == ["aime25.parquet"]
+    assert "error: aime24: " in capsys.readouterr().err
+
+
 def test_a_file_is_no_folder_for_the_data(copies: Path, tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with pytest.raises(NotADirectoryError, match=str(tmp_path / "out")):
