@@ -16,6 +16,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.fspo import own_loss
 from recipe.runner.launch.checks import Rule, estimator_problem
+from recipe.runner.launch.run_settings import evaluates
 from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 
@@ -205,6 +206,30 @@ def is_by_sequence(config: DictConfig) -> bool:
     return config.actor_rollout_ref.actor.policy_loss.loss_mode in (*ALGORITHMS, *RELATIVES)
 
 
+def _never_clips(config: DictConfig) -> bool:
+    """Whether a band of this repository that could clip is asked in the first update of a rollout batch only."""
+    actor, loss = config.actor_rollout_ref.actor, config.actor_rollout_ref.actor.policy_loss
+    if actor.ppo_epochs * config.data.train_batch_size > actor.ppo_mini_batch_size:
+        return False
+    settings = policy_loss_settings(loss)
+    if settings is None:
+        return loss.loss_mode == "ctpo_la"
+    return settings.needs_state or min(settings.clip_low, settings.clip_high) < _NO_CLIP
+
+
+def plain_notes(config: DictConfig) -> Iterator[str]:
+    """What under plain verl makes a loss of this repository do less than it says."""
+    correction = config.algorithm.get("rollout_correction") or {}
+    mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
+    # separate_async trains several batches between two transfers of the weights, and S starts from the first.
+    if mode != "separate_async" and not correction.get("bypass_mode") and _never_clips(config):
+        mini_batch = config.actor_rollout_ref.actor.ppo_mini_batch_size
+        yield (
+            f"{_ACTOR}.ppo_mini_batch_size={mini_batch} is data.train_batch_size: a rollout batch has one update, in "
+            "which S is 0 and nothing is ever clipped. Set it to a smaller divisor of the batch"
+        )
+
+
 def plain_problems(config: DictConfig) -> Iterator[str]:
     """What plain verl would find out in the first mini-batch of a loss of this repository."""
     if is_by_sequence(config):
@@ -227,7 +252,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
     truncated = [
         f"{_ROLLOUT}.{name}={rollout[name]}" for name, off in (("top_p", 1), ("top_k", -1)) if rollout[name] != off
     ]
-    custom = config.reward.custom_reward_function
+    mini_batch, custom = actor.ppo_mini_batch_size, config.reward.custom_reward_function
     overlong = OmegaConf.select(custom, "reward_kwargs.overlong_buffer")
     for wrong, setting, why in (
         (
@@ -267,6 +292,12 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             f"{_ACTOR}.{new}={actor[new]}",
             f"differs from {_ROLLOUT}.{old}={rollout[old]}: old and new log-probabilities would be rounded "
             "differently; set them equal",
+        ),
+        (
+            mode == "fspo" and not by_rollout and not evaluates(config) and _never_clips(config),
+            f"{_ACTOR}.ppo_mini_batch_size={mini_batch}",
+            f"is data.train_batch_size={config.data.train_batch_size}: a rollout batch has one update, in which S is 0 "
+            "and nothing is ever clipped. Set it to a smaller divisor of the batch, or take algo=unclipped",
         ),
         (
             custom.path == _OWN_REWARD and overlong and config.reward.reward_manager.source == "register",

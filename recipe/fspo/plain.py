@@ -54,10 +54,12 @@ def check_before_ray(constants: Any) -> None:
     @wraps(environment)
     def checked(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         if config is not None and "actor_rollout_ref" in config:
-            from recipe.fspo.config import plain_problems
+            from recipe.fspo.config import plain_notes, plain_problems
 
             if problems := list(plain_problems(config)):
                 raise ValueError("\n".join(problems))
+            for note in plain_notes(config):
+                print(f"note: {note}", flush=True)
         return environment(config, *args, **kwargs)
 
     constants.get_ppo_ray_runtime_env = checked

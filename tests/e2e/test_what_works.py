@@ -66,6 +66,8 @@ REFUSED = {
     "mixture of experts (Mixtral)": "is a mixtral",
     "deterministic sampling": "full_determinism",
     "LoRA's checkpoints without the base": "save_lora",
+    "one update per rollout batch": "algo=unclipped",
+    "a KL penalty without a coefficient": "kl_loss_coef=0",
     "critic and GAE with a sequence-level loss": "adv_estimator=gae",
     "ReMax, GDPO, optimal token baselines": "adv_estimator=remax",
     "REINFORCE++ with a KL penalty in the reward": "reinforce_plus_plus",

@@ -565,3 +565,27 @@ def test_plain_verl_refuses_before_ray_what_a_sequence_loss_cannot_use(key: str,
         return
     with pytest.raises(ValueError, match=key):
         constants.get_ppo_ray_runtime_env(config)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "noted"),
+    [
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024", True),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024 actor_rollout_ref.actor.ppo_epochs=2", False),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024 trainer.v1.trainer_mode=separate_async", False),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=512", False),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=1024 actor_rollout_ref.actor.policy_loss.loss_mode=gspo", False),
+    ],
+)
+def test_plain_verl_notes_a_clip_that_never_acts(
+    overrides: str, noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
+    check_before_ray(constants)
+    chosen = ["actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=grpo", "data.train_batch_size=1024"]
+    chosen += ["actor_rollout_ref.actor.policy_loss.loss_mode=fspo"] * ("loss_mode" not in overrides)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", [*chosen, *overrides.split()])
+    assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
+    output = capsys.readouterr().out
+    assert ("ppo_mini_batch_size=1024 " in output and "data.train_batch_size" in output) == noted

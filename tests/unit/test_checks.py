@@ -91,6 +91,11 @@ MISTAKES = (
     (f"{ACTOR}.checkpoint.async_save=true", "async_save=true", "set it to false"),
     ("trainer.max_actor_ckpt_to_keep=1", "max_actor_ckpt_to_keep=1 ", "2 or more"),
     ("+actor_rollout_ref.model.lora_adapter_path=/a", "lora_adapter_path=/a ", "lora_rank=0"),
+    (f"{ACTOR}.use_kl_loss=true {ACTOR}.kl_loss_coef=0", "kl_loss_coef=0 ", "use_kl_loss=true", "0.001"),
+    (
+        "algorithm.use_kl_in_reward=true algorithm.kl_ctrl.kl_coef=0.0",
+        *("kl_ctrl.kl_coef=0.0 ", "use_kl_in_reward=true", "0.001"),
+    ),
     ("algorithm.adv_estimator=foo", "adv_estimator=foo ", "grpo, "),
     ("trainer.critic_warmup=5", "critic_warmup=5 ", "adv_estimator=grpo", "set it to 0"),
     # the method
@@ -141,6 +146,37 @@ MISTAKES = (
 def test_a_mistake_is_named_with_key_value_and_remedy(problems: Problems, mistake: tuple[str, ...]) -> None:
     sentences = problems(*mistake[0].split())
     assert any(all(part in sentence for part in mistake[1:]) for sentence in sentences), sentences
+
+
+ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=32"
+
+
+@pytest.mark.parametrize("algo", ["fspo", "fspo_quantile", "fspo_active", "gspo", "rloo", "luspo", "ctpo_la"])
+def test_a_clip_that_never_acts_is_refused(algo: str) -> None:
+    (problem,) = method.problems(composed("run.dir=/nowhere", f"algo={algo}", ONE_UPDATE))
+    assert f"{ONE_UPDATE} " in problem and "data.train_batch_size=32" in problem and "algo=unclipped" in problem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        f"{ACTOR}.ppo_epochs=2",
+        "evaluate=true",
+        "fspo.pi_old=rollout",
+        "mode=colocate_async",
+        "mode=separate_async",
+        *(f"algo={algo}" for algo in ("unclipped", "grpo", "gspo_verl", "vespo")),
+    ],
+)
+def test_one_update_a_rollout_batch_passes_otherwise(overrides: str) -> None:
+    log_probs = f"{ROLLOUT}.calculate_log_probs=true"
+    assert list(method.problems(composed("run.dir=/nowhere", ONE_UPDATE, log_probs, overrides))) == []
+
+
+def test_a_penalty_without_a_coefficient_of_its_own_has_verls() -> None:
+    config = composed("run.dir=/nowhere", f"{ACTOR}.use_kl_loss=true", "algorithm.use_kl_in_reward=true")
+    assert config.actor_rollout_ref.actor.kl_loss_coef == config.algorithm.kl_ctrl.kl_coef == 0.001
+    assert list(checks.setting_problems(config)) == []
 
 
 def test_all_problems_are_told_at_once(problems: Problems) -> None:

@@ -63,7 +63,7 @@ def test_the_conditions_of_a_fair_comparison_hold_unless_overridden() -> None:
     for algo in ("fspo", "rloo", "gspo"):
         config = composed(*FAIR, f"algo={algo}", "seed=7")
         assert config.algorithm.adv_estimator == "grpo", "one advantage estimator for all"
-        assert config.actor_rollout_ref.actor.kl_loss_coef == 0
+        assert not config.actor_rollout_ref.actor.use_kl_loss and not config.algorithm.use_kl_in_reward
         assert config.fspo.match_scale == "matched"
         assert config.data.seed == config.actor_rollout_ref.rollout.seed == 7
     native = parse(["advantage=native"])

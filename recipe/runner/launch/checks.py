@@ -195,7 +195,8 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
     """Settings that lose work or give wrong numbers in silence."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     val, keep, parts = rollout.val_kwargs, config.trainer.max_actor_ckpt_to_keep, ulysses(config)
-    checkpoint = config.actor_rollout_ref.actor.get("checkpoint") or {}
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    checkpoint = actor.get("checkpoint") or {}
     attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
     for wrong, setting, why in (
         (
@@ -241,6 +242,18 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             model.get("lora_adapter_path") and not model.get("lora_rank"),
             f"{_MODEL}.lora_adapter_path={model.get('lora_adapter_path')}",
             f"is not loaded as long as {_MODEL}.lora_rank=0: set it to the adapter's rank",
+        ),
+        (
+            actor.use_kl_loss and not actor.kl_loss_coef,
+            f"{_ACTOR}.kl_loss_coef={actor.kl_loss_coef}",
+            f"with {_ACTOR}.use_kl_loss=true penalises nothing, and costs a pass of the reference model in every step: "
+            "set it to 0.001, for example, or use_kl_loss to false",
+        ),
+        (
+            algorithm.use_kl_in_reward and not algorithm.kl_ctrl.kl_coef,
+            f"algorithm.kl_ctrl.kl_coef={algorithm.kl_ctrl.kl_coef}",
+            "with algorithm.use_kl_in_reward=true penalises nothing, and costs a pass of the reference model in every "
+            "step: set it to 0.001, for example, or use_kl_in_reward to false",
         ),
     ):
         if wrong:
