@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import faults, versus_verl
+from benchmarks import faults, public_losses, versus_verl
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
 from benchmarks.pages import TABLES, as_csv
 from benchmarks.studies import __main__ as studies
@@ -212,3 +213,18 @@ def test_the_rounds_of_a_record_become_one_file(tmp_path: Path) -> None:
     record = np.load(tmp_path / "smollm2.npz")
     assert sorted(zip(record["step"], record["length"], strict=True)) == [(2, 1), (2, 2), (10, 1), (10, 2)]
     assert sorted(record["stale"]) == [2, 2, 2, 10, 10, 10]
+
+
+def test_functions_of_a_checkout_run_without_their_package(tmp_path: Path) -> None:
+    source = "import a_package_that_is_not_there\n\n@a_package_that_is_not_there.mark\ndef f(x: No.Such) -> Tensor:\n"
+    (tmp_path / "losses.py").write_text(f"{source}    return torch.full((2,), x + more)\n", encoding="utf-8")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for arguments in (("init", "-q"), ("add", "."), (*author, "commit", "-qm", "x")):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
+    checkout = public_losses.Source(tmp_path)
+    assert checkout.holds("losses.py") and not checkout.holds("other.py") and len(checkout.date) == 10
+    assert checkout.definitions("losses.py", ("f",), {"more": 2}).f(1).tolist() == [3, 3]
+    with pytest.raises(SystemExit, match=r"losses\.py.* has no g"):
+        checkout.definitions("losses.py", ("g",))
+    with pytest.raises(SystemExit, match="OpenRLHF"):
+        public_losses.table([tmp_path])
