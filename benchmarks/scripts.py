@@ -32,6 +32,7 @@ from fspo.files import atomic_path
 from fspo.markdown import markdown_table
 from recipe.fspo.job import JOB, compose
 from recipe.runner import main as runner
+from recipe.runner.launch.machine import export_platform
 from recipe.runner.launch.without_effect import ROWS, given
 
 #: Programs that scripts compute their arguments with.
@@ -203,10 +204,12 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
 
 
 def edited(words: Sequence[str], errors: Sequence[str]) -> list[str]:
-    """The command without the keys that the errors name first, as a person would leave them out."""
-    named = {key for error in errors for key in re.findall(r"(?:^|, )([\w.]+)(?==)", error.partition(": ")[0])}
+    """The command without the keys that the errors name as wrong, and what lies below them: not always the remedy."""
+    named = {key for error in errors for key in re.findall(r"(?:^|[ ,])([\w.]+)(?==)", error.partition(": ")[0])}
     named |= {key for error in errors for key in re.findall(r"^(?:Could not override '|')?([\w.]+)", error)}
-    return [word for word in words if word.lstrip("+~").partition("=")[0] not in named]
+    below = tuple(f"{name}." for name in named)
+    keys = {word: word.lstrip("+~").partition("=")[0] for word in words}
+    return [word for word, key in keys.items() if not f"{key}.".startswith(below)]
 
 
 def _keep_files() -> None:
@@ -250,6 +253,7 @@ def main() -> None:
             temporary.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     if args.checkout is None:
         return
+    export_platform(compose(["~experiment"]), elsewhere=True)  # as the command does, before verl is imported
     for module in ("recipe.runner.launch.start", "recipe.fspo.without_effect", "recipe.runner.plan.prediction"):
         importlib.import_module(module)  # once, and not in every child
     os.environ["WANDB_MODE"] = "offline"  # or the login of this machine would be asked for
