@@ -35,9 +35,7 @@ _ACTOR: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Checks; what the loss survives; gradient of a token by LENGTHS, and a in ``per_token ~ L**a``; by what it weighs
-    (None: another, and 1 was taken), and the bound of that; what it keeps by DISPERSIONS.
-    """
+    """What was measured of one loss. weight None: another, and 1 was taken; bound: of that weight."""
 
     checks: list[Check]
     robust: str

@@ -133,7 +133,7 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert page.addresses and all(a.startswith(("data:image/png;", "#")) for a in page.addresses), "self-contained"
     pictures = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     curves = ("reward", "held_out_0", "response_length", "clip_rate", "lre", "clip_by_length", "removed_by_length")
-    assert pictures.keys() == {f"default_{name}.png" for name in (*curves, "distribution_fspo", "distribution_rloo")}
+    assert pictures.keys() == {f"published_{name}.png" for name in (*curves, "distribution_fspo", "distribution_rloo")}
     assert all(png.startswith(PNG) for png in pictures.values())
     summary = summary_of(out)
     assert "lower than rloo" in summary["findings"][0]["sentence"]
