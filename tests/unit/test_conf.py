@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
+import torch
 from composing import composed
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.torch_functional import entropy_from_logits, entropy_from_logits_with_chunking
 
 from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.launch.compose import unexpected_key
@@ -37,6 +41,26 @@ def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
     assert model.override_config.attn_implementation == ("flash_attention_2" if on_gpu else "sdpa")
     assert ("worker_extension_cls" in config.actor_rollout_ref.rollout.engine_kwargs.vllm) is not on_gpu
     assert ("recipe.runner.cpu" in OmegaConf.to_yaml(config)) is not on_gpu
+
+
+@pytest.mark.parametrize("experiment", choices("experiment"))
+def test_nothing_is_compiled_for_each_length_of_a_pack(experiment: str) -> None:
+    config = resolved(f"experiment={experiment}").actor_rollout_ref
+    for role in (config.actor, config.ref):
+        engine = omega_conf_to_dataclass(role.fsdp_config)
+        assert not engine.use_torch_compile and not engine.pad_to_length  # with which all packs would have one length
+
+
+def test_verls_entropy_in_chunks_is_compiled_for_each_length() -> None:
+    """Why it is not: torch unrolls the loop over the chunks. In one piece one graph serves all lengths."""
+    for entropy, most in ((entropy_from_logits_with_chunking, 8), (entropy_from_logits, 1)):
+        graphs: list[Any] = []
+        torch._dynamo.reset()
+        compiled = torch.compile(entropy, dynamic=True, backend=lambda graph, _, to=graphs: to.append(graph) or graph)
+        for length in range(4_100, 5_100, 100):
+            compiled(torch.zeros(length, 4))
+        assert len(graphs) == most
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("experiment", choices("experiment"))
