@@ -231,11 +231,3 @@ def test_a_run_names_every_setting_of_its_loss() -> None:
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     named = {field.name: policy_loss[field.name] for field in dataclasses.fields(ALGORITHMS["seq_rloo"])}
     assert named == dataclasses.asdict(ALGORITHMS["seq_rloo"]) | {"clip_high": 0.3}
-
-
-def test_the_packages_that_only_a_gpu_has_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [composed("experiment=qwen3_8b", *more) for more in ([], ["mode=separate_async"])]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    flash, *more = [problem for job in jobs for problem in checks.gpu_package_problems(job)]
-    assert "flash_attn" in flash and "requirements/gpu-flash-attn.txt" in flash
-    assert more[0] == flash and "cupy" in more[1] and len(more) == 2

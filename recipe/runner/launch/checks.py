@@ -9,8 +9,6 @@ neither verl nor ray: the planner (:mod:`recipe.runner.plan`) uses the arithmeti
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,9 +18,8 @@ from typing import Final
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
-from recipe.runner import SUPPORTED_VERL
 from recipe.runner.checkpoints.integrity import resume_problems
-from recipe.runner.launch import first_update, inputs, loggers, server_slots
+from recipe.runner.launch import first_update, inputs, loggers, packages, server_slots
 from recipe.runner.launch.first_update import is_computed
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
@@ -36,34 +33,6 @@ _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp
 
 
 # ---------------------------------------------------------------- the machine
-
-
-def package_problems(config: DictConfig) -> Iterator[str]:
-    """Another release of verl, or packages that its wheel does not bring."""
-    installed = importlib.metadata.version("verl")
-    if installed != SUPPORTED_VERL:
-        yield f"verl {installed} is installed, and this is written for {SUPPORTED_VERL}: pip install the latter"
-    yield from _absent("vllm", "run `make setup`, or install requirements/gpu.txt")
-    yield from _absent("transfer_queue", "pip install TransferQueue>=0.1.10")
-
-
-def gpu_package_problems(config: DictConfig) -> Iterator[str]:
-    """The packages that only a machine with GPUs can have."""
-    attention = OmegaConf.select(config, f"{_MODEL}.override_config.attn_implementation")
-    needs_flash = attention == "flash_attention_2" or config.actor_rollout_ref.model.use_remove_padding
-    if config.trainer.device != "cpu" and needs_flash:
-        yield from _absent(
-            "flash_attn",
-            f"this experiment removes padding. Install requirements/gpu-flash-attn.txt, or set "
-            f"{_MODEL}.use_remove_padding=false ++{_MODEL}.override_config.attn_implementation=sdpa",
-        )
-    if OmegaConf.select(config, f"{_ROLLOUT}.checkpoint_engine.backend") == "nccl":
-        yield from _absent("cupy", f"{_ROLLOUT}.checkpoint_engine.backend=nccl needs it; install requirements/gpu.txt")
-
-
-def _absent(package: str, remedy: str) -> Iterator[str]:
-    if importlib.util.find_spec(package) is None:
-        yield MachineProblem(f"the package {package} is not installed: {remedy}")
 
 
 def room_problems(config: DictConfig) -> Iterator[str]:
@@ -307,8 +276,8 @@ def advantage_problems(config: DictConfig) -> Iterator[str]:
 
 #: The table.
 RULES: Final[tuple[Rule, ...]] = (
-    package_problems,
-    gpu_package_problems,
+    packages.package_problems,
+    packages.optional_package_problems,
     *inputs.MODEL_AND_DATA,
     inputs.reward_problems,
     room_problems,

@@ -27,6 +27,7 @@ OF_A_CPU: Final = {
     "trainer.device": "cpu",
     "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
     "actor_rollout_ref.model.use_fused_kernels": False,
+    "actor_rollout_ref.model.use_liger": False,
     f"{_ACTOR}.use_torch_compile": False,
     f"{_ACTOR}.fsdp_config.use_torch_compile": False,
     "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
