@@ -27,10 +27,13 @@ def test_the_same_responses_whole_stopped_and_aborted() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("[{"))  # vLLM logs beside it
     verls, ours = json.loads(line)
-    for name in ("whole", "stopped", "afterwards"):
+    for name in ("whole", "stopped", "ended", "afterwards"):
         assert ours[name] == verls[name], name
     ids, _, reason = ours["stopped"]
     assert 0 < len(ids) < 64 and ids == ours["whole"][0][0][: len(ids)] and reason == "completed"
+    # The token at which a response ends is a part of it.
+    (ids, log_probs, reason), whole = ours["ended"], ours["whole"][0][0]
+    assert ids == whole[: whole.index(whole[5]) + 1] and len(log_probs) == len(ids) and reason == "completed"
     for each in (verls, ours):
         for (ids, log_probs, reason), (all_ids, all_log_probs, _) in zip(each["aborted"], each["whole"], strict=True):
             assert reason == "aborted" and ids == all_ids[: len(ids)]
@@ -38,7 +41,7 @@ def test_the_same_responses_whole_stopped_and_aborted() -> None:
             assert log_probs == pytest.approx(all_log_probs[: len(ids)], abs=1e-4)
         assert [len(ids) >= 8 for ids, *_ in each["aborted"]] == [True] * 4 + [False] * 2
     # Handed over once for each response; text only for the stop string.
-    assert (ours["handed over"], ours["with text"]) == (14, 1) and verls["handed over"] > 14 == verls["with text"]
+    assert (ours["handed over"], ours["with text"]) == (15, 1) and verls["handed over"] > 15 == verls["with text"]
     # An abort would wait for those that verl still counts: for all, if nothing comes before the end.
     assert (verls["admitting"], ours["admitting"]) == (2, 0)
 
@@ -49,7 +52,12 @@ def server(kind: type, engine: Any) -> Any:
     made.engine, made._admitting, made._submission_paused, made._rejecting = engine, 0, False, False
     made._resume_event = asyncio.Event()
     made.config = SimpleNamespace(
-        max_model_len=512, full_determinism=False, enable_rollout_routing_replay=False, mtp=None, get=lambda _, x: x
+        max_model_len=512,
+        full_determinism=False,
+        enable_rollout_routing_replay=False,
+        mtp=None,
+        custom=None,
+        get=lambda _, x: x,
     )
     made.model_config = SimpleNamespace(lora_rank=0, lora={}, processor=None)
     made._disaggregation_role = "null"
@@ -74,6 +82,12 @@ async def measure(server: Any) -> dict[str, Any]:
     engine.generate = noted
     found["whole"] = [await ask(i) for i in range(len(PROMPTS))]
     found["stopped"] = await ask(0, stop=list("0123456789"))
+    stops = {"stop_token_ids": found["whole"][0][0][5:6]}
+    if type(server).__module__.startswith("verl."):
+        found["ended"] = await ask(0, **stops)
+    else:  # of the run's configuration
+        server.config.custom = stops
+        found["ended"], server.config.custom = await ask(0), None
     tasks, states = [asyncio.create_task(ask(i)) for i in range(len(PROMPTS))], engine.output_processor.request_states
     while sum(state.detokenizer.num_output_tokens() >= 8 for state in states.values()) < SEATS:
         await asyncio.sleep(0.001)
