@@ -199,10 +199,17 @@ def test_a_model_that_is_not_here_and_a_tokenizer_that_is_broken(
     stops, line = stops_and_line(Path("some/model"), elsewhere=True)
     assert stops == [] and isinstance(line, MachineProblem) and "some/model" in line
     assert stops_and_line(model(None)) == ([], ""), "without a chat template the checks refuse the run"
+    of_a_processor = model(None, name="of_a_processor")
+    (of_a_processor / "chat_template.json").write_text(json.dumps({"chat_template": _CHATML}))
+    assert stops_and_line(of_a_processor) == ([], "")
     broken = model()
     (broken / "tokenizer.json").write_text("{")
-    with pytest.raises(PreflightError, match=holds("model", str(broken), "download it again")):
+    with pytest.raises(PreflightError, match=holds("model", str(broken), "download them again")):
         stops_and_line(broken)
+    unknown = model(name="unknown")
+    (unknown / "config.json").write_text('{"model_type": "unheard_of"}')
+    with pytest.raises(PreflightError, match=holds("model", str(unknown), "unheard_of")):
+        stops_and_line(unknown)
     with pytest.raises(PreflightError, match=holds(f"{STOPS}=['im_end']", "integer")):
         stops_and_line(broken, f"++{STOPS}=[im_end]")
 

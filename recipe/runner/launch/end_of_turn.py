@@ -55,6 +55,8 @@ def with_end_of_turn(config: DictConfig, kept: Sequence[int] | None, elsewhere: 
 
 def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> tuple[int | None, str]:
     """The token that ends a turn, if vLLM does not stop at it, else None; and what there is to say."""
+    from transformers import AutoTokenizer
+
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     place = model.get("tokenizer_path") or model.path
     if rollout.get("ignore_eos"):
@@ -62,12 +64,20 @@ def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> 
     if elsewhere and not (inputs.model_folder(place) and inputs.model_folder(model.path)):
         return None, MachineProblem(f"whether vLLM stops where the chat template of {place} ends a turn")
     trust = bool(model.get("trust_remote_code"))
-    tokenizer = _tokenizer(place, trust)
-    tokenizer.chat_template = model.get("custom_chat_template") or tokenizer.chat_template
     # verl gives vLLM the model's folder, whatever tokenizer_path says.
     of_vllm = OmegaConf.select(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.tokenizer") or model.path
-    eos = tokenizer if of_vllm == place else _tokenizer(of_vllm, trust)
-    held = [eos.eos_token_id, *generation_eos(model.path, trust), *stops]
+    try:
+        tokenizer, eos = (AutoTokenizer.from_pretrained(name, trust_remote_code=trust) for name in (place, of_vllm))
+        held = [eos.eos_token_id, *generation_eos(model.path, trust), *stops]
+    except Exception as error:  # whatever a broken file, or a model's own code, raises
+        folders = " or ".join(dict.fromkeys((repr(place), repr(of_vllm))))
+        raise PreflightError(
+            f"{_MODEL}: tokenizer or configuration of {folders} cannot be loaded, and vLLM and verl need both: "
+            f"download them again, or give another folder ({type(error).__name__}: {error})"
+        ) from error
+    if not (template := model.get("custom_chat_template") or tokenizer.chat_template):
+        return None, ""
+    tokenizer.chat_template = template
     text, token = end_of_turn(tokenizer, config.data.get("apply_chat_template_kwargs") or {})
     if token in held:
         return None, ""
@@ -128,15 +138,3 @@ def generation_eos(model: str, trust_remote_code: bool) -> list[int]:
         settings = GenerationConfig.from_model_config(own)
     eos = settings.eos_token_id
     return list(eos) if isinstance(eos, Iterable) else [] if eos is None else [eos]
-
-
-def _tokenizer(place: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
-    except Exception as error:  # whatever a broken file, or a model's own code, raises
-        raise PreflightError(
-            f"{_MODEL}: the tokenizer of {place!r} cannot be loaded, and vLLM and verl need it: download it again, or "
-            f"give another folder ({type(error).__name__}: {error})"
-        ) from error
