@@ -172,6 +172,15 @@ def test_ordinary_text_is_named_and_adds_nothing(model: MakeModel, kind: str) ->
     assert stops == [] and says in line and f"'<|endoftext|>' ({EOS})" in line and f"++{STOPS}=[ID]" in line
 
 
+def test_a_model_without_eos_stops_at_no_token_but_the_end_of_its_turn(model: MakeModel) -> None:
+    for kind, stops in (("Alpaca", []), ("ChatML", [END])):
+        folder = model({**OTHERS, **ENDED}[kind][0], name=kind)
+        settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": None}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        of_run, line = stops_and_line(folder)
+        assert of_run == stops and "vLLM stops at no token" in line
+
+
 def test_the_template_and_the_eos_are_those_that_the_run_uses(model: MakeModel) -> None:
     at_eos, chat_ml = model(ENDED["Zephyr"][0], name="at_eos"), model(name="chat_ml")
     of_model = "actor_rollout_ref.model"

@@ -68,7 +68,7 @@ def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> 
     of_vllm = OmegaConf.select(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.tokenizer") or model.path
     try:
         tokenizer, eos = (AutoTokenizer.from_pretrained(name, trust_remote_code=trust) for name in (place, of_vllm))
-        held = [eos.eos_token_id, *generation_eos(model.path, trust), *stops]
+        held = [stop for stop in (eos.eos_token_id, *generation_eos(model.path, trust), *stops) if stop is not None]
     except Exception as error:  # whatever a broken file, or a model's own code, raises
         folders = " or ".join(dict.fromkeys((repr(place), repr(of_vllm))))
         raise PreflightError(
@@ -81,8 +81,8 @@ def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> 
     text, token = end_of_turn(tokenizer, config.data.get("apply_chat_template_kwargs") or {})
     if token in held:
         return None, ""
-    names = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)!r} ({i})" for i in dict.fromkeys(held) if i is not None)
-    only = f"vLLM stops at {names or 'nothing'} only"
+    names = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)!r} ({i})" for i in dict.fromkeys(held))
+    only = f"vLLM stops at {names} only" if held else "vLLM stops at no token"
     if token is not None:
         return token, f"the chat template ends a turn with {text!r} ({token}), and {only}"
     return None, (
