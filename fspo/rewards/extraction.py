@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001
-r"""Two shortcuts that give the same verdict as math-verify in less time.
+r"""Where a response has its answer, and two shortcuts that give the same verdict as math-verify in less time.
 
-The verdict of this package is by definition that of `math_verify.parse` and `math_verify.verify` on the whole response,
-with the targets in `judge`. The shortcuts are:
+The plain verdict (`Verdict.plain`, and the only one with `normalise=False`) is by definition that of
+`math_verify.parse` and `math_verify.verify` on the whole response, with the targets in `judge`. The shortcuts are:
 
 - `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence that begins with their
   first "answer". math-verify extracts that part in any case, so the worker parses the part alone. The whole response is

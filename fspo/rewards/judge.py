@@ -125,7 +125,7 @@ def _parse_truth(truth: str) -> tuple[Any, ...]:
 def by_kind(text: str, truth: str) -> Status:
     """Whether the answer of a text is the truth: of the same kind, or of one of the pairs in :func:`same`."""
     target_text = next(iter(answer_texts(truth)), truth)
-    texts = answer_texts(text) or [reading for reading in _parse_response(text) if isinstance(reading, str)]
+    texts = answer_texts(text) or _last_numbers(text)
     if not texts:
         return Status.NO_ANSWER
     if len(target_text) > MAX_EXPRESSION_CHARS or len(texts[0]) > MAX_EXPRESSION_CHARS:
@@ -158,6 +158,13 @@ def by_kind(text: str, truth: str) -> Status:
     if readable and _has_solutions(target, readable[0]):
         return _solutions(truth, texts[0])
     return Status.WRONG if readable else Status.PARSE_FAILED
+
+
+def _last_numbers(text: str) -> list[str]:
+    """What math-verify finds in a text that names no answer, with the percent sign that it leaves out."""
+    readings = [reading for reading in _parse_response(text) if isinstance(reading, str)]
+    percent = re.compile(r"\s*(?:\\?%|per\s?cent)")
+    return [f"{reading}%" if percent.match(text.rpartition(reading)[2]) else reading for reading in readings]
 
 
 def _compact(text: str) -> str:

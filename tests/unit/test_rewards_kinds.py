@@ -88,6 +88,14 @@ def test_a_part_that_is_not_read_is_no_answer_and_no_truth(scorer: MathScorer) -
     assert scorer.score(r"\boxed{5\text{ of }6}", r"5 \text{ of } 6").status is Status.CORRECT
 
 
+@pytest.mark.parametrize(
+    ("response", "accepted"),
+    [("It is 10%", True), (r"It is 10\%.", True), ("It is 0.1", True), (r"It is 0.1\%", False), ("0.1 percent", False)],
+)
+def test_a_percent_sign_after_a_bare_number_counts(scorer: MathScorer, response: str, accepted: bool) -> None:
+    assert (scorer.score(response, r"10\%").status is Status.CORRECT) is accepted
+
+
 def test_without_normalisation_the_verdict_is_math_verifys(scorer: MathScorer) -> None:
     with MathScorer(n_workers=1, normalise=False) as plain:
         for response, truth in ((r"\boxed{2x=5}", "5"), (r"\boxed{1.41421356}", r"\sqrt{2}")):
