@@ -34,13 +34,14 @@ def _quiet() -> Iterator[None]:
 
 
 def direct(response: str, truth: str) -> float:
-    """math-verify on the whole response, called as verl 0.9.1's `math_verify` scorer calls it."""
+    """math-verify on the whole response, called as verl 0.9.1's `math_verify` scorer calls it, but without limits in
+    wall-clock time: on a busy machine an ordinary answer exceeds them, and the verdict is no."""
     from math_verify import parse, verify
     from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
-    gold = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),))
-    parsed = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()))
-    return float(any(verify(g, p) for p in parsed for g in gold))
+    gold = parse(f"\\boxed{{{truth}}}", (LatexExtractionConfig(),), parsing_timeout=None)
+    parsed = parse(response, (ExprExtractionConfig(), LatexExtractionConfig()), parsing_timeout=None)
+    return float(any(verify(g, p, timeout_seconds=None) for p in parsed for g in gold))
 
 
 @pytest.mark.slow  # ten CPU seconds; samples of other pairs are in test_rewards_kinds.py
