@@ -86,6 +86,15 @@ def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
     return Counts(total - column("clipped_high") - column("clipped_low"), total)
 
 
+def could_clip(total: Callable[[str], float]) -> bool:
+    """Whether there was anything to clip: some S is not 0, and some advantage. Defined here.
+
+    Args:
+        total: The sum of a column of :data:`fspo.sums.FIELDS` over the sequences.
+    """
+    return total("S_squared") > 0 and total("advantage_zero") < total("count")
+
+
 UnclippedWeight = Literal["none", "token", "prefix", "sequence", "length_normalised"]
 
 Gradient = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

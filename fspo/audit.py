@@ -30,7 +30,7 @@ import torch
 
 from fspo.acceptance import acceptance_counts, judged_rows, stack_sums, without_rule
 from fspo.clip_values import needed_scale, scaled
-from fspo.fairness import Array, equal_mass_starts, merge_bins, plain_lre
+from fspo.fairness import Array, equal_mass_starts, is_informative, merge_bins, plain_lre
 from fspo.files import piped
 from fspo.losses import ALGORITHMS, check_shapes
 from fspo.markdown import markdown_table
@@ -358,9 +358,9 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
         acceptance: Whether the rule of acceptance is known.
 
     Returns:
-        ``accept_rate``, ``removed`` (share of sequences whose gradient the clip removes) and ``lre`` (over eight bins
-        of equal mass; absent if none was accepted); mean length and standard deviation of S in the shortest and in the
-        longest of these bins. Empty before any weight has moved.
+        ``accept_rate``, ``removed`` (share of sequences whose gradient the clip removes), both absent if every S is 0,
+        and ``lre`` (over eight bins of equal mass; absent if none was accepted or none clipped); mean length and
+        standard deviation of S in the shortest and in the longest of these bins. Empty before any weight has moved.
     """
     count = columns["count"].sum()
     if count == 0:
@@ -369,10 +369,10 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
     length_J, spread_J = bins.mean("length"), bins.spread()
     metrics = {"length_short": length_J[0], "length_long": length_J[-1]}
     metrics |= {"S_std_short": spread_J[0], "S_std_long": spread_J[-1]}
-    if acceptance:
+    if acceptance and columns["S_squared"].sum() > 0:  # else nothing could be clipped
         metrics["accept_rate"] = columns["accepted"].sum() / count
         metrics["removed"] = (columns["clipped_high"] + columns["clipped_low"]).sum() / count
-        if columns["accepted"].sum() > 0:
+        if is_informative(metrics["accept_rate"]):
             metrics["lre"] = plain_lre(bins.columns["accepted"], bins.columns["count"])[0]
     return {name: float(value) for name, value in metrics.items()}
 
@@ -450,8 +450,8 @@ def describe(records: AuditRecords) -> str:
         lines.append(
             f"accepted {error.rate:.1%}; LRE {lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}] (0: acceptance does not "
             f"depend on length; noise floor {error.noise_floor:.3f})"
-            if error.rate > 0
-            else "nothing was accepted, so there is no LRE"
+            if error.is_informative
+            else f"nothing was {'clipped' if error.rate else 'accepted'}, so there is no LRE"
         )
     if line := _clip_values(records.loss, parts):
         lines.append(line)

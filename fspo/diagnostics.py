@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.acceptance import acceptance_counts, stack_sums
+from fspo.acceptance import acceptance_counts, could_clip, stack_sums
 from fspo.fairness import Array, equal_mass_starts, merge_bins
 from fspo.losses import acceptance_band
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, SequenceSums, length_bin
@@ -49,6 +49,11 @@ _STEP: Final = {
     "ratio_mean": ("ratio", "count"),
     "weight_mean": ("weight", "count"),
 }
+#: Those of them that say how much was clipped.
+_OF_CLIP: Final = (
+    *("accept_rate", "accept_rate_mass", "accept_rate_truncated", "accept_rate_advantage_zero"),
+    *("clip_high_frac", "clip_low_frac"),
+)
 #: The same by length bin, over the window.
 _BY_BIN: Final = {
     "length": ("length", "count"),
@@ -79,8 +84,9 @@ class LengthDiagnostics:
             minibatches: Sums over all ranks of each mini-batch of the rollout batch, in order; the first has S = 0.
 
         Returns:
-            Metrics by name (docs/fairness.md). An undefined metric (a mean of nothing, the LRE where nothing was
-            accepted) is absent rather than nan. A rollout batch of a single mini-batch has no acceptance statistics.
+            Metrics by name (docs/fairness.md). An undefined metric is absent rather than nan: a mean of nothing, the
+            LRE where nothing was accepted or nothing clipped, a clip rate where nothing could be
+            (:func:`fspo.acceptance.could_clip`). A rollout batch of a single mini-batch has no acceptance statistics.
         """
         first, *later = minibatches
         metrics = {"fspo/first_minibatch_z_rms": float(np.sqrt(_ratio(first, "z_squared", "count")))}
@@ -143,18 +149,20 @@ class LengthDiagnostics:
         parts, starts = list(itertools.chain(*self._window)), self.bin_starts()
         stacked, whole = stack_sums(parts), sum(parts, SequenceSums.zeros())
         error = acceptance_counts(stacked, "symmetric").error(starts, self.resamples)
-        metrics = {
-            "fspo/window_sequences": whole.total("count"),
-            "fspo/lre": error.lre,
-            "fspo/lre_debiased": error.debiased.value,
-            "fspo/lre_max": error.lre_max,
-            "fspo/lre_ci_low": error.debiased.low,
-            "fspo/lre_ci_high": error.debiased.high,
-            "fspo/lre_noise_floor": error.noise_floor,
-        }
+        metrics = {"fspo/window_sequences": whole.total("count")}
+        if error.is_informative:
+            metrics |= {
+                "fspo/lre": error.lre,
+                "fspo/lre_debiased": error.debiased.value,
+                "fspo/lre_max": error.lre_max,
+                "fspo/lre_ci_low": error.debiased.low,
+                "fspo/lre_ci_high": error.debiased.high,
+                "fspo/lre_noise_floor": error.noise_floor,
+            }
         for view in ("active", "mass"):
             other = acceptance_counts(stacked, view).error(starts, self.resamples)
-            metrics |= {f"fspo/lre_{view}": other.lre, f"fspo/lre_{view}_debiased": other.debiased.value}
+            if other.is_informative:
+                metrics |= {f"fspo/lre_{view}": other.lre, f"fspo/lre_{view}_debiased": other.debiased.value}
         by_bin = {"accept": error.rate_K, "accept_low": error.rate_low_K, "accept_high": error.rate_high_K}
         merged = {name: merge_bins(whole.column(name).numpy(), starts) for name in FIELDS}
         with np.errstate(invalid="ignore"):  # no sequence at all; otherwise every bin of the window holds one
@@ -223,6 +231,8 @@ def band_edges(length_N: Array, settings: SequenceLossSettings, state: BandState
 def step_metrics(sums: SequenceSums) -> dict[str, float]:
     """Metrics over all lengths from the summed mini-batches of one step; undefined ones are nan."""
     share = {name: _ratio(sums, *columns) for name, columns in _STEP.items()}
+    if not could_clip(sums.total):
+        share |= dict.fromkeys(_OF_CLIP, math.nan)
     metrics = share | {
         "sequences": sums.total("count"),
         "clip_frac": 1.0 - share["accept_rate"],

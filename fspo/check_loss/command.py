@@ -69,8 +69,9 @@ class Report:
                 _row("  kept", [f"{share:.3f}" for share in clip.kept_J]),
             ]
             for view in VIEWS:
-                lre, noise = clip.errors[view].debiased, clip.errors[view].noise_floor
-                lines.append(f"  LRE {view:9}  {lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {noise:.3f}")
+                error, lre = clip.errors[view], clip.errors[view].debiased
+                shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {error.noise_floor:.3f}"
+                lines.append(f"  LRE {view:9}  {shown if error.is_informative else '-'}")
         failed = ", ".join(each.name for each in self.checks if not each.passed)
         verdict = f"does not conform: {failed}" if failed else f"conforms: {len(self.checks)} checks passed"
         return "\n".join([*lines, "", verdict])

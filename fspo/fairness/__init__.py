@@ -98,6 +98,8 @@ def merge_bins(values: npt.ArrayLike, starts: npt.NDArray[np.int64]) -> Array:
 
 MIN_CLUSTERS: Final = 8
 """With fewer mini-batches the spread between them is too uncertain, and binomial noise is used instead."""
+#: A share of the sequences that is rounding: some losses have shares of a response's weight in place of acceptance.
+_ROUNDING: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,18 @@ class LengthReweightingError:
     rate_K: Array
     rate_low_K: Array
     rate_high_K: Array
+
+    @property
+    def is_informative(self) -> bool:
+        """:func:`is_informative` of its rate."""
+        return is_informative(self.rate)
+
+
+def is_informative(rate: float) -> bool:
+    """Whether an LRE at this overall acceptance means anything: nothing accepted leaves it undefined, nothing clipped
+    makes it 0 whatever the band.
+    """
+    return 0 < rate < 1 - _ROUNDING
 
 
 def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Array]:

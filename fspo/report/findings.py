@@ -132,7 +132,9 @@ def _finding(
         apart = paired_runs(groups[0], other)[1]
         if intervals is None or intervals[-1].n < _FEWEST_SEEDS:
             why = f"fewer than {_FEWEST_SEEDS} common seeds"
-            if apart:
+            if intervals is None and len(paired_runs(groups[0], other)[0]) >= _FEWEST_SEEDS:
+                why = "undefined numbers"
+            elif apart:
                 why = "runs of one seed that ended at different steps"
             verdicts.setdefault(f"no claim from {why} about {first} and", []).append(other.algo)
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -10,12 +11,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.acceptance import acceptance_counts
+from fspo.acceptance import acceptance_counts, could_clip
 from fspo.fairness import (
     Interval,
     LengthReweightingError,
     debiased_lre,
     equal_mass_starts,
+    is_informative,
     merge_bins,
     wilson_interval,
 )
@@ -96,7 +98,9 @@ def shared_starts(runs: Sequence[Run]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number per run: label, meaning, format, and function; None where a run did not record it."""
+    """One number per run: label, meaning, format, and function; None where a run did not record it, nan where there is
+    nothing to measure.
+    """
 
     label: str
     meaning: str
@@ -121,8 +125,8 @@ def standard_measures(runs: Sequence[Run]) -> list[Measure]:
         _logged("reward in training", last, "{:.3f}", _tail, *rewards),
         _logged("response length", f"tokens, {last}", "{:.1f}", _tail, length),
         _logged("response-length growth", "last over first tenth of the steps", "{:.2f}x", _growth, length),
-        _counted("clip rate", "share outside the band, all steps", "accepted", complement=True),
-        _counted("gradient removed", "share actively clipped, all steps", "clipped_high", "clipped_low"),
+        _counted("clip rate", "share outside the band, all steps", "accepted", complement=True, of_clip=True),
+        _counted("gradient removed", "share actively clipped, all steps", "clipped_high", "clipped_low", of_clip=True),
         _lre("LRE, symmetric", "debiased; each run alone", "symmetric"),
         _lre("LRE, active", "debiased; each run alone", "active"),
         _lre("LRE, weight mass", "debiased; each run alone", "mass"),
@@ -148,13 +152,15 @@ def _logged(label: str, meaning: str, form: str, statistic: Callable[[Array], fl
     return Measure(label, meaning, form, of)
 
 
-def _counted(label: str, meaning: str, *fields: str, complement: bool = False) -> Measure:
+def _counted(label: str, meaning: str, *fields: str, complement: bool = False, of_clip: bool = False) -> Measure:
     """A share of the sequences, from the sums of all mini-batches."""
 
     def of(run: Run) -> float | None:
         sums: dict[str, float] = dict(zip(FIELDS, run.lengths.sums_MKF.sum((0, 1)).tolist(), strict=True))
         if not sums["count"]:
             return None
+        if of_clip and not could_clip(sums.__getitem__):
+            return math.nan
         share = sum(sums[name] for name in fields) / sums["count"]
         return 1 - share if complement else share
 
@@ -164,7 +170,9 @@ def _counted(label: str, meaning: str, *fields: str, complement: bool = False) -
 def _lre(label: str, meaning: str, view: str, number: str = "debiased.value") -> Measure:
     def of(run: Run) -> float | None:
         profile = length_profile([run], view=view)  # as in the findings: of one run the two are one number
-        return None if profile is None or np.isnan(profile.error.lre) else float(attrgetter(number)(profile.error))
+        if profile is None:
+            return None
+        return float(attrgetter(number)(profile.error)) if profile.error.is_informative else math.nan
 
     return Measure(label, meaning, "{:.3f}", of)
 
@@ -184,7 +192,7 @@ def problems_interval(runs: Sequence[Run], name: str, value: float) -> tuple[int
 
 def group_interval(group: RunGroup, measure: Measure) -> Interval | None:
     """Mean of a measure over the group's runs with a bootstrap interval; None if no run has it."""
-    values = [value for run in group.runs if (value := measure.of(run)) is not None]
+    values = [value for run in group.runs if (value := measure.of(run)) is not None and not math.isnan(value)]
     return mean_interval(values) if values else None
 
 
@@ -203,6 +211,7 @@ def paired_interval(first: RunGroup, second: RunGroup, measure: Measure) -> Inte
     """Mean of first - second over their :func:`paired_runs`; None if no pair has the measure."""
     pairs = [(measure.of(a), measure.of(b)) for a, b in paired_runs(first, second)[0]]
     known = [x - y for x, y in pairs if x is not None and y is not None]
+    known = [difference for difference in known if not math.isnan(difference)]
     return mean_interval(known) if known else None
 
 
@@ -210,7 +219,8 @@ def pooled_lre_difference(first: RunGroup, second: RunGroup, view: str) -> tuple
     """Debiased LRE of first - second, all sequences of their :func:`paired_runs` together, each over its own bins.
 
     Returns:
-        The difference with its interval over mini-batches, and with that over seeds; None if it is undefined.
+        The difference with its interval over mini-batches, and with that over seeds; None if it is undefined, or if one
+        of the two groups has clipped nothing.
     """
     pairs = [pair for pair in paired_runs(first, second)[0] if all(len(run.lengths.step_M) for run in pair)]
     if not pairs:
@@ -221,6 +231,8 @@ def pooled_lre_difference(first: RunGroup, second: RunGroup, view: str) -> tuple
         return [(merge_bins(each.accepted, starts), merge_bins(each.total, starts)) for each in by_run]
 
     both = counts([a for a, _ in pairs]), counts([b for _, b in pairs])
+    if not all(is_informative(sum(a.sum() for a, _ in of) / sum(t.sum() for _, t in of)) for of in both):
+        return None
     found = pooled_difference(*both, debiased_lre), pooled_difference(*both, debiased_lre, over="seeds")
     return found if np.isfinite(found[0].value) else None
 

@@ -8,12 +8,14 @@ from typing import Final
 from matplotlib import style
 from matplotlib.figure import Figure
 
+from fspo.acceptance import could_clip
 from fspo.files import atomic_path
 from fspo.records import METRICS_FILE
 from fspo.report.figures import STYLE, algo_looks, curves, draw_clip_by_length, draw_curve, say_nothing_to_show
 from fspo.report.groups import LengthProfile, RunGroup, length_profile, problems_interval
 from fspo.report.runs import Run, load_run
-from fspo.report.tables import show_lre
+from fspo.report.tables import NOTHING, show_lre
+from fspo.sums import FIELDS
 
 #: Share of a step's responses cut at the maximum length from which it is said.
 _MANY: Final = 0.1
@@ -36,11 +38,24 @@ def summarise(folder: Path) -> str:
     steps, cut = run.series("fspo/truncated_frac")
     if len(cut) and cut[-1] >= _MANY:
         lines.append(f"note: in step {steps[-1]} {cut[-1]:.0%} of the responses were cut at data.max_response_length")
-    if (profile := length_profile([run])) is not None:
-        lines.append(f"LRE, symmetric, of all steps: {show_lre(profile.error)} (a step's line: of its window)")
+    profile = length_profile([run])
+    if max(run.steps, default=0) > 0:
+        lines.append(f"LRE, symmetric, of all steps: {_lre(run, profile)}")
     with style.context(STYLE), atomic_path(picture) as temporary:
         _draw(run, profile).savefig(temporary, format="png")
     return "\n".join([*lines, f"status: {run.ending}", f"metrics: {folder / METRICS_FILE}", f"figure: {picture}"])
+
+
+def _lre(run: Run, profile: LengthProfile | None) -> str:
+    """The run's LRE, or why there is none."""
+    if profile is None:
+        return f"{NOTHING} (no mini-batch came after an update, so nothing could be clipped)"
+    shown, why = show_lre(profile.error), "a step's line: of its window"
+    if shown == NOTHING:
+        sums = dict(zip(FIELDS, run.lengths.sums_MKF.sum((0, 1)).tolist(), strict=True))
+        could = could_clip(sums.__getitem__)
+        why = "nothing was clipped" if could else "nothing could be clipped: every S is 0, or every advantage"
+    return f"{shown} ({why})"
 
 
 def _draw(run: Run, profile: LengthProfile | None) -> Figure:

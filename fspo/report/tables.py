@@ -15,6 +15,8 @@ from fspo.report.runs import Run
 
 NOT_RUN: Final = "not run"
 NOT_RECORDED: Final = "(not recorded)"
+NOTHING: Final = "-"
+"""In place of a clip rate where nothing could be clipped, and of an LRE where nothing was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,11 @@ def final_numbers(groups: Sequence[RunGroup], measures: Sequence[Measure]) -> Ta
     """Mean over the runs of each group with a bootstrap interval over seeds."""
     rows = []
     for measure in measures:
-        cells = [show_interval(group_interval(group, measure), measure.form) for group in groups]
-        if any(cells):
-            rows.append((measure.label, measure.meaning, [cell or NOT_RECORDED for cell in cells]))
+        cells = [
+            show_interval(group_interval(group, measure), measure.form) or _absent(measure, group) for group in groups
+        ]
+        if any(cell != NOT_RECORDED for cell in cells):
+            rows.append((measure.label, measure.meaning, cells))
     return Table(group_heads(groups), rows)
 
 
@@ -53,10 +57,17 @@ def paired_differences(groups: Sequence[RunGroup], measures: Sequence[Measure]) 
         form = measure.form.replace("{:+", "{:").replace("{:", "{:+")
         cells = [show_interval(paired_interval(first, other, measure), form, bold=True) for other in others]
         if any(cells):
-            shown = [cell or why for cell, why in zip(cells, missing, strict=True)]
+            reasons = zip(cells, missing, [_absent(measure, first, other) for other in others], strict=True)
+            shown = [cell or (absent if why == NOT_RECORDED else why) for cell, why, absent in reasons]
             rows.append((measure.label, measure.meaning, shown))
     counts = [len(pairs) for pairs, _ in paired]
     return Table([f"{first.algo} - {o.algo} ({n} paired)" for o, n in zip(others, counts, strict=True)], rows)
+
+
+def _absent(measure: Measure, *groups: RunGroup) -> str:
+    """What stands in place of a number: whether each group has a run that recorded the measure."""
+    recorded = [any(measure.of(run) is not None for run in group.runs) for group in groups]
+    return NOTHING if all(recorded) else NOT_RECORDED
 
 
 def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table:
@@ -102,8 +113,10 @@ def show_interval(interval: Interval | None, form: str, bold: bool = False) -> s
 
 
 def show_lre(error: LengthReweightingError) -> str:
-    """Debiased LRE with its interval."""
-    return show_interval(error.debiased, "{:.3f}") if math.isfinite(error.lre) else "undefined: nothing accepted"
+    """Debiased LRE with its interval; :data:`NOTHING` where no sequence was clipped."""
+    if error.is_informative:
+        return show_interval(error.debiased, "{:.3f}")
+    return NOTHING if error.rate > 0 else "undefined: nothing accepted"
 
 
 def group_heads(groups: Sequence[RunGroup]) -> list[str]:

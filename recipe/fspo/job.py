@@ -95,9 +95,9 @@ JOB: Final = Job(
         "fspo/truncated_frac",
     ),
     columns=(
-        ("clipped", "fspo/clip_frac", "{:.1%}"),
-        ("LRE", "fspo/lre_debiased", "{:.3f}"),
-        ("KL to start", "fspo/kl_to_start", "{:.4f}"),
+        ("clipped", "fspo/clip_frac", "{:.1%}", "-"),
+        ("LRE", "fspo/lre_debiased", "{:.3f}", "-"),
+        ("KL to start", "fspo/kl_to_start", "{:.4f}", ""),
     ),
 )
 

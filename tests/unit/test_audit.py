@@ -223,15 +223,22 @@ def test_the_first_mini_batch_is_judged(off: Any, says: str, tmp_path: Path) -> 
 
 def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     new, old, mask, a = micro_batch(1)
-    for name, tensors in (("empty", (new, old, mask & False, a)), ("lost", (old - 9, old, mask, a))):
+    cases = {
+        "empty": ((new, old, mask & False, a), "no response with a token", False),
+        "lost": ((old - 9, old, mask, a), "nothing was accepted", True),
+        "kept": ((old + 1e-7, old, mask, a), "nothing was clipped", True),
+        "still": ((old, old, mask, a), "nothing was clipped", False),
+    }
+    for name, (tensors, says, could_clip) in cases.items():
         audit = Audit(tmp_path / name, GSPO)
         for _ in range(2):
             audit.add(*tensors)
             sums = audit.end_mini_batch(1)
         columns = {column: sums.column(column).numpy() for column in LIVE_COLUMNS}
         assert "lre" not in live_metrics(columns) and not any(map(np.isnan, live_metrics(columns).values()))
+        assert ("accept_rate" in live_metrics(columns)) == could_clip
         text = describe(read_audit(tmp_path / name))
-        assert "nan" not in text and {"empty": "no response with a token", "lost": "nothing was accepted"}[name] in text
+        assert "nan" not in text and says in text
     with pytest.raises(ValueError, match="no response"):
         expected_clip.Measured.audit(tmp_path / "empty")
     (tmp_path / "begun").mkdir()

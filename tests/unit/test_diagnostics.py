@@ -118,6 +118,19 @@ def test_all_clipped_and_one_sequence_give_no_nan() -> None:
     assert nothing["fspo/sequences"] == 0
 
 
+def test_where_nothing_was_clipped_there_is_no_lre_and_where_nothing_could_be_no_clip_rate() -> None:
+    still, moved, flat = (loss_output(96, 120, seed=1, scale=scale, shortest=1) for scale in (0.0, 1e-4, 0.1))
+    flat = dataclasses.replace(flat, advantage_B=0 * flat.advantage_B)
+    for output, rate in ((moved, 0.0), (still, None), (flat, None)):
+        part = SequenceSums.zeros().add_(output)
+        metrics = LengthDiagnostics(resamples=20).update([SequenceSums.zeros(), part])
+        assert metrics.get("fspo/clip_frac") == metrics.get("fspo/clip_active_frac") == rate
+        assert ("fspo/accept_rate" in metrics) == (rate is not None)
+        assert metrics["fspo/sequences"] == 96 and "fspo/S_mean" in metrics
+        if output is not flat:
+            assert [name for name in metrics if name.startswith("fspo/lre")] == []
+
+
 def test_lre_of_the_window_is_the_plain_one_on_its_bins() -> None:
     diagnostics = LengthDiagnostics(bins=4, resamples=20)
     parts = minibatches(3)

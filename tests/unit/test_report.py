@@ -41,7 +41,7 @@ ACCURACY = "val-core/sums/acc/mean@1"
 
 
 @functools.cache
-def run_files(loss: str, seed: int) -> tuple[str, str, str]:
+def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) -> tuple[str, str, str]:
     """Text of metrics.jsonl, length_stats.jsonl and run.json of a small run."""
     generator = torch.Generator().manual_seed(seed)
     diagnostics = LengthDiagnostics(resamples=20)
@@ -51,8 +51,8 @@ def run_files(loss: str, seed: int) -> tuple[str, str, str]:
         for scale in (0.0, 0.03, 0.04, 0.04):
             length_B = (torch.rand(64, generator=generator) * 180).long() + 1
             mask_BT = torch.arange(181)[None] < length_B[:, None]
-            log_prob_BT = torch.randn(64, 181, generator=generator) * scale
-            advantages_BT = torch.randn(64, 1, generator=generator).expand(-1, 181)
+            log_prob_BT = torch.randn(64, 181, generator=generator) * scale * moves
+            advantages_BT = advantage * torch.randn(64, 1, generator=generator).expand(-1, 181)
             output = sequence_policy_loss(
                 log_prob_BT, torch.zeros_like(log_prob_BT), advantages_BT, mask_BT, ALGORITHMS[loss]
             )
@@ -336,6 +336,39 @@ def test_summary_of_whole_partial_and_empty_runs(tmp_path: Path) -> None:
         assert cells(summary["final"])["LRE, symmetric"][0] == lre.split()[0]
     assert summarise(part).count("(step 3): 3.700\n") == 1, "one validation, and no interval of what is no share"
     assert "in step 3 76% of the responses were cut at data.max_response_length" in summarise(part)
+
+
+@pytest.mark.parametrize(
+    ("moves", "advantage", "clip_rate", "says"),
+    [(1e-6, 1.0, "0.0%", "nothing was clipped"), (0.0, 1.0, "-", "could be"), (1e-6, 0.0, "-", "could be")],
+)
+def test_a_run_that_clips_nothing_has_no_lre(
+    moves: float, advantage: float, clip_rate: str, says: str, tmp_path: Path, undrawn: None
+) -> None:
+    for seed in (0, 1, 2):
+        write_run(tmp_path / "fspo" / str(seed), "fspo", seed)
+        folder = write_run(tmp_path / "none" / str(seed), "fspo", seed, algo="none")
+        files = run_files("fspo", seed, moves, advantage)
+        for name, text in zip(("metrics.jsonl", "length_stats.jsonl"), files, strict=False):
+            (folder / name).write_text(text)
+    (line,) = (line for line in summarise(folder).splitlines() if line.startswith("LRE"))
+    assert re.search(rf": - \(.*{says}", line), line
+    build_report(sorted(tmp_path.glob("*/*")), tmp_path / "out")
+    summary = summary_of(tmp_path / "out")
+    final, paired = cells(summary["final"]), cells(summary["paired"])
+    assert final["clip rate"][1].split()[0] == clip_rate and final["zero advantage"][1] != "-"
+    assert final["LRE, symmetric"][1] == "-" and "LRE, symmetric" not in paired
+    assert "nan" not in json.dumps(summary)
+    assert "none: LRE -" in summary["findings"][0]["numbers"]
+    assert "undefined numbers" in summary["findings"][0]["sentence"]
+
+
+def test_a_run_without_a_mini_batch_after_an_update_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "fspo", 0)
+    lines = (folder / "length_stats.jsonl").read_text().splitlines(keepends=True)
+    (folder / "length_stats.jsonl").write_text("".join(line for line in lines if json.loads(line)["minibatch"] == 0))
+    (line,) = (line for line in summarise(folder).splitlines() if line.startswith("LRE"))
+    assert re.search(r": - \(.*no mini-batch", line), line
 
 
 def test_final_numbers_are_of_the_metrics_and_sums_of_a_run(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.commands import launch_or_exit
 from recipe.runner.launch.compose import quoted
 from recipe.runner.launch.prepare import prepare, turn_into_evaluation, write_offline_task
-from recipe.runner.launch.progress import step_line, validation_line
+from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_settings import (
     allowed_changes,
     changed_settings,
@@ -141,8 +141,12 @@ def test_run_log_appends_and_writes_only_numbers_on_whole_lines(tmp_path: Path) 
     assert (tmp_path / "x.jsonl").read_text() == '{"step": 1}\n{"st\n{"step":2}\n'
 
 
-def test_lines_leave_out_what_was_not_measured() -> None:
+def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert step_line(3, 20, {"critic/rewards/mean": 0.5, "fspo/lre_debiased": None}) == "step 3/20  reward 0.500"
+    monkeypatch.setattr(PROGRESS, "columns", JOB.columns)
+    nothing_clipped = {"critic/rewards/mean": 0.5, "fspo/clip_frac": 0.0}
+    assert step_line(3, 20, nothing_clipped) == "step 3/20  reward 0.500  clipped 0.0%  LRE -"
+    assert step_line(3, 20, {"timing_s/step": 2.0}) == "step 3/20  clipped -  LRE -  s 2.0"
     assert validation_line(3, {"critic/rewards/mean": 0.5}) == ""
     assert validation_line(3, {"val-core/a/b/acc/mean@1": 0.25}) == "held-out after step 3:  a/b/acc/mean@1 0.250"
 

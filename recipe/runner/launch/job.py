@@ -81,7 +81,8 @@ class Job:
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
         earlier_names: Settings that it has removed or renamed.
         headline: Metrics that ``run.log=headline`` sends to the loggers, as patterns, besides the runner's own.
-        columns: Further numbers of a step's line: label, metric, format.
+        columns: Further numbers of a step's line: label, metric, format, and what stands for one that a step does not
+            have; empty: nothing.
     """
 
     command: str
@@ -97,4 +98,4 @@ class Job:
     resumes: bool = True
     earlier_names: EarlierNames = field(default_factory=EarlierNames)
     headline: tuple[str, ...] = ()
-    columns: tuple[tuple[str, str, str], ...] = ()
+    columns: tuple[tuple[str, str, str, str], ...] = ()

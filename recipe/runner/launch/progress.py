@@ -22,8 +22,8 @@ def say(text: str, out: TextIO) -> None:
             os.dup2(nothing.fileno(), out.fileno())
 
 
-#: Numbers of a step's line: label, metric, format.
-Columns = tuple[tuple[str, str, str], ...]
+#: Numbers of a step's line: label, metric, format, and what stands for one that a step does not have; empty: nothing.
+Columns = tuple[tuple[str, str, str, str], ...]
 
 
 class Progress:
@@ -49,20 +49,20 @@ class Progress:
 PROGRESS = Progress()
 
 STEP_COLUMNS: Columns = (
-    ("reward", "critic/rewards/mean", "{:.3f}"),
-    ("length", "response_length/mean", "{:.0f}"),
-    ("KL", "actor/kl_loss", "{:.4f}"),
-    ("s", "timing_s/step", "{:.1f}"),
-    ("tokens/s", "perf/throughput", "{:.0f}"),
+    ("reward", "critic/rewards/mean", "{:.3f}", ""),
+    ("length", "response_length/mean", "{:.0f}", ""),
+    ("KL", "actor/kl_loss", "{:.4f}", ""),
+    ("s", "timing_s/step", "{:.1f}", ""),
+    ("tokens/s", "perf/throughput", "{:.0f}", ""),
 )
 
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
-    """One line for a training step; a metric that was not measured is left out."""
+    """One line for a training step; of a metric that it does not have what its column says."""
     columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
-    values = [(label, metrics.get(key), form) for label, key, form in columns]
-    shown = [f"{label} {form.format(value)}" for label, value, form in values if value is not None]
-    return f"step {step}/{total_steps}  " + "  ".join(shown)
+    values = [(label, metrics.get(key), form, absent) for label, key, form, absent in columns]
+    texts = [(label, absent if value is None else form.format(value)) for label, value, form, absent in values]
+    return f"step {step}/{total_steps}  " + "  ".join(f"{label} {text}" for label, text in texts if text)
 
 
 def validation_line(step: int, metrics: Mapping[str, float | None]) -> str:
