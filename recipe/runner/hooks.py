@@ -34,6 +34,7 @@ from recipe.runner.launch import loggers, run_folder, server_slots
 from recipe.runner.launch.end_of_turn import STOPS
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
+from recipe.runner.launch.run_settings import evaluates
 from recipe.runner.packs import rows_of_ranks
 from recipe.runner.validation import replace_resampling
 
@@ -363,5 +364,6 @@ class RunnerHooks(PPOTrainer):
         super()._load_checkpoint()
         self._saved_step = self.global_steps  # nothing new until a step is done
         if self.global_steps > 0 and (folder := resumed_from(self.config)) is not None:
-            load_state(folder, self.stateful_parts())
+            if not evaluates(self.config):  # which goes on with nothing but the weights
+                load_state(folder, self.stateful_parts())
             PROGRESS.say(f"resumed from {folder}")
