@@ -32,7 +32,7 @@ _ROLLOUT: Final = "actor_rollout_ref.rollout"
 #: Values of ``trainer.v1.trainer_mode`` whose trainer keeps the run folder.
 _TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 #: Advantage estimators that compare the responses to one prompt, and need at least two.
-_GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
+GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 #: Advantage estimators with a value per token.
 _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
 #: Clip values that are of a band's unit, and who uses which. GSPO's authors recommend 3e-4 and 4e-4 (verl#2775), FSPO's
@@ -339,7 +339,7 @@ def _advantage_problems(config: DictConfig) -> Iterator[str]:
     """Groups of one response, and advantages per token where the loss has one per response."""
     algorithm, n = config.algorithm, config.actor_rollout_ref.rollout.n
     estimator = str(algorithm.adv_estimator)
-    if estimator in _GROUP_ESTIMATORS and n < 2:
+    if estimator in GROUP_ESTIMATORS and n < 2:
         yield (
             f"algorithm.adv_estimator={estimator} compares the responses to one prompt, but {_ROLLOUT}.n={n}: set it "
             "to 2 or more"

@@ -6,6 +6,7 @@ chooses one of them by the name that it is registered under, ``trainer.v1.traine
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import ray
 import transfer_queue as tq
 from omegaconf import DictConfig
 from recipe.fspo.accounting.cycle import Cycle
-from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, send_rows
+from recipe.fspo.accounting.outcomes import kl_to_start, prompt_of, read_outcomes, read_responses, send_rows
 from recipe.fspo.accounting.replay_buffer import clear_trained, counting, training_prompts
 from recipe.fspo.recorder import join_ranks
 from recipe.fspo.reward_manager import raise_failure
@@ -206,7 +207,8 @@ class FSPOHooks(RunnerHooks):
         self._floor_measured = True
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
-            metrics.update(self._cycle.end(self.global_steps, self._run_log))
+            read = functools.partial(read_responses, batch.partition_id, self.tokenizer)
+            metrics.update(self._cycle.end(self.global_steps, self._run_log, read))
         return batch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,14 @@ from transfer_queue import KVBatchMeta
 
 from fspo.diagnostics import LengthDiagnostics
 from recipe.fspo.accounting import outcomes
-from recipe.fspo.accounting.outcomes import Outcomes, kl_to_start, outcome_columns, outcome_metrics, read_outcomes
+from recipe.fspo.accounting.outcomes import (
+    Outcomes,
+    kl_to_start,
+    outcome_columns,
+    outcome_metrics,
+    read_outcomes,
+    read_responses,
+)
 from recipe.fspo.reward_manager import RESPONSE_DIGEST
 
 TOKENS = {"a_0_0": [5, 6, 7], "a_1_0": [5, 6, 7], "b_0_0": [8], "b_1_0": [8, 9]}
@@ -81,6 +89,12 @@ def test_batches_are_joined_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     one = read(Queue(reported=True), monkeypatch)
     both = Outcomes.join([one, one])
     assert both.keys == [*TOKENS, *TOKENS] and both.reward_B.tolist() == [*REWARD.values()] * 2
+
+
+def test_responses_are_read_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes.tq, "kv_batch_get", Queue(reported=True).kv_batch_get)
+    tokenizer = SimpleNamespace(decode=lambda tokens: " ".join(f"<{token}>" for token in tokens.tolist()))
+    assert read_responses("train", tokenizer, ["b_1_0", "a_0_0"]) == ["<8> <9>", "<5> <6> <7>"]
 
 
 def test_recorded_rows_get_their_uid_reward_and_end(monkeypatch: pytest.MonkeyPatch) -> None:

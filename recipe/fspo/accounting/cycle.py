@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from omegaconf import DictConfig
 from recipe.fspo.accounting.measured import ClipValues, LossScale
-from recipe.fspo.accounting.outcomes import Outcomes, outcome_columns, outcome_metrics
+from recipe.fspo.accounting.outcomes import EqualRewardsWatch, Outcomes, outcome_columns, outcome_metrics
 from recipe.fspo.accounting.replay_buffer import train_on
-from recipe.fspo.config import policy_loss_settings
+from recipe.fspo.config import GROUP_ESTIMATORS, policy_loss_settings
 from recipe.fspo.recorder import MiniBatch, sequence_record
 from recipe.runner.checkpoints.state import Stateful
 from recipe.runner.launch import run_folder
@@ -52,6 +52,7 @@ class Cycle:
         self._warned_margin = math.inf
         self._warned_drift = False
         self._norm_clip = NormClipWatch(float(config.actor_rollout_ref.actor.optim.clip_grad))
+        self._equal_rewards = EqualRewardsWatch(str(config.algorithm.adv_estimator) in GROUP_ESTIMATORS)
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
 
@@ -114,9 +115,12 @@ class Cycle:
         self._outcomes.append(outcomes)
         train_on(self.funnel, batch, step)
 
-    def end(self, step: int, log: RunLog) -> dict[str, float]:
-        """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band."""
-        mini_batches, outcomes = self._mini_batches, Outcomes.join(self._outcomes)
+    def end(self, step: int, log: RunLog, read: Callable[[list[str]], list[str]]) -> dict[str, float]:
+        """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band.
+
+        ``read`` gives the text of responses of the last update, by their keys; verl may have removed earlier ones.
+        """
+        mini_batches, outcomes, last = self._mini_batches, Outcomes.join(self._outcomes), self._outcomes[-1]
         self._mini_batches, self._outcomes = [], []
         numbered = numbers([each.moves for each in mini_batches], on_policy=self._config.fspo.pi_old != "rollout")
         unmoved = numbered.count(0)
@@ -141,6 +145,10 @@ class Cycle:
             of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
             self._band_controller.update(sums, of_each, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
+        whole = sum(sums, SequenceSums.zeros())
+        without_gradient = 0 < whole.total("count") == whole.total("advantage_zero")
+        if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
+            PROGRESS.say(warning)
         if norms := [each.grad_norm for each in mini_batches if each.grad_norm is not None]:
             metrics["fspo/grad_norm/max"] = max(norms)
             # The share of the mini-batches in which the norm clip binds.

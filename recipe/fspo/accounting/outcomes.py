@@ -6,7 +6,7 @@ read here from the batch in TransferQueue.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ from transfer_queue import KVBatchMeta
 from fspo.diagnostics import LengthDiagnostics
 from fspo.rewards import status_rates
 
+#: Characters of a response in a warning: about two lines.
+_SHOWN: Final = 200
 #: verl's count of the turns of a prompt and one answer, of which every token is the model's.
 _ONE_TURN: Final = 2
 
@@ -98,6 +100,74 @@ def read_outcomes(batch: KVBatchMeta, own_agents: bool) -> Outcomes:
         digest_B = [row.numpy().tobytes().hex() for row in tokens["responses"].unbind()]
     source_B = [str(source) for source in list(data["data_source"])]
     return Outcomes(keys, length_B, end_B, digest_B, reward_B, source_B, info_B)
+
+
+class EqualRewardsWatch:
+    """Says once that the rewards of a step differ in no group, so that no response has a gradient from its reward.
+
+    Args:
+        compares: Whether the advantage compares the responses to one prompt; with another one equal rewards may have
+            advantages that are not 0.
+    """
+
+    def __init__(self, compares: bool) -> None:
+        self._compares, self._warned = compares, False
+
+    def warning(
+        self,
+        step: int,
+        outcomes: Outcomes,
+        last: Outcomes,
+        without_gradient: bool,
+        read: Callable[[list[str]], list[str]],
+    ) -> str | None:
+        """A sentence with two responses, the shortest of two prompts, as they came; None if there is none to be said.
+
+        Args:
+            step: Of the run.
+            outcomes: Of the step.
+            last: Of its last update, whose responses can be read.
+            without_gradient: Whether all advantages are exactly 0.
+            read: Gives the responses with some keys, as text.
+        """
+        rewards: dict[str, set[float]] = {}
+        for key, reward in zip(outcomes.keys, outcomes.reward_B.tolist(), strict=True):
+            rewards.setdefault(prompt_of(key), set()).add(reward)
+        differ = any(len(of_prompt) > 1 for of_prompt in rewards.values())
+        if self._warned or not rewards or differ or not (self._compares or without_gradient):
+            return None
+        self._warned = True
+        by_length = sorted(range(len(last.keys)), key=last.length_B.tolist().__getitem__)
+        shortest: dict[str, int] = {}
+        for row in by_length:
+            shortest.setdefault(prompt_of(last.keys[row]), row)
+        rows = list(dict.fromkeys([*shortest.values(), *by_length]))[:2]
+        texts = read([last.keys[row] for row in rows])
+        shown = [
+            f"  reward {last.reward_B[row]:g}, {last.length_B[row]} tokens: {_shortened(text)}"
+            for row, text in zip(rows, texts, strict=True)
+        ]
+        return "\n".join(
+            [
+                f"warning: in step {step} all responses to one prompt have the same reward, whatever the prompt: none "
+                "has a gradient from it. Two responses:",
+                *shown,
+                "If one deserves another reward, correct reward.custom_reward_function (`python -m fspo.data check "
+                "FILE --reward PATH` tries it). If not, give problems that the model solves sometimes, longer "
+                "responses (data.max_response_length), or more of them (actor_rollout_ref.rollout.n)",
+            ]
+        )
+
+
+def _shortened(text: str) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+
+
+def read_responses(partition_id: str, tokenizer: Any, keys: list[str]) -> list[str]:
+    """Responses as text, with their special tokens, from TransferQueue."""
+    tokens = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["responses"])["responses"]
+    return [tokenizer.decode(row) for row in tokens.unbind()]
 
 
 def kl_to_start(batch: KVBatchMeta) -> float:

@@ -1,0 +1,103 @@
+"""What the mini-batches of a step add up to, as far as it needs no processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from batches import loss_output
+from composing import composed
+
+from fspo.positions import PositionSums
+from fspo.sums import SequenceSums
+from recipe.fspo.accounting.cycle import Cycle
+from recipe.fspo.accounting.outcomes import Outcomes
+from recipe.fspo.recorder import MiniBatch
+from recipe.runner.launch.progress import PROGRESS
+from recipe.runner.launch.run_folder import RunLog
+
+N = 8
+
+
+def outcomes(rewards: list[float]) -> Outcomes:
+    """Two prompts, four responses each, the second of each prompt the shortest."""
+    keys = [f"{prompt}_{i}_0" for prompt in "ab" for i in range(4)]
+    length_B = torch.tensor([9, 2, 8, 7, 6, 3, 5, 4])
+    info = [{"acc": reward} for reward in rewards]
+    return Outcomes(keys, length_B, length_B, keys, torch.tensor(rewards), ["math"] * N, info)
+
+
+def read(keys: list[str]) -> list[str]:
+    return [f"<think>\nresponse {key}{' and on' * 100}<|im_end|>" for key in keys]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    printed: list[str] = []
+    monkeypatch.setattr(PROGRESS, "say", printed.append)
+    yield printed
+
+
+class Steps:
+    """Steps of two mini-batches, of which the policy moves only if there is a gradient."""
+
+    def __init__(self, folder: Path, *overrides: str) -> None:
+        config = composed(f"run.dir={folder}", "clip_values=published", "match_scale=native", *overrides)
+        self.cycle, self.log, self.step = Cycle(config), RunLog(config, total_steps=9), 0
+
+    def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
+        self.step += 1
+        self.cycle._outcomes.append(outcomes(rewards))
+        for scale in (0.0, advantage):
+            output = loss_output(N, 20, seed=self.step, scale=0.3 * scale, shortest=1)
+            output = dataclasses.replace(output, advantage_B=advantage * torch.ones(N))
+            sums = SequenceSums.zeros().add_(output)
+            self.cycle._mini_batches.append(MiniBatch(sums, PositionSums.zeros(), np.empty((43, N)), 0.5, 1e-3))
+        metrics = self.cycle.end(self.step, self.log, read)
+        self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
+        return metrics
+
+
+@pytest.mark.parametrize("rewards", [[0.0] * 8, [1.0] * 4 + [0.1] * 4])
+def test_equal_rewards_in_every_group_are_said_once_with_two_responses(
+    rewards: list[float], tmp_path: Path, lines: list[str]
+) -> None:
+    steps = Steps(tmp_path)
+    metrics = [steps(rewards) for _ in range(3)]
+    (warning,) = (line for line in lines if line.startswith("warning: in step"))
+    first, *shown, remedy = warning.split("\n")
+    assert "step 1 " in first and "rollout.n" in remedy and "custom_reward_function" in remedy and "--reward" in remedy
+    assert [line.split(": ")[0] for line in shown] == [
+        f"  reward {rewards[1]:g}, 2 tokens",
+        f"  reward {rewards[5]:g}, 3 tokens",
+    ]
+    for line, key in zip(shown, ("a_1_0", "b_1_0"), strict=True):
+        assert f"<think>\\nresponse {key}" in line and len(line) < 240
+    written = [json.loads(line)["metrics"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(written) == 3
+    for of_step in (*metrics, *written):
+        assert of_step["fspo/advantage_zero_frac"] == 1
+        assert not any("clip_frac" in name or "fspo/lre" in name for name in of_step)
+
+
+def test_rewards_that_differ_or_have_advantages_are_not_remarked_on(tmp_path: Path, lines: list[str]) -> None:
+    steps = Steps(tmp_path)
+    steps([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], advantage=1.0)
+    assert lines == [line for line in lines if not line.startswith("warning: in step")]
+    steps([0.0] * 8)
+    assert any(line.startswith("warning: in step 2") for line in lines)
+
+
+@pytest.mark.parametrize(("advantage", "warns"), [(1.0, False), (0.0, True)])
+def test_an_advantage_that_compares_no_group_is_asked_itself(
+    advantage: float, warns: bool, tmp_path: Path, lines: list[str]
+) -> None:
+    """REINFORCE++ compares with the whole batch: one prompt solved, one not, are a gradient."""
+    steps = Steps(tmp_path, "algorithm.adv_estimator=reinforce_plus_plus")
+    steps([1.0] * 4 + [0.0] * 4, advantage)
+    assert any(line.startswith("warning: in step") for line in lines) == warns
