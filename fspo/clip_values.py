@@ -54,7 +54,7 @@ def needed_scale(
             f"band={settings.band!r} with clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r}: "
             "no factor scales a clip value of 0, or a band that is measured itself"
         )
-    length = torch.as_tensor(np.asarray(length_B)).to(torch.int64)
+    length = torch.from_numpy(np.array(length_B, dtype=np.int64))
     about_0 = dataclasses.replace(settings, drift="none")
     lower, upper = (edge.numpy() for edge in acceptance_band(length, about_0, dtype=torch.float64))
     x = np.asarray(log_ratio_B, dtype=np.float64)

@@ -10,7 +10,9 @@ import numpy as np
 
 from benchmarks.pages import Table
 from benchmarks.studies.fairness import lre_cell, own_counts
+from fspo.clip_values import BATCHES, estimate, needed_scale
 from fspo.fairness.bootstrap import mean_interval
+from fspo.losses import ALGORITHMS
 from fspo.report.groups import shared_starts
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN, show_interval
@@ -46,8 +48,37 @@ def _row(runs: Sequence[Run], starts: np.ndarray | None) -> list[str]:
     return [*shares, lre_cell(counts, starts), show_interval(mean_interval(list(map(_accuracy, runs))), "{:.3f}")]
 
 
+def batches_table(folder: Path) -> Table:
+    """How certain a factor is after 1 to 5 rollout batches, and what it leaves outside in the steps after them.
+
+    From the records FOLDER/SETTING.parquet, whose responses were clipped at the published values. Means over seeds.
+    """
+    import pyarrow.parquet as pq
+
+    rows = [["setting", "band", "batches", "factor", "standard error, relative", "outside, steps 6 to 10"]]
+    for setting in SETTINGS:
+        records = pq.read_table(folder / f"{setting}.parquet", columns=["seed", "step", "prompt", "S", "L"]).to_pandas()
+        for name in ("fspo", "seq_rloo", "seq_gspo"):
+            records["needed"] = needed_scale(records["S"], records["L"], ALGORITHMS[name])
+            for batches in range(1, BATCHES + 1):
+                estimates, outside_later = [], []
+                for _, run in records.groupby("seed"):
+                    first = run[run["step"] <= batches]
+                    measured = estimate(first["needed"].to_numpy(), first.groupby(["step", "prompt"]).ngroup(), 0.85)
+                    assert measured is not None
+                    estimates.append(measured)
+                    outside_later.append((run.loc[run["step"] > BATCHES, "needed"] > measured.scale).mean())
+                means = [np.mean([getattr(each, field) for each in estimates]) for field in ("scale", "error")]
+                rows.append(
+                    [setting, name, str(batches), f"{means[0]:.3g}", f"{means[1]:.2f}", f"{np.mean(outside_later):.3f}"]
+                )
+    return rows
+
+
 def tables(folder: Path) -> dict[str, Table]:
-    """The table of FOLDER/SETTING/CLIP_VALUES/ALGO/seedN: shares outside, LRE, held-out accuracy."""
+    """The table of FOLDER/SETTING/CLIP_VALUES/ALGO/seedN: shares outside, LRE, held-out accuracy; of a folder with
+    records, :func:`batches_table`, too.
+    """
     parts = [f"outside, steps {first} to {last}" for first, last in PARTS]
     rows = [["setting", "clip values", "algo", "runs", *parts, "LRE, steps 11 to 20, symmetric", "held-out accuracy"]]
     for setting in SETTINGS:
@@ -66,4 +97,5 @@ def tables(folder: Path) -> dict[str, Table]:
             [setting, origin, algo, str(len(of_cell)), *_row(of_cell, starts)]
             for (origin, algo), of_cell in runs.items()
         ]
-    return {"shares": rows}
+    records = (folder / f"{SETTINGS[0]}.parquet").is_file()
+    return {"shares": rows} | ({"batches": batches_table(folder)} if records else {})

@@ -166,6 +166,7 @@ RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
         pytest.param("active", "active", "records", marks=pytest.mark.slow),
         pytest.param("tables", "records", None, marks=pytest.mark.slow),
         pytest.param("clipping", "clipping", None, marks=pytest.mark.slow),
+        ("clip_values", None, None),
         pytest.param("clip_fraction", None, None, marks=pytest.mark.slow),
         pytest.param("defaults", "async_defaults", None, marks=pytest.mark.slow),
         pytest.param("masks", None, None, marks=pytest.mark.slow),
