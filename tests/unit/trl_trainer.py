@@ -129,8 +129,8 @@ def test_training_goes_on_without_an_audit_that_fails(
         ({"beta": 0.1}, "beta=0.1", "0"),
         ({"top_entropy_quantile": 0.5}, "top_entropy_quantile=0.5", "1.0"),
         ({"off_policy_mask_threshold": 0.5}, "off_policy_mask_threshold=0.5", "None"),
-        ({"rule": "fspo_quantile"}, "rule=", "a loss with a fixed band"),
-        ({"rule": "fspo_v1"}, "rule=", "a loss with a fixed band"),
+        ({"rule": "fspo_quantile"}, "rule=", "a loss with a fixed band: nothing here measures one"),
+        ({"rule": "fspo_v1"}, "rule=", "a loss with a fixed band: nothing here measures one"),
     ],
 )
 def test_what_the_loss_would_leave_out_is_refused(
