@@ -21,7 +21,7 @@ def test_the_demo_prints_no_warning_and_sets_its_clip_values(start: Starter, tmp
     run = start(tmp_path / algo, f"algo={algo}", "trainer.total_training_steps=11", "trainer.save_freq=-1")
     assert run.wait(1000) == 0, run.output()[-4000:]
     output = run.output()
-    assert "warning:" not in output
+    assert "warning:" not in output and "UserWarning" not in output
     info = json.loads((run.run_dir / "run.json").read_text())
     assert info["clip_values"] == "measured"
     assert [value["after_step"] for value in info["clip_values_measured"]] == [5, 10]

@@ -30,11 +30,13 @@ def is_computed(config: DictConfig, estimator: str) -> bool:
     Its ``_compute_advantage`` reads a fixed list of columns from the rollout batch, and some estimators need others.
     One that verl has not registered itself passes untried.
     """
-    import torch
-    from verl.protocol import DataProto
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-    from verl.trainer.ppo.ray_trainer import compute_advantage  # V1's, too
-    from verl.trainer.ppo.utils import need_critic
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl names every engine that is not installed
+        import torch
+        from verl.protocol import DataProto
+        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+        from verl.trainer.ppo.ray_trainer import compute_advantage  # V1's, too
+        from verl.trainer.ppo.utils import need_critic
 
     if not _is_verls(ADV_ESTIMATOR_REGISTRY[estimator]):
         return True
