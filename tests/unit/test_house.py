@@ -189,6 +189,12 @@ from fspo.losses import ALGORITHMS
 assert set(ALGORITHMS) <= set(POLICY_LOSS_REGISTRY), sorted(POLICY_LOSS_REGISTRY)
 assert "cpu" in PlatformRegistry.registered_names()
 assert "vllm" not in sys.modules, "the plugin must not make every process load vLLM"
+
+from recipe.fspo.job import compose
+from recipe.runner.launch.first_update import is_computed, problems
+config = compose()
+assert is_computed(config, "grpo") and not is_computed(config, "remax") and not list(problems(config))
+assert "verl.workers.engine" not in sys.modules, "the checks must not import every engine that is installed"
 """
 
 VERL_ON_GPUS = """

@@ -7,6 +7,7 @@ user's may need what there is in a worker alone.
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -28,17 +29,16 @@ def is_computed(config: DictConfig, estimator: str) -> bool:
     """Whether verl's V1 trainer can compute the advantages of ``algorithm.adv_estimator=estimator``.
 
     Its ``_compute_advantage`` reads a fixed list of columns from the rollout batch, and some estimators need others.
-    One that verl has not registered itself passes untried.
+    One that verl has not registered itself passes untried. The trainer's own method is not called: its module imports
+    every engine that is installed.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl names every engine that is not installed
-        import torch
-        from verl.protocol import DataProto
-        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-        from verl.trainer.ppo.ray_trainer import compute_advantage  # V1's, too
-        from verl.trainer.ppo.utils import need_critic
+    import numpy as np
+    import torch
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+    from verl.trainer.ppo.utils import need_critic
 
-    if not _is_verls(ADV_ESTIMATOR_REGISTRY[estimator]):
+    function = ADV_ESTIMATOR_REGISTRY[estimator]
+    if not _is_verls(function):
         return True
     config = copy.deepcopy(config)
     config.algorithm.adv_estimator = estimator
@@ -46,15 +46,16 @@ def is_computed(config: DictConfig, estimator: str) -> bool:
     mask_BT[1::2, 2] = 0
     reward_BT = torch.zeros(4, 3)
     reward_BT[:, 1] = torch.tensor([1.0, 0.0, 0.0, 1.0])
-    tensors = dict.fromkeys(("old_log_probs", "ref_log_prob", "rollout_log_probs"), -mask_BT)
-    tensors |= {"response_mask": mask_BT} | dict.fromkeys(("rm_scores", "token_level_rewards"), reward_BT)
+    uid_B = np.array(["a", "a", "b", "b"], dtype=object)
+    tensors = {"token_level_rewards": reward_BT, "response_mask": mask_BT, "old_log_probs": -mask_BT}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl's, for every estimator but GAE
         tensors |= {"values": reward_BT} if need_critic(config) else {}
-    data = DataProto.from_dict(tensors, non_tensors={"uid": ["a", "a", "b", "b"]})
     settings = config.algorithm
+    columns = tensors | {"index": uid_B, "batch": tensors, "non_tensor_batch": {"uid": uid_B}}
+    columns |= {"config": settings, "gamma": settings.gamma, "lam": settings.lam}
     try:
-        compute_advantage(data, estimator, gamma=settings.gamma, lam=settings.lam, num_repeat=2, config=settings)
+        function(**{name: columns[name] for name in inspect.signature(function).parameters if name in columns})
     except _FAILURES:
         return False
     return True
