@@ -248,8 +248,10 @@ def _manager_problem(manager: DictConfig) -> str | None:
     elif not path:
         return f"{_MANAGER}.module.path={path} with source=importlib: give the module with {name}, or {of_verl}"
     elif problem := class_problem(path, name) if path.startswith(_RECIPES) else _asked(path, name):
-        verls_own = f": {named} is verl's with source=register, without what the class in {path} does"
-        return f"{named} with module.path={path}: {problem}{verls_own if name in REWARD_MANAGER else ''}"
+        way = f"correct {_MANAGER}.name or module.path"
+        if name in REWARD_MANAGER:
+            way = f"{_MANAGER}.source=register takes verl's {name} (what is lost with it: docs/data-and-rewards.md)"
+        return f"{named} with module.path={path}: {problem}; {way}"
     return None
 
 
