@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from fspo.acceptance import acceptance_counts, judged_rows, stack_sums, without_rule
-from fspo.clip_values import needed_scale, scaled
+from fspo.clip_values import needed_scale, scale_for, scaled
 from fspo.fairness import Array, equal_mass_starts, is_informative, merge_bins, plain_lre
 from fspo.files import piped
 from fspo.losses import ALGORITHMS, check_shapes
@@ -406,8 +406,7 @@ def _clip_values(loss: str | None, parts: Sequence[SequenceSums]) -> str | None:
     sequences, _ = Sequences.from_cells(whole.cells().numpy(), length_K)
     needed = needed_scale(sequences.log_ratio_B, np.rint(sequences.length_B), settings)
     order = np.argsort(needed, kind="stable")
-    reached = np.cumsum(sequences.count_B[order])
-    scale = float(needed[order][np.searchsorted(reached, _ACCEPT * reached[-1] * (1 - 1e-12))])
+    scale = scale_for(needed[order], sequences.count_B[order], _ACCEPT)
     if scale <= 0:
         return None
     values = scaled(settings, scale)

@@ -89,6 +89,14 @@ class Estimate:
     error: float
 
 
+def scale_for(sorted_B: Array, weight_B: Array, accept: float) -> float:
+    """The smallest of the sorted factors (:func:`needed_scale`) with which the share ``accept`` of the weight lies
+    inside.
+    """
+    reached_B = np.cumsum(weight_B)
+    return float(sorted_B[np.searchsorted(reached_B, accept * reached_B[-1] * (1 - 1e-12))])
+
+
 def estimate(needed_B: Array, group_B: npt.NDArray[np.int64], accept: float) -> Estimate | None:
     """The factor with which the share ``accept`` of the sequences lies inside the band.
 
@@ -112,16 +120,13 @@ def estimate(needed_B: Array, group_B: npt.NDArray[np.int64], accept: float) -> 
     order = np.argsort(needed_B, kind="stable")
     sorted_B, group_B = needed_B[order], rank_G[group_B[order]]
 
-    def quantile(weight_G: Array) -> float:
-        reached_B = np.cumsum(weight_G[group_B])
-        return float(sorted_B[np.searchsorted(reached_B, accept * reached_B[-1] * (1 - 1e-12))])
-
-    scale = quantile(np.ones(len(groups)))
+    scale = scale_for(sorted_B, np.ones(len(sorted_B)), accept)
     if scale <= 0:
         return None
     random = np.random.default_rng(_SEED)
     draws = random.integers(0, len(groups), (_RESAMPLES, len(groups)))
-    again = np.array([quantile(np.bincount(draw, minlength=len(groups)).astype(np.float64)) for draw in draws])
+    weights = (np.bincount(draw, minlength=len(groups)).astype(np.float64)[group_B] for draw in draws)
+    again = np.array([scale_for(sorted_B, weight_B, accept) for weight_B in weights])
     low, high = np.quantile(again, [0.025, 0.975])
     return Estimate(scale, float(low), float(high), float(again.std() / scale))
 

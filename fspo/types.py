@@ -31,6 +31,8 @@ Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
 
 _CALIBRATED: Final = ("quantile", "active")
+#: From here on a clip value of a band c sqrt(L) is meant to be none: algo=unclipped.
+NO_CLIP: Final = 1e9
 _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
 
 

@@ -22,7 +22,7 @@ from recipe.runner.launch.values import Count, Positive, Share, type_problems, t
 
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.relatives import RELATIVES
-from fspo.types import SequenceLossSettings
+from fspo.types import NO_CLIP, SequenceLossSettings
 from verl.workers.config import PolicyLossConfig
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -44,8 +44,6 @@ _CLIP_VALUES: Final = {
 #: The losses whose clip values a run can measure: of one band each, which has no other measured part.
 _MEASURED_LOSSES: Final = ("fspo", "fspo_v1", "seq_gspo", "seq_rloo", "luspo")
 _OWN_REWARD: Final = "pkg://recipe.fspo.reward"
-#: From here on a band of c sqrt(L) is meant to be none: algo=unclipped.
-_NO_CLIP: Final = 1e9
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ def complete_loss(config: DictConfig) -> None:
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
     why = _keeps_clip_values(config)
-    could = policy_loss.loss_mode in _MEASURED_LOSSES and (policy_loss.get("clip_low") or 0) < _NO_CLIP
+    could = policy_loss.loss_mode in _MEASURED_LOSSES and (policy_loss.get("clip_low") or 0) < NO_CLIP
     if why and could and config.fspo.get("clip_values") != "published":
         print(f"note: clip values are not measured: {why}", flush=True)
     with open_dict(config.fspo):
@@ -214,7 +212,7 @@ def _never_clips(config: DictConfig) -> bool:
     settings = policy_loss_settings(loss)
     if settings is None:
         return loss.loss_mode == "ctpo_la"
-    return settings.needs_state or min(settings.clip_low, settings.clip_high) < _NO_CLIP
+    return settings.needs_state or min(settings.clip_low, settings.clip_high) < NO_CLIP
 
 
 def plain_notes(config: DictConfig) -> Iterator[str]:
@@ -366,8 +364,8 @@ def _clip_problems(config: DictConfig) -> Iterator[str]:
             yield f"clip_values=measured does not go with {_POLICY_LOSS}.{' and '.join(own)}: leave one of them out"
         values = {f"{_POLICY_LOSS}.{key}": (settings.band, getattr(settings, key)) for key in ("clip_low", "clip_high")}
     for key, (band, value) in values.items():
-        low, high, unit = _CLIP_VALUES.get(band, (0, _NO_CLIP, ""))
-        if value and not (low <= value <= high or value >= _NO_CLIP):
+        low, high, unit = _CLIP_VALUES.get(band, (0, NO_CLIP, ""))
+        if value and not (low <= value <= high or value >= NO_CLIP):
             effect = "clip nearly every sequence" if value < low else "never clip"
             yield f"{key}={value} would {effect}, because for band={band} it is {unit} (docs/algorithms.md)"
 

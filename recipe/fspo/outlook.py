@@ -9,12 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.expected_clip import Normal
 from fspo.losses import resolve_settings
+from fspo.types import NO_CLIP
 
 #: Spread of S in nats per square root of a token: between the 0.034 and 0.039 of published runs of Qwen3 4B and 14B
 #: (CTPO, arXiv 2605.07331, figure 1).
 SIGMA: Final = 0.036
-#: From here on clip values are no clip: algo=unclipped.
-_NO_CLIP: Final = 1e9
 
 
 def outlook(config: DictConfig) -> Iterator[str]:
@@ -24,7 +23,7 @@ def outlook(config: DictConfig) -> Iterator[str]:
     """
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     settings = resolve_settings(loss)
-    if settings is None or settings.calibrated or settings.clip_high >= _NO_CLIP:
+    if settings is None or settings.calibrated or settings.clip_high >= NO_CLIP:
         return
     longest = config.data.max_response_length
     usual = min(config.run.mean_response or longest / 2, longest)

@@ -130,11 +130,13 @@ class Cycle:
             metrics.pop("fspo/first_minibatch_z_rms", None)  # 0 by definition
         if measured := [part.sums for part in mini_batches[:unmoved] if not part.own_pi_old]:
             metrics |= self._noise_floor_metrics(measured)
-        if self._clip_values is not None and self._clip_values.open:
-            pairs = list(zip(numbered, mini_batches, strict=True))
-            if (line := self._clip_values.add(pairs, outcomes, self.band_state, step)) is not None:
-                PROGRESS.say(line)
-                self.note()
+        pairs = list(zip(numbered, mini_batches, strict=True))
+        line = None
+        if self._clip_values is not None:
+            line = self._clip_values.add(pairs, outcomes, self.band_state, step)
+        if line is not None:
+            PROGRESS.say(line)
+            self.note()
         drifts = None
         if self._settings is not None and not self._warned_drift:
             drifts = self._diagnostics.drift_warning(self._settings, self.band_state)
@@ -156,7 +158,7 @@ class Cycle:
             metrics["fspo/grad_norm/clipped_share"] = bound / len(norms)
             if (warning := self._norm_clip.warning(min(norms))) is not None:
                 PROGRESS.say(warning)
-        self._record(step, list(zip(numbered, mini_batches, strict=True)), outcomes, log)
+        self._record(step, pairs, outcomes, log)
         funnel_metrics, ends = self.funnel.end_step(step)
         log.append(FUNNEL_FILE, [ends])
         return metrics | funnel_metrics
