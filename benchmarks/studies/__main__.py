@@ -1,10 +1,7 @@
-"""``python -m benchmarks.studies STUDY FOLDER``: runs what is missing of a study, and writes its tables.
+"""``python -m benchmarks.studies``: the tables and figures of README.md and docs/results.md, from benchmarks/study.
 
-FOLDER holds the study's runs; with ``--tables`` nothing is run, and FOLDER may be an archive of them (.tar.xz).
-Interrupted, the same command goes on. The tables are docs/tables/STUDY-*.csv. The runs of ``tables`` (whose files begin
-with ``demo``), ``words``, ``active`` and ``pretrained`` are one grid of ``python -m recipe.fspo.compare`` each.
-``clip_fraction`` has no runs of its own: its FOLDER is that of the other studies' archives. ``async``, ``clip_values``,
-``clipping``, ``defaults``, ``masks`` and ``evidence`` read records only.
+``python -m benchmarks.studies clip_values FOLDER``: the tables of the open study, from its runs or its records. The
+code of a closed study is at the commit that its page names.
 """
 
 from __future__ import annotations
@@ -12,57 +9,97 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.pages import Table, opened, write_tables
-from benchmarks.studies import alignment, asynchronous, clip_fraction, clip_values, clipping, evidence, fairness, masks
+from benchmarks.studies import clip_values, figures, grids
+from fspo.report.groups import group_runs, shared_starts
+from fspo.report.runs import expand_paths, load_run
 
-GRIDS: Final = ("tables", "words", "active", "pretrained")
-STUDIES: Final = {"alignment": alignment}
-#: Studies whose folder holds records.
-READ_ONLY: Final = {
-    "async": asynchronous.tables,
-    "clip_values": clip_values.tables,
-    "clipping": clipping.tables,
-    "defaults": asynchronous.defaults,
-    "masks": masks.tables,
-    "evidence": evidence.tables,
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid of ``python -m recipe.fspo.compare`` in benchmarks/study.
+
+    ``archive`` and the folder in it; ``common``: whether the same records are judged with other bands; ``measured``:
+    and with measured ones; ``beside``: the grid that its active band is compared with; ``spread``: the clip values of
+    the runs whose spread is shown where ``common`` shows none.
+    """
+
+    archive: str
+    folder: str = "."
+    common: bool = False
+    measured: bool = False
+    beside: str | None = None
+    spread: str | None = None
+
+
+#: By the first word of its tables' names.
+GRIDS: Final = {
+    "demo": Grid("records", common=True, measured=True),
+    "active": Grid("active", beside="records"),
+    "words": Grid("words", common=True),
+    "pretrained": Grid("pretrained", common=True, measured=True),
+    "clipping": Grid("clipping", "comparison-4", spread="matched_active"),
+}
+#: By setting of README's table: table, and clip values; of common records those of FSPO's runs.
+SETTINGS: Final = {
+    "demo": ("demo", "own", "matched"),
+    "demo, 7 times the learning rate": ("clipping", "own", "matched_active"),
+    "sorted words": ("words", "common", "matched"),
+    "SmolLM2-135M": ("pretrained", "common", "matched"),
 }
 
 
-def tables(study: str, records: Path, beside: Path | None = None) -> dict[str, Table]:
-    """The study's tables by name, from its runs; ``beside``: a grid that the active band's runs are held to."""
-    if study == "clip_fraction":
-        return {"clip-fraction": clip_fraction.table(records)}
+def grid_tables(name: str) -> dict[str, Table]:
+    """The tables of one of :data:`GRIDS`, by the names of their files."""
+    grid = GRIDS[name]
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(opened(records))
-        if study in READ_ONLY:
-            named = READ_ONLY[study](folder)
-        elif study in STUDIES:
-            named = STUDIES[study].tables(folder)
-        else:
-            named = fairness.grid_tables(folder, study, beside and stack.enter_context(opened(beside)))
-    title = {"tables": "demo", "defaults": "async", "clip_values": "clip-values"}.get(study, study)
-    return {f"{title}-{name}": table for name, table in named.items()}
+        folder = stack.enter_context(opened(figures.STUDY / f"{grid.archive}.tar.xz")) / grid.folder
+        tables = grids.tables(folder, grid.common, grid.measured)
+        if grid.spread is not None:
+            runs = [run for run in map(load_run, expand_paths([folder])[0]) if run.clip_values == grid.spread]
+            tables["spread"] = grids.spread_table(group_runs(runs), shared_starts(runs))
+        if grid.beside is not None:
+            other = stack.enter_context(opened(figures.STUDY / f"{grid.beside}.tar.xz"))
+            tables["removed"] += [["default, other grid", *row] for row in grids.beside_rows(folder, other)]
+    return {f"{name}-{kind}": table for kind, table in tables.items()}
+
+
+def settings_table(tables: Mapping[str, Table]) -> Table:
+    """README's table: how S spreads in FSPO's runs, and the symmetric LRE of three bands at a matched clip rate."""
+    rows = [["setting", "a in std(S) ~ L^a", *figures.BANDS]]
+    for setting, (grid, kind, origin) in SETTINGS.items():
+        errors = {
+            row[-4].partition(" (")[0]: row[-3].partition(" (")[0]
+            for row in tables[f"{grid}-{kind}"]
+            if row[0] in (origin, "fspo") and row[-5] == origin
+        }
+        exponent = next(row[1] for row in tables[f"{grid}-spread"] if row[0] == "fspo")
+        rows.append([setting, exponent, *(errors[band] for band in figures.BANDS)])
+    return rows
 
 
 def main() -> int:
-    """Command line; the exit status of a run that failed, else 0."""
+    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", choices=(*GRIDS, *STUDIES, *READ_ONLY, "clip_fraction"))
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--tables", action="store_true", help="run nothing")
-    parser.add_argument("--gather", type=Path, metavar="RUNS", help="of evidence and masks: write FOLDER's files first")
-    parser.add_argument("--beside", type=Path, metavar="GRID", help="compare the active band's runs with those of it")
+    parser.add_argument("study", nargs="?", choices=("clip_values",), help="only this study")
+    parser.add_argument("folder", nargs="?", type=Path, help="its runs (see docs/results.md), or benchmarks/study")
     asked = parser.parse_args()
-    code = 0
-    if asked.gather is not None:
-        (masks if asked.study == "masks" else evidence).gather(asked.gather, asked.folder)
-    if asked.study in STUDIES and not asked.tables:
-        code = STUDIES[asked.study].run_missing(asked.folder.absolute())
-    write_tables(tables(asked.study, asked.folder, asked.beside))
-    return code
+    if asked.study is not None:
+        if asked.folder is None:
+            parser.error("clip_values needs a FOLDER: that of its runs, or benchmarks/study for its records")
+        write_tables({f"clip-values-{kind}": table for kind, table in clip_values.tables(asked.folder).items()})
+        return 0
+    tables = {name: table for grid in GRIDS for name, table in grid_tables(grid).items()}
+    tables["settings"] = settings_table(tables)
+    tables["clip-values-batches"] = clip_values.batches_table(figures.STUDY)
+    write_tables(tables)
+    figures.draw()
+    return 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.pages import Table
-from benchmarks.studies.fairness import lre_cell, own_counts
+from benchmarks.studies.grids import lre_cell, own_counts
 from fspo.clip_values import BATCHES, estimate, needed_scale
 from fspo.fairness.bootstrap import mean_interval
 from fspo.losses import ALGORITHMS

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import faults, public_losses, versus_verl
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
-from benchmarks.pages import TABLES, as_csv
-from benchmarks.studies import __main__ as studies
-from benchmarks.studies import fairness, masks
-from benchmarks.studies import token_log_ratios as log_ratios
+from benchmarks.pages import TABLES, Table, as_csv
+from benchmarks.studies import clip_values, grids
+from benchmarks.studies.__main__ import GRIDS, grid_tables, settings_table
+from benchmarks.studies.figures import STUDY
 from fspo.calibration import active_line, leans
 from fspo.losses import ALGORITHMS
 from fspo.matching import match_clip
 from fspo.records import complete_lines
 from fspo.types import BandState
 from recipe.runner.faults.phase import PHASES
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # ---------------------------------------------------------------- plain verl side by side
 
@@ -131,7 +135,7 @@ def test_the_committed_table_is_made_of_the_committed_rows(kind: str) -> None:
     assert (TABLES / f"faults-{kind}.csv").read_text(encoding="utf-8") == as_csv(table)
 
 
-# ---------------------------------------------------------------- the fairness study
+# ---------------------------------------------------------------- bands on records
 
 
 def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None:
@@ -139,81 +143,61 @@ def test_bands_that_keep_a_share_of_the_gradients_do_so_on_the_records() -> None
     L = [draw.integers(1, 200, 500).astype(float) for _ in range(4)]
     A = [draw.integers(-1, 2, 500).astype(float) for _ in range(4)]
     S = [0.05 * a + 0.02 * np.sqrt(n) * draw.normal(size=500) for a, n in zip(A, L, strict=True)]
-    records = fairness.MiniBatches([1, 2, 2, 3], S, L, A)
+    records = grids.MiniBatches([1, 2, 2, 3], S, L, A)
     line = active_line(np.concatenate([leans(*x) for x in list(zip(S, L, A, strict=True))[1:]]), 0.9)
-    moved = fairness.pool([(Path(), records)], first_step=2, active=True)
+    moved = grids.pool([(Path(), records)], first_step=2, active=True)
     bands = {name: match_clip(moved, ALGORITHMS[name], 0.1).settings for name in ("fspo", "seq_rloo")}
     bands["fspo_active"] = ALGORITHMS["fspo_active"]
     states = dict.fromkeys((1, 2, 3), BandState(active_line=line))
     for name, band in bands.items():
-        counts = fairness.band_counts(records, band, "active_nonzero_advantage", states, 2)
+        counts = grids.band_counts(records, band, "active_nonzero_advantage", states, 2)
         assert counts.accepted.sum() / counts.total.sum() == pytest.approx(0.9, abs=2e-3), name
         assert counts.total.sum() == sum((a != 0).sum() for a in A[1:])
 
 
 # ---------------------------------------------------------------- the studies
 
-RECORDS = Path(__file__).resolve().parents[2] / "benchmarks" / "study"
+
+def as_recorded(tables: Mapping[str, Table]) -> bool:
+    return all((TABLES / f"{name}.csv").read_text(encoding="utf-8") == as_csv(table) for name, table in tables.items())
 
 
-@pytest.mark.parametrize(
-    ("study", "records", "beside"),
-    [
-        ("alignment", "alignment", None),
-        ("async", "async", None),
-        pytest.param("words", "words", None, marks=pytest.mark.slow),
-        pytest.param("pretrained", "pretrained", None, marks=pytest.mark.slow),
-        pytest.param("active", "active", "records", marks=pytest.mark.slow),
-        pytest.param("tables", "records", None, marks=pytest.mark.slow),
-        pytest.param("clipping", "clipping", None, marks=pytest.mark.slow),
-        ("clip_values", None, None),
-        pytest.param("clip_fraction", None, None, marks=pytest.mark.slow),
-        pytest.param("defaults", "async_defaults", None, marks=pytest.mark.slow),
-        pytest.param("masks", None, None, marks=pytest.mark.slow),
-        pytest.param("evidence", None, None, marks=pytest.mark.slow),
-    ],
-)
-def test_the_tables_of_a_study_are_made_of_its_records(study: str, records: str | None, beside: str | None) -> None:
-    archives = [RECORDS / f"{name}.tar.xz" for name in (records, beside) if name is not None] or [RECORDS]
-    for name, table in studies.tables(study, *archives).items():
-        assert (TABLES / f"{name}.csv").read_text(encoding="utf-8") == as_csv(table), name
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", GRIDS)
+def test_the_tables_of_a_grid_are_made_of_its_records(grid: str) -> None:
+    assert as_recorded(grid_tables(grid))
 
 
-def test_masks_without_records_name_the_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"demo\.npz"):
-        studies.tables("masks", tmp_path)
+def test_the_tables_of_clip_values_are_made_of_the_records() -> None:
+    assert as_recorded({f"clip-values-{kind}": table for kind, table in clip_values.tables(STUDY).items()})
 
 
-def test_a_pack_has_the_log_probabilities_of_each_response_alone_and_an_update_follows_the_advantage() -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=16, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2
-    )
-    model = LlamaForCausalLM(config).eval()
-    pairs = [([1, 2, 3], [4, 5]), ([6], [7, 8, 9, 10, 11]), ([1, 2], [3])]
-    alone = []
-    for prompt, response in pairs:
-        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        alone.append(logits.log_softmax(-1)[range(len(response)), response].detach().numpy())
-    np.testing.assert_allclose(log_ratios.measured(model, pairs), np.concatenate(alone), atol=1e-6)
-    in_bf16 = log_ratios.measured(model, pairs, bf16=True)  # where logits are fp32, less is rounded
-    errors = np.abs(in_bf16 - np.concatenate(alone)[:, None]).mean(0)
-    assert 0 < errors[1] < errors[0] < 0.05
-    assert list(log_ratios.packs(pairs, 10)) == [[2, 0], [1]]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    log_ratios.update(model, optimizer, pairs, alone, np.array([1.0, -1.0, 0.0]))
-    s = [part.sum() for part in np.split(log_ratios.measured(model, pairs) - np.concatenate(alone), [2, 7])]
-    assert s[0] > 0 > s[1]
+def test_the_table_of_settings_is_made_of_the_others_and_stands_in_readme_and_results() -> None:
+    with contextlib.ExitStack() as stack:
+        files = {path.stem: stack.enter_context(path.open(encoding="utf-8")) for path in TABLES.glob("*.csv")}
+        table = settings_table({name: list(csv.reader(file)) for name, file in files.items()})
+    assert as_recorded({"settings": table})
+    for page in ("README.md", "docs/results.md"):
+        lines = [line.replace("*", "") for line in (ROOT / page).read_text(encoding="utf-8").splitlines()]
+        for setting, exponent, *errors in table[1:]:
+            row = f"L^{exponent.split()[0]}", *errors
+            assert any(all(cell in line for cell in row) for line in lines), (page, setting)
 
 
-def test_the_rounds_of_a_record_become_one_file(tmp_path: Path) -> None:
-    for number in (2, 10):
-        tokens = dict.fromkeys(("old", "mismatch", "stale"), np.full(3, number, np.float16))
-        np.savez(tmp_path / f"round-{number}.npz", length=[2, 1], advantage=[1, -1], **tokens)
-    masks.gather(tmp_path, tmp_path)
-    record = np.load(tmp_path / "smollm2.npz")
-    assert sorted(zip(record["step"], record["length"], strict=True)) == [(2, 1), (2, 2), (10, 1), (10, 2)]
-    assert sorted(record["stale"]) == [2, 2, 2, 10, 10, 10]
+def test_ten_lines_of_the_card_judge_a_band_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (block,) = re.findall(r"```python\n(.*?)```", (STUDY / "README.md").read_text(encoding="utf-8"), re.S)
+    table = (TABLES / "evidence-bands.csv").read_text(encoding="utf-8")
+    printed = float(re.findall(r'^demo,symmetric,fspo,[\d.]+,"([\d.]+)', table, re.M)[0])
+    for power, low, high in (("0.4", 0.0, 0.03), ("0.5", printed - 0.003, printed + 0.003), ("1.0", 0.08, 0.2)):
+        exec(block.replace("L**0.4", f"L**{power}"), {})
+        (value,) = re.findall(r"^Interval\(value=([\d.]+), low", capsys.readouterr().out)
+        assert low <= float(value) < high
+
+
+# ---------------------------------------------------------------- losses of other code bases
 
 
 def test_functions_of_a_checkout_run_without_their_package(tmp_path: Path) -> None:

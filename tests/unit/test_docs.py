@@ -278,12 +278,6 @@ def check_rehearse(*arguments: str) -> None:
     composes(*parse(arguments)[1])
 
 
-def check_alignment(_run: str, *arguments: str) -> None:
-    from benchmarks.alignment.__main__ import own_settings
-
-    composes(*own_settings(arguments)[1])
-
-
 def check_plain_verl(*arguments: str) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -317,7 +311,6 @@ MODULES: dict[str, Callable[..., None]] = {
     "recipe.fspo.compare": check_compare,
     "recipe.fspo.plan": check_plan,
     "recipe.fspo.rehearse": check_rehearse,
-    "benchmarks.alignment": check_alignment,
     "fspo.expected_clip": check_expected_clip,
     "verl.trainer.main_ppo": check_plain_verl,
     "pytest": check_files,

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.models``: the models that the package carries, how they are made, and data of the studies."""
+"""``python -m benchmarks.models``: the models that the package carries, how they are made, and data."""
 
 from __future__ import annotations
 

@@ -36,6 +36,5 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, name: str, keywords: l
 def test_packages_and_other_files() -> None:
     assert problem_of("pkg://recipe.fspo.reward", "compute_score", {"time_limit_s": 2}) is None
     assert problem_of("pkg://recipe/fspo/reward", "compute_score", {}, ["reward_router_address"]) is None
-    for name in ("words", "two_words"):  # rewards of experiments and studies
-        assert problem_of(f"{ROOT}/benchmarks/models/{name}.py", "compute_score", {}) is None
+    assert problem_of(f"{ROOT}/benchmarks/models/words.py", "compute_score", {}) is None  # of experiment=demo_words
     assert "/no/reward.py" in (problem_of("/no/reward.py", "compute_score", {}) or "")

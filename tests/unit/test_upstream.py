@@ -142,16 +142,6 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/validation.py": {
         f"{_METRICS}:bootstrap_metric(data, subset_size, reduce_fns)": "replaced: resamples for minutes",
     },
-    "benchmarks/alignment/trainer.py": {
-        f"{_BASE}:PPOTrainer._shutdown_dump_executor": "fit() is replaced there",
-        f"{_BASE}:PPOTrainer.step(metrics, timing_raw)": "rollouts and advantages as in training",
-        "transfer_queue.metadata:KVBatchMeta.select_keys": "a part of a batch",
-    },
-    "benchmarks/alignment/worker.py": {
-        "verl.workers.engine.base:BaseEngine.forward_backward_batch(data, loss_function, forward_only)": (
-            "a gradient without the optimizer's step"
-        ),
-    },
     "recipe/runner/plugin.py": {
         "ray.runtime_context:RuntimeContext.get_job_id()": "the address of its Ray is added: sockets",
     },
@@ -277,8 +267,7 @@ def imports() -> Iterator[object]:
     """Each module and name of a watched package that our code imports; no name for a module."""
     pairs = {
         (module, name)
-        for folder in ("recipe", "benchmarks/alignment")
-        for path in (ROOT / folder).rglob("*.py")
+        for path in (ROOT / "recipe").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for module, name in imported_by(node)
         if module.partition(".")[0] in WATCHED and module != "ray._raylet"  # which is compiled

@@ -95,7 +95,9 @@ def test_the_library_needs_torch_numpy_and_scipy_only(wheel: Path, tmp_path: Pat
     subprocess.run([*pip, "install", "--quiet", wheel, f"torch=={version('torch')}"], check=True, timeout=600)
     listed = subprocess.run([*pip, "list"], check=True, capture_output=True, text=True, timeout=60).stdout
     assert not re.search(r"^(verl|ray|vllm|transformers|hydra-core|pandas|pyarrow|pyyaml)", listed, re.M | re.I), listed
-    done = subprocess.run([python, "-c", "\n".join(examples)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [python, "-c", "\n".join(examples)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "LRE" in done.stdout and "tensor" in done.stdout
     command = [python, "-m", "fspo.expected_clip", "sigma=0.03", "lengths=[100]"]

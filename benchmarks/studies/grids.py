@@ -341,11 +341,3 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> dict[str, 
         ]
         named["clips"] = [["algo", f"matched on {clips['sequences']} sequences of {clips['pilot']}"], *rows]
     return {name: table for name, table in named.items() if len(table) > 1}
-
-
-def grid_tables(grid: Path, study: str, beside: Path | None = None) -> dict[str, Table]:
-    """The tables of a grid's study; ``beside``: another grid that its active band is compared with."""
-    named = tables(grid, study in ("tables", "words", "pretrained"), study in ("tables", "pretrained"))
-    if beside is not None:
-        named["removed"] += [["default, other grid", *row] for row in beside_rows(grid, beside)]
-    return named

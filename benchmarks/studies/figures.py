@@ -1,11 +1,10 @@
-"""``python -m benchmarks.figures``: the figures of the documentation, from benchmarks/study into docs/images.
+"""The figures of the documentation, from benchmarks/study into docs/images (``python -m benchmarks.studies``).
 
-Each is written light, and dark with ``-dark`` in its name and a transparent ground.
+Those of README and the site are written light, and dark with ``-dark`` in the name and a transparent ground.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,16 +16,13 @@ from matplotlib.figure import Figure
 
 from benchmarks.pages import opened
 from fspo.diagnostics import band_edges
-from fspo.fairness import merge_bins
-from fspo.funnel import STAGES, FunnelSteps
 from fspo.records import read_sequences
-from fspo.report.figures import STYLE, algo_looks, draw_clip_by_length
-from fspo.report.groups import LengthProfile, RunGroup, group_runs, length_profile, shared_starts
+from fspo.report.figures import STYLE, algo_looks, comparison_figures, draw_clip_by_length
+from fspo.report.groups import LengthProfile, RunGroup, clip_profiles, group_runs, length_profile
 from fspo.report.runs import load_run
-from fspo.sums import FINE_LENGTH_EDGES
 
-STUDY: Final = Path(__file__).parent / "study"
-IMAGES: Final = Path(__file__).resolve().parents[1] / "docs/images"
+STUDY: Final = Path(__file__).resolve().parents[1] / "study"
+IMAGES: Final = Path(__file__).resolve().parents[2] / "docs/images"
 BANDS: Final = {"fspo": "FSPO, c sqrt(L)", "rloo": "RLOO, constant", "gspo": "GSPO, linear in L"}
 LOOKS: Final = algo_looks([*BANDS.values()])
 #: What becomes of one batch of a step.
@@ -34,7 +30,11 @@ WAY: Final = (
     *("prompts", "responses\nby vLLM", "rewards,\nadvantages A", "old\nlog-probs"),
     *("S = sum of\nlog-ratios", "band by L:\nclip or keep", "gradient,\nupdate"),
 )
-_STAGES: Final = ("#8a6d3b", "#d55e00", "#b0508f", "#56b4e9", "#0072b2")
+#: Figures of a report on the demo's runs, which the page of results shows.
+_OF_DEMO: Final = (
+    *("default_clip_by_length", "default_distribution_fspo"),
+    *("matched_clip_by_length", "matched_removed_by_length"),
+)
 _DARK: Final = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#e8eaf0"),
@@ -52,7 +52,7 @@ def clip_by_length(axes: Axes, profiles: Mapping[str, LengthProfile | None]) -> 
 def s_by_length(axes: Axes, groups: Sequence[RunGroup]) -> None:
     """S of the recorded sequences of the first group, and the bands at matched clip rate."""
     records = [read_sequences(run.path) for run in groups[0].runs]
-    pairs = [pair for each in records if each for pair in zip(each.s, each.length, strict=True)]
+    pairs = [pair for run in records if run for pair in zip(run.s, run.length, strict=True)]
     s, length = (np.concatenate(column) for column in zip(*pairs, strict=True))
     axes.scatter(length, s, s=4, alpha=0.25, color="0.55", lw=0, rasterized=True)
     length_N = np.arange(1, length.max() + 1)
@@ -66,24 +66,6 @@ def s_by_length(axes: Axes, groups: Sequence[RunGroup]) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3)
 
 
-def funnel(axes: Axes, folder: Path) -> None:
-    """Where the responses of an asynchronous run end, by length."""
-    runs = [load_run(path.parent) for path in sorted(folder.glob("colocate_drop3/default/fspo/*/funnel.jsonl"))]
-    ended_SK = FunnelSteps.join([run.funnel for run in runs]).ended_MSK[..., :-1].sum(0)
-    starts = shared_starts(runs)
-    share_SJ = merge_bins(ended_SK, starts)
-    share_SJ = share_SJ / share_SJ.sum(0)
-    bottom = np.zeros(share_SJ.shape[1])
-    for index in reversed([i for i in range(len(STAGES)) if share_SJ[i].any()]):
-        axes.bar(range(len(bottom)), share_SJ[index], bottom=bottom, label=STAGES[index], color=_STAGES[index])
-        bottom += share_SJ[index]
-    first = [f"{FINE_LENGTH_EDGES[start]:.0f}" for start in starts]
-    axes.set_xticks(range(len(first)), first)
-    axes.set(xlabel="shortest length of the bin (tokens)", ylabel="share of responses")
-    axes.set_title("Where responses end, if stale ones are dropped")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=4)
-
-
 def one_batch(axes: Axes) -> None:
     """The stations of a batch, left to right."""
     axes.set_axis_off()
@@ -95,25 +77,31 @@ def one_batch(axes: Axes) -> None:
             axes.annotate("", (x - 0.43, 0), (x - 0.57, 0), arrowprops={"arrowstyle": "->", "color": "0.5"})
 
 
-def main() -> None:
-    """Write every figure twice."""
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    with opened(STUDY / "records.tar.xz") as records, opened(STUDY / "async.tar.xz") as asynchronous:
+def of_demo(records: Path) -> None:
+    """Draw the demo's runs as a report does, at the published and at the matched clip values."""
+    for origin in ("default", "matched"):
+        groups = group_runs([load_run(path) for path in sorted(records.glob(f"{origin}/*/seed*"))])
+        looks = algo_looks([group.algo for group in groups])
+        for name, _, figure in comparison_figures(groups, clip_profiles(groups), looks):
+            if (file := f"{origin}_{name}") in _OF_DEMO:
+                figure.savefig(IMAGES / "study" / f"{file}.png")
+
+
+def draw() -> None:
+    """Write every figure."""
+    with opened(STUDY / "records.tar.xz") as records:
         groups = group_runs([load_run(path) for algo in BANDS for path in sorted(records.glob(f"matched/{algo}/*"))])
         profiles = {BANDS[group.algo]: length_profile(group.runs) for group in groups}
         drawn: dict[str, tuple[Callable[[Axes], None], tuple[float, float]]] = {
             "acceptance-by-length": (lambda axes: clip_by_length(axes, profiles), (6, 4.2)),
             "s-by-length": (lambda axes: s_by_length(axes, groups), (6, 4)),
-            "funnel": (lambda axes: funnel(axes, asynchronous), (6, 3.8)),
             "one-batch": (one_batch, (9.5, 1.2)),
         }
         for suffix, colours in (("", {}), ("-dark", _DARK)):
             with style.context([*STYLE, colours]):
-                for name, (draw, size) in drawn.items():
+                for name, (draw_on, size) in drawn.items():
                     figure = Figure(figsize=size, layout="constrained")
-                    draw(figure.subplots())
+                    draw_on(figure.subplots())
                     figure.savefig(IMAGES / f"{name}{suffix}.png")
-
-
-if __name__ == "__main__":
-    main()
+        with style.context(STYLE):
+            of_demo(records)
