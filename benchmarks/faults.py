@@ -28,9 +28,9 @@ from benchmarks.pages import Table, write_lines, write_tables
 from benchmarks.starts import SMALL, Start
 from fspo.records import complete_lines
 from recipe.runner.checkpoints.integrity import step_folder, tracked_step
+from recipe.runner.faults.hang import HANG_FILE
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.faults.processes import role_of
-from recipe.runner.faults.stacks import HANG_FILE
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROWS: Final = {kind: ROOT / "benchmarks" / "faults" / f"{kind}.jsonl" for kind in ("kills", "hangs")}
@@ -79,7 +79,7 @@ HANGS: Final = (
 )
 CELLS: Final = {"kills": KILLS, "hangs": HANGS}
 #: What the message says of a process that hangs.
-_SAYS: Final = {"stopped": "is stopped", "sleeps": "is in hang", "loops": "is busy in hang"}
+_SAYS: Final = {"stopped": "is stopped", "sleeps": " in hang", "loops": " in hang"}
 #: Processes that have no Python.
 _NO_PYTHON: Final = (PROCESSES["node"], PROCESSES["GCS"])
 #: Seconds within which a run has to end after a kill; name what hangs, and end after that (``run.hang_after_s=90``).

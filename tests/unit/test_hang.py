@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,73 +16,45 @@ from waiting import wait_until
 
 from recipe.runner.faults import hang
 from recipe.runner.faults.errors import Death
-from recipe.runner.faults.hang import Doing, HangWatch, Patience, doing_here, suspects
+from recipe.runner.faults.hang import HangWatch, looks_here
 from recipe.runner.faults.phase import Phase
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
 
-SLEEPS = "import time\ndef compute_score():\n    time.sleep(60)\nprint(flush=True)\ncompute_score()"
-WAITS = "import threading\nprint(flush=True)\nthreading.Event().wait(60)"
-CALLED = """
-import threading, time
-def actor_method_executor():
-    time.sleep(60)
-actor_method_executor.__code__ = actor_method_executor.__code__.replace(co_filename="ray/_private/function_manager.py")
-threading.Thread(target=actor_method_executor, daemon=True).start()
-print(flush=True)
-threading.Event().wait(60)
-"""
+#: A reward function that waits in a library.
+REWARD = "import threading\ndef compute_score():\n    threading.Event().wait(60)\nprint(flush=True)\ncompute_score()"
 LOOPS = "def endless():\n    while True:\n        pass\nprint(flush=True)\nendless()"
+WAITS = "import threading\nprint(flush=True)\nthreading.Event().wait(60)"
 
 
-def test_patience_grows_with_what_a_phase_has_taken_lately() -> None:
-    patience = Patience(90)
-    for seconds in (20, 3):
-        patience.measured(Phase(1, "update"), seconds)
-    assert (patience.limit_s("update"), patience.limit_s("generation")) == (120, 90)
-    for step in range(2, 7):
-        patience.measured(Phase(step, "update"), 10)
-    assert patience.limit_s("update") == 60
-    for step in (1, 2, 3):
-        assert patience.limit_s("generation") == 90
-        patience.measured(Phase(step, "generation"), 1)
-    assert patience.limit_s("generation") == 45
+@pytest.fixture
+def library(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Starts a process that waits in code of a library only."""
+
+    def begin_library(title: str) -> int:
+        installed = str(tmp_path / f"{title.rpartition(':')[2]}.py")
+        monkeypatch.setattr(hang, "_LIBRARIES", (*hang._LIBRARIES, installed))
+        return begin(title, WAITS).pid
+
+    return begin_library
 
 
-def test_each_process_is_seen_as_it_is(run_id: str, begin: Begin) -> None:
-    reward, engine = begin("ray::RewardLoopWorker", SLEEPS).pid, begin("ray::WorkerDict", WAITS).pid
-    loop, stopped = begin("VLLM::EngineCore", LOOPS).pid, begin("ray::TaskRunner", WAITS).pid
+def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, library: Callable[[str], int]) -> None:
+    reward, loop = begin("ray::RewardLoopWorker", REWARD).pid, begin("VLLM::EngineCore", LOOPS).pid
+    waits, stopped = library("ray::WorkerDict"), library("ray::TaskRunner")
     os.kill(stopped, signal.SIGSTOP)
-    by_pid = {doing.pid: doing for doing in doing_here(run_id)}
-    assert (by_pid[reward].state, by_pid[reward].where) == ("waits", "compute_score (RewardLoopWorker.py:3)")
-    assert (by_pid[engine].state, by_pid[engine].own) == ("waits", False)
-    assert (by_pid[loop].state, by_pid[loop].role) == ("busy", "vLLM engine")
-    assert by_pid[loop].where is not None and by_pid[loop].where.startswith("endless (EngineCore.py:")
-    assert by_pid[stopped].words() == f"the trainer (process {stopped}) is stopped"
-    assert "  MainThread\n    compute_score (RewardLoopWorker.py:3)\n" in by_pid[reward].stacks
+    words = {int(re.search(r"process (\d+)", look.process)[1]): look.words() for look in looks_here(run_id)}
+    assert words[reward] == f"the reward worker (process {reward}) is in compute_score (RewardLoopWorker.py:3)"
+    assert words[loop].startswith(f"the vLLM engine (process {loop}) is in endless (EngineCore.py:")
+    assert words[stopped] == f"the trainer (process {stopped}) is stopped"
+    assert words[waits] == f"the FSDP worker (process {waits}) is in a library"
+    assert set(words) == {reward, loop, waits, stopped}
 
 
-def test_the_thread_that_executes_a_call_tells_where_an_actor_is(run_id: str, begin: Begin) -> None:
-    begin("ray::WorkerDict", CALLED)
-    (doing,) = doing_here(run_id)
-    assert doing.where is not None and doing.where.startswith("actor_method_executor (")
-
-
-def test_what_explains_a_hang_is_named() -> None:
-    waits = Doing("trainer", 1, None, "waits", "get_objects (worker.py:1)", False, "")
-    ranks = [replace(waits, role="FSDP worker", pid=pid, where="all_gather (distributed.py:2)") for pid in (2, 3, 4)]
-    assert suspects([waits, *ranks]) == []
-    elsewhere = replace(ranks[0], pid=5, where="barrier (distributed.py:9)", node="b")
-    assert suspects([waits, *ranks, elsewhere]) == [elsewhere]
-    assert suspects([waits, ranks[0], elsewhere]) == [ranks[0], elsewhere]
-    assert suspects([waits, ranks[0]]) == []
-    busy = replace(waits, role="vLLM engine", pid=6, state="busy")
-    assert suspects([waits, *ranks, elsewhere, busy]) == [busy]
-    own = replace(waits, role="reward worker", pid=7, own=True)
-    assert suspects([waits, busy, own]) == [own]
-    stopped = replace(waits, pid=8, state="stopped")
-    assert suspects([own, busy, stopped]) == [stopped]
-    assert elsewhere.words() == "the FSDP worker (process 5 on b) is in barrier (distributed.py:9)"
+def test_a_process_elsewhere_is_named_with_its_node(run_id: str, begin: Begin) -> None:
+    worker = begin("ray::WorkerDict", REWARD)
+    (look,) = looks_here(run_id, "node-b")
+    assert look.words().startswith(f"the FSDP worker (process {worker.pid} on node-b) is in compute_score (")
 
 
 class Watched:
@@ -99,34 +71,38 @@ class Watched:
 
 
 def test_a_run_without_progress_is_warned_of_and_then_ended(
-    run_id: str, begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_id: str, begin: Begin, library: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.05)
     monkeypatch.setattr(hang, "_END", 100)
-    reward = begin("ray::RewardLoopWorker", SLEEPS).pid
+    reward = begin("ray::RewardLoopWorker", REWARD).pid
+    trainer = library("ray::TaskRunner")
     watched = Watched(run_id, tmp_path, 0.4)
     wait_until(lambda: watched.lines)
     warning = watched.lines[0]
     for part in ("warning: no progress ", "during start-up", f"(process {reward}) is in compute_score", "hang_after_s"):
         assert part in warning
-    assert f"{tmp_path}/hang.txt" in warning
-    assert "compute_score (RewardLoopWorker.py:3)" in (tmp_path / "hang.txt").read_text()
+    assert f"{tmp_path}/hang.txt" in warning and f"process {trainer}" not in warning
+    stacks = (tmp_path / "hang.txt").read_text()
+    assert f"compute_score ({tmp_path}/RewardLoopWorker.py:3)" in stacks and f"{tmp_path}/TaskRunner.py:3" in stacks
     watched.phase = Phase(3, "generation", queue="3 responses finished")
     wait_until(lambda: len(watched.lines) == 2)
     assert watched.lines[1].startswith("note: the run goes on") and watched.hangs == []
+    os.kill(trainer, signal.SIGSTOP)  # which explains more than a process that runs
     (tmp_path / "hang.txt").unlink()
     (tmp_path / "hang.txt").mkdir()  # as on a full disk: the hang must end the run all the same
     monkeypatch.setattr(hang, "_END", 1.75)
     wait_until(lambda: watched.hangs)
     sentence = watched.hangs[0].sentence()
-    assert "during the generation of step 3 (3 responses finished): the reward worker" in sentence
+    assert "during the generation of step 3 (3 responses finished): the trainer" in sentence
+    assert f"(process {trainer}) is stopped" in sentence and f"process {reward}" not in sentence
 
 
 def test_processes_that_cannot_be_looked_at_do_not_keep_a_hang_alive(
     run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(hang, "doing_here", lambda run_id: 1 / 0)
+    monkeypatch.setattr(hang, "looks_here", lambda run_id: 1 / 0)
     watched = Watched(run_id, tmp_path, 0.2)
     wait_until(lambda: watched.hangs)
     assert "ZeroDivisionError" in watched.hangs[0].sentence()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -37,20 +38,19 @@ def _forbidden(*_: object, **__: object) -> None:
     raise subprocess.CalledProcessError(1, "py-spy", stderr="Error: Permission Denied: try running with sudo\n")
 
 
-def test_a_process_tells_its_stacks_itself_also_with_pythons_lock_held(begin: Begin) -> None:
+def test_a_process_tells_its_stacks_itself_also_with_pythons_lock_held(begin: Begin, tmp_path: Path) -> None:
     pid = begin("worker", LISTENS + WAITS + "stuck()").pid
     for _ in range(2):  # the second answer is not the first again
-        (*others, main), text = stacks_of(pid)
-        assert [frame["name"] for frame in main["frames"]] == ["stuck", "<module>"]
-        assert len(others) == 1 and "other" in [frame["name"] for frame in others[0]["frames"]]
-        assert "  MainThread\n    stuck (worker.py:" in text
+        text = stacks_of(pid)
+        assert text.count(f"    stuck ({tmp_path}/worker.py:") == 1
+        assert text.count(f"    other ({tmp_path}/worker.py:") == 1
 
 
-def test_a_forked_process_tells_its_own(begin: Begin) -> None:
+def test_a_forked_process_tells_its_own(begin: Begin, tmp_path: Path) -> None:
     parent = begin("worker", LISTENS + WAITS + "if os.fork():\n    os.wait()\nstuck()")
     (child,) = psutil.Process(parent.pid).children()
-    ((main,), _) = stacks_of(child.pid)  # its parent has two threads
-    assert main["frames"][0]["name"] == "stuck"
+    text = stacks_of(child.pid)  # its parent has two threads
+    assert f"    stuck ({tmp_path}/worker.py:" in text and "    other (" not in text
 
 
 @pytest.mark.parametrize("listens", [False, True])
@@ -58,6 +58,6 @@ def test_a_process_that_does_not_listen_or_is_stopped_is_left_alone(begin: Begin
     pid = begin("worker", (LISTENS if listens else "") + WAITS + "stuck()").pid
     if listens:
         os.kill(pid, signal.SIGSTOP)
-    threads, text = stacks_of(pid)
-    assert threads == [] and "Permission Denied" in text
+    assert stacks_of(pid) == "  no stack: Error: Permission Denied: try running with sudo\n"
     os.kill(pid, 0)
+    assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -1,98 +1,67 @@
-"""Notices that a run makes no progress, says what each of its processes is doing, and ends it as a death would.
+"""A limit on the time without progress: a warning with the stacks of all processes, and then the end of the run.
 
 Progress is what the trainer notes in phase.json (a new phase, and in a generation or validation each response that has
-finished) and the lines of the start-up. The process that is named is a guess: a step that is merely slow gets the same
-warning. Defined here.
+finished) and the lines of the start-up. A step that is merely slow gets the same warning. Defined here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import re
 import sysconfig
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import ray
 
 from recipe.runner.faults.errors import Death
 from recipe.runner.faults.phase import Phase
-from recipe.runner.faults.processes import FSDP_WORKER, is_stopped, processes_of, role_of
-from recipe.runner.faults.stacks import HANG_FILE, Thread, place, stacks_of
+from recipe.runner.faults.processes import is_stopped, processes_of, role_of
+from recipe.runner.faults.stacks import stacks_of
 from recipe.runner.faults.watchdog import other_nodes
 
-#: The limit of a phase: six times its longest wait in the last five steps, so that one with responses ten times as long
-#: does not end the run.
-_TIMES, _STEPS = 6, 5
-#: After so many steps of a phase half of ``after_s`` is enough.
-_KNOWN = 3
+#: In the run folder: the stacks of a run that hangs.
+HANG_FILE: Final = "hang.txt"
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75
 _LOOK_EVERY_S = 1.0
 _ELSEWHERE_S = 20.0
 #: Before the run folder has a phase.
 _BEGINNING = Phase(0, "start-up", 0.0)
-_SAMPLES = 5
-#: Where a thread that waits usually is; this recipe has some, too.
+_FRAME = re.compile(r"^    (.+) \((.+):(\d+)\)$", re.MULTILINE)
+_PACKAGES = [importlib.util.find_spec(name) for name in ("fspo", "ray", "verl", "vllm")]  # may be a checkout each
 _LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    *{str(Path(spec.origin).parent) for spec in _PACKAGES if spec is not None and spec.origin},
     str(Path(__file__).resolve().parents[2]),
+    "<",  # no file
 )
 
 
 @dataclass(frozen=True)
-class Doing:
-    """What one process of the run is doing.
+class Look:
+    """What is seen of one process.
 
     Attributes:
-        role: What it is for the run.
-        pid: Its number.
-        node: Where, if it is not this machine.
-        state: ``stopped``, ``busy`` (wanted a core most of a second) or ``waits``.
-        where: ``function (file:line)`` of the thread that tells most.
-        own: Whether that is code of no library: a reward function, say.
-        stacks: Of all threads.
+        process: Its role, number and node, for a sentence.
+        stopped: Whether a signal or a debugger has stopped it.
+        code: ``FUNCTION (FILE:LINE)`` of the innermost frame that is in code of no library: a reward function, say.
+        stacks: Of all its threads.
     """
 
-    role: str
-    pid: int
-    node: str | None
-    state: str
-    where: str
-    own: bool
+    process: str
+    stopped: bool
+    code: str | None
     stacks: str
 
     def words(self) -> str:
         """For a sentence."""
-        there = f" on {self.node}" if self.node else ""
-        doing = {"stopped": "is stopped", "busy": f"is busy in {self.where}", "waits": f"is in {self.where}"}
-        return f"the {self.role} (process {self.pid}{there}) {doing[self.state]}"
-
-
-class Patience:
-    """How long a phase may go without progress: ``after_s``, half of it once three steps are known, or six times the
-    longest it has gone in its last five steps, if that is more. What was slow once (a first step that compiles, a file
-    system) does not count for ever."""
-
-    def __init__(self, after_s: float) -> None:
-        self._after_s = after_s
-        self._longest_s: dict[str, dict[int, float]] = {}  # by phase and step
-
-    def measured(self, phase: Phase, seconds: float) -> None:
-        """Take in how long a phase went without progress before it made some."""
-        steps = self._longest_s.setdefault(phase.phase, {})
-        steps[phase.step] = max(seconds, steps.get(phase.step, 0.0))
-        if len(steps) > _STEPS:
-            del steps[min(steps)]
-
-    def limit_s(self, phase: str) -> float:
-        """Seconds after which it is warned of."""
-        waits = self._longest_s.get(phase, {}).values()
-        return max(self._after_s / (2 if len(waits) >= _KNOWN else 1), _TIMES * max(waits, default=0.0))
+        return f"{self.process} is {'stopped' if self.stopped else f'in {self.code}' if self.code else 'in a library'}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +71,7 @@ class HangWatch:
     Attributes:
         run_id: Of the run.
         run_dir: Where the stacks are written, as ``hang.txt``.
-        after_s: The shortest limit, in seconds.
+        after_s: The limit, in seconds.
         phase: Tells what the run is doing.
         lines: How many lines the run has printed.
         say: Called with a warning.
@@ -124,116 +93,69 @@ class HangWatch:
         threading.Thread(target=self._run, daemon=True, name="hang watch").start()
 
     def _run(self) -> None:
-        patience = Patience(self.after_s)
         last: tuple[Phase, int] | None = None
-        # The looks are counted: the clock goes on while this process is stopped (Ctrl-Z) or the machine sleeps.
+        # The looks are counted: the clock goes on while this process is stopped (Ctrl-Z).
         waited, warning = 0.0, ""
         while not self.over.wait(_LOOK_EVERY_S):
             waited += _LOOK_EVERY_S
             phase = self.phase() or _BEGINNING
             if (signs := (phase, self.lines())) != last:
-                if last is not None:
-                    patience.measured(last[0], waited)
                 if warning:
                     self.say(f"note: the run goes on, after {waited:.0f} s without progress")
                 last, waited, warning = signs, 0.0, ""
-                continue
-            limit = patience.limit_s(phase.phase)
-            if waited > limit and not warning:
+            elif waited > self.after_s and not warning:
                 warning = self._diagnose(phase, waited)
-                more = f"The run ends if there is none for {_END * limit - waited:.0f} s more (run.hang_after_s)"
+                more = f"The run ends if there is none for {_END * self.after_s - waited:.0f} s more (run.hang_after_s)"
                 self.say(f"warning: {warning}. {more}")
-            elif waited > _END * limit:
+            elif waited > _END * self.after_s:
                 told = f"{warning}. It was ended after {waited:.0f} s (run.hang_after_s)"
                 self.report(Death("", None, None, phase, told=told))
                 return
 
     def _diagnose(self, phase: Phase, waited: float) -> str:
-        """Look at all processes, write their stacks, and say in one sentence which of them explains it."""
+        """Write the stacks of all processes, and say in one sentence which are stopped, or else in code of the user."""
         queue = f" ({phase.queue})" if phase.queue else ""
         what = f"no progress for {waited:.0f} s {phase.words()}{queue}"
         why = "nothing is known of its processes"
         try:
-            processes = [*doing_here(self.run_id), *doing_elsewhere(self.run_id)]
-            why = "; ".join(doing.words() for doing in suspects(processes)[:3]) or "every process waits for another"
-            stacks = "\n".join(f"{doing.words()}\n{doing.stacks}" for doing in processes)
+            looks = [*looks_here(self.run_id), *looks_elsewhere(self.run_id)]
+            named = [look for look in looks if look.stopped] or [look for look in looks if look.code]
+            why = "; ".join(look.words() for look in named) or "every process is in a library"
             file = self.run_dir / HANG_FILE
+            stacks = "\n".join(f"{look.words()}\n{look.stacks}" for look in looks)
             file.write_text(f"{time.strftime('%F %T')}, {waited:.0f} s without progress\n\n{stacks}")
         except Exception as error:  # whatever it is, a full disk for one: the run must end
             return f"{what}: {why} ({error!r})"
         return f"{what}: {why}; stacks of all processes: {file}"
 
 
-def doing_here(run_id: str, node: str | None = None) -> list[Doing]:
-    """What each process of the run on this machine is doing."""
-    roles = {pid: role for pid in processes_of(run_id) if (role := role_of(pid)) is not None}
-    wanted: Counter[int] = Counter()
-    for _ in range(_SAMPLES):
-        wanted.update(pid for pid in roles if _wants_to_run(pid))
-        time.sleep(0.2)
-    doing = []
-    for pid, role in roles.items():
-        state = "stopped" if is_stopped(pid) else "busy" if 2 * wanted[pid] > _SAMPLES else "waits"
-        threads, stacks = stacks_of(pid)
-        frame = min(threads, key=_order)["frames"][0] if threads else None
-        where, own = (place(frame), _is_own(frame)) if frame else ("code that cannot be seen", False)
-        doing.append(Doing(role, pid, node, state, where, own, stacks))
-    return doing
+def looks_here(run_id: str, node: str | None = None) -> list[Look]:
+    """Of each process of the run on this machine."""
+    looks = []
+    for pid in processes_of(run_id):
+        if (role := role_of(pid)) is not None:
+            stacks, there = stacks_of(pid), f" on {node}" if node else ""
+            frames = (match for match in _FRAME.finditer(stacks) if not match[2].startswith(_LIBRARIES))
+            code = next((f"{match[1]} ({Path(match[2]).name}:{match[3]})" for match in frames), None)
+            looks.append(Look(f"the {role} (process {pid}{there})", is_stopped(pid), code, stacks))
+    return looks
 
 
-def _wants_to_run(pid: int) -> bool:
-    """Whether a thread of the process runs, or would on an idle machine."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if stat.read_text().rpartition(") ")[2].startswith("R"):
-                return True
-    return False
-
-
-def _order(thread: Thread) -> tuple[bool, bool, bool, bool]:
-    """First the thread in code of no library, then the one with Python's lock, then the one that executes a call of
-    Ray (of an actor with asynchronous methods not the main one, which waits for messages), then the main one."""
-    called = any(frame["filename"].endswith("ray/_private/function_manager.py") for frame in thread["frames"])
-    own, locks = _is_own(thread["frames"][0]), thread["owns_gil"]
-    return not own, not locks, not called, thread["thread_name"] != "MainThread"
-
-
-def _is_own(frame: dict[str, Any]) -> bool:
-    file = frame["filename"]
-    return not (file.startswith("<") or "/ray/" in file or any(file.startswith(folder) for folder in _LIBRARIES))
-
-
-def suspects(processes: Sequence[Doing]) -> list[Doing]:
-    """The processes that explain a hang: those that are stopped; else in code of no library; else busy; else a rank
-    that is elsewhere than the other ranks. Of two ranks in two places nobody knows which is wrong: both are named."""
-    places = [doing.where for doing in processes if doing.role == FSDP_WORKER]
-    usual = max(places, key=places.count, default=None) if len(set(places)) < len(places) else None
-    for explains in (
-        lambda doing: doing.state == "stopped",
-        lambda doing: doing.own,
-        lambda doing: doing.state == "busy",
-        lambda doing: doing.role == FSDP_WORKER and len(places) > 1 and doing.where != usual,
-    ):
-        if named := [doing for doing in processes if explains(doing)]:
-            return named
-    return []
-
-
-def doing_elsewhere(run_id: str) -> list[Doing]:
+def looks_elsewhere(run_id: str) -> list[Look]:
     """The same on the run's other nodes; a node that does not answer is left out."""
+    looks: list[Look] = []
     if not ray.is_initialized():
-        return []
-    doing: list[Doing] = []
+        return looks
 
-    def look() -> None:
+    def ask() -> None:
         with contextlib.suppress(Exception):
-            ask = ray.remote(num_cpus=0)(doing_here)
-            answers = [ask.options(scheduling_strategy=there).remote(run_id, name) for name, there in other_nodes()]
+            task = ray.remote(num_cpus=0)(looks_here)
+            answers = [task.options(scheduling_strategy=node).remote(run_id, name) for name, node in other_nodes()]
             for answer in ray.wait(answers, num_returns=len(answers), timeout=_ELSEWHERE_S)[0]:
-                doing.extend(ray.get(answer))
+                looks.extend(ray.get(answer))
 
     # Ray may be what hangs: some of its calls take no time limit.
-    looks = threading.Thread(target=look, daemon=True)
-    looks.start()
-    looks.join(2 * _ELSEWHERE_S)
-    return list(doing)
+    asks = threading.Thread(target=ask, daemon=True)
+    asks.start()
+    asks.join(2 * _ELSEWHERE_S)
+    return list(looks)

@@ -1,14 +1,12 @@
-"""The Python stacks of another process: by py-spy, or written by the process itself where ptrace is not allowed.
+"""The Python stacks of another process: by py-spy, or written by the process itself where ptrace is refused.
 
-py-spy reads the memory of a process and needs nothing of it, but many clusters and containers allow that to nobody, or
-to a parent only. So each process that imports verl writes its stacks to a memory file of its own when it gets a signal.
-``faulthandler`` does that outside the interpreter: also where Python's lock is held. Defined here.
+py-spy needs nothing of the process, but many clusters and containers allow ptrace to nobody. So each process that
+imports verl writes its stacks to its log on a signal: ``faulthandler`` does that also where Python's lock is held.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import re
 import signal
@@ -16,79 +14,44 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-#: In the run folder: the stacks of a run that hangs.
-HANG_FILE: Final = "hang.txt"
-#: A thread as py-spy describes it: ``thread_name``, ``owns_gil`` and ``frames``, the innermost first, of which each has
-#: ``name``, ``filename``, ``short_filename`` and ``line``.
-Thread = dict[str, Any]
+from recipe.runner.faults.processes import log_of
+
 #: Used by nobody else: not by Python, Ray, vLLM or SLURM.
-SIGNAL: Final = getattr(signal, "SIGRTMIN", 0) + 9  # where there is none, nothing is registered either
+SIGNAL: Final = getattr(signal, "SIGRTMIN", 0) + 9
 #: How long py-spy may take, and how long a process has to write.
 _PY_SPY_S, _WRITE_S = 20.0, 1.0
-_FRAME: Final = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
-def stacks_of(pid: int) -> tuple[list[Thread], str]:
-    """The threads of a process, the main one last, and all of them as text, which also says why there are none."""
-    py_spy = Path(sys.executable).with_name("py-spy")
-    command = [str(py_spy), "dump", "--nonblocking", "--json", "--pid", str(pid)]
-    reason = ""
+def stacks_of(pid: int) -> str:
+    """All threads, a line ``    FUNCTION (FILE:LINE)`` for each frame, the innermost first; or why there are none."""
+    command = [str(Path(sys.executable).with_name("py-spy")), "dump", "--nonblocking", "--full-filenames"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_S, check=True)
-        threads = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        threads = _written_by(pid)
-        reason = " ".join(str(getattr(error, "stderr", None) or error).split())
-    threads = [thread for thread in threads if thread["frames"]]
-    if not threads:  # of a process without Python, say
-        return [], f"  no stack: {reason}\n"
-    lines = []
-    for thread in threads:
-        lines += [f"  {thread['thread_name']}\n", *(f"    {place(frame)}\n" for frame in thread["frames"])]
-    return threads, "".join(lines)
-
-
-def place(frame: dict[str, Any]) -> str:
-    """``function (file:line)`` of a frame."""
-    return f"{frame['name']} ({frame['short_filename'] or frame['filename']}:{frame['line']})"
-
-
-# ---------------------------------------------------------------- where ptrace is not allowed
+        command += ["--pid", str(pid)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = " ".join(str(getattr(error, "stderr", None) or error).split("\n\n")[0].split())
+        return _written_by(pid) or f"  no stack: {reason}\n"
 
 
 def write_when_asked() -> None:
-    """Have this process, and those that are forked from it, write their stacks on the signal."""
-    if hasattr(os, "memfd_create"):  # Linux
-        _listen()
-        os.register_at_fork(after_in_child=_listen)  # it would write to the file of its parent
+    """Have this process, and those that are forked from it, write their stacks to their log on the signal."""
+    if hasattr(faulthandler, "register"):  # not Windows
+        faulthandler.register(SIGNAL, file=2)
 
 
-def _listen() -> None:
-    faulthandler.register(SIGNAL, file=os.memfd_create(_name(os.getpid())))  # on no disk, and gone with the process
-
-
-def _name(pid: int) -> str:
-    return f"fspo-stacks-{pid}"
-
-
-def _written_by(pid: int) -> list[Thread]:
-    """What the process writes on the signal; nothing if it has no such file (it would die of it), or is stopped."""
+def _written_by(pid: int) -> str:
+    """What the process writes on the signal; nothing if it is stopped, or does not listen: it would die of it."""
     try:
-        file = next(fd for fd in Path(f"/proc/{pid}/fd").iterdir() if f":{_name(pid)} " in os.readlink(fd))
-        before = file.stat().st_size
+        caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        log = Path(log_of(pid) or "")
+        if caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1 or not log.is_file():
+            return ""
+        before = log.stat().st_size
         os.kill(pid, SIGNAL)
         time.sleep(_WRITE_S)
-        stacks = file.read_bytes()[before:].decode(errors="replace").split("\n\n")
-    except (OSError, StopIteration):  # it has ended, or does not listen
-        return []
-    threads: list[Thread] = []
-    for stack in stacks:
-        frames = [
-            {"name": name, "filename": path, "short_filename": Path(path).name, "line": int(line)}
-            for path, line, name in _FRAME.findall(stack)
-        ]
-        threads.append({"thread_name": "thread", "owns_gil": False, "frames": frames})
-    threads[-1]["thread_name"] = "MainThread"
-    return threads
+        text = log.read_bytes()[before:].decode(errors="replace")
+    except OSError:  # it has ended
+        return ""
+    return re.sub(r'^  File "(.*)", line (\d+) in (.*)$', r"    \3 (\1:\2)", text, flags=re.MULTILINE)

@@ -155,7 +155,7 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str) -> None:
     print(f"run folder: {config.run.dir}\nstarting Ray", flush=True)
     driver_log = Path(config.run.dir) / "driver.log"
     driver, stop = Driver(job), threading.Event()
-    reaper = Reaper(run_id, config.run.dir, config.run.hang_after_s)
+    reaper = Reaper(run_id, config.run.dir)
     watchdog = driver.watchdog = _start_watchdog(config, driver, reaper, run_id)
     printer = threading.Thread(target=driver.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
