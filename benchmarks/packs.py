@@ -70,10 +70,9 @@ def row(job: Job, lengths: list[int], ranks: int, way: str) -> list[str]:
     of_updates = [[part[start : start + size // ranks] for part in tokens] for start in starts]
     updates = [pack(of_ranks, job.budget) for of_ranks in of_updates]
     fill, slowest = fill_and_slowest(of_updates, sum(updates), job.budget)
-    inferred, packs = ([tokens], pack(tokens, job.budget)) if way == "verl" else (of_updates[1:], sum(updates[1:]))
-    sequences = len(lengths) - (0 if way == "verl" else size)
+    inferred, packs = ([tokens], pack(tokens, job.budget)) if way == "verl" else (of_updates, sum(updates))
     full, _ = fill_and_slowest(inferred, packs, job.budget)
-    cells = [str(ranks), way, str(sequences), str(packs), f"{full:.3f}"]
+    cells = [str(ranks), way, str(packs), f"{full:.3f}"]
     return [*cells, str(sum(updates)), f"{fill:.3f}", f"{slowest:.3f}"]
 
 
@@ -83,7 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16])
     args = parser.parse_args()
     lengths = draw_lengths(Job(), args.mean)
-    columns = ["ranks", "balanced by", "sequences inferred", "packs inferred", "their fill"]
+    columns = ["ranks", "balanced by", "packs inferred", "their fill"]
     columns += ["packs updated", "fill", "slowest rank"]
     ways = ("verl", "this recipe")
     print(markdown_table(columns, [row(Job(), lengths, ranks, way) for ranks in args.ranks for way in ways]))

@@ -54,7 +54,6 @@ class FspoSettings:
     kl_to_start: bool
     pi_old: Literal["actor", "rollout"]
     accept_uncorrected: bool
-    noise_floor: Literal["first", "every"]
     drop: Literal["stale", "evenly"]
     calibration_rounds: Count
     reference_length: Positive | None

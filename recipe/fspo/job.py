@@ -37,7 +37,6 @@ def _passes(config: DictConfig) -> Passes:
     return Passes(
         reference_at_validations=settings.kl_to_start,
         old_of_rollout=settings.pi_old == "rollout",
-        old_of_first=settings.noise_floor == "first",
         keeps_old_weights=settings.pi_old == "actor",
         mean_response=config.run.mean_response,
     )

@@ -45,7 +45,6 @@ class MiniBatch:
             sent), accepted (1) or not (0); then its :func:`fspo.positions.prefixes`; empty unless asked for.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
         learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
-        own_pi_old: Whether its own log-probabilities are pi_old, so that S says nothing of two passes.
     """
 
     sums: SequenceSums
@@ -53,7 +52,6 @@ class MiniBatch:
     sequences: np.ndarray
     grad_norm: float | None = None
     learning_rate: float | None = None
-    own_pi_old: bool = False
 
     @property
     def moves(self) -> bool:
@@ -127,9 +125,6 @@ class Recorder:
         #: Factor on the loss (``match_scale=matched``).
         self.loss_scale = 1.0
         self._done = 0
-        self._own_every = 0
-        self._own: list[torch.Tensor] = []
-        self._pack = 0
         self._mini_batches: list[MiniBatch] = []
         self._sequences: list[np.ndarray] | None = None
 
@@ -148,7 +143,6 @@ class Recorder:
         self,
         band_state: BandState | None,
         done: int,
-        own_every: int = 0,
         sequences: bool = False,
         loss_scale: float = 1.0,
     ) -> None:
@@ -158,29 +152,15 @@ class Recorder:
             band_state: Of the rollout batch.
             done: Mini-batches of the rollout batch that were handed over before: ``mode=separate_async`` updates once
                 for each.
-            own_every: Mini-batches of an epoch, of which the first has no log-probabilities of pi_old but its own; 0 if
-                all have some.
             sequences: Keep :data:`SEQUENCE_COLUMNS` of every sequence too.
             loss_scale: Factor on the loss.
         """
-        self._band_state, self._done, self._own_every, self._own = band_state, done, own_every, []
+        self._band_state, self._done = band_state, done
         self._keep_sequences, self.loss_scale = sequences, loss_scale
-
-    @property
-    def own_pi_old(self) -> bool:
-        """Whether the log-probabilities of the mini-batch in progress are those of pi_old."""
-        return self._own_every > 0 and len(self._mini_batches) % self._own_every == 0
-
-    def keep(self, log_prob: torch.Tensor) -> torch.Tensor:
-        """The log-probabilities that this pack had in the first epoch, whose packs come in the same order."""
-        self._pack += 1
-        if self._pack > len(self._own):
-            self._own.append(log_prob.detach())
-        return self._own[self._pack - 1]
 
     def begin_mini_batch(self) -> None:
         """Open the records of the next mini-batch."""
-        self._sequences, self._pack = [np.empty((len(SEQUENCE_COLUMNS) + 2 * OCTAVES, 0))], 0
+        self._sequences = [np.empty((len(SEQUENCE_COLUMNS) + 2 * OCTAVES, 0))]
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
@@ -224,8 +204,7 @@ class Recorder:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
         if self.audit is not None and self._sequences is not None:
             sequences = np.concatenate(self._sequences, axis=1)
-            steps = (grad_norm, learning_rate, self.own_pi_old)
-            self._mini_batches.append(MiniBatch(*self.audit.take(), sequences, *steps))
+            self._mini_batches.append(MiniBatch(*self.audit.take(), sequences, grad_norm, learning_rate))
         self._sequences = None
 
     def pop(self) -> list[MiniBatch]:

@@ -25,8 +25,6 @@ from recipe.runner.launch import run_folder
 from recipe.runner.launch.progress import PROGRESS
 from transfer_queue import KVBatchMeta
 
-from verl.protocol import DataProto
-from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -46,8 +44,6 @@ class FSPOHooks(RunnerHooks):
         self._cycle = Cycle(config)
         self._position: dict[str, int] = {}
         self._fetched = 0
-        self._floor_measured = False
-        self._own: list[str] = []  # keys of the mini-batch whose own log-probabilities are pi_old
         super().__init__(config)
         #: Whether the reference policy is there only to measure the distance to the start, at steps that validate.
         self._measures_kl = config.fspo.kl_to_start and not self.use_reference_policy
@@ -144,51 +140,14 @@ class FSPOHooks(RunnerHooks):
     # ---------------------------------------------------------------- pi_old
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        self._own = []
-        keys, kind = batch.keys, None  # of the rows whose pi_old is not computed; type of those that are
         if self.config.fspo.pi_old == "actor":
             if not self.config.actor_rollout_ref.actor.shuffle:  # with it, verl's mini-batches are drawn at random
                 batch.extra_info["mini_batch_size"] = self.mini_batch
-            if not self._first_is_own(batch):
-                return super()._compute_old_log_prob(batch, metrics)
-            keys = self._own = self.first_keys
-            rest = super()._compute_old_log_prob(self._others(batch), metrics)
-            computed = tq.kv_batch_get(rest.keys[:1], rest.partition_id, select_fields=["old_log_probs"])
-            kind = computed["old_log_probs"].dtype
-        where = {"keys": keys, "partition_id": batch.partition_id}
+            return super()._compute_old_log_prob(batch, metrics)
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
         data = tq.kv_batch_get(**where, select_fields=["rollout_log_probs"])
-        # The worker puts its own in the place of those of _own.
-        data["old_log_probs"] = data.pop("rollout_log_probs").to(kind)
+        data["old_log_probs"] = data.pop("rollout_log_probs")
         tq.kv_batch_put(**where, fields=data)
-        return batch
-
-    def _others(self, batch: KVBatchMeta) -> KVBatchMeta:
-        own = set(self._own)
-        return batch.select_keys([key for key in batch.keys if key not in own])
-
-    def _first_is_own(self, batch: KVBatchMeta) -> bool:
-        """Whether nothing but the loss reads pi_old of the first mini-batch, before whose update nothing has moved.
-
-        A KL penalty in the reward, a rollout correction and the distance to the start do, and the noise floor takes two
-        passes to measure. In ``separate_async`` the weights move between the batches of a step.
-        """
-        config, correction = self.config, self.config.algorithm.rollout_correction or {}
-        keys = ("rollout_is", "rollout_rs", "bypass_mode")
-        reads = any(correction.get(key) for key in keys) or config.algorithm.use_kl_in_reward
-        reads = reads or (config.fspo.kl_to_start and self._validates)
-        measures = config.fspo.noise_floor == "every" or not self._floor_measured
-        cannot = config.actor_rollout_ref.actor.shuffle or not config.actor_rollout_ref.rollout.calculate_log_probs
-        cannot = cannot or self.verl_mode == "separate_async" or len(batch) % self.mini_batch
-        return len(batch) > self.mini_batch and not (reads or measures or cannot)
-
-    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        batch = super()._compute_advantage(batch, metrics)
-        if self._own and (correction := self.config.algorithm.rollout_correction):
-            # verl compares vLLM with pi_old of all rows; here of those whose pi_old has been computed.
-            fields, rest = ["old_log_probs", "rollout_log_probs", "response_mask"], self._others(batch)
-            data = tq.kv_batch_get(keys=rest.keys, partition_id=rest.partition_id, select_fields=fields)
-            padded = DataProto(batch=data.to_padded_tensor())
-            metrics.update(compute_rollout_correction_and_add_to_batch(padded, correction)[1])
         return batch
 
     # ---------------------------------------------------------------- update
@@ -200,11 +159,9 @@ class FSPOHooks(RunnerHooks):
         cycle.begin(outcomes)
         if cycle.needs_sequences:
             batch = send_rows(batch, outcomes, cycle.rows)
-        own_every = len(batch) // self.mini_batch if self._own else 0
         options = {"sequences": cycle.needs_sequences, "loss_scale": cycle.loss_scale.factor}
-        self.actor_rollout_wg.begin_update(cycle.band_state, cycle.mini_batches, own_every, **options)
+        self.actor_rollout_wg.begin_update(cycle.band_state, cycle.mini_batches, **options)
         batch = super()._update_actor(batch, metrics)
-        self._floor_measured = True
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             read = functools.partial(read_responses, batch.partition_id, self.tokenizer)

@@ -22,7 +22,6 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.utils.padding import response_from_nested
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     import recipe.runner.cpu.attention
@@ -36,16 +35,11 @@ _SKIPPED_STEPS = 20
 
 
 def _with_rows(loss_fn: Callable[..., Any], model_output: Any, data: Any, dp_group: Any = None) -> Any:
-    """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: which rows these are.
-
-    Where nothing has moved since pi_old, and no pass has computed its log-probabilities, they are those of this one.
-    """
+    """``loss_fn``, after the recorder has been given what verl does not hand to a policy loss: which rows these are."""
     row_B = data.get(ROWS, None)
     if row_B is not None and row_B.is_nested:  # how TransferQueue hands out every column, of equal rows too
         row_B = torch.stack(row_B.unbind())
     RECORDER.row_B = None if row_B is None else row_B.flatten()
-    if RECORDER.own_pi_old:
-        data["old_log_probs"] = RECORDER.keep(response_from_nested(model_output["log_probs"], data["response_mask"]))
     return loss_fn(model_output=model_output, data=data, dp_group=dp_group)
 
 
@@ -101,9 +95,9 @@ class FSPOWorker(ActorRolloutRefWorker):
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(run_dir) / "collectives_rank")  # and the number of the rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_update(self, band_state: BandState | None, done: int = 0, own_every: int = 0, **options: Any) -> None:
+    def begin_update(self, band_state: BandState | None, done: int = 0, **options: Any) -> None:
         """See :meth:`recipe.fspo.recorder.Recorder.begin_update`."""
-        RECORDER.begin_update(band_state, done, own_every, **options)
+        RECORDER.begin_update(band_state, done, **options)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_mini_batches(self) -> list[MiniBatch] | None:

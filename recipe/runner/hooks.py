@@ -138,7 +138,6 @@ class RunnerHooks(PPOTrainer):
         lengths = [tag["seq_len"] for tag in batch.tags]
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         rows = rows_of_ranks(lengths, self.mini_batch, ranks)
-        self.first_keys = batch.keys[: self.mini_batch]  # of the mini-batch that is trained on first
         metrics.update(log_seqlen_unbalance(lengths, rows, "global_seqlen"))
         batch.reorder([row for part in rows for row in part])
         return batch

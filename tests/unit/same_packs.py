@@ -55,10 +55,8 @@ def sequences(rank: int, ranks: int) -> TensorDict:
     return TensorDict(nested, batch_size=len(mine))
 
 
-def largest_by_mini_batch(
-    worker: FSPOWorker, ulysses: int, asked: dict[str, int], epochs: int = 1, own: bool = False
-) -> list[float] | None:
-    """Largest |S| of each mini-batch, with pi_old from a pass of its own, with ``own`` of all but the first."""
+def largest_by_mini_batch(worker: FSPOWorker, ulysses: int, asked: dict[str, int]) -> list[float] | None:
+    """Largest |S| of each mini-batch."""
     data = sequences(dist.get_rank() // ulysses, 2 // ulysses)
     question = data.clone()
     tu.assign_non_tensor(question, calculate_entropy=True, compute_loss=False, temperature=1.0, **asked)
@@ -66,11 +64,8 @@ def largest_by_mini_batch(
     if ulysses > 1:  # verl hands on what the first rank of a group answers, through its queue
         dist.broadcast_object_list(answer, src=0)
     data["old_log_probs"] = response_from_nested(answer[0]["log_probs"], data["response_mask"])
-    if own:
-        first = data["response_mask"].offsets()[MINI_BATCH * ulysses // 2]
-        data["old_log_probs"].values()[:first] = torch.nan
-    RECORDER.begin_update(None, 0, own_every=SEQUENCES // MINI_BATCH if own else 0)
-    of_update = {"global_batch_size": MINI_BATCH, "mini_batch_size": MINI_BATCH, "epochs": epochs, "seed": 1}
+    RECORDER.begin_update(None, 0, sequences=True)
+    of_update = {"global_batch_size": MINI_BATCH, "mini_batch_size": MINI_BATCH, "epochs": 1, "seed": 1}
     tu.assign_non_tensor(
         data, calculate_entropy=False, dataloader_kwargs={"shuffle": False}, temperature=1.0, **of_update
     )
@@ -100,23 +95,10 @@ def rank_of_two(rank: int, folder: str, ulysses: int) -> None:
     for module in worker.actor.engine.module.modules():
         if hasattr(module, "config"):
             module.config._attn_implementation = "flash_attention_2"
-    worker.record(sequences=True, run_dir=folder)
+    worker.record(run_dir=folder)
     torch.nn.functional.linear = split_k
-    optimizer, parameters = worker.actor.engine.optimizer, list(worker.actor.engine.module.parameters())
-    weights = [parameter.detach().clone() for parameter in parameters]
-    same = {"mini_batch_size": MINI_BATCH}
-    for way, asked, lr, epochs, own in (
-        ("as the update", same, 0.0, 1, False),
-        ("as verl", {}, 0.0, 1, False),
-        ("moving, two passes", same, 1e-2, 2, False),
-        ("moving, own pi_old", same, 1e-2, 2, True),
-    ):
-        with torch.no_grad():
-            for parameter, weight in zip(parameters, weights, strict=True):
-                parameter.copy_(weight)
-        optimizer.state.clear()
-        optimizer.param_groups[0]["lr"] = lr
-        if (largest := largest_by_mini_batch(worker, ulysses, asked, epochs, own)) is not None:
+    for way, asked in (("as the update", {"mini_batch_size": MINI_BATCH}), ("as verl", {})):
+        if (largest := largest_by_mini_batch(worker, ulysses, asked)) is not None:
             line = json.dumps({"rank": rank, "ulysses": ulysses, "way": way, "largest": largest})
             print(f"{line}\n", end="", flush=True)  # in one write: two ranks share the pipe
 

@@ -155,12 +155,3 @@ def largest(tmp_path_factory: pytest.TempPathFactory) -> Largest:
 def test_log_probabilities_of_two_passes_are_rounded_alike(largest: Largest, ulysses: int, speak: int) -> None:
     assert largest[ulysses, "as the update"] == [[0.0, 0.0, 0.0]] * speak
     assert min(min(values) for values in largest[ulysses, "as verl"]) > 0.01  # so the kernel does round by the shape
-
-
-@pytest.mark.slow  # the same minute
-@pytest.mark.parametrize("ulysses", [1, 2])
-def test_the_first_mini_batch_s_own_log_probabilities_are_pi_old_in_every_epoch(largest: Largest, ulysses: int) -> None:
-    own = sorted(largest[ulysses, "moving, own pi_old"])
-    assert own == sorted(largest[ulysses, "moving, two passes"])
-    for first, *later in own:
-        assert first == 0 and len(later) == 5 and min(later) > 0.01

@@ -118,12 +118,12 @@ def test_step_time_scales_as_its_assumptions_say() -> None:
     # F for the old policy, as much for the reference where it is needed, 4 F for the update
     forward = base["update"] / 4
     for needed, share in (
-        ("fspo.kl_to_start=false", 3 / 4),  # the first of four mini-batches needs no pass
-        ("trainer.test_freq=10", 1 / 10 + 1 - 9 / 10 / 4),  # but where the distance to the start is measured
-        (f"{_ACTOR}.shuffle=true", 1 / 10 + 1),
+        ("fspo.kl_to_start=false", 1),
+        ("trainer.test_freq=10", 1 / 10 + 1),  # where the distance to the start is measured
+        ("fspo.kl_to_start=false fspo.pi_old=rollout", 0),
         ("algorithm.use_kl_in_reward=true", 1 + 1),
     ):
-        assert planned(needed, **even).time["log_probs"] == pytest.approx(forward * share), needed
+        assert planned(*needed.split(), **even).time["log_probs"] == pytest.approx(forward * share), needed
     assert base["tokens"] == pytest.approx(512 * 16 * 2256)
     parts = base["generation"] + base["log_probs"] + base["update"] + base["rest"]
     assert base["total"] == pytest.approx(parts)

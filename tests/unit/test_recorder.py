@@ -68,25 +68,6 @@ def test_band_state_follows_the_mini_batch() -> None:
     assert state is not None and state.drift_per_token == 0.5
 
 
-def test_the_first_mini_batch_keeps_its_own_log_probabilities_over_the_epochs() -> None:
-    recorder = Recorder()
-    recorder.enable(max_response_length=8)
-    for _ in range(2):  # as in the update after
-        recorder.begin_update(None, done=0, own_every=2)
-        packs = [torch.rand(3), torch.rand(5)]
-        for epoch in range(2):
-            for is_own in (True, False):
-                recorder.begin_mini_batch()
-                assert recorder.own_pi_old == is_own
-                if is_own:
-                    kept = [recorder.keep(pack + epoch) for pack in packs]
-                    assert all(map(torch.equal, kept, packs))
-                recorder.end_mini_batch(grad_norm=None)
-        assert [each.own_pi_old for each in recorder.pop()] == [True, False] * 2
-    recorder.begin_update(None, done=0)
-    assert not recorder.own_pi_old
-
-
 def test_ranks_are_joined_by_mini_batch() -> None:
     per_rank = [recorded([2 * rank], [2 * rank + 1], grad_norm=1.5) for rank in range(2)]
     first, _ = join_ranks([*per_rank, None])  # under Ulysses another rank speaks for the last one

@@ -119,32 +119,6 @@ def test_a_schedule_ends_where_the_epochs_end(monkeypatch: pytest.MonkeyPatch) -
     assert loop.config.actor_rollout_ref.actor.optim.total_training_steps == 12  # updates, as verl counts
 
 
-@pytest.mark.parametrize(
-    ("settings", "step", "rows", "is_own"),
-    [
-        ([], 3, 256, True),
-        (["actor_rollout_ref.rollout.calculate_log_probs=false"], 3, 256, False),
-        (["actor_rollout_ref.actor.shuffle=true"], 3, 256, False),
-        ([], 3, 64, False),  # one mini-batch
-        ([], 10, 256, False),  # a step that validates
-        (["fspo.kl_to_start=false"], 10, 256, True),
-        (["fspo.noise_floor=every"], 3, 256, False),
-        (["algorithm.use_kl_in_reward=true"], 3, 256, False),
-        (["algorithm.rollout_correction.rollout_is=sequence"], 3, 256, False),
-        (["algorithm.rollout_correction.rollout_rs=seq_mean_k3"], 3, 256, False),
-    ],
-)
-def test_pi_old_of_the_first_mini_batch_is_computed_only_where_it_is_read(
-    settings: list[str], step: int, rows: int, is_own: bool
-) -> None:
-    trainer = object.__new__(FSPOTrainer)
-    trainer.config = composed("experiment=demo", *settings)
-    trainer.global_steps, trainer.total_training_steps = step, 20
-    for measured in (False, True):  # two passes measure the noise floor at the first step of a start
-        trainer._floor_measured = measured
-        assert trainer._first_is_own(range(rows)) == (is_own and measured)
-
-
 class Engine:
     """An optimizer and its schedule as verl's engine makes them, loaded as by its checkpoint manager."""
 

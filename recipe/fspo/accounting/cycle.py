@@ -126,10 +126,8 @@ class Cycle:
         unmoved = numbered.count(0)
         sums = [mini_batch.sums for mini_batch in mini_batches]
         metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])
-        if mini_batches[0].own_pi_old:
-            metrics.pop("fspo/first_minibatch_z_rms", None)  # 0 by definition
-        if measured := [part.sums for part in mini_batches[:unmoved] if not part.own_pi_old]:
-            metrics |= self._noise_floor_metrics(measured)
+        if unmoved:
+            metrics |= self._noise_floor_metrics(sums[:unmoved])
         pairs = list(zip(numbered, mini_batches, strict=True))
         line = None
         if self._clip_values is not None:

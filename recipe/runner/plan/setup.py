@@ -123,7 +123,7 @@ class Setup:
         mask_width: Keys in the attention mask of a query; None: flash-attn, which forms no mask.
         master_bytes, compute_bytes, reduce_bytes, vllm_bytes: Of one element.
         reference_bytes: Of one element of the reference model.
-        old_share: Share of a step's responses whose log-probs of the old policy are computed, over the run.
+        old_share: 1 if the actor computes the log-probs of the old policy, 0 if they are vLLM's.
         reference_share: Share of the steps in which the reference model computes log-probs; None without one.
         weight_copies: Of verl, for log-probs of the weights at the beginning of the step: those, and the newest.
     """
@@ -172,15 +172,6 @@ class Setup:
             self.reference_share = 1.0
         elif passes.reference_at_validations:
             self.reference_share = measured
-        # As the trainer does: what else reads pi_old needs that of every response.
-        self.old_share, updates = 1.0, self.data.train_batch_size // actor.ppo_mini_batch_size
         correction = config.algorithm.get("rollout_correction") or {}
-        corrects = any(correction.get(key) is not None for key in ("rollout_is", "rollout_rs"))
-        spared = passes.old_of_first and rollout.calculate_log_probs
-        if passes.old_of_rollout or correction.get("bypass_mode"):
-            self.old_share = 0.0
-        elif (
-            not (separate or actor.shuffle or corrects or config.algorithm.use_kl_in_reward) and spared and updates > 1
-        ):
-            self.old_share -= (1 - measured) / updates
+        self.old_share = 0.0 if passes.old_of_rollout or correction.get("bypass_mode") else 1.0
         self.weight_copies = 2 if separate and passes.keeps_old_weights else 0

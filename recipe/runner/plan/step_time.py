@@ -97,8 +97,8 @@ def training(model: ModelShape, setup: Setup, hardware: Hardware, tokens_B: Floa
     """Seconds of log-probabilities and of the update.
 
     With F the seconds of one forward pass over the step's tokens (:meth:`ModelShape.forward_flops`) on GPUs of
-    ``gpu_tflops * mfu``: F for the reference at the share of steps that need it, and F for the old policy, less the
-    mini-batch whose update computes the same (``old_share``); an update takes 3 F (forward, and twice that for
+    ``gpu_tflops * mfu``: F for the reference at the share of steps that need it, and F for the old policy
+    (unless its log-probabilities are vLLM's); an update takes 3 F (forward, and twice that for
     backward), 4 F with gradient checkpointing, times the epochs. F is divided by the fill of the packs where they are
     padded, since all ranks go through as many. Else it is multiplied by what the slowest rank has over the mean.
 
