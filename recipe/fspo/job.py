@@ -36,9 +36,8 @@ def _passes(config: DictConfig) -> Passes:
     settings = config.fspo
     return Passes(
         reference_at_validations=settings.kl_to_start,
-        old_of_rollout=settings.pi_old == "rollout",
+        pi_old_from_rollout=settings.pi_old == "rollout",
         keeps_old_weights=settings.pi_old == "actor",
-        mean_response=config.run.mean_response,
     )
 
 

@@ -69,19 +69,10 @@ def test_steps_end_a_run_even_if_an_epoch_is_one_step(experiment: str) -> None:
     assert trainer.total_epochs >= trainer.total_training_steps  # verl ends at whichever comes first
 
 
-@pytest.mark.parametrize(
-    ("card", "runs"),
-    [
-        ({"gpu_gb": 23.6, "gpu_tflops": 71, "gpu_tb_per_s": 0.936}, 1),  # an RTX 3090
-        ({"gpu_gb": 23.6, "gpu_tflops": 165, "gpu_tb_per_s": 1.008}, 4),  # an RTX 4090
-        ({"gpu_gb": 79.2}, 4),
-    ],
-)
-def test_the_job_for_one_gpu_fits_and_takes_three_hours(card: dict[str, float], runs: int) -> None:
-    planned = plan(composed("experiment=gsm8k_0_5b"), JOB, Hardware(**card, mean_prompt=130))
-    assert planned.problems == []
-    assert planned.setup.ranks == 1
-    assert runs * planned.setup.trainer.total_training_steps * planned.time["total"] <= 3 * 3600
+@pytest.mark.parametrize("gpu_gb", [23.6, 79.2])  # RTX 3090 and 4090; H100
+def test_the_job_for_one_gpu_fits(gpu_gb: float) -> None:
+    planned = plan(composed("experiment=gsm8k_0_5b"), JOB, Hardware(gpu_gb=gpu_gb))
+    assert (planned.problems, planned.setup.ranks) == ([], 1)
 
 
 def test_unknown_algo_names_the_choices() -> None:

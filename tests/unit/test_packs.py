@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import subprocess
 import sys
@@ -91,18 +90,6 @@ def test_rows_that_verl_adds_are_in_the_last_mini_batch() -> None:
     parts = rows_of_ranks([*lengths()[:120], *[16] * 8], MINI_BATCH, 4)
     assert all(min(part[16:]) >= MINI_BATCH for part in parts)
     assert sum(row >= 120 for part in parts for row in part[16:]) == 8
-
-
-def test_the_planner_s_packs_are_those_of_verls_functions() -> None:
-    from benchmarks.packs import Job, draw_lengths, row
-    from recipe.runner.plan.packs import simulated
-
-    job = Job(prompts=64)  # an eighth of the 8B job's
-    tokens = draw_lengths(job, 2000)
-    for ranks, budget in ((2, 20480), (4, 10240)):
-        fill, slowest = map(float, row(dataclasses.replace(job, budget=budget), tokens, ranks, "this recipe")[-2:])
-        ours = simulated(tuple(tokens), len(tokens) // job.mini_batches, ranks, budget)
-        assert ours == (pytest.approx(fill, abs=0.01), pytest.approx(slowest, abs=0.01))
 
 
 def test_weights_are_loaded_once_for_all_mini_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``python -m recipe.fspo.plan``: what fits, what it refuses and which key it names, times and output."""
+"""``python -m recipe.fspo.plan``: what fits, what it refuses and which key it names, GPU hours and output."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from messages import holds
 from recipe.fspo.job import JOB
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.plan import command
-from recipe.runner.plan.memory import PHASES
+from recipe.runner.plan.memory import GIB, PHASES
 from recipe.runner.plan.prediction import Plan, plan
 from recipe.runner.plan.setup import Hardware
-from recipe.runner.plan.step_time import response_lengths
 
 Run = Callable[..., tuple[int, str, str]]
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -58,15 +57,14 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
         "CUDA, NCCL, fragmentation", "vLLM's CUDA context", "vLLM weights", "vLLM keys and values", "vLLM the rest",
     }  # fmt: skip
     assert not any("vLLM" in name for phase in PHASES[1:] for name in items[phase])
-    # Twice the replicas, and no wait for the longest response; the copies of the weights are on the host.
-    assert apart.time["generation"] <= together.time["generation"] / 2
-    slower = max(apart.time["log_probs"] + apart.time["update"], apart.time["generation"])
-    assert apart.time["total"] == slower + apart.time["rest"]
-    assert apart.time["gpu_hours"] == 24 * apart.time["hours"]
+    # Twice the replicas; the slower side counts; the copies of the weights are on the host.
+    assert apart.time.generation == pytest.approx(together.time.generation / 2)
+    assert together.time.total == together.time.generation + together.time.training
+    assert apart.time.total == max(apart.time.generation, apart.time.training)
+    assert (together.time.gpus, apart.time.gpus) == (8, 24)
     copies = 2 * apart.model.parameters * apart.setup.master_bytes
     assert apart.memory.host_bytes - together.memory.host_bytes == pytest.approx(copies)
     assert planned(*separate, "fspo.pi_old=rollout").memory.host_bytes == together.memory.host_bytes
-    assert planned("mode=colocate_async").time["generation"] <= together.time["generation"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +73,6 @@ def test_devices_that_only_generate_have_vllm_to_themselves() -> None:
         (["trainer.n_gpus_per_node=1"], ("n_gpus_per_node=1 ", "=2")),
         ([f"{_ACTOR}.ulysses_sequence_parallel_size=3"], ("ulysses_sequence_parallel_size=3",)),
         (["data.max_response_length=40000"], ("42048", "32768", "max_response_length")),
-        (["trainer.max_actor_ckpt_to_keep=12"], ("12 checkpoints", "1098 GiB", "disk_gb=1024", "ckpt_to_keep")),
     ],
 )
 def test_settings_that_do_not_go_together_are_problems(overrides: list[str], says: tuple[str, ...]) -> None:
@@ -100,86 +97,46 @@ def test_what_cannot_be_planned_is_refused(overrides: list[str], says: tuple[str
         planned(*overrides)
 
 
-def test_step_time_scales_as_its_assumptions_say() -> None:
-    even = {"slowest": 1.0}
-    base, twice = planned(**even).time, planned("trainer.nnodes=2", **even).time
-    for part in ("log_probs", "update"):
-        assert twice[part] == pytest.approx(base[part] / 2)
-    assert planned(mfu=0.7, **even).time["update"] == pytest.approx(base["update"] / 2)
-    # Padded packs are as many on every rank, so the slowest one's share is in their fill.
-    padded = planned(f"{_ACTOR}.pad_to_length=true", slowest=3.0, fill=0.5, fill_log_probs=0.8).time
-    for part, fill in (("update", 0.5), ("log_probs", 0.8)):
-        assert padded[part] == pytest.approx(base[part] / fill)
-        assert planned(slowest=3.0, fill=0.5).time[part] == pytest.approx(base[part] * 3)
-    for nodes, fill in ((1, 0.95), (2, 0.93)):  # simulated
-        packs = planned(f"trainer.nnodes={nodes}").time
-        assert (packs["fill"], packs["slowest"]) == (pytest.approx(fill, abs=0.01), pytest.approx(1, abs=0.002))
-    assert planned("actor_rollout_ref.model.use_liger=true").time["update"] < base["update"]
-    # F for the old policy, as much for the reference where it is needed, 4 F for the update
-    forward = base["update"] / 4
-    for needed, share in (
-        ("fspo.kl_to_start=false", 1),
-        ("trainer.test_freq=10", 1 / 10 + 1),  # where the distance to the start is measured
-        ("fspo.kl_to_start=false fspo.pi_old=rollout", 0),
-        ("algorithm.use_kl_in_reward=true", 1 + 1),
+def test_training_is_the_passes_of_the_step_at_the_stated_utilisation() -> None:
+    tokens, length = 512 * 16 * 2200, 2200
+    base = planned()
+    forward = base.model.forward_flops(tokens, tokens * length) / (8 * 989e12 * 0.4)
+    for override, passes in (
+        ("trainer.test_freq=10", 1 + 1 / 10 + 4),  # pi_old, the reference where it validates, a checkpointed update
+        ("fspo.kl_to_start=false", 1 + 4),
+        ("algorithm.use_kl_in_reward=true", 1 + 1 + 4),
+        ("fspo.pi_old=rollout", 1 / 10 + 4),
+        (f"{_CHECKPOINTING}=false", 1 + 1 / 10 + 3),
+        (f"{_ACTOR}.ppo_epochs=2", 1 + 1 / 10 + 8),
     ):
-        assert planned(*needed.split(), **even).time["log_probs"] == pytest.approx(forward * share), needed
-    assert base["tokens"] == pytest.approx(512 * 16 * 2256)
-    parts = base["generation"] + base["log_probs"] + base["update"] + base["rest"]
-    assert base["total"] == pytest.approx(parts)
-    in_all = 300 * parts + 31 * base["validation"] + 60 * base["save"] + base["starts"] * 300
-    assert base["hours"] == pytest.approx(in_all / 3600)
-    assert base["gpu_hours"] == pytest.approx(8 * base["hours"])
-    offload = f"{_ACTOR}.fsdp_config.optimizer_offload=false"
-    moved = 4 * 8_190_735_360 * 4 / 8 / 25e9  # to the host and back, before and after
-    assert base["rest"] - planned(offload).time["rest"] == pytest.approx(moved)
-
-
-def test_few_network_cards_make_a_step_wait_for_weights_and_gradients() -> None:
-    def update(*overrides: str, rate: float) -> float:
-        keys = [f"{_ACTOR}.fsdp_config.{override}" for override in overrides]
-        return planned("trainer.nnodes=2", *keys, network_gb_per_s=rate).time["update"]
-
-    fast, slow = update(rate=400), update(rate=5)
-    assert fast == pytest.approx(planned().time["update"] / 2, rel=1e-3)
-    for remedy in ("fsdp_size=8", "forward_prefetch=true"):
-        assert fast <= update(remedy, rate=5) < slow
-    assert planned(network_gb_per_s=1).time["update"] == planned().time["update"]  # one node
+        assert planned(override).time.training == pytest.approx(forward * passes), override
+    fast = planned("trainer.nnodes=2", utilisation=0.8).time
+    assert fast.training == pytest.approx(base.time.training / 4)
+    assert fast.generation == pytest.approx(base.time.generation / 4)
 
 
 def test_generation_by_hand() -> None:
-    """One replica, nothing but the weights to read, all responses at the maximum."""
-    settings = {
-        "gpu_tb_per_s": 1e-3,
-        "decode_efficiency": 1,
-        "mean_prompt": 1,
-        "mean_response": 8192,
-        "gpu_tflops": 1e12,
-    }
-    many = planned(**settings)
-    # 4 replicas of 2 GPUs with 2048 sequences each, as many at once as the cache holds.
-    at_once = many.time["concurrent"]
-    assert at_once == many.memory.kv_tokens // 4097
-    # Five times as many sequences as there are slots, less a few in the last round; two all-reduces a layer.
-    full, rest = divmod(2048, at_once)
-
-    def step(sequences: int) -> float:
-        return (2 * 8_190_735_360 + sequences * (1 + 4096) * 144 * 1024) / 2e9 + 2e-3 + 72 * 20e-6
-
-    assert many.time["generation"] == pytest.approx(8192 * (full * step(at_once) + step(rest)), rel=1e-6)
-    # Unless the next batch follows: then all slots are busy all the time.
-    follows = planned("mode=colocate_async", **settings)
-    assert follows.time["generation"] == pytest.approx(2048 * 8192 / at_once * step(at_once), rel=1e-6)
-    slow = planned(front_end=1000.0, mean_prompt=1, mean_response=8192)
-    assert slow.time["front_end"] == pytest.approx(0.7)
-    assert slow.time["generation"] >= 2048 * 8192 / 700
+    """Four replicas of two GPUs with 2048 responses each, 448 at once; weights and half-done contexts are read."""
+    base = planned()
+    decoding = (2 * 8_190_735_360 + 448 * (200 + 1000) * 144 * 1024) / (0.4 * 3.35e12)
+    prefill = base.model.forward_flops(128 * 200, 128 * 200**2) / (0.4 * 989e12)  # once for each group of 16
+    assert base.time.generation == pytest.approx((2048 * 2000 / 448 * decoding + prefill) / 2)
+    # No more at once than the cache holds; arithmetic, where that takes longer than reading.
+    long = planned("run.mean_response=8192", mean_prompt=1)
+    assert long.time.generation > 2048 * 8192 / 448 * (448 * 4097 * 144 * 1024) / (0.4 * 3.35e12) / 2
+    slow = planned(gpu_tflops=1)
+    assert slow.time.generation > 2048 * 2000 * slow.model.forward_flops(1, 0) / 0.4e12 / 2
 
 
-def test_lengths_are_spread_over_prompts_and_have_their_mean() -> None:
-    lengths = response_lengths(512, 16, 2000.0, 8192).reshape(512, 16)
-    assert (lengths.mean(), lengths.max()) == (pytest.approx(2000), 8192)
-    within, between = lengths.std(1).mean(), lengths.mean(1).std()
-    assert all(0.4 * 2000 < each < 0.6 * 2000 for each in (within, between))
+def test_the_estimate_is_printed_with_its_assumptions() -> None:
+    time = planned().time
+    run, assumed = time.lines(300)
+    hours = re.search(r"300 steps on 8 GPUs: (\d+) GPU hours$", run)
+    assert hours and int(hours[1]) == pytest.approx(300 * time.total * 8 / 3600, rel=0.05)
+    assert re.search(holds("200 + 2000 tokens", "0.4 of 989 Tflop/s", "3.35 TB/s", "not counted"), assumed)
+    assert "hours" not in "".join(time.lines(None))
+    assert "100 + 300 tokens" in planned("run.mean_response=300", mean_prompt=100).time.assumed
+    assert "+ 4096 tokens" in planned("run.mean_response=null").time.assumed
 
 
 @pytest.fixture
@@ -199,7 +156,10 @@ def test_a_plan_is_printed(run: Run) -> None:
     status, out, err = run("nodes=2", "gpus=8")
     assert (status, err) == (0, "")
     assert "2 x 8 GPUs of 79.2 GiB" in out
-    assert re.search(r"^total +72\.32 +17\.34 +28\.51 +15\.54 +7\.91 +18\.45$", out, re.M)
+    memory = planned("trainer.nnodes=2").memory
+    totals = [f"{memory.total(phase) / GIB:.2f}" for phase in PHASES]
+    assert f"\ntotal {' '.join(totals)}\n" in re.sub(" +", " ", out)
+    assert re.search(r"^roofline: .* GPU hours\n  assumed: ", out, re.M)
     assert re.search(r"^fits +yes +yes +yes +yes +yes +yes$", out, re.M)
     assert run("experiment=qwen3_1_7b")[0] == 0
     status, out, err = run("nodes=1", "gpus=1")
@@ -211,7 +171,7 @@ def test_a_plan_is_printed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        ("mfu=much", r"mfu='much'"),
+        ("utilisation=much", r"utilisation='much'"),
         ("gpu_gb=-80", r"gpu_gb=-80"),
         ("nodes=some", r"trainer\.nnodes=some"),
         ("nonsense", r"'nonsense' .*KEY=VALUE"),
@@ -228,39 +188,6 @@ def test_a_bad_argument_is_one_error(
     status, out, err = run(argument)
     assert (status, out) == (2, "")
     assert re.search(rf"^error: {says}", err), err
-
-
-#: An RTX 4090, the smallest GPU of the first job; docs/clusters.md.
-RTX_4090 = "gpus=1 gpu_gb=23.6 gpu_tflops=165 gpu_tb_per_s=1.008 mean_prompt=130 val_prompts=1319"
-
-
-@pytest.mark.parametrize(
-    ("experiment", "fixed"),
-    [
-        ("qwen3_8b", "gpus=8 actor_rollout_ref.actor.fsdp_config.param_offload=true"),
-        ("qwen3_1_7b", "gpus=8"),
-        ("gsm8k_0_5b", RTX_4090),
-    ],
-)
-def test_a_shipped_job_is_the_cheapest_layout_that_leaves_memory(run: Run, experiment: str, fixed: str) -> None:
-    asked = [f"experiment={experiment}", *fixed.split()]
-    status, out, err = run(*asked, "nodes=1", "mode=sync", "search=true")
-    assert status == 0, err
-    _, header, first, *others = out.splitlines()
-    assert header.split()[:2] == ["GPU", "hours"] and len(others) >= 3
-    gpu_hours, *_, spare = first.split()[:4]
-    assert first.endswith("  as it is") and float(spare) >= 3
-    assert [float(line.split()[0]) for line in others] >= [float(gpu_hours)] * len(others)
-    # The first and the next one, pasted, are what their lines say.
-    for line, overrides in ((first, []), (others[0], others[0].split()[4:])):
-        says = re.search(r": ([\d.]+) h, (\S+) GPU hours$", run(*asked, *overrides)[1], re.M)
-        assert says and float(says[1]) == pytest.approx(float(line.split()[1]), abs=0.06)
-        assert float(says[2]) == pytest.approx(float(line.split()[0]), rel=0.01)
-
-
-def test_a_search_tries_every_mode(run: Run) -> None:
-    status, out, _ = run("search=true")
-    assert (status, len(out.splitlines())) == (0, 7) and "mode=colocate_async" in out
 
 
 def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The prediction for one configuration: memory of every phase, an estimated step time, what cannot run, as text."""
+"""The prediction for one configuration: memory of every phase, the roofline's GPU hours, what cannot run, as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipe.runner.launch.job import Job
 from recipe.runner.plan.memory import GIB, PHASES, Memory, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, refuse_uncovered
-from recipe.runner.plan.step_time import step_time
+from recipe.runner.plan.step_time import StepTime, step_time
 
 _TITLES: Final = ("rollout", "log-probs", "update", "optimizer", "save", "to vLLM")
 _MODEL, _ACTOR, _ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))
@@ -36,18 +36,19 @@ _REMEDIES: Final = {
 
 @dataclass(frozen=True)
 class Plan:
-    """A prediction. ``time``: seconds of a step by part, their ``total``, and what they follow from."""
+    """A prediction."""
 
     model: ModelShape
     setup: Setup
     hardware: Hardware
     memory: Memory
-    time: dict[str, float]
+    time: StepTime
     problems: list[str]
 
     def lines(self) -> list[str]:
         """The prediction for people, without the problems."""
-        return [*self._job(), "", *self._memory(), "", *self._time()]
+        steps = self.setup.trainer.total_training_steps
+        return [*self._job(), "", *self._memory(), "", *self.time.lines(steps)]
 
     def _job(self) -> Iterator[str]:
         model, setup, data, trainer = self.model, self.setup, self.setup.data, self.setup.trainer
@@ -76,31 +77,11 @@ class Plan:
         yield f"host memory for offloaded states, pinned: {memory.host_bytes / GIB:.0f} GiB per node"
         yield (
             f"KV cache per replica of {setup.replica_gpus} GPUs: {memory.kv_tokens} tokens, "
-            f"{memory.kv_tokens // setup.longest} sequences of full length, {self.time['fit']:.0f} of average length"
+            f"{memory.kv_tokens // setup.longest} sequences of full length; "
+            f"{memory.kv_tokens // setup.rollout.max_num_seqs} for each of max_num_seqs={setup.rollout.max_num_seqs}"
         )
         requests, servers = server_slots.requests_per_server(setup.config), server_slots.servers(setup.config)
         yield f"requests at once: {requests} to each of {servers} vLLM server(s)"
-
-    def _time(self) -> Iterator[str]:
-        time, hardware = self.time, self.hardware
-        larger, plus = ("the larger of ", "and") if self.setup.rollout_gpus else ("", "+")
-        yield (
-            f"step time, estimated: {time['total']:.0f} s = {larger}generation {time['generation']:.0f} {plus} "
-            f"log-probs {time['log_probs']:.0f} + update {time['update']:.0f} + the rest {time['rest']:.0f}; "
-            f"{time['tokens'] / time['total']:.0f} tokens/s"
-        )
-        yield (
-            f"  assumed: mean lengths {time['mean_prompt']:g} + {time['mean_response']:.0f}, mfu {hardware.mfu:g}; "
-            f"packs {time['fill']:.3f} full, the slowest rank {time['slowest']:.3f} of the mean; "
-            f"decoding at {hardware.decode_efficiency:g} of the bandwidth, {time['concurrent']} sequences in a replica"
-        )
-        yield f"  vLLM's front end: {time['front_end']:.0%} of {hardware.front_end:.0f} tokens/s"
-        if steps := self.setup.trainer.total_training_steps:
-            yield (
-                f"the run, estimated: {steps} steps, {time['validations']} validations of {time['validation']:.0f} s, "
-                f"{time['saves']} saves of {time['save']:.0f} s, {time['starts']} starts of {hardware.startup_s:g} s: "
-                f"{time['hours']:.1f} h, {time['gpu_hours']:.3g} GPU hours"
-            )
 
 
 def plan(config: DictConfig, job: Job, hardware: Hardware | None = None, model_config: str | None = None) -> Plan:
@@ -110,28 +91,17 @@ def plan(config: DictConfig, job: Job, hardware: Hardware | None = None, model_c
         BadInput: for a setting without a formula, or a model that is not known.
     """
     refuse_uncovered(config)
+    hardware = hardware or Hardware()
     model = ModelShape.from_config(*read_architecture(config.actor_rollout_ref.model.path, model_config))
-    return predicted(config, job, model, hardware or Hardware())
-
-
-def predicted(config: DictConfig, job: Job, model: ModelShape, hardware: Hardware) -> Plan:
-    """The prediction for settings that the formulas cover."""
     setup = Setup(config, job)
     memory = predict(model, setup, hardware)
-    time = step_time(model, setup, hardware, memory)
     problems = [
         *batch_problems(config),
         *length_problems(config, model.max_positions),
         *head_problems(config, model.heads),
         *memory_problems(memory, setup, hardware),
     ]
-    kept = min(time["saves"], setup.trainer.max_actor_ckpt_to_keep or time["saves"])
-    if (disk := kept * time["save_bytes"] / GIB) > hardware.disk_gb:
-        keep = "trainer.max_actor_ckpt_to_keep"
-        problems.append(
-            f"{kept} checkpoints take {disk:.0f} GiB of disk_gb={hardware.disk_gb:g}: lower {keep}, or raise disk_gb"
-        )
-    return Plan(model, setup, hardware, memory, time, problems)
+    return Plan(model, setup, hardware, memory, step_time(model, setup, hardware, memory), problems)
 
 
 def memory_problems(memory: Memory, setup: Setup, hardware: Hardware) -> Iterator[str]:
