@@ -54,8 +54,6 @@ trainer: {experiment_name: grpo, total_training_steps: 2, val_before_train: fals
 
 
 def test_verls_own_grpo_trains_in_the_runners_care(tmp_path: Path) -> None:
-    lines = f"{JOB}{CONFIG}".strip().splitlines()
-    assert len(lines) <= 40
     (tmp_path / "grpo.py").write_text(JOB)
     (tmp_path / "grpo.yaml").write_text(CONFIG)
     start = Start(tmp_path, "grpo", "run.dir=run", VERL_USE_EXTERNAL_PLUGINS="runner")
