@@ -26,13 +26,13 @@ smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained 
 # the other: two at once starve each other.
 UNIT := -m pytest -n 2 --dist loadfile --max-worker-restart=0
 
-test: setup  ## unit tests, then a few starts of the real stack (six minutes on two cores); CI adds a quarter of the slow ones
+test: setup  ## unit tests, then a few starts of the real stack (six minutes on two cores); CI adds some of the slow ones
 	@$(BIN)/python $(UNIT) -m "not slow and not e2e" && $(BIN)/python -m pytest tests/e2e -m "e2e and not slow"
 
 test-fast: setup  ## unit tests only (two minutes on two cores)
 	@$(BIN)/python $(UNIT) -m "not slow and not e2e" $(ARGS)
 
-test-slow: smollm2  ## the tests that `make test` leaves out (two hours); one quarter of them: ARGS=--slow-quarter=0
+test-slow: smollm2  ## the tests that `make test` leaves out (two hours)
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 WHEELS ?= runs/gpu_wheels

@@ -1,0 +1,26 @@
+"""The slow tests of CI: the files that .ci/run lists, and the time after which no test starts (tests/conftest.py)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_listed_file_has_slow_tests() -> None:
+    files = re.findall(r"^ +(tests/\S+\.py)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
+    assert files and all("pytest.mark.slow" in (ROOT / file).read_text(encoding="utf-8") for file in files)
+
+
+def test_no_test_starts_after_the_time_and_those_not_run_are_named(pytester: pytest.Pytester) -> None:
+    shutil.copy(ROOT / "tests/conftest.py", pytester.path)
+    pytester.makepyfile(test_it="def test_first(): pass\ndef test_second(): pass")
+    quiet = ("-ra", "-p", "no:cacheprovider", "-p", "no:xdist")
+    pytester.runpytest(*quiet, "--start-within=1e9").assert_outcomes(passed=2)
+    done = pytester.runpytest(*quiet, "--start-within=0")
+    done.assert_outcomes(skipped=2)
+    done.stdout.fnmatch_lines(["*not run*test_it.py::test_first", "*not run*test_it.py::test_second"])
