@@ -18,9 +18,9 @@ from ray.exceptions import ActorDiedError
 from waiting import wait_until
 
 from recipe.runner.faults import errors
-from recipe.runner.faults.errors import Death, ExplainedError, bus_error, failure
+from recipe.runner.faults.errors import ExplainedError, bus_error, death, explained
 from recipe.runner.faults.phase import Phase
-from recipe.runner.faults.watchdog import Watchdog
+from recipe.runner.faults.processes import Ended, Process, Processes
 
 MIB = 2**20
 
@@ -38,15 +38,16 @@ class Both(Wrapped, ExplainedError):
 
 
 def test_a_failed_run_says_what_is_needed_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
-    log, death = tmp_path / "driver.log", Death("vLLM engine", 12, None, None, why="GCS is stopped")
-    ours = str(failure(Both(Both(ExplainedError("the gradient norm is nan"))), log, death, None))
+    log = tmp_path / "driver.log"
+    engine = death(Ended(Process("vLLM engine", 12), why="GCS is stopped"), None)
+    ours = str(explained(Both(Both(ExplainedError("the gradient norm is nan"))), log, engine, None))
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]
-    died = str(failure(Wrapped(None), log, death, None))
+    died = str(explained(Wrapped(None), log, engine, None))
     assert died.splitlines()[0] == "the vLLM engine (process 12) died: GCS is stopped"
-    other = str(failure(Wrapped(None), log, None, None))
+    other = str(explained(Wrapped(None), log, None, None))
     assert "Wrapped" in other and "line 39" in other and "line 20" not in other
     assert log.read_text().count("line 0\n") == 3
-    unwritable = str(failure(Wrapped(None), tmp_path, death, None))
+    unwritable = str(explained(Wrapped(None), tmp_path, engine, None))
     assert unwritable == died.replace(str(log), str(tmp_path))
 
 
@@ -71,17 +72,19 @@ def test_a_worker_that_died_before_it_was_watched_is_named_by_what_ray_says(
     for pid in (4520, 45200):
         (tmp_path / f"worker-5bc9-{pid}.err").touch()
     phase = Phase(0, "start-up")
-    died = str(failure(actor_died("Its worker process has died."), tmp_path / "log", None, phase))
+    died = str(explained(actor_died("Its worker process has died."), tmp_path / "log", None, phase))
     assert died.startswith(
         f"the FSDP worker (process 4520) died during start-up; its log: {tmp_path}/worker-5bc9-4520.err\n"
     )
     for error in (actor_died("it was killed by `ray.kill`."), ValueError("another")):
-        assert "training ended early" in str(failure(error, tmp_path / "log", None, phase))
+        assert "training ended early" in str(explained(error, tmp_path / "log", None, phase))
 
 
 def test_a_worker_that_ray_ended_for_memory_is_named_so(tmp_path: Path) -> None:
     for text, is_said in {"killed due to the node running low on memory": True, "gone": False}.items():
-        sentence = str(failure(RuntimeError(text), tmp_path / "log", Death("FSDP worker", 4520, None, None), None))
+        sentence = str(
+            explained(RuntimeError(text), tmp_path / "log", death(Ended(Process("FSDP worker", 4520)), None), None)
+        )
         assert sentence.startswith("the FSDP worker (process 4520) ")
         assert [part in sentence for part in ("RAY_memory_usage_threshold", "ppo_max_token_len")] == [is_said] * 2
 
@@ -94,7 +97,7 @@ def test_a_process_without_shared_memory_is_named_so(tmp_path: Path) -> None:
     )
     with log.open("wb") as out:  # a page that the kernel cannot give, as in a full /dev/shm
         assert subprocess.run([sys.executable, "-c", code], stderr=out).returncode == -signal.SIGBUS
-    sentence = str(failure(RuntimeError("x"), tmp_path / "driver.log", Death("FSDP worker", 7, str(log), None), None))
+    sentence = death(Ended(Process("FSDP worker", 7, str(log))), None).sentence
     for part in ("the FSDP worker (process 7) died", "--shm-size", "update_weights_bucket_megabytes"):
         assert part in sentence
     log.write_text("Segmentation fault")
@@ -125,13 +128,11 @@ def test_a_process_killed_for_memory_is_named_so(
     run_id: str, begin: Callable[..., subprocess.Popen[bytes]], small_memory: Path
 ) -> None:
     code = f"open('{small_memory}/cgroup.procs', 'w').write('0'); print(flush=True); input(); bytearray(2**28)"
-    deaths: list[Death] = []
-    watch = Watchdog(run_id, lambda: None, deaths.append, lambda: None, lambda: None)
-    victim = begin("VLLM::EngineCore", code)
-    watch.start()
-    wait_until(lambda: watch._known)
+    processes, victim = Processes(run_id), begin("VLLM::EngineCore", code)
+    wait_until(lambda: processes.first_end() is None and [*processes])
     victim.communicate(b"\n", timeout=20)
-    wait_until(lambda: deaths)
-    watch.stop()
+    ended = processes.first_end()
+    assert ended is not None
+    sentence = death(ended, None).sentence
     for part in (f"vLLM engine (process {victim.pid})", "killed for memory", "max_num_seqs", "VLLM_CPU_KVCACHE_SPACE"):
-        assert part in deaths[0].sentence()
+        assert part in sentence

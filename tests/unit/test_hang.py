@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -15,9 +14,10 @@ import pytest
 from waiting import wait_until
 
 from recipe.runner.faults import hang
-from recipe.runner.faults.errors import Death
-from recipe.runner.faults.hang import HangWatch, looks_here
+from recipe.runner.faults.errors import Failure
+from recipe.runner.faults.hang import HangLimit, Look, looks_at
 from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.processes import Process, Processes
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
 
@@ -39,11 +39,17 @@ def library(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return begin_library
 
 
+def looks_of(run_id: str) -> list[Look]:
+    processes = Processes(run_id)
+    processes.first_end(seconds=0)
+    return looks_at(processes)
+
+
 def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, library: Callable[[str], int]) -> None:
     reward, loop = begin("ray::RewardLoopWorker", REWARD).pid, begin("VLLM::EngineCore", LOOPS).pid
     waits, stopped = library("ray::WorkerDict"), library("ray::TaskRunner")
     os.kill(stopped, signal.SIGSTOP)
-    words = {int(re.search(r"process (\d+)", look.process)[1]): look.words() for look in looks_here(run_id)}
+    words = {look.process.pid: str(look) for look in looks_of(run_id)}
     assert words[reward] == f"the reward worker (process {reward}) is in compute_score (RewardLoopWorker.py:3)"
     assert words[loop].startswith(f"the vLLM engine (process {loop}) is in endless (EngineCore.py:")
     assert words[stopped] == f"the trainer (process {stopped}) is stopped"
@@ -51,33 +57,29 @@ def test_every_process_is_seen_as_it_is(run_id: str, begin: Begin, library: Call
     assert set(words) == {reward, loop, waits, stopped}
 
 
-def test_a_process_elsewhere_is_named_with_its_node(run_id: str, begin: Begin) -> None:
-    worker = begin("ray::WorkerDict", REWARD)
-    (look,) = looks_here(run_id, "node-b")
-    assert look.words().startswith(f"the FSDP worker (process {worker.pid} on node-b) is in compute_score (")
-
-
 class Watched:
-    """A watch over a phase that a test sets."""
+    """A limit that a thread looks at, over a phase that a test sets."""
 
-    def __init__(self, run_id: str, folder: Path, after_s: float) -> None:
+    def __init__(self, looks: Callable[[], list[Look]], folder: Path, after_s: float) -> None:
         self.phase: Phase | None = None
         self.lines: list[str] = []
-        self.hangs: list[Death] = []
+        self.failure: Failure | None = None
         self.over = threading.Event()
-        HangWatch(
-            run_id, folder, after_s, lambda: self.phase, lambda: 0, self.lines.append, self.hangs.append, self.over
-        ).start()
+        self._limit, self._looks = HangLimit(after_s, folder, lambda: 0, self.lines.append), looks
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while self.failure is None and not self.over.wait(0.02):
+            self.failure = self._limit.look(self.phase, self._looks)
 
 
 def test_a_run_without_progress_is_warned_of_and_then_ended(
     run_id: str, begin: Begin, library: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(hang, "_END", 100)
+    monkeypatch.setattr(hang, "_END", 1000)
     reward = begin("ray::RewardLoopWorker", REWARD).pid
     trainer = library("ray::TaskRunner")
-    watched = Watched(run_id, tmp_path, 0.4)
+    watched = Watched(lambda: looks_of(run_id), tmp_path, 0.4)
     wait_until(lambda: watched.lines)
     warning = watched.lines[0]
     for part in ("warning: no progress ", "during start-up", f"(process {reward}) is in compute_score", "hang_after_s"):
@@ -85,34 +87,49 @@ def test_a_run_without_progress_is_warned_of_and_then_ended(
     assert f"{tmp_path}/hang.txt" in warning and f"process {trainer}" not in warning
     stacks = (tmp_path / "hang.txt").read_text()
     assert f"compute_score ({tmp_path}/RewardLoopWorker.py:3)" in stacks and f"{tmp_path}/TaskRunner.py:3" in stacks
-    watched.phase = Phase(3, "generation", queue="3 responses finished")
-    wait_until(lambda: len(watched.lines) == 2)
-    assert watched.lines[1].startswith("note: the run goes on") and watched.hangs == []
     os.kill(trainer, signal.SIGSTOP)  # which explains more than a process that runs
     (tmp_path / "hang.txt").unlink()
     (tmp_path / "hang.txt").mkdir()  # as on a full disk: the hang must end the run all the same
+    watched.phase = Phase(3, "generation", queue="3 responses finished")
+    wait_until(lambda: len(watched.lines) == 3)
+    assert watched.lines[1].startswith("note: the run goes on") and watched.failure is None
     monkeypatch.setattr(hang, "_END", 1.75)
-    wait_until(lambda: watched.hangs)
-    sentence = watched.hangs[0].sentence()
+    wait_until(lambda: watched.failure)
+    sentence = watched.failure.sentence
     assert "during the generation of step 3 (3 responses finished): the trainer" in sentence
     assert f"(process {trainer}) is stopped" in sentence and f"process {reward}" not in sentence
 
 
-def test_processes_that_cannot_be_looked_at_do_not_keep_a_hang_alive(
-    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(hang, "looks_here", lambda run_id: 1 / 0)
-    watched = Watched(run_id, tmp_path, 0.2)
-    wait_until(lambda: watched.hangs)
-    assert "ZeroDivisionError" in watched.hangs[0].sentence()
+def test_a_process_elsewhere_is_named_with_its_node(tmp_path: Path) -> None:
+    look = Look(Process("vLLM engine", 7, node="b"), True, None, "")
+    watched = Watched(lambda: [look], tmp_path, 0.1)
+    wait_until(lambda: watched.failure)
+    assert "the vLLM engine (process 7 on b) is stopped" in watched.failure.sentence
 
 
-def test_progress_within_a_phase_counts(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.05)
-    watched = Watched(run_id, tmp_path, 1.0)
+def test_processes_that_cannot_be_looked_at_do_not_keep_a_hang_alive(tmp_path: Path) -> None:
+    watched = Watched(lambda: [1 / 0], tmp_path, 0.2)
+    wait_until(lambda: watched.failure)
+    assert "ZeroDivisionError" in watched.failure.sentence
+
+
+def test_progress_within_a_phase_counts(tmp_path: Path) -> None:
+    watched = Watched(list, tmp_path, 1.0)
     for moves in range(30):  # as responses finish
         watched.phase = Phase(1, "generation", 0.0, queue=f"{moves} responses finished")
         time.sleep(0.05)
     watched.over.set()
-    assert watched.lines == [] and watched.hangs == []
+    assert watched.lines == [] and watched.failure is None
+
+
+def test_the_time_for_which_this_process_was_stopped_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    limit = HangLimit(60, tmp_path, lambda: 0, lines.append)
+    limit.look(None, list)
+    began = time.monotonic()
+    for seconds in (3600, 3603):
+        monkeypatch.setattr(hang.time, "monotonic", lambda seconds=seconds: began + seconds)
+        assert limit.look(None, list) is None
+    assert lines == []

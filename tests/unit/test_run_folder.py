@@ -361,8 +361,8 @@ def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | Non
         checkpoints.append(resumed_from(config))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(start, "_start_watchdog", lambda *_: SimpleNamespace(death=None, stop=lambda: None))
-    monkeypatch.setattr(start, "Reaper", lambda *_: SimpleNamespace(bye=lambda: None))
+    nothing = SimpleNamespace(failure=None, **dict.fromkeys(("start", "stand_down", "close"), lambda: None))
+    monkeypatch.setattr(start, "_supervisor", lambda *_: nothing)
     monkeypatch.setattr(start, "run_ppo", run)
     with pytest.raises(KeyboardInterrupt):
         launch(prepare(composed(*arguments)), JOB, arguments)

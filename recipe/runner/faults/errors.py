@@ -10,24 +10,25 @@ import contextlib
 import os
 import re
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray._private.worker as ray_worker
 
-from recipe.runner.faults.phase import Phase
-from recipe.runner.faults.processes import role_by_title
+from recipe.runner.faults.phase import Phase, during
+from recipe.runner.faults.processes import Ended, Process, role_by_title
 
 _LINES_OF_AN_ERROR = 12
 #: How Ray describes an actor whose process has gone: its class, and further lines of which one is the process.
 _ACTOR_GONE = re.compile(r"class_name: (?:\S*\.)?(?P<name>\w+)\n(?:\t\w+: .*\n)*?\tpid: (?P<pid>\d+)")
-#: What takes host memory in each process. Elsewhere: the size of a batch.
+#: The setting to lower when this process runs out of host memory; ``_BATCH`` for all others.
 _LOWER = {
     "FSDP worker": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu (or ppo_micro_batch_size_per_gpu)",
     "vLLM engine": "actor_rollout_ref.rollout.max_num_seqs (on CPUs also the environment variable "
     "VLLM_CPU_KVCACHE_SPACE)",
     "reward worker": "reward.num_workers",
 }
+_BATCH = "data.train_batch_size"
 
 
 class ExplainedError(RuntimeError):
@@ -39,38 +40,32 @@ class TrainingFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Death:
-    """A process of the run (or a whole node, without a process number) that ended before the run did."""
+class Failure:
+    """Why a run ends before its time.
 
-    role: str
-    pid: int | None
-    log: str | None
-    phase: Phase | None
-    node: str | None = None
-    #: Where it was killed for memory: what to lower.
-    memory: str | None = None
-    #: Another reason, if one is known.
-    why: str | None = None
-    #: The whole sentence where nothing has died: of a hang.
-    told: str | None = None
+    Attributes:
+        sentence: For a person: which process, what about it, when, why if that is known, and where its log is.
+        process: The one that has died, if one has.
+    """
 
-    def sentence(self) -> str:
-        """Which process, when, why if that is known, and where its log is."""
-        if self.told is not None:
-            return self.told
-        there = f" on {self.node}" if self.node else ""
-        process = "" if self.pid is None else f" (process {self.pid}{there})"
-        when = f" {self.phase.words()}" if self.phase else ""
-        log = f"; its log: {self.log}{there}" if self.log else ""
-        how = "died" if self.memory is None else "was killed for memory"
-        reason = self.memory or self.why
-        return f"the {self.role}{process} {how}{when}{f': {reason}' if reason else ''}{log}"
+    sentence: str
+    process: Process | None = None
 
 
-def failure(error: BaseException, log: Path, death: Death | None, phase: Phase | None) -> TrainingFailed:
-    """What a person needs of an error that came out of Ray: which process died, or the last lines of the error.
+def death(ended: Ended, phase: Phase | None, memory: str | None = None) -> Failure:
+    """The failure of a run whose process has ended; ``memory``: who killed it for memory, if the kernel did not."""
+    process = ended.process
+    how, why = "died", bus_error(process.log) or ended.why
+    if ended.for_memory or memory:
+        how, why = "was killed for memory", f"{memory or ''}ask for more, or lower {_LOWER.get(process.role, _BATCH)}"
+    log = f"; its log: {process.log}{f' on {process.node}' if process.node else ''}" if process.log else ""
+    return Failure(f"{process} {how}{during(phase)}{f': {why}' if why else ''}{log}", process)
 
-    ``death`` is the first that was seen. The whole error is written to ``log``, that of the launching process.
+
+def explained(error: BaseException, log: Path, failure: Failure | None, phase: Phase | None) -> TrainingFailed:
+    """What a person needs of an error that came out of Ray: the failure behind it, or its last lines.
+
+    ``failure`` is the first that was seen. The whole error is written to ``log``, that of the launching process.
     """
     with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as file:  # the disk may be full
         traceback.print_exception(error, file=file)
@@ -81,13 +76,12 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
         return TrainingFailed(f"{reason}\nthe whole error: {log}")
     node = ray_worker._global_node  # the newest session on the machine may be another run's
     ray_logs = Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")
-    death = death or _death_in(str(error), phase, ray_logs)
-    if death is not None:
-        if "running low on memory" in str(error):  # Ray's own monitor
-            full = "its machine's memory is nearly used up (RAY_memory_usage_threshold)"
-            death = replace(death, memory=f"{full}; {remedy_of(death.role)}")
-        death = replace(death, why=bus_error(death.log) or death.why)
-        return TrainingFailed(f"{death.sentence()}\nthe whole error: {log}")
+    failure = failure or _death_in(str(error), phase, ray_logs)
+    if failure is not None:
+        if failure.process is not None and "running low on memory" in str(error):  # Ray's own monitor
+            full = "its machine's memory is nearly used up (RAY_memory_usage_threshold); "
+            failure = death(Ended(failure.process), phase, full)
+        return TrainingFailed(f"{failure.sentence}\nthe whole error: {log}")
     last_lines = [line for line in str(error).splitlines() if line.strip()][-_LINES_OF_AN_ERROR:]
     # A job of slurm/ copies the logs of all its nodes.
     logs = (
@@ -100,30 +94,13 @@ def failure(error: BaseException, log: Path, death: Death | None, phase: Phase |
     )
 
 
-def _death_in(error: str, phase: Phase | None, ray_logs: Path) -> Death | None:
-    """The death that an error of Ray reports, of a process that the watchdog has not seen yet."""
+def _death_in(error: str, phase: Phase | None, ray_logs: Path) -> Failure | None:
+    """The death that an error of Ray reports, of a process that the supervisor has not seen yet."""
     gone = _ACTOR_GONE.search(error)
     if gone is None or "killed by `ray.kill`" in error:
         return None
     log = next((str(path) for path in ray_logs.glob(f"worker-*-{gone['pid']}.err")), None)
-    return Death(role_by_title(f"ray::{gone['name']}") or gone["name"], int(gone["pid"]), log, phase)
-
-
-# ---------------------------------------------------------------- memory
-
-
-def kills_for_memory() -> int:
-    """Processes of this machine that the kernel has killed for memory since it started; 0 where it does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
-def remedy_of(role: str) -> str:
-    """What to change where a process was killed for memory."""
-    return f"ask for more, or lower {_LOWER.get(role, 'data.train_batch_size')}"
+    return death(Ended(Process(role_by_title(f"ray::{gone['name']}") or gone["name"], int(gone["pid"]), log)), phase)
 
 
 def bus_error(log: str | None) -> str | None:

@@ -23,7 +23,7 @@ class Phase:
         phase: One of :data:`PHASES`.
         since: Unix time at which the phase began, in seconds.
         ending: Whether the trainer has stopped, with or without an error, and is closing its processes.
-        queue: In a generation or validation: how many responses and prompts are how far, for a sentence.
+        queue: Progress of a generation or validation as text, such as "232 responses finished; prompts: 3 running".
     """
 
     step: int
@@ -35,6 +35,11 @@ class Phase:
     def words(self) -> str:
         """For a sentence: ``during start-up``, ``during the update of step 3``."""
         return "during start-up" if self.phase == "start-up" else f"during the {self.phase} of step {self.step}"
+
+
+def during(phase: Phase | None) -> str:
+    """For the end of a sentence; empty where it is not known what the run is doing."""
+    return f" {phase.words()}" if phase else ""
 
 
 def write_phase(run_dir: str | Path, phase: Phase) -> None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -32,7 +36,6 @@ ROLES = {
     "raylet": "Ray node (raylet)",
     "gcs_server": "control service of Ray (gcs_server)",
 }
-FSDP_WORKER = ROLES["ray::WorkerDict"]
 #: Roles whose processes the trainer closes by itself when it ends.
 CLOSED_BY_TRAINER = ("TransferQueue's controller", "TransferQueue's storage")
 #: A process may have another program after less than so many seconds.
@@ -113,12 +116,6 @@ def role_of(pid: int) -> str | None:
         return None
 
 
-def stopped_process(run_id: str) -> str | None:
-    """A stopped process of the run on this machine, for a sentence: it may explain an error or a death."""
-    roles = ((pid, role_of(pid)) for pid in processes_of(run_id) if is_stopped(pid))
-    return next((f"the {role} (process {pid}) is stopped" for pid, role in roles if role is not None), None)
-
-
 def log_of(pid: int) -> str | None:
     """The file that the process writes its errors to; None if that is no file."""
     with contextlib.suppress(OSError):
@@ -126,6 +123,94 @@ def log_of(pid: int) -> str | None:
         if target.startswith("/") and Path(target).is_file():
             return target
     return None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that a run cannot do without.
+
+    Attributes:
+        role: One of :data:`ROLES`, or how Ray calls it.
+        pid: Its number.
+        log: The file that it writes its errors to.
+        node: Where it is, if not on this machine.
+    """
+
+    role: str
+    pid: int
+    log: str | None = None
+    node: str | None = None
+
+    def __str__(self) -> str:
+        return f"the {self.role} (process {self.pid}{f' on {self.node}' if self.node else ''})"
+
+
+class Ended(NamedTuple):
+    """A process that ended before its run: whether the kernel killed it for memory, and another reason, if known."""
+
+    process: Process
+    for_memory: bool = False
+    why: str | None = None
+
+
+class Processes:
+    """The one list of a run's processes on this machine, but the calling one: those that the run cannot do without.
+
+    The kernel says at once when one of them ends (``pidfd_open``), in the right order. Without Linux the list is empty.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._by_descriptor: dict[int, Process] = {}
+        self._foreign: set[int] = set()
+        self._kills = kills_for_memory()
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(list(self._by_descriptor.values()))
+
+    def first_end(self, expected: Sequence[str] = (), seconds: float = 0.2) -> Ended | None:
+        """The cause among the processes that end in so many seconds: others of the same moment end because of it.
+
+        None if none ends, or only such as are ``expected`` to, by role.
+        """
+        earlier, self._kills = self._kills, kills_for_memory()  # one may be killed while others are looked for
+        self._take_in_new_ones()
+        poll = select.poll()
+        for descriptor in self._by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        ended = []
+        for descriptor, _ in poll.poll(1000 * seconds):
+            os.close(descriptor)
+            ended.append(self._by_descriptor.pop(descriptor))
+        order = list(ROLES.values())
+        causes = [process for process in ended if process.role not in expected]
+        cause = max(causes, key=lambda process: order.index(process.role), default=None)
+        if cause is None:
+            return None
+        # Ray's node, for one, dies if its control service is stopped and does not answer for minutes.
+        stopped = next((f"{process} is stopped" for process in self if is_stopped(process.pid)), None)
+        return Ended(cause, kills_for_memory() > earlier, stopped)
+
+    def _take_in_new_ones(self) -> None:
+        known = {process.pid for process in self}
+        for pid in processes_of(self._run_id, self._foreign):
+            if pid not in known and (role := role_of(pid)) is not None:
+                with contextlib.suppress(OSError, AttributeError):  # it has gone in the meantime; no Linux
+                    self._by_descriptor[os.pidfd_open(pid)] = Process(role, pid, log_of(pid))
+
+    def close(self) -> None:
+        """Watch nothing any more; the list remains."""
+        for descriptor in self._by_descriptor:
+            os.close(descriptor)
+
+
+def kills_for_memory() -> int:
+    """Processes of this machine that the kernel has killed for memory since it started; 0 where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def kill(pids: list[int]) -> None:

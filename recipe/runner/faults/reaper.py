@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from recipe.runner.faults.phase import read_phase
+from recipe.runner.faults.phase import during, read_phase
 from recipe.runner.faults.preemption import warning_waits
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, processes_of
 
@@ -56,9 +56,8 @@ def main(run_id: str, run_dir: str, launcher: str) -> None:
     """Wait for the end of the launching process (the end of the input), then see to what it has left."""
     *_, reason = ["", *sys.stdin.read().splitlines()]
     if reason != _BYE:
-        phase = read_phase(run_dir)
-        when = f" {phase.words()}" if phase else ""
         log = Path(run_dir) / "driver.log"
+        when = during(read_phase(run_dir))
         reason = reason or f"the launching process (process {launcher}) died{when}; its log: {log}"
         print(f"error: {reason}", file=sys.stderr, flush=True)
     limit = time.monotonic() + _PATIENCE_S

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1
 
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, WARNED, Preempted, end_on_signals
-from recipe.runner.faults.watchdog import Watchdog
+from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.progress import PROGRESS, Columns, say
 
@@ -46,7 +46,7 @@ class Driver:
 
     def __init__(self, job: Job) -> None:
         self.handle: Any = None
-        self.watchdog: Watchdog | None = None
+        self.supervisor: Supervisor | None = None
         #: How many lines have been printed.
         self.printed = 0
         self._arguments = (job.modules, job.headline, job.columns)
@@ -93,8 +93,8 @@ class Driver:
     def _pass_warning_on(self) -> None:
         if not ray.get(self.handle.request_stop.remote(), timeout=30):
             self._stopped_before_training = True
-            if self.watchdog is not None:
-                self.watchdog.stop()  # what ends now is expected to
+            if self.supervisor is not None:
+                self.supervisor.stand_down()
             ray.kill(self.handle)
 
     def preempted_by(self, error: BaseException) -> Preempted | None:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import io
-import os
 import sys
 import threading
 import warnings
@@ -21,13 +20,11 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from recipe.runner.checkpoints import integrity
-from recipe.runner.faults.errors import Death, failure
-from recipe.runner.faults.hang import HangWatch
-from recipe.runner.faults.phase import Phase, read_phase, write_phase
-from recipe.runner.faults.processes import is_stopped, kill, own_run_id, processes_of, stopped_process
-from recipe.runner.faults.reaper import Reaper
+from recipe.runner.faults.hang import HangLimit
+from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.resources import rollout_only_ranks
-from recipe.runner.faults.watchdog import OtherNodes, Watchdog
+from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import checks, run_folder
 from recipe.runner.launch.compose import unexpected_key
 from recipe.runner.launch.driver import Driver
@@ -155,8 +152,8 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str) -> None:
     print(f"run folder: {config.run.dir}\nstarting Ray", flush=True)
     driver_log = Path(config.run.dir) / "driver.log"
     driver, stop = Driver(job), threading.Event()
-    reaper = Reaper(run_id, config.run.dir)
-    watchdog = driver.watchdog = _start_watchdog(config, driver, reaper, run_id)
+    supervisor = driver.supervisor = _supervisor(config, driver, run_id)
+    supervisor.start()
     printer = threading.Thread(target=driver.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
     status, why = "failed", None
@@ -168,31 +165,22 @@ def _run(config: DictConfig, job: Job, run_id: str, notes: str) -> None:
         status = "finished"
     except Exception as error:
         why = str(error)
-        if watchdog.death is None and not isinstance(error, ray.exceptions.RayError):
+        if supervisor.failure is None and not isinstance(error, ray.exceptions.RayError):
             raise
         if (preempted := driver.preempted_by(error)) is not None:
             status, why = "preempted", None
             raise preempted from None
-        phase = read_phase(config.run.dir)
-        if watchdog.death is None and (stopped := stopped_process(run_id)):
-            when = f" {phase.words()}" if phase else ""
-            watchdog.report(Death("", None, None, phase, told=f"{stopped}, so that the run failed{when}"))
-        failed = failure(error, driver_log, watchdog.death, phase)
+        failed = supervisor.explain(error, driver_log)
         why = str(failed)
         raise failed from None
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
-        if watchdog.death is None:
-            watchdog.stop()
+        supervisor.stand_down()
         stop.set()
         printer.join(timeout=30)
-        # A stopped Ray node never answers ray.shutdown(), which keeps Python's lock meanwhile.
-        kill([pid for pid in processes_of(run_id) if is_stopped(pid)])
-        ray.shutdown()  # may not return where a part of Ray has died; the watchdog ends this process then
-        watchdog.stop()
-        reaper.bye()
+        supervisor.close()
         with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
             run_folder.end(config.run.dir, status, why)
 
@@ -208,28 +196,11 @@ def _printed_to(path: Path) -> Iterator[None]:
             log.close()
 
 
-def _start_watchdog(config: DictConfig, driver: Driver, reaper: Reaper, run_id: str) -> Watchdog:
-    """Ends the run soon after one of its processes has died, even if Ray itself is gone."""
-
-    def leave() -> None:
-        with contextlib.suppress(OSError):
-            run_folder.end(config.run.dir, "failed", watchdog.death.sentence() if watchdog.death else None)
-        os._exit(1)  # the reaper prints the sentence and ends what is left
-
-    phase = functools.partial(read_phase, config.run.dir)
-    watchdog = Watchdog(run_id, phase, lambda death: reaper.tell(death.sentence()), driver.kill, leave)
-    watchdog.start()
-    if config.trainer.nnodes > 1 or rollout_only_ranks(config):
-        OtherNodes(run_id, phase, watchdog.report, watchdog.over).start()
-    if (after_s := config.run.hang_after_s) is not None:
-        HangWatch(
-            run_id,
-            Path(config.run.dir),
-            after_s,
-            phase,
-            lambda: driver.printed,
-            functools.partial(say, out=sys.stdout),  # as it is now: it is soon redirected
-            watchdog.report,
-            watchdog.over,
-        ).start()
-    return watchdog
+def _supervisor(config: DictConfig, driver: Driver, run_id: str) -> Supervisor:
+    """Ends the run soon after a failure, even if Ray itself is gone."""
+    folder, after_s = config.run.dir, config.run.hang_after_s
+    warn = functools.partial(say, out=sys.stdout)  # as it is now: it is soon redirected
+    hang = None if after_s is None else HangLimit(after_s, folder, lambda: driver.printed, warn)
+    record = functools.partial(run_folder.end, folder, "failed")
+    nodes = config.trainer.nnodes > 1 or rollout_only_ranks(config) > 0
+    return Supervisor(run_id, folder, driver.kill, record, hang, other_nodes=nodes)

@@ -19,5 +19,5 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
     ],
 )
 def test_a_death_elsewhere_is_told(victim: str, says: str) -> None:
-    run = run_marked(str(Path(__file__).with_name("watchdog_probe.py")), victim, timeout=200)
+    run = run_marked(str(Path(__file__).with_name("supervisor_probe.py")), victim, timeout=200)
     assert re.search(rf"^killed (\d+): {says}$", run.stdout, re.M), run.stdout + run.stderr[-3000:]

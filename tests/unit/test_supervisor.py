@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from waiting import wait_until
 
-from recipe.runner.faults import processes
+from recipe.runner.faults import processes, supervisor
+from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import PHASE_FILE, Phase, read_phase, write_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, is_alive, kill, log_of, processes_of, role_of
-from recipe.runner.faults.watchdog import Death, Watchdog
+from recipe.runner.faults.supervisor import Supervisor
 
 Begin = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -60,70 +61,111 @@ def test_processes_are_found_by_mark_and_named_by_title(
     other.wait(10)
 
 
-class Told:
-    """Notes what a watch calls, and when."""
+class Watched:
+    """Notes what a supervisor calls, and when."""
 
-    def __init__(self, run_id: str, phase: Phase | None) -> None:
+    def __init__(self, run_id: str, folder: Path, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
         self.called: dict[str, float] = {}
-        self.deaths: list[Death] = []
-        self.watch = Watchdog(
-            run_id, lambda: phase, self.deaths.append, lambda: self._note("stop"), lambda: self._note("leave")
-        )
+        self.recorded: list[str] = []
+        monkeypatch.setattr(supervisor, "_leave", lambda: self._note("leave"))
+        monkeypatch.setattr(supervisor, "GRACE_S", 0.3)
+        monkeypatch.setattr(supervisor, "LEAVE_S", 0.3)
+        write_phase(folder, phase)
+        self.run_id = run_id
+        self.supervisor = Supervisor(run_id, folder, lambda: self._note("stop"), self.recorded.append)
 
-    def start(self, processes: int) -> None:
-        self.watch.start()
-        wait_until(lambda: len(self.watch._known) == processes)
+    def start(self, titles: set[str]) -> None:
+        self.supervisor.start()
+        wait_until(lambda: {process.role for process in self.supervisor._processes} == titles)
 
     def _note(self, name: str) -> None:
         self.called[name] = time.monotonic()
 
 
+@pytest.fixture
+def watch(run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Phase], Watched]]:
+    """Makes the supervisor of a run that is in a phase."""
+    made: list[Watched] = []
+
+    def watch(phase: Phase) -> Watched:
+        made.append(Watched(run_id, tmp_path, phase, monkeypatch))
+        return made[-1]
+
+    yield watch
+    for watched in made:
+        watched.supervisor.close()
+
+
 def test_the_first_death_is_named_and_a_run_that_goes_on_is_ended(
-    run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("recipe.runner.faults.watchdog.GRACE_S", 0.3)
-    monkeypatch.setattr("recipe.runner.faults.watchdog.LEAVE_S", 0.3)
-    watched = Told(run_id, Phase(3, "update", 0.0))
+    watched = watch(Phase(3, "update", 0.0))
     processes = [begin(title) for title in ("ray::IDLE", "VLLM::EngineCore", "ray::WorkerDict")]
-    watched.start(2)
+    watched.start({"vLLM engine", "FSDP worker"})
     processes[0].kill()  # not one that a run needs
     time.sleep(0.5)
-    assert watched.deaths == []
+    assert watched.supervisor.failure is None
     processes[1].kill()
     processes[2].kill()
     wait_until(lambda: "leave" in watched.called)
-    (death,) = watched.deaths
-    assert death.pid in (processes[1].pid, processes[2].pid)
+    failure = watched.supervisor.failure
+    assert failure.process.pid in (processes[1].pid, processes[2].pid)
     assert 0.2 < watched.called["leave"] - watched.called["stop"] < 2
-    sentence = f"(process {death.pid}) died during the update of step 3; its log: {tmp_path}/log.err"
-    assert death.sentence().endswith(sentence)
+    sentence = f"(process {failure.process.pid}) died during the update of step 3; its log: {tmp_path}/log.err"
+    assert failure.sentence.endswith(sentence) and watched.recorded == [failure.sentence]
 
 
-def test_a_stopped_process_explains_the_death_of_another(run_id: str, begin: Begin) -> None:
-    watched = Told(run_id, Phase(3, "update", 0.0))
+def test_a_stopped_process_explains_the_death_of_another(
+    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
+) -> None:
+    watched = watch(Phase(3, "update", 0.0))
     node, control = begin("raylet"), begin("gcs_server")
-    watched.start(2)
+    watched.start({"Ray node (raylet)", "control service of Ray (gcs_server)"})
     control.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.is_stopped(control.pid))
     node.kill()
-    wait_until(lambda: watched.deaths)
-    watched.watch.stop()
-    assert watched.deaths[0].pid == node.pid
-    assert f"(gcs_server) (process {control.pid}) is stopped" in watched.deaths[0].sentence()
+    wait_until(lambda: watched.supervisor.failure)
+    assert watched.supervisor.failure.process.pid == node.pid
+    assert f"(gcs_server) (process {control.pid}) is stopped" in watched.supervisor.failure.sentence
 
 
-def test_a_run_that_ends_by_itself_is_left_alone(run_id: str, begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipe.runner.faults.watchdog.GRACE_S", 0.3)
-    watched = Told(run_id, Phase(3, "update", 0.0, ending=True))
+def test_a_stopped_process_explains_an_error_of_ray(
+    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
+) -> None:
+    watched = watch(Phase(3, "update", 0.0))
+    control = begin("gcs_server")
+    watched.start({"control service of Ray (gcs_server)"})
+    control.send_signal(signal.SIGSTOP)
+    wait_until(lambda: processes.is_stopped(control.pid))
+    failed = str(watched.supervisor.explain(RuntimeError("Ray is gone"), tmp_path / "driver.log"))
+    for part in (f"(process {control.pid}) is stopped", "during the update of step 3", f"{tmp_path}/driver.log"):
+        assert part in failed
+
+
+def test_a_hang_ends_a_run_as_a_death_does(begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path) -> None:
+    watched = watch(Phase(3, "update", 0.0))
+    watched.supervisor._hang = HangLimit(0.5, tmp_path, lambda: 0, lambda line: None)
+    begin("ray::WorkerDict").send_signal(signal.SIGSTOP)
+    watched.start({"FSDP worker"})
+    wait_until(lambda: "leave" in watched.called)
+    (sentence,) = watched.recorded
+    assert "the FSDP worker (process " in sentence and "during the update of step 3" in sentence
+    assert "is stopped" in sentence and "run.hang_after_s" in sentence
+
+
+def test_a_run_that_ends_by_itself_is_left_alone(
+    begin: Begin, watch: Callable[[Phase], Watched], tmp_path: Path
+) -> None:
+    watched = watch(Phase(3, "update", 0.0, ending=True))
     storage, worker = begin("ray::SimpleStorageUnit"), begin("ray::WorkerDict")
-    watched.start(2)
+    watched.start({"TransferQueue's storage", "FSDP worker"})
     storage.kill()  # the trainer closes it at its end
     time.sleep(0.5)
-    assert watched.deaths == []
-    watched.watch.stop()
+    assert watched.supervisor.failure is None
+    watched.supervisor.stand_down()
     worker.kill()
     time.sleep(0.8)
-    assert watched.deaths == [] and watched.called == {}
+    assert watched.supervisor.failure is None and watched.called == {}
 
 
 LAUNCHER = """

@@ -1,6 +1,6 @@
 """A program: two Ray nodes on this machine, a worker on the second; that, and then the node, is killed.
 
-``watchdog_probe.py worker|node`` prints the sentence of the death that the launching process is told of.
+``supervisor_probe.py worker|node`` prints the sentence of the failure that the launching process is told of.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from recipe.runner.faults.errors import Death
+from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.phase import Phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-from recipe.runner.faults.watchdog import OtherNodes
+from recipe.runner.faults.supervisor import OtherNodes
 
 MARK = "node-watch-probe"
 
@@ -38,12 +38,12 @@ def main(victim: str) -> None:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, runtime_env={"env_vars": {RUN_ID_VARIABLE: MARK}}, log_to_driver=False)
     there = NodeAffinitySchedulingStrategy(second.node_id, soft=False)
-    deaths: queue.Queue[Death] = queue.Queue()
-    nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), deaths.put, threading.Event())
+    failures: queue.Queue[Failure] = queue.Queue()
+    nodes = OtherNodes(MARK, lambda: Phase(3, "generation", 0.0), failures.put, threading.Event())
     nodes.start()
     while not nodes._watchers:
         threading.Event().wait(0.1)
-    while not any("first_death" in " ".join(process.cmdline()) for process in psutil.process_iter()):
+    while not any("first_end" in " ".join(process.cmdline()) for process in psutil.process_iter()):
         threading.Event().wait(0.1)
     # Ray starts the worker without the mark, which comes with the runtime environment.
     worker = WorkerDict.options(scheduling_strategy=there).remote()
@@ -53,7 +53,7 @@ def main(victim: str) -> None:
         psutil.Process(pid).kill()
     else:
         psutil.Process(second.all_processes["raylet"][0].process.pid).kill()
-    print(f"killed {pid}: {deaths.get(timeout=60).sentence()}", flush=True)
+    print(f"killed {pid}: {failures.get(timeout=60).sentence}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""One thread that waits for the first failure of a run, a death or a hang on any node, and ends the run then.
+
+Left to themselves Ray, verl and vLLM wait: a trainer polls for responses that nobody generates any more, a call to an
+engine that is gone does not return.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from recipe.runner.faults.errors import Failure, TrainingFailed, death, explained
+from recipe.runner.faults.hang import HangLimit, Look, looks_at
+from recipe.runner.faults.phase import Phase, during, read_phase
+from recipe.runner.faults.processes import CLOSED_BY_TRAINER, Ended, Processes, is_stopped, kill, processes_of
+from recipe.runner.faults.reaper import Reaper
+
+#: How often new nodes, and answers from the nodes, are looked for.
+_LOOK_AT_NODES_EVERY_S = 2.0
+#: How long the nodes may take to look at their processes.
+_LOOKS_S = 30.0
+#: How long an error may take to come out of Ray by itself after a failure, before the run is stopped.
+GRACE_S = 8.0
+#: How long the stopped run may take to end after that, before its launching process leaves without waiting.
+LEAVE_S = 15.0
+
+
+def expected_to_end(phase: Phase | None) -> tuple[str, ...]:
+    """Roles of processes that may end now."""
+    return CLOSED_BY_TRAINER if phase is not None and phase.ending else ()
+
+
+class Supervisor(threading.Thread):
+    """A thread of the launching process, and what else that process does to end a run.
+
+    Args:
+        run_id: Of the run (:mod:`recipe.runner.faults.processes`).
+        run_dir: Of the run.
+        stop: Should make the launcher's call to Ray return; called if the run goes on ``GRACE_S`` after a failure.
+        record: Notes the sentence of a failure; this process ends then, ``LEAVE_S`` later if the run still goes on.
+        hang: The limit on the time without progress; None: there is none.
+        other_nodes: Whether the run may have processes on other nodes.
+
+    Attributes:
+        failure: The first one.
+        over: Set once processes of the run are expected to end.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        run_dir: str | Path,
+        stop: Callable[[], None],
+        record: Callable[[str], None],
+        hang: HangLimit | None = None,
+        other_nodes: bool = False,
+    ) -> None:
+        super().__init__(daemon=True, name="supervisor")
+        self.failure: Failure | None = None
+        self.over = threading.Event()
+        self._run_id, self._run_dir, self._stop_run, self._record = run_id, Path(run_dir), stop, record
+        self._hang = hang
+        self._processes = Processes(run_id)
+        self._nodes = OtherNodes(run_id, self._phase, self.report, self.over) if other_nodes else None
+        self._reaper = Reaper(run_id, str(run_dir))
+
+    def start(self) -> None:
+        """Begin."""
+        super().start()
+        if self._nodes is not None:
+            self._nodes.start()
+
+    def report(self, failure: Failure) -> None:
+        """Take a failure for the first, unless there was one."""
+        self.failure = self.failure or failure
+
+    def run(self) -> None:
+        while self.failure is None and not self.over.is_set():
+            ended = self._processes.first_end(expected_to_end(self._phase()))
+            if ended is not None and not self.over.is_set():
+                self.report(death(ended, self._phase()))
+            if self._hang is not None and (hang := self._hang.look(self._phase(), self._looks)) is not None:
+                self.report(hang)
+        self._processes.close()
+        if self.failure is not None:
+            self._end(self.failure)
+
+    def _end(self, failure: Failure) -> None:
+        self._reaper.tell(failure.sentence)  # for the case that this process cannot say it
+        if self.over.wait(GRACE_S):
+            return
+        threading.Thread(target=self._stop_run, daemon=True).start()  # a call to a dead Ray may not return
+        if not self.over.wait(LEAVE_S):
+            with contextlib.suppress(OSError):
+                self._record(failure.sentence)
+            _leave()
+
+    def _phase(self) -> Phase | None:
+        return read_phase(self._run_dir)
+
+    def _looks(self) -> list[Look]:
+        return [*looks_at(self._processes), *(self._nodes.looks() if self._nodes is not None else [])]
+
+    def explain(self, error: BaseException, log: Path) -> TrainingFailed:
+        """What a person needs of an error of Ray; a process that is stopped may be behind one without a failure."""
+        phase = self._phase()
+        if stopped := next((process for process in self._processes if is_stopped(process.pid)), None):
+            self.report(Failure(f"{stopped} is stopped, so that the run failed{during(phase)}"))
+        return explained(error, log, self.failure, phase)
+
+    def stand_down(self) -> None:
+        """From now on processes are expected to end, unless there was a failure: then the run must end in time."""
+        if self.failure is None:
+            self.over.set()
+
+    def close(self) -> None:
+        """End what there is of the run; it may have ended by itself."""
+        self.stand_down()
+        # A stopped Ray node never answers ray.shutdown(), which keeps Python's lock meanwhile.
+        kill([pid for pid in processes_of(self._run_id) if is_stopped(pid)])
+        ray.shutdown()  # may not return where a part of Ray has died; the thread ends this process then
+        self.over.set()
+        self._reaper.bye()
+
+
+def _leave() -> None:
+    os._exit(1)  # the reaper prints the sentence and ends what is left
+
+
+# ---------------------------------------------------------------- other nodes
+
+
+@ray.remote(num_cpus=0, max_concurrency=2)
+class _NodeWatcher:
+    """Waits on one node, as the launching process does on its own."""
+
+    def __init__(self, run_id: str) -> None:
+        self._processes = Processes(run_id)
+
+    def first_end(self) -> Ended:
+        """Of a process of the run here; returns only then."""
+        while (ended := self._processes.first_end()) is None:
+            pass
+        return ended
+
+    def looks(self) -> list[Look]:
+        """What the processes of the run here are doing."""
+        return looks_at(self._processes)
+
+
+class OtherNodes(threading.Thread):
+    """A thread of the launching process that reports the first death on each other node, once Ray is up.
+
+    Ray's runtime environment carries ``run_id`` to the other nodes. ``over`` is set once the run is over.
+    """
+
+    def __init__(
+        self, run_id: str, phase: Callable[[], Phase | None], report: Callable[[Failure], None], over: threading.Event
+    ) -> None:
+        super().__init__(daemon=True, name="supervisor of other nodes")
+        self._run_id, self._phase, self._report, self._over = run_id, phase, report, over
+        self._watchers: dict[str, tuple[str, Any, Any]] = {}  # by node: its name, the actor, its answer to come
+
+    def run(self) -> None:
+        while not self._over.wait(_LOOK_AT_NODES_EVERY_S):
+            if ray.is_initialized():
+                with contextlib.suppress(Exception):  # Ray on this node is gone: the supervisor notices
+                    self._look()
+
+    def _look(self) -> None:
+        own = ray.get_runtime_context().get_node_id()
+        for node in ray.nodes():
+            if node["Alive"] and node["NodeID"] not in (own, *self._watchers):
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                watcher = _NodeWatcher.options(scheduling_strategy=there).remote(self._run_id)
+                self._watchers[node["NodeID"]] = (node["NodeName"], watcher, watcher.first_end.remote())
+        for node_id, (name, _, answer) in list(self._watchers.items()):
+            if not ray.wait([answer], timeout=0)[0]:
+                continue
+            phase = self._phase()
+            try:
+                ended = ray.get(answer)
+            except ray.exceptions.RayError:
+                self._report(Failure(f"the Ray node {name} died{during(phase)}"))
+            else:
+                if ended.process.role not in expected_to_end(phase):
+                    self._report(death(ended._replace(process=replace(ended.process, node=name)), phase))
+            del self._watchers[node_id]
+
+    def looks(self) -> list[Look]:
+        """What the processes of the run on the other nodes are doing; a node that does not answer is left out."""
+        looks: list[Look] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):
+                asked = {watcher.looks.remote(): name for name, watcher, _ in list(self._watchers.values())}
+                for answer in ray.wait([*asked], num_returns=len(asked), timeout=_LOOKS_S)[0]:
+                    name = asked[answer]
+                    looks.extend(replace(look, process=replace(look.process, node=name)) for look in ray.get(answer))
+
+        # Ray may be what hangs: some of its calls take no time limit.
+        asks = threading.Thread(target=ask, daemon=True)
+        asks.start()
+        asks.join(1.5 * _LOOKS_S)
+        return list(looks)
