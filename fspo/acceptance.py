@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness import Array, LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.fairness.lre import Array, LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.losses import UnusableRowsError, sequence_policy_loss
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, RATIO_LOG_CAP, SequenceSums
 from fspo.types import SequenceLossOutput, SequenceLossSettings
@@ -51,7 +51,7 @@ class Counts:
     squared: Array | None = None
 
     def error(self, starts: npt.NDArray[np.int64], resamples: int = 1000) -> LengthReweightingError:
-        """:func:`fspo.fairness.length_reweighting_error` over the merged bins that begin at ``starts``."""
+        """:func:`fspo.fairness.lre.length_reweighting_error` over the merged bins that begin at ``starts``."""
         squared = None if self.squared is None else merge_bins(self.squared, starts)
         accepted, total = merge_bins(self.accepted, starts), merge_bins(self.total, starts)
         return length_reweighting_error(accepted, total, squared=squared, resamples=resamples)

@@ -30,7 +30,7 @@ import torch
 
 from fspo.acceptance import acceptance_counts, judged_rows, stack_sums, without_rule
 from fspo.clip_values import needed_scale, scale_for, scaled
-from fspo.fairness import Array, equal_mass_starts, is_informative, merge_bins, plain_lre
+from fspo.fairness.lre import Array, equal_mass_starts, is_informative, merge_bins, plain_lre
 from fspo.files import piped
 from fspo.losses import ALGORITHMS, check_shapes
 from fspo.markdown import markdown_table

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness import Array
+from fspo.fairness.lre import Array
 from fspo.losses import acceptance_band
 from fspo.types import SequenceLossSettings
 

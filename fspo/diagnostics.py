@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fspo.acceptance import acceptance_counts, could_clip, stack_sums
-from fspo.fairness import Array, equal_mass_starts, merge_bins
+from fspo.fairness.lre import Array, equal_mass_starts, merge_bins
 from fspo.losses import acceptance_band
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, SequenceSums, length_bin
 from fspo.types import BandState, SequenceLossSettings
@@ -68,7 +68,7 @@ class LengthDiagnostics:
     """Turns each step's sums into metrics, with length bins of equal mass over a window of steps. Defined here.
 
     Args:
-        bins: Length bins wanted; tied lengths may give fewer (see :func:`fspo.fairness.equal_mass_starts`).
+        bins: Length bins wanted; tied lengths may give fewer (see :func:`fspo.fairness.lre.equal_mass_starts`).
         window: Steps in the window behind the LREs and everything by bin.
         resamples: Of the bootstrap behind the intervals.
     """
@@ -316,7 +316,7 @@ def noise_floor(
 
     Args:
         unmoved: Sums of mini-batches computed before any weight had moved.
-        starts: First fine length bin of each bin (:func:`fspo.fairness.equal_mass_starts`).
+        starts: First fine length bin of each bin (:func:`fspo.fairness.lre.equal_mass_starts`).
         settings: The loss; None for one without a band on S.
         state: Measured parts of its band.
     """

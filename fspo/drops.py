@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fspo.fairness import equal_mass_starts
+from fspo.fairness.lre import equal_mass_starts
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 HARD_LIMIT: Final = 2

@@ -5,8 +5,8 @@ E_old[exp S] = 1 holds, as it must where the responses were sampled from pi_old;
 ``audit=FOLDER`` the distribution of S by length is measured instead (:mod:`fspo.audit`), tails included.
 
 ``outside`` is the share of sequences with S outside the band, ``removed`` the share whose gradient the clip removes
-where the sign of A does not depend on S: half of them. LRE: :func:`fspo.fairness.plain_lre` over the lengths, which are
-equally frequent in the model.
+where the sign of A does not depend on S: half of them. LRE: :func:`fspo.fairness.lre.plain_lre` over the lengths,
+which are equally frequent in the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scipy.stats import norm  # type: ignore[import-untyped]
 from fspo.audit import LengthBins, read_audit
 from fspo.calibration import drift_per_token
 from fspo.diagnostics import band_edges
-from fspo.fairness import Array, merge_bins, plain_lre
+from fspo.fairness.lre import Array, merge_bins, plain_lre
 from fspo.files import piped
 from fspo.losses import ALGORITHMS
 from fspo.markdown import markdown_table

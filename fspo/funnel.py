@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness import Array, LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.fairness.lre import Array, LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")

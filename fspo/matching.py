@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness import Array
+from fspo.fairness.lre import Array
 from fspo.sums import Z_EDGES
 from fspo.types import SequenceLossSettings
 

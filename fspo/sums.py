@@ -2,8 +2,8 @@
 
 Workers see one micro-batch of one rank at a time. A *sum* is what they can report without depending on that split. From
 the sums of this module the driver computes the metrics of :mod:`fspo.diagnostics`, the length fairness of
-:mod:`fspo.fairness` and the calibration of the bands. Counts are exact integers (in float64, exact up to 2**53). Sums
-of real numbers are float64 and agree between splits up to rounding.
+:mod:`fspo.fairness.lre` and the calibration of the bands. Counts are exact integers (in float64, exact up to 2**53).
+Sums of real numbers are float64 and agree between splits up to rounding.
 
 The bins are fixed and much finer than those shown to a person. Coarser bins, of equal mass for example, can be formed
 afterwards over any window of steps. The layout is defined here; the paper does not describe one.

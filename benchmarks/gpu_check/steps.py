@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.loss import REFERENCE, alternated, median_seconds, our_losses, peak_bytes, random_batch, verl_losses
 from fspo.check_loss.call import Batch
 from fspo.diagnostics import SAFE_MARGIN, NoiseFloor, noise_floor
-from fspo.fairness import equal_mass_starts
+from fspo.fairness.lre import equal_mass_starts
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput

@@ -14,8 +14,8 @@ import torch
 from benchmarks.pages import Table
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
-from fspo.fairness import MIN_CLUSTERS, Array, debiased_lre, merge_bins
 from fspo.fairness.bootstrap import pooled_difference
+from fspo.fairness.lre import MIN_CLUSTERS, Array, debiased_lre, merge_bins
 from fspo.losses import ALGORITHMS, acceptance_band
 from fspo.matching import Sequences, match_clip
 from fspo.records import LENGTH_STATS_FILE, MiniBatches, from_record, read_sequences, step_lines

@@ -17,7 +17,7 @@ import torch
 from fspo.acceptance import UnclippedWeight, acceptance_counts, kept_output, stack_sums, unclipped_weight
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.fairness import LengthReweightingError, equal_mass_starts
+from fspo.fairness.lre import LengthReweightingError, equal_mass_starts
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 
 #: The views of acceptance that are computed of what a loss keeps (fspo.acceptance.VIEWS).

@@ -1,6 +1,6 @@
 """Bootstrap intervals (95%) over seeds, problems and mini-batches.
 
-Imported on its own, not with :mod:`fspo.fairness`: scipy takes a second to load, and training has no use for it.
+Imported on its own, not with :mod:`fspo.fairness.lre`: scipy takes a second to load, and training has no use for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats  # type: ignore[import-untyped]
 
-from fspo.fairness import Array, Interval, length_reweighting_error
+from fspo.fairness.lre import Array, Interval, length_reweighting_error
 
 Counts = tuple[Array, Array]
 """Of one run: accepted and all sequences by mini-batch and length bin, ``(accepted_MK, total_MK)``."""
@@ -91,7 +91,7 @@ def pooled_difference(
     Args:
         first, second: The counts of one run per seed, of the same seeds in the same order, at least one.
         statistic: Maps (accepted [..., K], total [..., K], noise variance of the group's counts) to [...], as
-            :func:`fspo.fairness.debiased_lre` does.
+            :func:`fspo.fairness.lre.debiased_lre` does.
         over: What is resampled. ``mini_batches``: those of each seed, with the same draws in both runs where these have
             equally many, so that what they share cancels; valid for these seeds. ``seeds``: whole seeds, in pairs,
             widened as in :func:`mean_interval`; the interval is valid for other seeds too, but it rests on as many
@@ -154,7 +154,7 @@ def _resampled_sums(rng: np.random.Generator, a: Counts, b: Counts, resamples: i
 
 
 def noise_variance(group: Sequence[Counts]) -> float:
-    """What :func:`fspo.fairness.debiased_lre` needs of a run group, by all its mini-batches."""
+    """What :func:`fspo.fairness.lre.debiased_lre` needs of a run group, by all its mini-batches."""
     accepted_MK, total_MK = (np.concatenate(columns) for columns in zip(*group, strict=True))
     return length_reweighting_error(accepted_MK, total_MK).noise_variance
 

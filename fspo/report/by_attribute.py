@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from fspo.fairness import length_reweighting_error
+from fspo.fairness.lre import length_reweighting_error
 from fspo.records import sequence_lines
 from fspo.report.groups import RunGroup
 from fspo.report.runs import Array, Run

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fspo.fairness import LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.fairness.lre import LengthReweightingError, length_reweighting_error, merge_bins
 from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.report.groups import LengthProfile, RunGroup, shared_starts
 from fspo.report.runs import Run

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from fspo.diagnostics import dispersion
-from fspo.fairness import equal_mass_starts
+from fspo.fairness.lre import equal_mass_starts
 from fspo.matching import Sequences
 from fspo.report.groups import LengthProfile, Profiles, RunGroup, problems_interval
 from fspo.report.runs import Array, Run

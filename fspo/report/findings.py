@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fspo.fairness import Interval
+from fspo.fairness.lre import Interval
 from fspo.report.groups import (
     Measure,
     Profiles,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fspo.fairness import equal_mass_starts
 from fspo.fairness.bootstrap import ratio_interval
+from fspo.fairness.lre import equal_mass_starts
 from fspo.funnel import STAGES, Bins, FunnelSteps, stage_fairness
 from fspo.report.groups import RunGroup
 from fspo.report.tables import Table, group_heads, show_interval, show_lre

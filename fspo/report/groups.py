@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fspo.acceptance import acceptance_counts, could_clip
-from fspo.fairness import (
+from fspo.fairness.bootstrap import Counts, mean_interval, pooled_difference
+from fspo.fairness.lre import (
     Interval,
     LengthReweightingError,
     debiased_lre,
@@ -21,7 +22,6 @@ from fspo.fairness import (
     merge_bins,
     wilson_interval,
 )
-from fspo.fairness.bootstrap import Counts, mean_interval, pooled_difference
 from fspo.report.runs import Array, Run
 from fspo.sums import FIELDS
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fspo.fairness import Interval, LengthReweightingError
+from fspo.fairness.lre import Interval, LengthReweightingError
 from fspo.records import PlannedRun
 from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_runs
 from fspo.report.runs import Run

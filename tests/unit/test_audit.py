@@ -24,7 +24,7 @@ from fspo import expected_clip
 from fspo.acceptance import acceptance_counts
 from fspo.audit import LIVE_COLUMNS, Audit, describe, live_metrics, read_audit
 from fspo.diagnostics import NormClipWatch
-from fspo.fairness import equal_mass_starts, merge_bins, plain_lre
+from fspo.fairness.lre import equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.positions import PositionSums, prefixes
 from fspo.report.runs import load_runs

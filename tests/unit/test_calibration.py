@@ -16,7 +16,7 @@ import torch
 from messages import holds
 
 from fspo.calibration import BandController, active_line, drift_per_token, leans
-from fspo.fairness import Array, LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
+from fspo.fairness.lre import Array, LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.losses import acceptance_band
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin, z_cell
 from fspo.types import BandState, SequenceLossSettings

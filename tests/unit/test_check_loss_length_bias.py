@@ -13,7 +13,7 @@ from fspo.acceptance import acceptance_counts
 from fspo.check_loss.call import Config, PolicyLoss
 from fspo.check_loss.length_bias import LENGTHS, clip_by_length, normalisation, synthetic, weight_and_bound
 from fspo.check_loss.token_kinds import TokenKinds
-from fspo.fairness import merge_bins, plain_lre
+from fspo.fairness.lre import merge_bins, plain_lre
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 

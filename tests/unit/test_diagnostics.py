@@ -13,7 +13,7 @@ import torch
 from batches import loss_output
 
 from fspo.diagnostics import LengthDiagnostics, NoiseFloor, noise_floor, step_metrics
-from fspo.fairness import equal_mass_starts, plain_lre
+from fspo.fairness.lre import equal_mass_starts, plain_lre
 from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, judged, sequence_policy_loss
 from fspo.sums import SequenceSums

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fspo.acceptance import Counts
-from fspo.fairness import (
+from fspo.fairness.bootstrap import mean_interval, pooled_difference
+from fspo.fairness.lre import (
     Array,
     debiased_lre,
     equal_mass_starts,
@@ -18,7 +19,6 @@ from fspo.fairness import (
     plain_lre,
     wilson_interval,
 )
-from fspo.fairness.bootstrap import mean_interval, pooled_difference
 
 FAST = settings(max_examples=40)
 

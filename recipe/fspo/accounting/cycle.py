@@ -21,7 +21,7 @@ from fspo.audit import numbers
 from fspo.calibration import BandController, leans
 from fspo.diagnostics import LengthDiagnostics, NormClipWatch, noise_floor
 from fspo.drops import EvenDrops
-from fspo.fairness import equal_mass_starts
+from fspo.fairness.lre import equal_mass_starts
 from fspo.funnel import LengthFunnel
 from fspo.records import FUNNEL_FILE, LENGTH_STATS_FILE, SEQUENCES_FILE, to_record
 from fspo.sums import SequenceSums
