@@ -21,7 +21,7 @@ import torch
 if TYPE_CHECKING:
     from fspo.types import SequenceLossOutput
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 """Stored with every record. It changes with FIELDS, FINE_LENGTH_EDGES and Z_EDGES; other layouts are refused."""
 
 RATIO_LOG_CAP: Final = 20.0
@@ -62,19 +62,14 @@ Z_EDGES: Final = torch.cat(
 Z_EDGES[h + 1]. There are sixteen cells per decade of |z| from 1e-6 to 1e2, two overflow cells at the ends, two cells
 for 0 < |z| < 1e-6, and ZERO_CELL for z == 0 in the middle. A |z| equal to an edge lies in the cell further out."""
 
-# Without a reader, and there because recorded runs have these columns (LAYOUT_VERSION): "above", "advantage_positive",
-# and "dual_clipped", which is 0.
 FIELDS: Final[tuple[str, ...]] = (
     "count",  # sequences with at least one response token
     "accepted",  # S inside the band, whatever the sign of A
-    "above",  # S above the band, whatever the sign of A
     "clipped_high",  # S above the band and A > 0: gradient removed
     "clipped_low",  # S below the band and A < 0: gradient removed
     "overflow",  # log-weight above the log-ratio clamp s_max
-    "dual_clipped",  # gradient removed by a dual clip, which earlier versions had
     "truncated",  # response cut at the maximum length
     "truncated_accepted",
-    "advantage_positive",
     "advantage_zero",  # A == 0 exactly: groups without dispersion
     "advantage_zero_accepted",
     "length",  # sum of L
@@ -134,7 +129,6 @@ def sequence_values(
         output.valid_B,
         output.log_ratio_B,
         output.length_B,
-        output.upper_B,
         output.weight_B,
         output.advantage_B,
         output.accepted_B,
@@ -143,10 +137,10 @@ def sequence_values(
         output.overflow_B,
         truncated_B,
     )
-    # One stacked copy, because one transfer per column would cost eleven device synchronisations per micro-batch.
+    # One stacked copy, because one transfer per column would cost ten device synchronisations per micro-batch.
     device = output.log_ratio_B.device
     stacked = torch.stack([c.detach().to(device=device, dtype=torch.float64) for c in columns]).cpu()
-    _, s, length, upper, weight, advantage, accepted, high, low, overflow, truncated = stacked[
+    _, s, length, weight, advantage, accepted, high, low, overflow, truncated = stacked[
         :, stacked[0] > 0
     ].unbind(0)
     weight = weight.clamp(max=math.exp(RATIO_LOG_CAP))
@@ -157,14 +151,11 @@ def sequence_values(
     values = {
         "count": torch.ones_like(s),
         "accepted": accepted,
-        "above": (s > upper).to(torch.float64),
         "clipped_high": high,
         "clipped_low": low,
         "overflow": overflow,
-        "dual_clipped": torch.zeros_like(s),
         "truncated": truncated,
         "truncated_accepted": truncated * accepted,
-        "advantage_positive": (advantage > 0).to(torch.float64),
         "advantage_zero": zero,
         "advantage_zero_accepted": zero * accepted,
         "length": length,

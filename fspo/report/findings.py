@@ -25,7 +25,6 @@ from fspo.report.runs import LOSS_KEY
 from fspo.report.tables import Table, group_heads, show_interval, show_lre
 
 _FEWEST_SEEDS: Final = 3
-_FOLDER_KEYS: Final = ("run.dir", "fspo.run_dir")  # the second: of earlier versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def differing_settings(groups: Sequence[RunGroup]) -> Differing:
     by_group = [[run.settings() for run in group.runs] for group in groups]
     every = [settings for group in by_group for settings in group]
     whole = all(any(not key.startswith(LOSS_KEY) for key in settings) for settings in every)
-    folders = [str(settings[key]) for settings in every for key in _FOLDER_KEYS if key in settings]
+    folders = [str(settings["run.dir"]) for settings in every if "run.dir" in settings]
     differing = []
     for key in dict.fromkeys(key for settings in every for key in settings):
         absent = "the loss's own, not described" if key == f"{LOSS_KEY}.band" else "not set"

@@ -124,11 +124,9 @@ class Run:
     def loss_settings(self) -> SequenceLossSettings | None:
         """The loss as run.json records it, with the clip values that the run has measured last; None if it is not one
         of this package's, or not recorded.
-
-        So is the loss of a run of an earlier version whose band was widened by staleness, or had a dual clip.
         """
         loss = self.info.get("loss")
-        if not isinstance(loss, dict) or loss.get("staleness", "none") != "none" or loss.get("dual_clip") is not None:
+        if not isinstance(loss, dict):
             return None
         measured = (self.info.get("clip_values_measured") or [{}])[-1]
         try:

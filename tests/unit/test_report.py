@@ -245,7 +245,7 @@ def test_broken_and_partial_runs_are_named_and_the_rest_is_used(grid: Path, tmp_
     metrics, lengths = grid / "fspo/0/metrics.jsonl", grid / "fspo/1/length_stats.jsonl"
     metrics.write_text('{"step": 1, "metrics": {"critic/rewards/mean": 0.5, "a": null}}\nnonsense\n{"step": 2, "m')
     lines = lengths.read_text().splitlines()
-    layout = lines[1].replace('"layout": 1', '"layout": 99')
+    layout = lines[1].replace('"layout": 2', '"layout": 99')
     lengths.write_text("\n".join([lines[0], '{"step": 1}', layout, *lines[3:]]))
     absent = tmp_path / "absent"
     report = build_report([grid, absent], tmp_path / "out")
@@ -305,7 +305,7 @@ def test_settings_come_from_the_loss_mode_and_what_overrides_it(tmp_path: Path) 
     loss = {"loss_mode": "seq_gspo", "clip_low": 0.01, "drift": None, "other": 3}
     run = load_run(write_run(tmp_path / "a", "seq_gspo", 0, loss=loss))
     assert run.loss_settings == dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01)
-    for unknown in ({"loss_mode": "vanilla"}, {"band": "round"}, {"loss_mode": "fspo", "dual_clip": 3.0}, [1], None):
+    for unknown in ({"loss_mode": "vanilla"}, {"band": "round"}, [1], None):
         assert dataclasses.replace(run, info={"loss": unknown}).loss_settings is None
 
 
