@@ -140,9 +140,7 @@ def sequence_values(
     # One stacked copy, because one transfer per column would cost ten device synchronisations per micro-batch.
     device = output.log_ratio_B.device
     stacked = torch.stack([c.detach().to(device=device, dtype=torch.float64) for c in columns]).cpu()
-    _, s, length, weight, advantage, accepted, high, low, overflow, truncated = stacked[
-        :, stacked[0] > 0
-    ].unbind(0)
+    _, s, length, weight, advantage, accepted, high, low, overflow, truncated = stacked[:, stacked[0] > 0].unbind(0)
     weight = weight.clamp(max=math.exp(RATIO_LOG_CAP))
     ratio = s.clamp(max=RATIO_LOG_CAP).exp()
     root = length.sqrt()

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo import CONF_DIR
-from recipe.fspo.removed import EARLIER_NAMES
+from recipe.fspo.old_keys import OLD_KEYS
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job, Passes, Row
 
@@ -79,7 +79,7 @@ JOB: Final = Job(
     outlook=_outlook,
     facts=_facts,
     conclude=_conclude,
-    earlier_names=EARLIER_NAMES,
+    old_keys=OLD_KEYS,
     headline=(
         "fspo/advantage_zero_frac",
         "fspo/clip_active_frac",

@@ -6,7 +6,7 @@ from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 from recipe.fspo.config import is_by_sequence
-from recipe.fspo.removed import OVERLONG
+from recipe.fspo.old_keys import OVERLONG
 from recipe.runner.launch.job import Row
 
 _ACTOR: Final = "actor_rollout_ref.actor"

@@ -243,13 +243,13 @@ def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
         run_folder.begin(config, JOB.facts(config), own)
         (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     config, line = settled(new)
-    assert OmegaConf.select(config, STOPS) == [END] and line == "" and allowed_changes(config, JOB) == []
+    assert OmegaConf.select(config, STOPS) == [END] and line == "" and allowed_changes(config) == []
     config, line = settled(earlier)
-    assert OmegaConf.select(config, STOPS) is None and allowed_changes(config, JOB) == []
+    assert OmegaConf.select(config, STOPS) is None and allowed_changes(config) == []
     assert "'<|im_end|>'" in line and "run.dir" in line
     config, _ = settled(earlier, f"++{STOPS}=[{END}]")
     with pytest.raises(PreflightError, match=holds("rollout.custom", str(END), "run.allow_changed")):
-        allowed_changes(config, JOB)
+        allowed_changes(config)
     # The model's files were mended since: the run goes on as it began, and its evaluation is of the same responses.
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, END]}))
     config, line = settled(new)

@@ -49,6 +49,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         ("run=3", ["run=3", "run.dir=FOLDER"]),
         ("run.dir=${{nothing}}", ["nothing"]),
         ("expriment=demo", ["expriment", "did you mean experiment?"]),
+        ("+reward_model.overlong_buffer.len=4", ["reward_model.overlong_buffer.len", "reward_kwargs.overlong_buffer="]),
     ],
 )
 def test_what_is_refused_is_named_with_the_remedy(

@@ -158,9 +158,9 @@ def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
         assert (config.fspo.algo, config.seed, config.run.dir) == ("gspo", 7, str(tmp_path))
         config = prepare(config)
         JOB.complete(config)
-        assert changed_settings(config, JOB) == []
+        assert changed_settings(config) == []
     assert composed(*with_settings_of_run([f"run.dir={tmp_path}/new"], JOB)).fspo.algo == "fspo"
-    assert changed_settings(ready(tmp_path.rename(f"{tmp_path}_moved"), "algo=gspo", "seed=7"), JOB) == []
+    assert changed_settings(ready(tmp_path.rename(f"{tmp_path}_moved"), "algo=gspo", "seed=7")) == []
 
 
 def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,11 +171,11 @@ def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
     config = composed(*arguments)
     assert (config.fspo.algo, config.ray_kwargs.ray_init.address) == ("gspo", "local")
     with pytest.raises(PreflightError, match=holds(LR, "0.0001", "0.001", "run.allow_changed")):
-        allowed_changes(ready(tmp_path, *arguments), JOB)
+        allowed_changes(ready(tmp_path, *arguments))
     again = with_settings_of_run([joined, f"run.dir={tmp_path}"], JOB)  # as a job does that is started again
     assert composed(*again).ray_kwargs.ray_init.address == "auto"
     monkeypatch.setenv(RUN_ID_VARIABLE, "another")  # every start has its own, which Ray hands to the nodes
-    assert changed_settings(ready(tmp_path, joined, leave, "algo=gspo"), JOB) == []
+    assert changed_settings(ready(tmp_path, joined, leave, "algo=gspo")) == []
 
 
 def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -> None:
@@ -205,10 +205,10 @@ def test_length_logs_and_machine_may_change_and_what_is_allowed(
     begun(tmp_path, *before)
     config = ready(tmp_path, *change)
     if not refused:
-        assert {key for key, _, _ in allowed_changes(config, JOB)} >= {words.partition("=")[0] for words in change[1:]}
+        assert {key for key, _, _ in allowed_changes(config)} >= {words.partition("=")[0] for words in change[1:]}
         return
     with pytest.raises(PreflightError) as caught:
-        allowed_changes(config, JOB)
+        allowed_changes(config)
     error = str(caught.value)
     assert f"; {refused} was" in error.replace(": ", "; ") and f"'run.allow_changed=[{refused}]'" in error
 
@@ -229,12 +229,12 @@ def test_changes_are_recorded_with_their_step(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_part_of_a_step_holds_a_run_to_its_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", step=0)
-    assert changed_settings(ready(tmp_path, "algo=fspo"), JOB) == []
+    assert changed_settings(ready(tmp_path, "algo=fspo")) == []
     (tmp_path / "sequences.jsonl").write_text('{"step": 1}\n')
-    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"), JOB)]
+    assert "fspo.algo" in [key for key, _, _ in changed_settings(ready(tmp_path, "algo=fspo"))]
     (tmp_path / "config.yaml").unlink()
     with pytest.raises(PreflightError, match=r"config\.yaml"):
-        changed_settings(ready(tmp_path), JOB)
+        changed_settings(ready(tmp_path))
 
 
 def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,8 +256,8 @@ def test_a_run_may_be_continued_from_another_folder(tmp_path: Path, monkeypatch:
     assert kept[0] == f"data.train_files=['{mine}/train.parquet']" and kept[-1] == overrides[-1]
     begun(tmp_path / "run", *overrides)
     monkeypatch.chdir(tmp_path)
-    assert changed_settings(ready(tmp_path / "run", *kept), JOB) == []
-    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *overrides), JOB)]
+    assert changed_settings(ready(tmp_path / "run", *kept)) == []
+    assert "data.train_files" in [key for key, _, _ in changed_settings(ready(tmp_path / "run", *overrides))]
 
 
 def test_a_run_has_one_folder(tmp_path: Path) -> None:

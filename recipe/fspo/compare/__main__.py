@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from hydra.errors import HydraException
 from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import CLIP_VALUES, Request
-from recipe.fspo.job import JOB, choices, compose
+from recipe.fspo.job import choices, compose
 from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, split_arguments
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
@@ -69,7 +68,7 @@ def parse(arguments: Sequence[str]) -> Request:
         raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(
         out=Path(str(own["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
-        algos=tuple(as_list(own, "algos", choices("algo", overrides), partial(JOB.earlier_names.remedy, "algo"))),
+        algos=tuple(as_list(own, "algos", choices("algo", overrides))),
         seeds=tuple(seeds),
         clip_values=tuple(as_list(own, "clip_values", CLIP_VALUES)),
         dry_run=bool(own["dry_run"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,13 +51,8 @@ def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dic
     return values, overrides
 
 
-def as_list(
-    own: Mapping[str, Any],
-    key: str,
-    choices: Sequence[str] = (),
-    remedy: Callable[[Any], str | None] = lambda value: None,
-) -> list[Any]:
-    """A setting that is a list of different values, or a single one; ``remedy`` knows of values that there were once.
+def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> list[Any]:
+    """A setting that is a list of different values, or a single one.
 
     Raises:
         BadInput: if it is something else, or a value is not among ``choices``.
@@ -67,8 +62,7 @@ def as_list(
         raise BadInput(f"{key}={own[key]!r}: give a list of different values")
     for value in values:
         if choices and value not in choices:
-            why = remedy(value) or f"{value!r} is not known; choose from {', '.join(choices)}"
-            raise BadInput(f"{key}: {why}")
+            raise BadInput(f"{key}: {value!r} is not known; choose from {', '.join(choices)}")
     return values
 
 

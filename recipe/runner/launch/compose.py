@@ -89,14 +89,13 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
 
     Raises:
         hydra.errors.HydraException: for an unknown group option or key, naming it, the choices and what is like it; for
-            a word in place of true or false; for what an earlier version had, saying what to use instead.
+            a word in place of true or false; for a key of an earlier verl, saying what to use instead.
     """
     _check_switches(job, overrides)
-    _refuse_removed(job, [override for override in overrides if "policy_loss." not in override])
+    _refuse_old_keys(job, overrides)
     try:
         return _compose(job, overrides)
     except ConfigCompositionException as error:
-        _refuse_removed(job, overrides)  # a loss of the user's may have a field of such a name
         if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
             group, _, option = error.missing_cfg_file.rpartition("/")
             like, options = did_you_mean(option, error.options), ", ".join(error.options)
@@ -119,11 +118,12 @@ def _compose(job: Job, overrides: Sequence[str]) -> DictConfig:
         return hydra_compose(job.config.stem, overrides=[path, *rest])
 
 
-def _refuse_removed(job: Job, overrides: Iterable[str]) -> None:
+def _refuse_old_keys(job: Job, overrides: Iterable[str]) -> None:
     for override in parsed(overrides):
-        value = None if override.is_sweep_override() else override.value()
-        if sentence := job.earlier_names.remedy(override.key_or_group, value):
-            raise ConfigCompositionException(sentence) from None
+        key = override.key_or_group
+        for old, remedy in job.old_keys.items():
+            if f"{key}.".startswith(f"{old}."):
+                raise ConfigCompositionException(f"{key}: verl has no {old} any more; {remedy}")
 
 
 def _check_switches(job: Job, overrides: Sequence[str]) -> None:

@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig
 
-from recipe.runner.launch.removed import EarlierNames
-
 #: What a given key that nothing reads becomes: see :class:`Row`.
 Becomes = Literal["note", "refused", "always refused"]
 
@@ -75,7 +73,8 @@ class Job:
         facts: Further entries of ``run.json``.
         conclude: Called with the configuration of a run that has finished.
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
-        earlier_names: Settings that it has removed or renamed.
+        old_keys: Keys that earlier releases of verl had and that nothing reads now, and what to give instead, as a
+            sentence. A key stands for all that lies below it, too.
         headline: Metrics that ``run.log=headline`` sends to the loggers, as patterns, besides the runner's own.
         columns: Further numbers of a step's line: label, metric, format, and what stands for one that a step does not
             have; empty: nothing.
@@ -92,6 +91,6 @@ class Job:
     facts: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
     conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True
-    earlier_names: EarlierNames = field(default_factory=EarlierNames)
+    old_keys: Mapping[str, str] = field(default_factory=dict)
     headline: tuple[str, ...] = ()
     columns: tuple[tuple[str, str, str, str], ...] = ()

@@ -87,7 +87,7 @@ def settle(config: DictConfig, job: Job, elsewhere: bool = False) -> tuple[DictC
     if job.resumes:
         config = run_settings.with_beginning(config)
         with contextlib.suppress(PreflightError):  # a damaged file is named where the settings are compared
-            if (before := run_settings.recorded_settings(config, job)) is not None:
+            if (before := run_settings.recorded_settings(config)) is not None:
                 kept = OmegaConf.select(OmegaConf.create(before), STOPS) or []
     config, note = with_end_of_turn(config, kept, elsewhere)
     if evaluates(config):

@@ -11,7 +11,6 @@ import copy
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -97,7 +96,7 @@ def with_settings_of_run(arguments: Sequence[str], job: Job) -> list[str]:
     ``resume=FOLDER`` and ``run.dir=FOLDER`` name the folder; without one, or for a new one, nothing changes.
 
     Raises:
-        PreflightError: if ``resume`` names a folder without a run, or one of an algorithm that was removed.
+        PreflightError: if ``resume`` names a folder without a run.
         hydra.errors.HydraException: for an argument that is no override.
     """
     new = {_key(override): override for override in parsed(arguments)}
@@ -113,17 +112,11 @@ def with_settings_of_run(arguments: Sequence[str], job: Job) -> list[str]:
     info = run_info(folder)
     if "resume" in new and info is None:
         raise PreflightError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
-    kept, left_out = [], []
-    for override in parsed((info or {}).get("overrides", [])):
-        line, key = str(override.input_line), _key(override)
-        today = job.earlier_names.new_name(key)
-        if job.earlier_names.is_removed(key):
-            left_out.append(line)
-        elif today not in (*new, *_NOT_KEPT):
-            if sentence := job.earlier_names.remedy(today, override.value()):
-                raise PreflightError(f"{folder} holds a run of an earlier version that cannot go on: {sentence}")
-            kept.append(line.replace(key, today, 1))
-    _note_left_out(folder / INFO_FILE, left_out)
+    kept = [
+        str(override.input_line)
+        for override in parsed((info or {}).get("overrides", []))
+        if _key(override) not in (*new, *_NOT_KEPT)
+    ]
     return [*kept, *(f"run.dir={quoted(folder)}" if each.startswith("resume=") else each for each in arguments)]
 
 
@@ -151,11 +144,6 @@ def _as_override(value: Any) -> str:
 
 def _key(override: Override) -> str:
     return str(override.key_or_group)
-
-
-def _note_left_out(path: Path, left_out: Sequence[str]) -> None:
-    if left_out:
-        print(f"note: {path} has settings of an earlier version, left out: {', '.join(left_out)}", file=sys.stderr)
 
 
 # ---------------------------------------------------------------- what a run begins with
@@ -237,8 +225,8 @@ def moved(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
-def recorded_settings(config: DictConfig, job: Job, note: bool = False) -> dict[str, Any] | None:
-    """The settings of the run that a command's folder holds, under today's names; ``note``: say which were left out.
+def recorded_settings(config: DictConfig) -> dict[str, Any] | None:
+    """The settings of the run that a command's folder holds.
 
     None for a new run, and for one that died before anything was measured or saved.
 
@@ -249,32 +237,29 @@ def recorded_settings(config: DictConfig, job: Job, note: bool = False) -> dict[
     if not has_results(folder):
         return None
     try:
-        old, left_out = job.earlier_names.current(OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE)))
-        old = moved(old, old["run"]["dir"], str(folder))
+        old: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
+        return moved(old, old["run"]["dir"], str(folder))  # type: ignore[no-any-return]
     except Exception as error:
         raise PreflightError(
             f"{folder / CONFIG_FILE} cannot be read ({error}): restore it, or begin another run with another run.dir"
         ) from error
-    if note:
-        _note_left_out(folder / CONFIG_FILE, left_out)
-    return old
 
 
-def changed_settings(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]:
+def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
     """What a command would change of the run that its folder holds: key, old and new value."""
-    if (old := recorded_settings(config, job, note=True)) is None:
+    if (old := recorded_settings(config)) is None:
         return []
     differing = changes(old, OmegaConf.to_container(config, resolve=True))
     return [each for each in differing if not each[0].startswith(_OF_A_START)]
 
 
-def allowed_changes(config: DictConfig, job: Job) -> list[tuple[str, Any, Any]]:
+def allowed_changes(config: DictConfig) -> list[tuple[str, Any, Any]]:
     """:func:`changed_settings`, all of which are allowed.
 
     Raises:
         PreflightError: if a setting would change that nobody has allowed to.
     """
-    changed = changed_settings(config, job)
+    changed = changed_settings(config)
     fixed, allowed = [*_MAY_NOT, *_of_schedule(config)], config.run.allow_changed
 
     def is_allowed(key: str) -> bool:

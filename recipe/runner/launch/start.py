@@ -50,7 +50,7 @@ def examine(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> tupl
     config, of_stops = settle(config, job, elsewhere=True)
     config, notes, unsettled = check(config, job, elsewhere=True, gives=gives)
     if resumes(config, job):
-        allowed_changes(config, job)
+        allowed_changes(config)
     if isinstance(of_stops, MachineProblem):
         unsettled.append(of_stops)
     else:
@@ -74,7 +74,7 @@ def launch(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     config, of_stops = settle(config, job)
     config, notes, _ = check(config, job, gives=gives)
     _note(of_stops)
-    changed = allowed_changes(config, job) if resumes(config, job) else []
+    changed = allowed_changes(config) if resumes(config, job) else []
     with run_folder.held(config.run.dir):
         config = _begin(config, job, overrides, changed)
         _run(config, job, run_id, notes)

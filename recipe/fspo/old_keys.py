@@ -1,0 +1,13 @@
+"""Keys of verl's earlier releases that nothing reads now, with what to use instead."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: The recipe's own setting in place of DAPO's overlong buffer.
+OVERLONG: Final = (
+    "for a soft overlong penalty give +reward.custom_reward_function.reward_kwargs.overlong_buffer=TOKENS "
+    "+reward.custom_reward_function.reward_kwargs.max_response_length=TOKENS (docs/data-and-rewards.md)"
+)
+
+OLD_KEYS: Final = {"reward_model.overlong_buffer": OVERLONG, "reward_model.reward_kwargs": OVERLONG}
