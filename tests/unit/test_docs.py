@@ -202,9 +202,9 @@ def check_plan(*arguments: str) -> None:
 
 
 def check_rehearse(*arguments: str) -> None:
-    from recipe.runner.rehearse.command import parse
+    from recipe.runner.plan.setup import job_arguments
 
-    composes(*parse(arguments)[1])
+    composes(*job_arguments(arguments, ["substitute"])[1])
 
 
 def check_plain_verl(*arguments: str) -> None:

@@ -18,12 +18,12 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.vllm_rollout import vllm_async_server
 
 from recipe.fspo.job import JOB
+from recipe.fspo.rehearse import byte_tokenizer
 from recipe.runner.launch import front_end, run_folder
 from recipe.runner.launch.end_of_turn import STOPS, end_of_turn, with_end_of_turn
 from recipe.runner.launch.prepare import prepare, settle
 from recipe.runner.launch.run_settings import allowed_changes, with_settings_of_run
 from recipe.runner.launch.values import MachineProblem, PreflightError
-from recipe.runner.rehearse.material import byte_tokenizer
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
 _CHATML = f"{_EACH}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{_END}"
