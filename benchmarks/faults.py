@@ -196,14 +196,14 @@ def with_resume(rows: list[Row], resumed: str | None) -> list[Row]:
 # ---------------------------------------------------------------- one row
 
 
-def _overrides(folder: Path, kind: str, process: str = "") -> tuple[str, ...]:
+def _overrides(folder: Path, kind: str) -> tuple[str, ...]:
     """Of a start; a resumed run keeps its reward, so nothing hangs until the file FSPO_FAULTS_HANG is written."""
+    reward = f"reward.custom_reward_function.path={REWARD}"
     if kind == "hangs":
         (folder / "hang").unlink(missing_ok=True)
         os.environ["FSPO_FAULTS_HANG"] = str(folder / "hang")
-        reward = (f"reward.custom_reward_function.path={REWARD}", "reward.custom_reward_function.name=hang_or_score")
-        return (*SETTINGS, *reward)
-    return (*SETTINGS, f"reward.custom_reward_function.path={REWARD}") if process == "judge" else SETTINGS
+        return (*SETTINGS, reward, "reward.custom_reward_function.name=hang_or_score")
+    return (*SETTINGS, reward)
 
 
 def without_stack(text: str) -> int:
@@ -217,7 +217,7 @@ def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
     process, how, moment = cell
     left = left_by_others(folder)
     (folder / HANG_FILE).unlink(missing_ok=True)
-    run = Run(folder, *_overrides(folder, kind, process))
+    run = Run(folder, *_overrides(folder, kind))
     try:
         # One whole step first, that is not saved: its loss is the price of the fault.
         victim = run.aim(PROCESSES.get(process, process), moment, left[0] + SAVE_FREQ)

@@ -28,10 +28,11 @@ def local_path(path: str) -> str:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to; rename it to `path` on success, remove it on any exception.
 
-    Parent folders are created. Readers see the old file or the new one, never a part of it.
+    Parent folders are created. Readers see the old file or the new one, never a part of it; with `durable` also after
+    the machine has lost its power, at the price of a disk flush.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -40,8 +41,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.chmod(temporary, 0o644)  # mkstemp makes private files; data sets are shared
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -74,10 +76,13 @@ def check_folder(folder: Path) -> None:
         raise NotADirectoryError(f"{folder}: {place} is not a folder that can be written to; give another one")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON with a final newline, atomically."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with atomic_path(path) as temporary:
+def write_json(path: Path, value: Any, durable: bool = True, allow_nan: bool = False) -> None:
+    """Write `value` as indented JSON with a final newline, atomically.
+
+    Raises ValueError for NaN or an infinity, of which JSON knows nothing, unless Python's words for them are allowed.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan) + "\n"
+    with atomic_path(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

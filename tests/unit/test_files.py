@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ def test_atomic_path_renames_on_success_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError):  # JSON has no such number
         write_json(target, {"x": float("nan")})
     assert [path.name for path in target.parent.iterdir()] == ["file.txt"]
+    write_json(target, {"x": float("inf")}, durable=False, allow_nan=True)
+    assert json.loads(target.read_text(encoding="utf-8")) == {"x": float("inf")}
 
 
 def test_nothing_to_write_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:

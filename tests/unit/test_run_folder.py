@@ -285,23 +285,29 @@ def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys
     assert change["key"] == "code" and ["1.0" in path.read_text() for path in kept] == [False, True]
 
 
-def test_neither_what_ray_writes_nor_what_git_or_a_package_holds_is_copied(
+def test_what_is_copied_is_what_the_configuration_names_and_neither_git_nor_a_package_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "link").symlink_to(root)  # a checkout below a link is still the checkout
-    loaded = tmp_path / "link" / "fspo" / "files.py"
-    monkeypatch.setitem(sys.modules, "through_the_link", SimpleNamespace(__file__=str(loaded)))
     installed = tmp_path / "site-packages" / "linked.py"  # some installers install links
     written, own = tmp_path / "session_latest" / "prometheus.yml", tmp_path / "own.yml"
-    for path in (written, own, tmp_path / "store.py"):
+    loss, library, loaded = (tmp_path / f"{name}.py" for name in ("a_loss", "a_library", "loaded"))
+    for path in (written, own, tmp_path / "store.py", loss, library, loaded):
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
     installed.parent.mkdir()
     installed.symlink_to(tmp_path / "store.py")
-    monkeypatch.setitem(sys.modules, "linked", SimpleNamespace(__file__=str(installed)))
-    state = code_state({"reward": str(tmp_path / "link" / "fspo" / "losses.py"), "other": [str(written), str(own)]})
-    assert [path for path in state.files if path.is_relative_to(tmp_path)] == [own]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "loaded", SimpleNamespace(__file__=str(loaded)))  # whatever this process imports
+    config = {
+        "reward": str(tmp_path / "link" / "fspo" / "losses.py"),
+        "other": [str(written), f"file://{own}", str(installed)],
+        "loss": {"_target_": "a_loss.Settings", "external_lib": "a_library"},
+        "nothing": [{"_target_": "verl.no_such.Class"}, "pkg://no_such.module", None],
+    }
+    state = code_state(config)
+    assert [path for path in state.files if path.is_relative_to(tmp_path)] == [library, loss, own]
     assert not [path for path in state.files if path.is_relative_to(root / "fspo")]
 
 

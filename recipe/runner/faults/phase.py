@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from fspo.files import write_json
 
 PHASE_FILE = "phase.json"
 #: Every phase that is ever written, in the order of a step. ``start-up`` lasts until the first step or validation.
@@ -43,12 +44,9 @@ def during(phase: Phase | None) -> str:
 
 
 def write_phase(run_dir: str | Path, phase: Phase) -> None:
-    """Replace ``phase.json``; a reader sees the old file or the new one. Costs no disk flush, unlike a checkpoint's."""
-    path = Path(run_dir) / PHASE_FILE
-    temporary = path.with_name(f".{PHASE_FILE}.tmp")
+    """Replace ``phase.json``, without a disk flush."""
     with contextlib.suppress(OSError):  # best effort: a full disk must not end the run here
-        temporary.write_text(json.dumps(asdict(phase)) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_json(Path(run_dir) / PHASE_FILE, asdict(phase), durable=False)
 
 
 def read_phase(run_dir: str | Path) -> Phase | None:

@@ -1,4 +1,4 @@
-"""The code that a run uses: the commit, what differs from it, and files that neither a commit nor a package holds.
+"""The code that a run uses: the commit, what differs from it, and what the configuration names beside it.
 
 What differs is copied into ``code/ID`` of the run folder, once for each state: a resumed run that uses other code
 leaves both there, and says so in ``run.json``.
@@ -6,11 +6,11 @@ leaves both there, and says so in ``run.json``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +21,8 @@ from fspo.files import atomic_folder
 
 CODE_FOLDER: Final = "code"
 _SUFFIXES: Final = (".py", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".jinja")
+#: Their values are names of a class and of a module.
+_MODULE_KEYS: Final = ("_target_", "external_lib")
 _STDLIB: Final = sysconfig.get_path("stdlib")
 
 
@@ -40,7 +42,7 @@ class CodeState:
     Attributes:
         commit: Of the checkout that holds this package; None where it is installed.
         diff: The checkout's difference from the commit, as a patch.
-        files: The content of each file that is neither in the commit nor installed, by its path.
+        files: The content of each named file that is neither in the commit nor installed, by its path.
     """
 
     commit: str | None = None
@@ -74,10 +76,10 @@ class CodeState:
 
 
 def code_state(config: Any = None, folders: Sequence[str] = ()) -> CodeState:
-    """The code of this process, and what the workers will load beside it.
+    """The commit, what differs from it, and files that the configuration names.
 
     Args:
-        config: Resolved, in plain containers; files of code that it names count, loaded here or not.
+        config: Resolved, in plain containers.
         folders: The user's folders of configuration files.
     """
     commit, diff, tracked = "", b"", set[Path]()
@@ -86,12 +88,11 @@ def code_state(config: Any = None, folders: Sequence[str] = ()) -> CodeState:
         root = _git("rev-parse", "--show-toplevel").decode().strip()
         commit, diff = _git("rev-parse", "HEAD").decode().strip(), _git("diff", "--no-ext-diff", "HEAD")
         tracked = {Path(root, os.fsdecode(name)) for name in _git("-C", root, "ls-files", "-z").split(b"\0")}
-    used = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-    used += _code_files(config)
-    for folder in (Path(each.removeprefix("file://")) for each in folders):
-        used += map(str, (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")))  # files and groups
+    named = list(_named_files(config))
+    for folder in (Path(folder.removeprefix("file://")) for folder in folders):
+        named += map(str, (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")))  # files and groups
     # An installed file may be a link to a cache; git's paths are those behind links.
-    own = {Path(name).resolve() for name in used if name.endswith(_SUFFIXES) and not _is_installed(name)}
+    own = {Path(name).resolve() for name in named if name.endswith(_SUFFIXES) and not _is_installed(name)}
     return CodeState(
         commit or None, diff, {path: path.read_bytes() for path in sorted(own - tracked) if path.is_file()}
     )
@@ -102,16 +103,15 @@ def _is_installed(name: str) -> bool:
     return name.startswith(_STDLIB) or "-packages/" in name or "/session_latest/" in name
 
 
-def _code_files(value: Any) -> Iterator[str]:
-    """Paths that a configuration names, those of ``pkg://module`` too."""
+def _named_files(value: Any, key: str = "") -> Iterator[str]:
+    """Paths that a configuration names, and those of the modules that it names: ``pkg://``, a class, a library."""
     if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _code_files(item)
-    elif isinstance(value, str) and value.startswith("pkg://"):
-        try:
-            spec = importlib.util.find_spec(value.removeprefix("pkg://").replace("/", "."))
-        except (ImportError, ValueError):
-            return
-        yield (spec.origin or "") if spec else ""
+        for name, item in value.items() if isinstance(value, dict) else ((key, item) for item in value):
+            yield from _named_files(item, str(name))
+    elif isinstance(value, str) and (value.startswith("pkg://") or key in _MODULE_KEYS):
+        module = value.removeprefix("pkg://").replace("/", ".")
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(module.rpartition(".")[0] if key == "_target_" else module)
+            yield (spec.origin or "") if spec else ""
     elif isinstance(value, str):
         yield value.removeprefix("file://")

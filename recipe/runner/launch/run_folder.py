@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.files import atomic_path
+from fspo.files import atomic_path, write_json
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, step_lines
 from recipe.runner.checkpoints.integrity import resumed_step
 from recipe.runner.faults.phase import read_phase
@@ -45,11 +45,6 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -105,8 +100,9 @@ def begin(config: DictConfig, facts: Mapping[str, Any], overrides: Sequence[str]
         "changed": [*earlier.get("changed", []), *recorded(config, changed)],
         "starts": [*_earlier_starts(folder, earlier), {"started": _now(), **told()}],
     }
-    _write(folder / INFO_FILE, json.dumps(info, indent=2) + "\n")
-    _write(folder / CONFIG_FILE, OmegaConf.to_yaml(config, resolve=True))
+    write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
+    with atomic_path(folder / CONFIG_FILE) as temporary:
+        temporary.write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
     code.save(folder)  # last: without run.json the folder would not be that of a run
 
 
@@ -114,7 +110,7 @@ def note(run_dir: str, **facts: Any) -> None:
     """Add facts that are known only once the run is under way."""
     path = Path(run_dir) / INFO_FILE
     info = json.loads(path.read_text(encoding="utf-8"))
-    _write(path, json.dumps(info | facts, indent=2) + "\n")
+    write_json(path, info | facts, allow_nan=True)
 
 
 def end(run_dir: str, status: str, error: str | None = None) -> None:
