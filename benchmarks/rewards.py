@@ -24,6 +24,7 @@ from fspo.rewards import MathScorer, Verdict
 ASSETS = Path(__file__).resolve().parents[1] / "tests" / "unit" / "assets"
 PAIRS = ASSETS / "answer_classes.jsonl"
 KINDS = ASSETS / "answer_kinds.jsonl"
+SIBLINGS = ASSETS / "answer_siblings.jsonl"
 Scorer = Callable[[str, str], bool]
 
 
@@ -125,5 +126,5 @@ def table(pairs: Sequence[Pair], beside: bool = True) -> str:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    for path in [Path(word) for word in sys.argv[1:]] or [PAIRS, KINDS]:
+    for path in [Path(word) for word in sys.argv[1:]] or [PAIRS, KINDS, SIBLINGS]:
         print(table(read_pairs(path)), end="\n\n")

@@ -7,8 +7,8 @@ The plain verdict (`Verdict.plain`, and the only one with `normalise=False`) is 
 - `decisive_part` finds responses that end in their only `\boxed{...}`, or in a short sentence that begins with their
   first "answer". math-verify extracts that part in any case, so the worker parses the part alone. The whole response is
   parsed only if nothing can be read from the part.
-- `decide_exactly` compares such a part with the ground truth without math-verify. It needs the same text, or two plain
-  integers or fractions.
+- `decide_exactly` compares such a box with the ground truth without math-verify. It needs the same text, or two plain
+  integers.
 
 tests/unit/test_rewards_verdicts.py compares both with direct math-verify.
 """
@@ -16,7 +16,6 @@ tests/unit/test_rewards_verdicts.py compares both with direct math-verify.
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 MAX_RESPONSE_CHARS = 50_000
 """Longer responses are judged by their last MAX_RESPONSE_CHARS characters (about 12,000 tokens) and their last box."""
@@ -30,14 +29,8 @@ _BOX_SURROUNDINGS = 2_000
 # sign, letter or digit.
 _HARMLESS_TAIL = re.compile(r"(?:[\s.*$]|\\\)|\\\])*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
-# Four digits keep the difference of two unequal fractions above 1e-8, far from math-verify's numerical tolerance.
-_FRACTION = re.compile(
-    r"(?P<sign>-?)(?:(?P<p>0|[1-9][0-9]{0,3})(?:/(?P<q>[1-9][0-9]{0,3}))?"
-    r"|\\[dt]?frac\{(?P<num>0|[1-9][0-9]{0,3})\}\{(?P<den>[1-9][0-9]{0,3})\})"
-)
 _ANSWER_WORD = re.compile(r"(?:final )?answer", re.IGNORECASE)
 _MAX_SENTENCE = 60
-_INTEGER_SENTENCE = re.compile(r"(?:final )?answer(?: is|:) (\$?)(-?(?:0|[1-9][0-9]{0,17}))\1\.?", re.IGNORECASE)
 # Inside the box these could start an environment of their own, or another box.
 _AMBIGUOUS = re.compile(r"\$|\\\(|\\\[|\\\)|\\\]|\\boxed|\\fbox")
 
@@ -92,28 +85,14 @@ def boxed_content(part: str) -> str | None:
 
 
 def decide_exactly(part: str, truth: str) -> bool | None:
-    """Whether a decisive part equals the ground truth; None if that cannot be decided from the text alone."""
+    """Whether the box of a decisive part equals the ground truth; None if its text alone cannot decide that."""
     content = boxed_content(part)
     if content is None:
-        sentence = _INTEGER_SENTENCE.fullmatch(part)
-        if sentence is None:
-            return None
-        content = sentence[2]
+        return None
     if _INTEGER.fullmatch(content) and _INTEGER.fullmatch(truth):
         return int(content) == int(truth)
     # A digit guarantees that normalisation (which removes units and commands) leaves something to compare.
-    if content == truth and re.search(r"\d", truth) and not _AMBIGUOUS.search(truth):
-        return True
-    answer, target = _fraction(content), _fraction(truth)
-    return None if answer is None or target is None else answer == target
-
-
-def _fraction(text: str) -> Fraction | None:
-    match = _FRACTION.fullmatch(text)
-    if match is None:
-        return None
-    value = Fraction(int(match["p"] or match["num"]), int(match["q"] or match["den"] or 1))
-    return -value if match["sign"] else value
+    return True if content == truth and re.search(r"\d", truth) and not _AMBIGUOUS.search(truth) else None
 
 
 def bounded(response: str) -> str:
@@ -144,17 +123,22 @@ _JOINED = re.compile(
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _ANCHORED = re.compile(
     r"^[ \t]*####[ \t]*(?P<hash>[^\n]+)"
-    r"|(?:answer|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`\s]*(?P<answer>[^\n]+)"
+    r"|(?:answers?|respuesta|option|choice)(?:\s+(?:is|are|es)\b|[*_`\s]*(?::|=))[:*_`\s]*(?P<answer>[^\n]+)"
     r"|answer[*_`:#\s]*\n[*_`\s]*(?P<below>[^\n]+)|答案[是为:：*\s]*(?P<chinese>[^\n]+)",
     re.IGNORECASE | re.MULTILINE,
 )
 
 
+def after_thought(text: str) -> str:
+    """What stands behind a thought, which is no answer; the whole text if nothing does."""
+    _thought, end, rest = text.rpartition("</think>")
+    return rest if end and rest.strip() else text
+
+
 def answer_texts(text: str) -> list[str]:
     r"""The answer of a text: its last box, or the last boxes that are one list, then all boxes as a list; else what
     stands in answer tags, after `####` or after the last "answer is". Empty if it has none of these."""
-    _thought, end, rest = text.rpartition("</think>")
-    text = rest if end and rest.strip() else text
+    text = after_thought(text)
     boxes: list[tuple[int, int, str]] = []  # start, end, content
     for match in _BOXES.finditer(text):
         close = closing_brace(text, match.end() - 1)

@@ -67,10 +67,9 @@ class _Launcher:
 
     def fork(self) -> tuple[int, Connection]:
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
+        with ours, theirs, self._lock:
             socket.send_fds(self._socket, [REQUEST.pack(FORK, 0)], [theirs.fileno()])
-            pid = self._reply()
-        return pid, Connection(ours.detach())
+            return self._reply(), Connection(ours.detach())
 
     def reap(self, pid: int) -> int:
         with self._lock:

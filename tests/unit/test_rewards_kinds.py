@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.rewards import KINDS, PAIRS, Pair, read_pairs, score_all, table
+from benchmarks.rewards import KINDS, PAIRS, SIBLINGS, Pair, read_pairs, score_all, table
 from fspo.rewards import MathScorer, Status
 from fspo.rewards.extraction import answer_texts
 from fspo.rewards.pool import Outcome, Task
@@ -21,8 +21,8 @@ def scorer() -> Iterator[MathScorer]:
         yield scorer
 
 
-#: Right answers by their labels that the rules refuse: no decimal is a third, and million multiplies.
-REFUSED = {(r"\frac{1}{3}", r"\boxed{0.333333333}"), ("3", r"\boxed{3\text{ million}}")}
+#: Right answers by their labels that the rules refuse: no decimal is a third, million multiplies, and b is not B.
+REFUSED = {(r"\frac{1}{3}", r"\boxed{0.333333333}"), ("3", r"\boxed{3\text{ million}}"), ("B", r"\boxed{b}")}
 
 
 def assert_verdicts(scorer: MathScorer, pairs: list[Pair], least_share: float) -> None:
@@ -38,6 +38,10 @@ def assert_verdicts(scorer: MathScorer, pairs: list[Pair], least_share: float) -
 
 def test_a_sample_of_every_kind(scorer: MathScorer) -> None:
     assert_verdicts(scorer, read_pairs(KINDS), least_share=1.0)
+
+
+def test_siblings_of_public_reports(scorer: MathScorer) -> None:
+    assert_verdicts(scorer, read_pairs(SIBLINGS), least_share=0.96)
 
 
 def test_a_sample_of_the_classes(scorer: MathScorer) -> None:
@@ -56,7 +60,7 @@ def test_all_pairs_of_the_classes(scorer: MathScorer) -> None:
         (r"\textcolor{red}{\mathbf{7}}", "7"),
         (r"2\tfrac13", r"\frac{7}{3}"),
         (r"0.1\overline{6}", r"\frac{1}{6}"),
-        (r"\sin 30^\circ", r"\sin(\frac{1\pi}{6})"),
+        (r"\sin 30^\circ", r"\sin(\frac{1}{6}\pi)"),
         ("2.5e-3", r"2.5 \cdot 10^{-3}"),
         ("x²≤½", r"x^{2} \le \frac{1}{2}"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,7 +73,11 @@ def test_a_launcher_that_is_about_to_end_is_replaced(scorer: MathScorer, monkeyp
     launcher_of(scorer).kill()
     launcher_of(scorer).wait(10)
     monkeypatch.setattr(type(launcher), "ended", seems_to_run)
-    assert scorer.score(r"\boxed{w+2}", "2+w").status is Status.CORRECT
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert scorer.score(r"\boxed{w+2}", "2+w").status is Status.CORRECT
+        gc.collect()
+    assert [warning for warning in seen if warning.category is ResourceWarning] == []
 
 
 def test_worker_that_dies_twice_is_a_crash_and_not_remembered(

@@ -92,18 +92,12 @@ def random_number(rng: random.Random) -> str:
     return sign + rng.choice([f"{a}", f"{a}", f"{a}/{b}", rf"\frac{{{a}}}{{{b}}}", rf"\dfrac{{{a}}}{{{b}}}"])
 
 
-SENTENCES = (
-    *("answer is %s", "answer is $%s$.", "Answer: %s"),
-    *("final answer: $%s$", "Final answer is %s.", "answer = %s"),
-)
-
-
 def exact_decisions(rng: random.Random, n: int) -> Iterator[tuple[str, str, bool]]:
     while n:
         truth = random_number(rng)
         digits = str(rng.randint(0, 9)), str(rng.randint(0, 9))
         content = rng.choice([truth.replace(*digits), truth, random_number(rng)])
-        part = rng.choice(SENTENCES) % content if rng.random() < 0.5 else f"\\boxed{{{content}}}"
+        part = f"\\boxed{{{content}}}"
         decision = decide_exactly(part, truth)
         if decision is not None:
             n -= 1
