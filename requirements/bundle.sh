@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Carries large folders to a machine without a network, in parts of at most 60 MB with checksums:
 #   bundle.sh wheels OUT        everything in gpu.txt for Python PYTHON (3.12), then as pack; goes on where it stopped
+#   bundle.sh slim OUT          for half an hour on one GPU that has torch 2.11 already (slim.txt): OUT/{base,ray,vllm},
+#                               packed and compressed in parts of at most 45 MB; unpacked, each goes on PYTHONPATH
 #   bundle.sh pack FOLDER OUT   any folder, a model or data say: OUT/part-*, parts.sha256, files.sha256
 #   bundle.sh unpack OUT NEW    checks every part, joins them, checks every file; NEW appears only when it is complete
 # NEW/SHA256SUMS lists the files: FSPO_MANIFEST=NEW/SHA256SUMS lets a job check them before it starts.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 fail() { echo "error: $*" >&2; exit 1; }
+pip=("${BIN:-$here/../.venv/bin}/python" -m pip)
 
 pack() { # FOLDER OUT
     [[ -d $1 && -n $(ls -A "$1") ]] || fail "$1 is not a folder with files"
@@ -17,9 +20,13 @@ pack() { # FOLDER OUT
     # -h: the hub's cache holds links to the files. Sorted and without times: the same files make the same parts.
     (cd "$1" && find -L . -type f ! -path ./SHA256SUMS -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum) >"$2/files.sha256"
     tar -C "$1" -ch --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --exclude=./SHA256SUMS . |
-        split --bytes="${PART_BYTES:-60000000}" --numeric-suffixes --suffix-length=4 - "$2/part-"
+        ${COMPRESS:-cat} | split --bytes="${PART_BYTES:-60000000}" --numeric-suffixes --suffix-length=4 - "$2/part-"
     (cd "$2" && sha256sum part-* >parts.tmp && mv parts.tmp parts.sha256) # last: without it, this is no bundle
     echo "$2: $(wc -l <"$2/parts.sha256") parts, $(wc -l <"$2/files.sha256") files, $(du -shL "$1" | cut -f1)"
+}
+
+decompressed() { # the first part, which says whether the bundle is compressed
+    if [[ $(head -c 6 "$1" | tr -d '\0') == $'\xfd7zXZ' ]]; then xz -dc -T0; else cat; fi
 }
 
 unpack() { # OUT NEW
@@ -34,24 +41,26 @@ unpack() { # OUT NEW
     trap 'rm -rf "$incomplete"' EXIT
     rm -rf "$incomplete"
     mkdir -p "$incomplete"
-    (cd "$1" && cut -d' ' -f3 parts.sha256 | xargs cat) | tar -C "$incomplete" -x
+    (cd "$1" && cut -d' ' -f3 parts.sha256 | xargs cat) | decompressed "$1/part-0000" | tar -C "$incomplete" -x
     cp "$1/files.sha256" "$incomplete/SHA256SUMS"
     (cd "$incomplete" && sha256sum --check --quiet SHA256SUMS) || fail "$2 would not be what was packed: is the disk full?"
     mv "$incomplete" "$2"
 }
 
-wheels() { # OUT
-    local version="${PYTHON:-}" pip=("${BIN:-$here/../.venv/bin}/python" -m pip) n platforms=() folder="$1/downloads"
-    version="${version##*python}" version="${version:-3.12}"
-    [[ $version == 3.11 || $version == 3.12 ]] || fail "PYTHON=$version: give 3.11 or 3.12, the cluster's"
+# pip takes each platform literally. glibc 2.31 is that of Ubuntu 20.04; RHEL 9 has 2.34.
+platforms() { # NEWEST
+    local n
+    for n in $(seq 5 "$1"); do echo --platform "manylinux_2_${n}_x86_64"; done
+    for n in 2014 2010 1; do echo --platform "manylinux${n}_x86_64"; done
+}
+
+load() { # FOLDER VERSION GLIBC, requirements on standard input
+    local folder="$1" target=(--python-version "$2" --implementation cp)
+    mapfile -t platforms < <(platforms "$3" | xargs -n 1)
     mkdir -p "$folder"
-    # pip takes each platform literally. glibc 2.31 is that of Ubuntu 20.04; RHEL 9 has 2.34.
-    for n in {5..31}; do platforms+=(--platform "manylinux_2_${n}_x86_64"); done
-    for n in 2014 2010 1; do platforms+=(--platform "manylinux${n}_x86_64"); done
     # pip keeps nothing of a call that fails, so there are eight packages to a call; what the folder holds is not loaded
     # again.
-    grep -v '^#' "$here/gpu.txt" | xargs -n 8 "${pip[@]}" download --quiet --no-deps --dest "$folder" \
-        --python-version "$version" --implementation cp "${platforms[@]}" ||
+    xargs -n 8 "${pip[@]}" download --quiet --no-deps --dest "$folder" "${target[@]}" "${platforms[@]}" ||
         fail "not all packages could be loaded: run this again, it goes on where it stopped"
     # To build a source archive, the cluster would need what its build requires. Plain Python is built here instead.
     find "$folder" -name '*.tar.gz' ! -name 'flash_attn-*' | while read -r archive; do
@@ -59,15 +68,62 @@ wheels() { # OUT
         rm "$archive"
     done
     [[ -z $(find "$folder" -name '*-linux_*.whl') ]] || fail "built for this machine: $(find "$folder" -name '*-linux_*.whl')"
-    # flash-attn has no wheel. Its metadata come from its setup.py, which imports torch: the environment's own will do.
-    FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE "${pip[@]}" download --no-deps --no-binary :all: --no-build-isolation \
-        --dest "$folder" --requirement "$here/gpu-flash-attn.txt"
+}
+
+# flash-attn has no wheel. Its metadata come from its setup.py, which imports torch: the environment's own will do.
+flash_attention() { # FOLDER
+    FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE "${pip[@]}" download --quiet --no-deps --no-binary :all: --no-build-isolation \
+        --dest "$1" --requirement "$here/gpu-flash-attn.txt"
+}
+
+wheels() { # OUT
+    local version="${PYTHON:-}" folder="$1/downloads"
+    version="${version##*python}" version="${version:-3.12}"
+    [[ $version == 3.11 || $version == 3.12 ]] || fail "PYTHON=$version: give 3.11 or 3.12, the cluster's"
+    grep -v '^#' "$here/gpu.txt" | load "$folder" "$version" 31
+    flash_attention "$folder"
     pack "$folder" "$1"
+}
+
+slim() { # OUT
+    local name site part
+    load "$1/downloads/base" 3.12 35 < <(grep -v '^#' "$here/slim.txt" | while read -r name; do
+        if [[ $name == *==* ]]; then echo "$name"; else grep "^$name==" "$here/gpu.txt" || echo "$name==is-not-in-gpu.txt"; fi
+    done)
+    for part in ray vllm; do grep "^$part==" "$here/gpu.txt" | load "$1/downloads/$part" 3.12 35; done
+    flash_attention "$1/downloads"
+    # The name, version and entry points of this repository; its code is the checkout's.
+    "${pip[@]}" wheel --quiet --no-deps --wheel-dir "$1/downloads/base" "$here/.."
+    mapfile -t platforms < <(platforms 35 | xargs -n 1)
+    for part in base ray vllm; do
+        site="$1/$part.site"
+        rm -rf "$site"
+        "${pip[@]}" install --quiet --no-compile --no-deps --no-index --target "$site" --python-version 3.12 \
+            --implementation cp --only-binary :all: "${platforms[@]}" "$1/downloads/$part"/*.whl
+        rm -rf "$site/bin"
+    done
+    rm -rf "$1"/base.site/{fspo,recipe,conf,benchmarks}
+    # verl's fast cross-entropy is flash-attn's, in Triton: a package of that file alone. Attention is sdpa's.
+    mkdir -p "$1/base.site/flash_attn/ops/triton"
+    touch "$1"/base.site/flash_attn/{,ops/,ops/triton/}__init__.py
+    tar -xzf "$1"/downloads/flash_attn-*.tar.gz -O --wildcards '*/flash_attn/ops/triton/cross_entropy.py' \
+        >"$1/base.site/flash_attn/ops/triton/cross_entropy.py"
+    # What no step imports: Java, the dashboard's pages, other libraries; kernels of older GPUs, of mixtures of experts,
+    # for other Pythons and other models, and vLLM's front end in Rust.
+    (cd "$1/ray.site/ray" && rm -rf jars cpp rllib serve llm tune train dashboard/client)
+    (cd "$1/vllm.site/vllm" && rm -rf vllm_flash_attn/_vllm_fa2_C.* _moe_C_* vllm-rs third_party/deep_gemm/include \
+        third_party/fmha_sm100/cutlass && find third_party -name '*cpython-3*' ! -name '*cpython-312-*' -delete)
+    for part in base ray vllm; do
+        COMPRESS="xz -6 -T0" PART_BYTES=45000000 pack "$1/$part.site" "$1/$part"
+        rm -rf "$1/$part.site"
+    done
+    du -sh "$1"/{base,ray,vllm}
 }
 
 case "${1:-}-$#" in
     wheels-2) wheels "$2" ;;
+    slim-2) slim "$2" ;;
     pack-3) pack "$2" "$3" ;;
     unpack-3) unpack "$2" "$3" ;;
-    *) fail "usage: bundle.sh wheels OUT | pack FOLDER OUT | unpack OUT NEW" ;;
+    *) fail "usage: bundle.sh wheels OUT | slim OUT | pack FOLDER OUT | unpack OUT NEW" ;;
 esac

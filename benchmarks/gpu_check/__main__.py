@@ -31,11 +31,16 @@ STEPS = {
     "loss": "loss: agreement, time",
     "noise": "noise floor of S",
     "update": "one FSDP2 update, FSPO and vanilla",
+    "engine": "verl's engine at 8B's width, four layers",
+    "vllm": "vLLM alone",
     "demo": "real stack, demo model",
     "v1": "the same with vLLM's V1 runner",
     "smoke": "real stack, `experiment=gpu_smoke`",
+    "preemption": "the same, warned and resumed",
 }
 LIMIT_S = 1800
+#: Packages may lie in folders of their own (requirements/bundle.sh slim).
+PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOT_RUN = {"cuda": "not measured on a GPU yet", "cpu": "not run"}
 
 
@@ -43,7 +48,7 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, str]:
     """Run one step in this process; returns its verdict and what it has measured, or the reason."""
     import torch
 
-    from benchmarks.gpu_check import stack, steps
+    from benchmarks.gpu_check import engine, stack, steps
 
     try:
         if device == "cpu":
@@ -53,8 +58,10 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, str]:
         size = steps.SIZES[device]
         if step in ("demo", "v1"):
             text = getattr(stack, step)(folder, device)
-        elif step == "smoke":
-            text = stack.smoke(folder, size, device, gpus)
+        elif step in ("engine", "vllm"):
+            text = getattr(engine, step)(folder, size, device)
+        elif step in ("smoke", "preemption"):
+            text = getattr(stack, step)(folder, size, device, gpus)
         else:
             text = getattr(steps, step)(size, device)
         return {"verdict": "passed", "found": text}
@@ -75,7 +82,7 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if step == "update" else []
     options = ["--device", device, "--gpus", str(gpus), "--out", str(folder), "--in-this-process", step]
     begin = time.monotonic()
-    start = Start(folder, *torchrun, "benchmarks.gpu_check", *options, log=f"{step}.log", PYTHONPATH=str(ROOT))
+    start = Start(folder, *torchrun, "benchmarks.gpu_check", *options, log=f"{step}.log", PYTHONPATH=PATH)
     status = f"killed after {LIMIT_S} s"
     try:
         status = f"status {start.process.wait(LIMIT_S)}"

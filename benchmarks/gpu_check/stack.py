@@ -1,4 +1,4 @@
-"""The steps that start the real stack, two training steps each: the demo's model, then four of Qwen3-8B's layers."""
+"""The steps that start the real stack: the demo's model, then four of Qwen3-8B's layers, then a preemption of these."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import importlib.util
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,10 @@ import torch
 
 from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
-from benchmarks.starts import SMALL
+from benchmarks.starts import SMALL, Start
 from fspo.diagnostics import SAFE_MARGIN
 from fspo.records import complete_lines
+from recipe.runner.faults.preemption import PREEMPTED
 
 _FSDP = "actor_rollout_ref.actor.fsdp_config"
 _REWARD = "+reward.custom_reward_function.reward_kwargs"
@@ -109,7 +112,7 @@ def verdict(steps: Sequence[Mapping[str, float]]) -> str:
 def demo(folder: Path, device: str) -> str:
     """The whole stack with the demo's model on one GPU."""
     model = "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model"
-    return train(folder / "demo", ON_A_CPU if device == "cpu" else ("experiment=gpu_smoke", model))
+    return train(folder / "demo", ON_A_CPU if device == "cpu" else (*smoke_on(1, 8192), *attention(), model))
 
 
 def v1(folder: Path, device: str) -> str:
@@ -118,6 +121,12 @@ def v1(folder: Path, device: str) -> str:
         raise Skipped("vLLM has one model runner on CPUs")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     return demo(folder / "v1", device)
+
+
+def attention() -> tuple[str, ...]:
+    """sdpa where flash-attn's kernels are not installed; a package of its Triton cross-entropy alone may be."""
+    has_kernels = importlib.util.find_spec("flash_attn_2_cuda") is not None
+    return () if has_kernels else ("actor_rollout_ref.model.override_config.attn_implementation=sdpa",)
 
 
 def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
@@ -134,8 +143,41 @@ def smoke(folder: Path, size: Size, device: str, gpus: int) -> str:
     model, overrides, note = folder / "model", SHAPED_ON_A_CPU, ""
     if device == "cuda":
         is_wide = torch.cuda.get_device_properties(0).total_memory >= WIDE_GIB * 2**30
-        size = replace(size, shape=WIDE, pack=20_480) if is_wide else size
-        overrides = smoke_on(gpus, size.pack)
+        # sdpa computes all scores of a pack, so that it gets shorter ones.
+        size = replace(size, shape=WIDE, pack=8192 if attention() else 20_480) if is_wide else size
+        overrides = (*smoke_on(gpus, size.pack), *attention())
         note = f"; width {size.shape[1]}, packs of {size.pack} tokens a GPU"
     write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
     return train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}")) + note
+
+
+def preemption(folder: Path, size: Size, device: str, gpus: int) -> str:
+    """A warning in the middle of the smoke test: it saves, ends with status 75, and the next start resumes it."""
+    if not (model := folder / "model").is_dir():
+        raise Skipped("the step `smoke` writes the model")
+    overrides = SHAPED_ON_A_CPU if device == "cpu" else (*smoke_on(gpus, 8192), *attention())
+    run = folder / "preemption"
+    shutil.rmtree(run, ignore_errors=True)
+    steps = ("trainer.total_training_steps=3", "trainer.save_freq=-1", "trainer.test_freq=-1", f"run.dir={run}")
+    words = ("recipe.fspo.main", *overrides, *steps, f"actor_rollout_ref.model.path={model}")
+    start = Start(folder, *words, log="preemption-run.log", PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    try:
+        while start.process.poll() is None and not (run / "metrics.jsonl").exists():
+            time.sleep(0.2)
+        start.process.send_signal(signal.SIGUSR1)
+        begin = time.monotonic()
+        status = start.process.wait()
+    finally:
+        start.stop()
+    seconds, saved = time.monotonic() - begin, sorted(path.name for path in run.glob("checkpoints/global_step_*"))
+    text = f"status {status} {seconds:.0f} s after the warning; saved: {', '.join(saved) or 'nothing'}"
+    if status != PREEMPTED or not saved:
+        raise Failed(f"a warning should end the run with status {PREEMPTED} and a checkpoint; {text}")
+    done = subprocess.run([sys.executable, "-m", *words]).returncode
+    numbers = [
+        line["step"] for line in complete_lines(run / "metrics.jsonl") if "timing_s/update_actor" in line["metrics"]
+    ]
+    text += f"; resumed: status {done}, steps {', '.join(map(str, numbers))}"
+    if done or numbers != [1, 2, 3]:
+        raise Failed(f"the next start should go on after the checkpoint to step 3; {text}")
+    return text

@@ -38,7 +38,7 @@ MISSING = {
     "verl": "the loss is not compared with verl's, and the real stack does not run",
     "ray": "the real stack does not run",
     "vllm": "the real stack does not run",
-    "flash-attn": "no packed sequences and no fused cross-entropy (docs/clusters.md#without-flash-attn)",
+    "flash-attn": "attention by sdpa and no fused cross-entropy (docs/clusters.md#without-flash-attn)",
 }
 BANDS = {"FSPO": "fspo", "RLOO": "seq_rloo", "GSPO": "seq_gspo"}
 Pack = tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, int]]]
@@ -136,9 +136,24 @@ def gradient(loss: Callable[[], torch.Tensor], batch: Batch) -> torch.Tensor:
     return grad.double()
 
 
+def copy_bandwidth(device: str) -> float:
+    """Bytes read and written a second by a copy of 2 GiB on a GPU, of 64 MiB on a CPU: the fastest of ten."""
+    source = torch.rand((2**29 if device == "cuda" else 2**24), device=device)
+    target = torch.empty_like(source)
+    times = alternated({"copy": lambda: target.copy_(source)}, device, 10, warm_up=2)["copy"]
+    return 2 * source.nbytes / min(times)
+
+
+def least_bytes(batch: Batch) -> int:
+    """Each input of a loss read once, each entry of the gradient written once."""
+    inputs = (batch.log_prob_BT, batch.old_log_prob_BT, batch.advantages_BT, batch.mask_BT)
+    return sum(tensor.nbytes for tensor in inputs) + batch.log_prob_BT.nbytes
+
+
 def loss(size: Size, device: str) -> str:
-    """Agreement with GSPO's formula, and with verl's loss if it is there; time and memory beside verl's."""
-    texts: list[str] = []
+    """Agreement with GSPO's formula, and with verl's loss if it is there; time beside the floor and verl's; memory."""
+    bandwidth = copy_bandwidth(device)
+    texts: list[str] = [f"a copy moves {bandwidth / 1e12:.2g} TB/s"]
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
         batch = random_batch(*size.loss, device, dtype)
         losses = our_losses(batch)
@@ -155,7 +170,8 @@ def loss(size: Size, device: str) -> str:
                 raise Failed(f"{dtype}: the gradient of {off:.1%} of the rows differs from that of GSPO by {name}")
         seconds = median_seconds(losses, batch, repeats=10)
         text = f"{str(dtype).removeprefix('torch.')}: gradient of GSPO as by {' and '.join(wanted)}, fspo "
-        text += f"{1e3 * seconds['fspo']:.2f} ms"
+        floor = least_bytes(batch) / bandwidth
+        text += f"{1e3 * seconds['fspo']:.2f} ms, {seconds['fspo'] / floor:.1f} times reading and writing all once"
         if REFERENCE in seconds:
             memory = peak_bytes(losses["fspo"], batch) / peak_bytes(losses[REFERENCE], batch)
             text += f", {seconds['fspo'] / seconds[REFERENCE]:.2f} of {REFERENCE}'s; extra memory {memory:.2f} of it"

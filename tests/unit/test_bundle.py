@@ -54,6 +54,23 @@ def test_a_folder_arrives_as_it_was_and_a_second_time_only_checks(packed: Path) 
     assert (new / "sub dir/config.json").read_text() == "[]"
 
 
+def test_a_compressed_bundle_is_unpacked_by_the_same_command(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/zeros.py").write_bytes(b"0" * 1_000_000)
+    parts = {"COMPRESS": "xz -0", "PART_BYTES": "100"}
+    done = bash(REQUIREMENTS / "bundle.sh", "pack", tmp_path / "site", tmp_path / "out", **parts)
+    assert done.returncode == 0, done.stderr
+    assert 1 < len(list((tmp_path / "out").glob("part-*"))) < 100
+    done, new = unpack(tmp_path / "out")
+    assert done.returncode == 0 and (new / "zeros.py").stat().st_size == 1_000_000, done.stderr
+
+
+def test_every_package_of_the_slim_bundle_has_a_version() -> None:
+    lines = [line for line in (REQUIREMENTS / "slim.txt").read_text().splitlines() if not line.startswith("#")]
+    pinned = {line.partition("==")[0].lower() for line in (REQUIREMENTS / "gpu.txt").read_text().splitlines()}
+    assert not [line for line in lines if "==" not in line and line.lower() not in pinned]
+
+
 def test_a_name_with_a_slash_is_the_same_folder_and_other_files_stay(packed: Path, tmp_path: Path) -> None:
     done = bash(REQUIREMENTS / "bundle.sh", "unpack", packed, f"{tmp_path}/new/")
     assert done.returncode == 0 and (tmp_path / "new/model.safetensors").is_file(), done.stderr

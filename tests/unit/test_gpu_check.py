@@ -191,3 +191,23 @@ def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Pa
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [row["verdict"] for row in rows] == ["failed", "skipped"]
     assert "runs no kernel" in rows[0]["found"] and "torch sees no GPU" in rows[1]["found"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["engine", "vllm"])
+def test_each_engine_alone_on_a_cpu(step: str, tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--out", str(tmp_path), "--steps", step]
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", *arguments], cwd=ROOT, check=True, timeout=600)
+    (row,) = (json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines())
+    assert row["verdict"] == "passed"
+    says = "largest |S| of the first mini-batch 0," if step == "engine" else "runner vllm.v1.worker.cpu_model_runner"
+    assert says in row["found"]
+
+
+def test_without_flash_attn_the_stack_gets_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of its Triton cross-entropy alone has no attention."""
+    assert composed(*stack.smoke_on(1), *stack.attention()).actor_rollout_ref.model.override_config == {
+        "attn_implementation": "sdpa"
+    }
+    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: object())
+    assert stack.attention() == ()

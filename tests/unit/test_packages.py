@@ -93,11 +93,19 @@ def test_a_setting_that_imports_nothing(problems: Callable[..., list[str]], over
 
 def test_the_packages_that_the_shipped_jobs_need(problems: Callable[..., list[str]]) -> None:
     flash, torch = problems("experiment=qwen3_8b")
-    settings = (f"{MODEL}.use_remove_padding=true", f"{MODEL}.override_config.attn_implementation=flash_attention_2")
-    assert re.search(holds(*settings, " flash_attn ", "requirements/gpu-flash-attn.txt"), flash)
+    setting = f"{MODEL}.override_config.attn_implementation=flash_attention_2"
+    assert re.search(holds(setting, " flash_attn ", "requirements/gpu-flash-attn.txt"), flash)
     assert re.search(holds("optimizer_impl=torch.optim", " torch "), torch)
     assert [each for each in problems("experiment=qwen3_8b", "mode=separate_async") if "cupy" in each]
     assert not [each for each in problems("experiment=demo") if " torch " not in each]
+
+
+def test_packs_need_flash_attn_only_where_it_computes_the_attention(problems: Callable[..., list[str]]) -> None:
+    """transformers' sdpa tells the sequences of a pack apart by their positions; null is verl's own choice."""
+    attention = f"{MODEL}.override_config.attn_implementation"
+    assert not [each for each in problems("experiment=qwen3_8b", f"{attention}=sdpa") if "flash_attn" in each]
+    (flash,) = (each for each in problems("experiment=qwen3_8b", f"~{attention}") if "flash_attn" in each)
+    assert re.search(holds(f"{MODEL}.use_remove_padding=true", "=sdpa"), flash)
 
 
 def test_a_run_with_liger_is_refused_before_ray_starts(tmp_path: Path) -> None:

@@ -49,10 +49,8 @@ class Need:
         )
 
 
-_FLASH: Final = (
-    f"install requirements/gpu-flash-attn.txt, or set {_MODEL}.use_remove_padding=false "
-    f"++{_MODEL}.override_config.attn_implementation=sdpa"
-)
+_ATTENTION: Final = f"{_MODEL}.override_config.attn_implementation"
+_FLASH: Final = f"install requirements/gpu-flash-attn.txt, or set ++{_ATTENTION}=sdpa, which is slower"
 _LIGER: Final = "pip install 'liger-kernel>=0.8.2'"
 _FUSED: Final = f"{_MODEL}.fused_kernel_options.impl_backend"
 _BACKEND: Final = f"{_ROLLOUT}.checkpoint_engine.backend"
@@ -62,8 +60,9 @@ _MOONCAKE: Final = "pip install mooncake-transfer-engine"
 
 #: Of the engines that are served.
 NEEDS: Final = (
-    Need(f"{_MODEL}.use_remove_padding", (True,), "flash_attn", _FLASH, ("trainer.device", "cuda")),
-    Need(f"{_MODEL}.override_config.attn_implementation", ("flash_attention_2",), "flash_attn", _FLASH),
+    # verl's own choice. With sdpa transformers masks the sequences of a pack by their positions.
+    Need(f"{_MODEL}.use_remove_padding", (True,), "flash_attn", _FLASH, (_ATTENTION, None)),
+    Need(_ATTENTION, ("flash_attention_2",), "flash_attn", _FLASH),
     Need(f"{_MODEL}.use_liger", (True,), "liger_kernel", f"{_LIGER}, or set it to false"),
     Need("critic.model.use_liger", (True,), "liger_kernel", f"{_LIGER}, or set it to false", ("critic.enable", True)),
     # Without the package verl takes its own code without a word.

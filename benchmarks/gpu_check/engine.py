@@ -1,0 +1,224 @@
+"""verl's engine and vLLM's, each alone: what the whole stack would hide, and which of the two a fault is in."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_check.stack import SHAPED_ON_A_CPU, WIDE, attention, smoke_on, write_model
+from benchmarks.gpu_check.steps import Failed, Size, process_group, random_tokens
+
+GIB = 2**30
+#: Dense bf16 of an H100 with a board of 700 W, FLOP/s (NVIDIA's data sheet).
+PEAK_FLOPS = 989e12
+#: Sequences of the batch, in two mini-batches. On a GPU they have 16 to 2,048 tokens.
+PROMPT, MINI_BATCHES = 4, 2
+
+
+def peak_gib(device: str) -> float:
+    """Largest memory since the last call, in GiB; 0 on a CPU."""
+    if device == "cpu":
+        return 0.0
+    peak = torch.cuda.max_memory_allocated() / GIB
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def batch_of(rows: Sequence[torch.Tensor]) -> Any:
+    """What the trainer gives a worker: prompts of four tokens, responses, advantages 1 and -1 in turn."""
+    from tensordict import TensorDict
+
+    rows = [row.cpu() for row in rows]
+    masks = [torch.ones(len(row) - PROMPT, dtype=torch.int64) for row in rows]
+    columns = {
+        "prompts": [row[:PROMPT] for row in rows],
+        "responses": [row[PROMPT:] for row in rows],
+        "input_ids": list(rows),
+        "position_ids": [torch.arange(len(row)) for row in rows],
+        "response_mask": masks,
+        "loss_mask": [mask.clone() for mask in masks],
+        "advantages": [(1.0 - 2.0 * (i % 2)) * mask.float() for i, mask in enumerate(masks)],
+    }
+    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in columns.items()}
+    return TensorDict(nested, batch_size=len(rows))
+
+
+class Policy:
+    """The recipe's worker around verl's FSDP engine, on the one rank of this process."""
+
+    def __init__(self, config: Any, folder: Path, tokens: list[torch.Tensor]) -> None:
+        from recipe.fspo.worker import FSPOWorker
+
+        self.worker = FSPOWorker(config=config.actor_rollout_ref, role="actor")
+        self.worker.init_model()
+        self.worker.record(run_dir=str(folder))
+        self.tokens, self.mini_batch = tokens, len(tokens) // MINI_BATCHES
+
+    def log_probs(self) -> Any:
+        """The batch with pi_old from a pass of its own, in the packs of the update."""
+        from verl.utils import tensordict_utils as tu
+        from verl.workers.utils.padding import response_from_nested
+
+        data = batch_of(self.tokens)
+        question = data.clone()
+        settings = {"calculate_entropy": True, "compute_loss": False, "temperature": 1.0}
+        tu.assign_non_tensor(question, mini_batch_size=self.mini_batch, **settings)
+        log_probs = self.worker.compute_log_prob(question)["log_probs"]
+        data["old_log_probs"] = response_from_nested(log_probs, data["response_mask"])
+        return data
+
+    def update(self, data: Any) -> list[float]:
+        """One update of two mini-batches; returns the largest |S| of each."""
+        from verl.utils import tensordict_utils as tu
+
+        size = {"global_batch_size": self.mini_batch, "mini_batch_size": self.mini_batch, "epochs": 1, "seed": 1}
+        order = {"dataloader_kwargs": {"shuffle": False}}
+        tu.assign_non_tensor(data, calculate_entropy=False, temperature=1.0, **order, **size)
+        self.worker.begin_update(None, 0, sequences=True)
+        self.worker.update_actor(data)
+        return [float(abs(part.sequences[0]).max()) for part in self.worker.pop_mini_batches()]
+
+    def norm(self) -> float:
+        """Euclidean norm of the weights, in float64."""
+        return float(self.worker.parameter_norm())
+
+
+def settings(device: str, folder: Path, size: Size) -> Any:
+    """The configuration of the 8B job's smoke test, composed."""
+    from recipe.fspo.job import compose
+
+    own = [f"actor_rollout_ref.model.path={folder / 'model'}", f"run.dir={folder / 'run'}"]
+    if device == "cpu":
+        return compose([*SHAPED_ON_A_CPU, *own])
+    longest = f"data.max_response_length={size.longest}"
+    return compose([*smoke_on(1, size.pack), *attention(), *own, longest])
+
+
+def engine(folder: Path, size: Size, device: str) -> str:
+    """verl's engine at 8B's width: S of equal packs, memory beside the planner's, save, load and the same update."""
+    if device == "cuda":
+        size = replace(size, shape=WIDE, pack=8192)
+    else:
+        os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported
+    folder = folder / "engine"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_model(folder / "model", size, device, mean_length=64)
+    gc.collect()
+    with process_group(device):
+        # verl's worker asks for them, and the group is there already.
+        os.environ |= {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "0",
+        }
+        config = settings(device, folder, size)
+        policy = Policy(config, folder, [row[: size.longest] for row in random_tokens(size, device)])
+        count = sum(len(row) for row in policy.tokens)
+        peak_gib(device)
+        data = policy.log_probs()
+        peaks = {"log_probs": peak_gib(device)}
+        start = policy.norm()
+        largest = policy.update(data)
+        peaks["update"] = peak_gib(device)
+        if (after := policy.norm()) == start:
+            raise Failed(f"no weight has moved: the norm is {start!r} before and after an update")
+        begin = time.perf_counter()
+        policy.worker.save_checkpoint(local_path=str(folder / "saved"), global_step=1)
+        saved, peaks["save"] = time.perf_counter() - begin, peak_gib(device)
+        begin = time.perf_counter()
+        policy.update(policy.log_probs())
+        seconds, second = time.perf_counter() - begin, policy.norm()
+        policy.worker.load_checkpoint(local_path=str(folder / "saved"))
+        loaded = policy.norm()
+        policy.update(policy.log_probs())
+        again = policy.norm()
+    graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    parameters = sum(math.prod(p.shape) for p in policy.worker.actor.engine.module.parameters())
+    text = f"{parameters / 1e9:.2f}e9 parameters, {count} tokens in packs of {size.pack}: largest |S| of the first "
+    text += f"mini-batch {largest[0]:.2g}, of the second {largest[1]:.2g}; log-probs and an update {seconds:.3g} s"
+    if device == "cuda":  # 2 FLOP a parameter and token forwards, 4 backwards, 2 more to recompute
+        text += f" ({count / seconds:.0f} tokens/s, {10 * parameters * count / seconds / PEAK_FLOPS:.0%} of the peak)"
+        text += f"; peak GiB (planner): {compared(config, folder / 'model', peaks)}"
+    text += f"; save {saved:.1f} s; graphs compiled {graphs}"
+    text += f"; norm after load off by {abs(loaded - after):.2g}, after the same update by {abs(again - second):.2g}"
+    if largest[0] != 0:
+        raise Failed(f"before any update, with equal packs, S should be exactly 0; {text}")
+    if loaded != after or abs(again - second) > 1e-3 * abs(second - after):
+        raise Failed(f"a checkpoint does not bring the same update back; {text}")
+    return text
+
+
+def compared(config: Any, model: Path, peaks: dict[str, float]) -> str:
+    """Each phase's peak beside what ``python -m recipe.fspo.plan`` expects of torch's allocator there."""
+    from recipe.fspo.job import JOB
+    from recipe.runner.plan.memory import predict
+    from recipe.runner.plan.model import ModelShape, read_architecture
+    from recipe.runner.plan.setup import Hardware, Setup
+
+    fields, name = read_architecture(str(model), None)
+    items = predict(ModelShape.from_config(fields, name), Setup(config, JOB), Hardware()).items
+    outside = ("vLLM asleep", "vLLM's CUDA context", "CUDA, NCCL, fragmentation")
+    texts = []
+    for phase, peak in peaks.items():
+        planned = sum(value for item, value in items.get(phase, {}).items() if item not in outside) / GIB
+        texts.append(f"{phase} {peak:.1f} ({planned:.1f})")
+    return ", ".join(texts)
+
+
+def vllm(folder: Path, size: Size, device: str) -> str:
+    """vLLM alone: which model runner, CUDA graphs, whole responses, and the memory before, asleep and awake."""
+    from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    folder = folder / "vllm"
+    shutil.rmtree(folder, ignore_errors=True)
+    if device == "cuda":
+        size = replace(size, shape=WIDE)
+    write_model(folder / "model", size, device, mean_length=64 if device == "cuda" else 24)
+    gc.collect()
+    free = [free_gib(device)]
+    on_cpu = {"gpu_memory_utilization": 0.1, "enforce_eager": True}  # of the host's memory
+    how: dict[str, Any] = {"gpu_memory_utilization": 0.85, "enable_sleep_mode": True} if device == "cuda" else on_cpu
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the runner is looked at in this process
+    begin = time.perf_counter()
+    llm = LLM(str(folder / "model"), max_model_len=size.longest, dtype="bfloat16", **how)
+    start = time.perf_counter() - begin
+    free.append(free_gib(device))
+    core = llm.llm_engine.engine_core.engine_core
+    worker = core.model_executor.driver_worker
+    worker = getattr(worker, "worker", worker)
+    runner = f"{type(worker.model_runner).__module__}.{type(worker.model_runner).__name__}"
+    whole = SamplingParams(max_tokens=size.longest - PROMPT - 1, seed=0, output_kind=RequestOutputKind.FINAL_ONLY)
+    prompts = [{"prompt_token_ids": [5 + i] * PROMPT} for i in range(size.sequences)]
+    begin = time.perf_counter()
+    outputs = [output.outputs[0].token_ids for output in llm.generate(prompts, whole, use_tqdm=False)]
+    seconds, tokens = time.perf_counter() - begin, sum(map(len, outputs))
+    text = f"runner {runner}; start {start:.0f} s; {len(outputs)} responses of {min(map(len, outputs))} to "
+    text += f"{max(map(len, outputs))} tokens, {tokens / seconds:.0f} tokens/s"
+    if device == "cuda":
+        begin = time.perf_counter()
+        llm.sleep(level=2)
+        free.append(free_gib(device))
+        llm.wake_up()
+        free.append(free_gib(device))
+        text += f"; sleep and wake {time.perf_counter() - begin:.1f} s; GiB free before, with vLLM, asleep, awake: "
+        text += ", ".join(f"{value:.1f}" for value in free)
+        if free[2] < free[1] + 0.5 * (free[0] - free[1]):
+            raise Failed(f"asleep vLLM keeps more than half of its memory; {text}")
+    return text
+
+
+def free_gib(device: str) -> float:
+    """Free memory of the GPU as CUDA counts it."""
+    return torch.cuda.mem_get_info()[0] / GIB if device == "cuda" else 0.0
