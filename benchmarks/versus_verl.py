@@ -70,9 +70,10 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
     os.environ["VERL_PLATFORM"] = "cpu"  # before verl is imported by what follows
     from verl.workers.config import PolicyLossConfig
 
-    from recipe.runner.launch.prepare import prepare, write_offline_task
+    from recipe.runner.launch.inputs import write_offline_task
+    from recipe.runner.launch.prepare import on_this_machine
 
-    config = prepare(config)
+    config = on_this_machine(config)
     write_offline_task(config)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     with open_dict(config):

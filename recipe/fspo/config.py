@@ -134,7 +134,7 @@ def complete_loss(config: DictConfig) -> None:
         config.fspo.clip_values = "published" if why else "measured"
     if settings is not None:  # algo=grpo with loss_mode=fspo has verl's _target_, which knows none of these fields
         values = dataclasses.asdict(settings) | {"_target_": "recipe.fspo.config.SequencePolicyLossConfig"}
-    elif own_loss.is_own(policy_loss):
+    elif own_loss.is_users_loss(policy_loss):
         values = own_loss.settings_of(policy_loss)
         if note := own_loss.unknown_scale(config):
             print(f"note: {note}", flush=True)
@@ -172,7 +172,7 @@ def scales_with_length(policy_loss: DictConfig) -> bool:
     """
     if (settings := policy_loss_settings(policy_loss)) is not None:
         return settings.grad_scale == "1"
-    return own_loss.is_own(policy_loss) and own_loss.settings_of(policy_loss).get("grad_scale") == "1"
+    return own_loss.is_users_loss(policy_loss) and own_loss.settings_of(policy_loss).get("grad_scale") == "1"
 
 
 def complete_mode(config: DictConfig) -> None:

@@ -40,7 +40,7 @@ _NEEDED: Final = {
 }
 
 
-def is_own(policy_loss: DictConfig) -> bool:
+def is_users_loss(policy_loss: DictConfig) -> bool:
     """Whether the loss is neither of :data:`fspo.losses.ALGORITHMS` nor one that verl itself registers."""
     loss = POLICY_LOSS_REGISTRY.get(policy_loss.loss_mode)
     is_verls = loss is not None and loss.__module__.startswith("verl.")
@@ -64,7 +64,7 @@ def settings_of(policy_loss: DictConfig) -> dict[str, Any]:
 def unknown_scale(config: DictConfig) -> str | None:
     """What ``match_scale=matched`` cannot do with an own loss that does not say how its gradient grows with L."""
     policy_loss = config.actor_rollout_ref.actor.policy_loss
-    if config.fspo.match_scale == "native" or not is_own(policy_loss):
+    if config.fspo.match_scale == "native" or not is_users_loss(policy_loss):
         return None
     if settings_of(policy_loss).get("grad_scale") in ("1", "1/L"):
         return None

@@ -65,7 +65,7 @@ async def compute_score(*, rehearsed_path: str, rehearsed_name: str, **arguments
 def checked(overrides: Sequence[str], substitute: Collection[str] = ()) -> tuple[DictConfig, str, list[str]]:
     """The prepared job, its size in words, and what this machine cannot try; ``substitute`` says what may be made up.
     PreflightError names every problem of the job's checks and the planner, or else of model and data."""
-    from recipe.runner.launch.start import examine  # imports verl
+    from recipe.runner.launch.prepare import prepare  # imports verl
 
     problems: list[str] = []
     config = compose(overrides)
@@ -75,7 +75,8 @@ def checked(overrides: Sequence[str], substitute: Collection[str] = ()) -> tuple
     except BadInput as error:
         problems += str(error).splitlines()
     try:
-        config, _, unsettled = examine(config, JOB, overrides)
+        start = prepare(config, JOB, overrides, elsewhere=True)
+        config, unsettled = start.config, start.unsettled
     except PreflightError as error:
         problems += error.problems
     problems += loggers.problems(config)  # a login node knows the logins of the job
@@ -204,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     os.environ |= {"VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "WARN"}  # before verl is imported
     try:
-        overrides = with_settings_of_run(overrides, JOB)
+        overrides = with_settings_of_run(overrides)
         config, size, untried = checked(overrides, substitute)
     except (PreflightError, HydraException, OmegaConfBaseException) as error:
         print(error if isinstance(error, PreflightError) else f"error: {error}", file=sys.stderr)

@@ -362,7 +362,7 @@ class RunnerHooks(PPOTrainer):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         self._saved_step = self.global_steps  # nothing new until a step is done
-        if self.global_steps > 0 and (folder := resumed_from(self.config)) is not None:
+        if self.global_steps > 0 and (folder := resumed_from(self.config.trainer)) is not None:
             if not evaluates(self.config):  # which goes on with nothing but the weights
                 load_state(folder, self.stateful_parts())
             PROGRESS.say(f"resumed from {folder}")

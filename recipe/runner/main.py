@@ -56,7 +56,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
             what = sweeps[0] if sweeps else "--multirun"
             raise BadInput(f"{what}: one command is one run; for several use {several}")
         new = len(overrides)
-        overrides = with_settings_of_run(overrides, job)
+        overrides = with_settings_of_run(overrides)
         if kept := overrides[: len(overrides) - new]:
             print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
         config = compose(job, overrides, _OWN)
@@ -95,17 +95,17 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str]) -> str:
     Raises:
         PreflightError: if this recipe or verl refuses the configuration or a file that is here.
     """
-    from recipe.runner.launch.start import examine
+    from recipe.runner.launch.prepare import prepare
     from recipe.runner.plan.prediction import plan
 
-    config, notes, unsettled = examine(config, job, overrides)
-    lines = [OmegaConf.to_yaml(config, resolve=True), notes]
+    start = prepare(config, job, overrides, elsewhere=True)
+    lines = [OmegaConf.to_yaml(start.config, resolve=True), start.notes]
     try:
-        planned = plan(config, job)
+        planned = plan(start.config, job)
         assumed = f"does not fit GPUs of {planned.hardware.gpu_gb:g} GiB, which the plan assumes"
         lines += [*planned.lines(), *(f"{assumed}: {problem}" for problem in planned.problems)]
     except BadInput as error:
         lines.append(f"not planned: {error}")
-    lines += job.outlook(config)
-    lines += [f"not checked on this machine: {problem}" for problem in unsettled]
+    lines += job.outlook(start.config)
+    lines += [f"not checked on this machine: {problem}" for problem in start.unsettled]
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())

@@ -56,7 +56,7 @@ from verl.workers.utils.padding import response_from_nested  # noqa: E402
 
 from recipe.fspo.recorder import join_ranks  # noqa: E402
 from recipe.fspo.worker import FSPOWorker, RecordingTrainingWorker  # noqa: E402
-from recipe.runner.launch.prepare import prepare  # noqa: E402
+from recipe.runner.launch.prepare import on_this_machine  # noqa: E402
 
 SEQUENCES, MINI_BATCHES, PROMPT, LONGEST = 32, 2, 8, 48
 TEMPERATURE = 1.0
@@ -227,7 +227,7 @@ def update_with_other_losses(workers: Any, rows: dict[str, list[torch.Tensor]]) 
 
 
 def main() -> None:
-    config = prepare(CONFIG)
+    config = on_this_machine(CONFIG)
     start_ray(config)
     workers = start_workers(config)
     if KIND != "verl":

@@ -85,7 +85,7 @@ def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch
     monkeypatch.setenv("VERL_PLATFORM", "cpu")  # before verl is imported by what follows
     from recipe.fspo.config import problems
     from recipe.runner.launch import checks
-    from recipe.runner.launch.prepare import prepare
+    from recipe.runner.launch.prepare import on_this_machine
     from recipe.runner.launch.values import PreflightError
 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
@@ -96,7 +96,7 @@ def test_what_is_not_served_is_refused(feature: str, tmp_path: Path, monkeypatch
         config = compose([f"run.dir={tmp_path}", *overrides])
     else:
         config = composed(f"run.dir={tmp_path}", *overrides)
-    config = prepare(config)
+    config = on_this_machine(config)
     with pytest.raises(PreflightError) as refused:
         checks.check(config, problems, elsewhere=True)
     assert any(REFUSED[feature] in problem for problem in refused.value.problems)

@@ -23,6 +23,7 @@ from recipe.runner.checkpoints.integrity import (
     remove_old,
     repair_tracker,
     resume_problems,
+    resumed_from,
 )
 from recipe.runner.checkpoints.state import STATE_FILE, load_state, save_state
 from recipe.runner.export import actor_folder, export
@@ -44,6 +45,10 @@ def write_checkpoint(root: Path, step: int, ranks: int = 2, track: bool = True) 
     if track:
         (root / TRACKER_FILE).write_text(str(step))
     return folder
+
+
+def problems_of(run: DictConfig) -> list[str]:
+    return list(resume_problems(run, resumed_from(run.trainer)))
 
 
 def config(root: Path, ranks: int = 2, mode: str = "auto", path: Path | None = None) -> DictConfig:
@@ -75,11 +80,11 @@ def flip(path: Path) -> None:
 def test_a_damaged_checkpoint_is_refused_with_its_file_named(tmp_path: Path, file: str, spoil) -> None:
     older = write_checkpoint(tmp_path, 10)
     newer = write_checkpoint(tmp_path, 20)
-    assert list(resume_problems(config(tmp_path))) == []
+    assert problems_of(config(tmp_path)) == []
     spoil(newer / file)
-    (problem,) = resume_problems(config(tmp_path))
+    (problem,) = problems_of(config(tmp_path))
     assert str(newer / file) in problem and f"trainer.resume_from_path={older}" in problem
-    assert list(resume_problems(config(tmp_path, mode="resume_path", path=older))) == []
+    assert problems_of(config(tmp_path, mode="resume_path", path=older)) == []
 
 
 def test_large_files_are_checked_by_their_directory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +116,7 @@ def test_an_unreadable_tracker_names_the_newest_complete_checkpoint_again(tmp_pa
     note = repair_tracker(config(tmp_path))
     assert note is not None and str(tracker) in note and "global_step_10" in note
     assert tracker.read_text() == "10"
-    assert list(resume_problems(config(tmp_path))) == []
+    assert problems_of(config(tmp_path)) == []
     assert repair_tracker(config(tmp_path)) is None
 
 
@@ -121,7 +126,7 @@ def test_a_save_killed_in_the_middle_leaves_the_previous_checkpoint_to_resume(tm
     (killed_in_its_save / "data.pt").unlink()
     cut(killed_in_its_save / "actor" / "optim_world_size_2_rank_0.pt")
     assert repair_tracker(config(tmp_path)) is None
-    assert list(resume_problems(config(tmp_path))) == []
+    assert problems_of(config(tmp_path)) == []
     assert newest_complete(tmp_path, 2, KINDS) == tmp_path / "global_step_10"
 
 
@@ -143,7 +148,7 @@ def test_a_first_save_killed_in_the_middle_begins_again_and_says_so(
     note = repair_tracker(run)
     assert note is not None and ("starting as the run began" if begins_again else "global_step_1") in note
     assert (tmp_path / TRACKER_FILE).exists() is not begins_again
-    assert list(resume_problems(run)) == []
+    assert problems_of(run) == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -153,20 +158,20 @@ def test_an_unreadable_tracker_beside_what_cannot_be_resumed_is_refused(tmp_path
     cut(damaged)
     (tmp_path / TRACKER_FILE).write_text("")
     assert repair_tracker(config(tmp_path, ranks)) is None
-    (problem,) = resume_problems(config(tmp_path, ranks))
+    (problem,) = problems_of(config(tmp_path, ranks))
     assert str(tmp_path / TRACKER_FILE) in problem
     assert (str(damaged) if ranks == 2 else " 2 ") in problem
 
 
 def test_a_folder_without_the_checkpoint_is_refused_but_not_a_new_runs(tmp_path: Path) -> None:
     assert repair_tracker(config(tmp_path)) is None
-    assert list(resume_problems(config(tmp_path))) == []
-    (problem,) = resume_problems(config(tmp_path, mode="resume_path", path=tmp_path))
+    assert problems_of(config(tmp_path)) == []
+    (problem,) = problems_of(config(tmp_path, mode="resume_path", path=tmp_path))
     assert "global_step_N" in problem
     tmp_path.joinpath(TRACKER_FILE).write_text("30")  # verl would begin again without a word
-    (problem,) = resume_problems(config(tmp_path))
+    (problem,) = problems_of(config(tmp_path))
     assert str(tmp_path / "global_step_30") in problem
-    assert list(resume_problems(config(tmp_path, mode="disable"))) == []
+    assert problems_of(config(tmp_path, mode="disable")) == []
 
 
 def test_old_checkpoints_of_earlier_starts_are_removed(tmp_path: Path) -> None:

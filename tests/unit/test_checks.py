@@ -15,8 +15,7 @@ from recipe.fspo import config as method
 from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB, choices
 from recipe.runner.launch import checks
-from recipe.runner.launch.prepare import prepare
-from recipe.runner.launch.start import check
+from recipe.runner.launch.prepare import check, on_this_machine
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.launch.without_effect import given
 
@@ -36,7 +35,7 @@ def problems(tmp_path: Path) -> Problems:
 
     def find(*overrides: str) -> list[str]:
         try:
-            config = prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides))
+            config = on_this_machine(composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides))
             check(config, JOB, gives=given(config, JOB, overrides))
         except PreflightError as error:
             return list(error.problems)
@@ -205,7 +204,7 @@ def test_a_run_starts_a_ray_of_its_own_unless_it_is_told_a_cluster(
     monkeypatch.setenv("FSPO_RUN_ID", "a-run")
     key = "ray_kwargs.ray_init.address"
     override = f"~{key}" if address is None else f"{key}={address}"  # no experiment but the demo has it
-    ray_init = prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, override)).ray_kwargs.ray_init
+    ray_init = on_this_machine(composed(f"run.dir={tmp_path}", *SMALL_TASK, override)).ray_kwargs.ray_init
     assert ray_init.get("address") == prepared
     starts = prepared == "local"
     assert ("num_cpus" in ray_init) == ("num_gpus" in ray_init) == starts, "ray.init refuses both where it joins"

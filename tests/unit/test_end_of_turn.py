@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from composing import composed
 from messages import holds
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from tokenizers import AddedToken
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.vllm_rollout import vllm_async_server
@@ -20,9 +20,10 @@ from verl.workers.rollout.vllm_rollout import vllm_async_server
 from recipe.fspo.job import JOB
 from recipe.fspo.rehearse import byte_tokenizer
 from recipe.runner.launch import front_end, run_folder
-from recipe.runner.launch.end_of_turn import STOPS, end_of_turn, with_end_of_turn
-from recipe.runner.launch.prepare import prepare, settle
-from recipe.runner.launch.run_settings import allowed_changes, with_settings_of_run
+from recipe.runner.launch.end_of_turn import STOPS, add_end_of_turn, end_of_turn
+from recipe.runner.launch.prepare import on_this_machine
+from recipe.runner.launch.run_folder import Changes, Start
+from recipe.runner.launch.run_settings import allowed_changes, recorded_settings, with_settings_of_run
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
@@ -132,8 +133,8 @@ END, EOS = (tokenizer().convert_tokens_to_ids(token) for token in ("<|im_end|>",
 
 
 def stops_and_line(model: Path, *overrides: str, **more: Any) -> tuple[list[int], str]:
-    config = prepare(composed("run.dir=/nowhere", f"actor_rollout_ref.model.path={model}", *overrides))
-    config, line = with_end_of_turn(config, **({"kept": None} | more))
+    config = on_this_machine(composed("run.dir=/nowhere", f"actor_rollout_ref.model.path={model}", *overrides))
+    line = add_end_of_turn(config, **({"before": None} | more))
     return list(OmegaConf.select(config, STOPS) or []), line
 
 
@@ -224,10 +225,14 @@ def test_a_model_that_is_not_here_and_a_tokenizer_that_is_broken(
 
 
 def settled(folder: Path, *overrides: str) -> tuple[Any, str]:
-    arguments = with_settings_of_run([f"run.dir={folder}", *overrides], JOB)
-    config, line = settle(prepare(composed(*arguments)), JOB)
+    config = on_this_machine(composed(*with_settings_of_run([f"run.dir={folder}", *overrides])))
+    line = add_end_of_turn(config, recorded_settings(Path(config.run.dir)))
     JOB.complete(config)
     return config, line
+
+
+def changed(config: DictConfig) -> Changes:
+    return allowed_changes(config, recorded_settings(Path(config.run.dir)))
 
 
 def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
@@ -240,16 +245,16 @@ def test_a_run_keeps_its_stop_tokens(model: MakeModel, tmp_path: Path) -> None:
         assert OmegaConf.select(config, STOPS) == [END] and str(END) in line
         if folder == earlier:  # of a version that added none
             del config.actor_rollout_ref.rollout.custom
-        run_folder.begin(config, JOB.facts(config), own)
+        run_folder.begin(Start(config, JOB, tuple(own)))
         (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
     config, line = settled(new)
-    assert OmegaConf.select(config, STOPS) == [END] and line == "" and allowed_changes(config) == []
+    assert OmegaConf.select(config, STOPS) == [END] and line == "" and changed(config) == []
     config, line = settled(earlier)
-    assert OmegaConf.select(config, STOPS) is None and allowed_changes(config) == []
+    assert OmegaConf.select(config, STOPS) is None and changed(config) == []
     assert "'<|im_end|>'" in line and "run.dir" in line
     config, _ = settled(earlier, f"++{STOPS}=[{END}]")
     with pytest.raises(PreflightError, match=holds("rollout.custom", str(END), "run.allow_changed")):
-        allowed_changes(config)
+        changed(config)
     # The model's files were mended since: the run goes on as it began, and its evaluation is of the same responses.
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, END]}))
     config, line = settled(new)

@@ -38,7 +38,7 @@ class Both(Wrapped, ExplainedError):
 
 
 def test_a_failed_run_says_what_is_needed_and_keeps_the_rest_in_its_log(tmp_path: Path) -> None:
-    log = tmp_path / "driver.log"
+    log = tmp_path / "launcher.log"
     engine = death(Ended(Process("vLLM engine", 12), why="GCS is stopped"), None)
     ours = str(explained(Both(Both(ExplainedError("the gradient norm is nan"))), log, engine, None))
     assert ours.splitlines() == ["the gradient norm is nan", f"the whole error: {log}"]

@@ -14,7 +14,7 @@ from messages import holds
 from verl.trainer.ppo.reward import resolve_reward_manager_cls
 
 from recipe.runner.launch import inputs
-from recipe.runner.launch.prepare import prepare
+from recipe.runner.launch.prepare import on_this_machine
 
 RULES = (inputs.model_problems, inputs.tokenizer_problems, inputs.data_problems, inputs.reward_problems)
 NO_TASK = "data.offline_task=null"
@@ -22,7 +22,7 @@ GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
 
 
 def problems(*overrides: str) -> list[str]:
-    config = prepare(composed("run.dir=/nowhere", *overrides))
+    config = on_this_machine(composed("run.dir=/nowhere", *overrides))
     return [problem for rule in RULES for problem in rule(config)]
 
 
@@ -183,7 +183,7 @@ def test_a_reward_manager_is_what_verl_would_load(tmp_path: Path) -> None:
     for name, says in (("Mine", None), ("Mien", "did you mean Mine"), ("Older", "run_single")):
         chosen = (f"{MANAGER}.module.path={file}", f"{MANAGER}.name={name}")
         sentences = problems(*chosen)
-        config = prepare(composed("run.dir=/nowhere", *chosen))
+        config = on_this_machine(composed("run.dir=/nowhere", *chosen))
         if says is None:
             assert sentences == [] and resolve_reward_manager_cls(config).__name__ == name
         else:

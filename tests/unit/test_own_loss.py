@@ -28,7 +28,7 @@ from recipe.fspo.own_loss import problems
 from recipe.fspo.recorder import RECORDER
 from recipe.runner.launch import first_update, run_folder
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.launch.prepare import prepare
+from recipe.runner.launch.prepare import on_this_machine
 
 SEARCH = "hydra.searchpath=[conf]"
 KEY = "actor_rollout_ref.actor.policy_loss"
@@ -112,7 +112,7 @@ def test_a_loss_without_its_class_of_settings_is_told_what_works(loss_mode: str,
     *_, remedies = problem.partition("give ")
     for remedy in remedies.split(" or "):
         # Of the mistaken command the name stays.
-        config = prepare(composed(mistake[0], *remedy.split(), "run.dir=/nowhere"))
+        config = on_this_machine(composed(mistake[0], *remedy.split(), "run.dir=/nowhere"))
         assert config.actor_rollout_ref.actor.policy_loss.loss_mode == loss_mode
         assert list(method.problems(config)) == list(first_update.problems(config)) == []
         actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
@@ -177,11 +177,11 @@ def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> No
     from fspo.data.offline_task import write_dataset
 
     overrides = [f"hydra.searchpath=['file://{own_loss}/conf']", "algo=fspo_power"]
-    config = prepare(configured(f"run.dir={tmp_path}/run", f"{KEY}.exponent=0.7"))
+    config = on_this_machine(configured(f"run.dir={tmp_path}/run", f"{KEY}.exponent=0.7"))
     assert list(problems(config)) == []
     JOB.complete(config)
     write_dataset(tmp_path / "run/data", 64, 8, 0)
-    run_folder.begin(config, JOB.facts(config), overrides)
+    run_folder.begin(run_folder.Start(config, JOB, tuple(overrides)))
     info = json.loads((tmp_path / "run/run.json").read_text())
     assert info["loss"]["exponent"] == 0.7 and info["loss"]["clip"] == 0.02
     assert info["dirty"] is True

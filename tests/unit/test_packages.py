@@ -16,8 +16,7 @@ from messages import holds
 
 from recipe.fspo.job import JOB
 from recipe.runner.launch import loggers, packages
-from recipe.runner.launch.prepare import prepare
-from recipe.runner.launch.start import check
+from recipe.runner.launch.prepare import check, on_this_machine
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.launch.without_effect import given
 
@@ -112,7 +111,7 @@ def test_a_run_with_liger_is_refused_before_ray_starts(tmp_path: Path) -> None:
     """As a user starts it: with every rule, on a machine that has no such package."""
     task = ("data.offline_task.n_train=32", "data.offline_task.n_test=8")
     overrides = (f"run.dir={tmp_path}", *task, f"{MODEL}.use_liger=true")
-    config = prepare(composed(*overrides))
+    config = on_this_machine(composed(*overrides))
     with pytest.raises(PreflightError, match=holds(f"{MODEL}.use_liger=true", "liger-kernel")):
         check(config, JOB, gives=given(config, JOB, overrides))
 

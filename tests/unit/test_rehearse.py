@@ -122,8 +122,7 @@ _GIVEN = (f"{_ACTOR}.ppo_max_token_len_per_gpu=40960", f"{_ROLLOUT}.tensor_model
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_the_small_job_is_the_job_but_for_its_group_and_passes_the_checks_of_a_run(mode: str, tmp_path: Path) -> None:
-    from recipe.runner.launch.prepare import prepare
-    from recipe.runner.launch.start import check
+    from recipe.runner.launch.prepare import check, on_this_machine
 
     job = [*_8B, *_GIVEN, f"mode={mode}", "algo=gspo", f"{_ACTOR}.optim.lr=3e-6"]
     config, size, _ = rehearse.checked(job, ["data", "model"])
@@ -131,7 +130,7 @@ def test_the_small_job_is_the_job_but_for_its_group_and_passes_the_checks_of_a_r
     assert size.startswith(f"{16 + generating} GPUs")
     overrides = rehearse.small_overrides(job, config, tmp_path)
     assert "+rehearse=cpu" in overrides and not set(_GIVEN) & set(overrides)
-    small = prepare(compose(overrides), elsewhere=True)
+    small = on_this_machine(compose(overrides), elsewhere=True)
     check(small, JOB)
     assert (small.trainer.nnodes, small.trainer.n_gpus_per_node, small.trainer.device) == (1, 2, "cpu")
     assert needs_of(small).gpus == small.ray_kwargs.ray_init.num_gpus == (4 if generating else 2)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from composing import composed
 
 from recipe.fspo.job import JOB
 from recipe.runner import main
@@ -18,7 +17,6 @@ from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import restarts
 from recipe.runner.launch.restarts import supervise
-from recipe.runner.launch.run_folder import RESTARTED, goes_on_by_itself
 
 PYTHON = sys.executable
 #: In place of Python: does what the next line of the plan says (steps done, exit status), and notes what it was given.
@@ -153,22 +151,3 @@ def test_an_evaluation_is_not_started_again(folder: Path, monkeypatch: pytest.Mo
     with pytest.raises(SystemExit):
         main.main(JOB, "", "", arguments)
     assert done == ["evaluated", "supervised"]
-
-
-def test_a_restart_after_a_logged_step_validates_when_it_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = composed("experiment=demo", f"run.dir={tmp_path}")
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").write_text("4")
-    log = tmp_path / "metrics.jsonl"
-    log.write_text('{"step": 3, "metrics": {}}\n{"step": 4, "metrics": {}}\n')
-    monkeypatch.setenv(RESTARTED, '{"restarts": 1, "reason": "a kill"}')
-    assert goes_on_by_itself(config)
-    log.write_text('{"step": 3, "metrics": {}}\n')  # killed between the save and the validation of step 4
-    assert not goes_on_by_itself(config)
-    log.write_text('{"step": 4, "metrics": {}}\n')
-    monkeypatch.setenv(RESTARTED, '{"restarts": 0}')  # the first start, by a person
-    assert not goes_on_by_itself(config)
-    monkeypatch.delenv(RESTARTED)
-    assert not goes_on_by_itself(config)

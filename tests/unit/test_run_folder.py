@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,18 +22,18 @@ from recipe.fspo.job import JOB
 from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-from recipe.runner.launch import run_folder, start
+from recipe.runner.launch import run_folder, run_settings, start
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.commands import launch_or_exit
 from recipe.runner.launch.compose import quoted
-from recipe.runner.launch.prepare import prepare, turn_into_evaluation, write_offline_task
+from recipe.runner.launch.inputs import write_offline_task
+from recipe.runner.launch.prepare import on_this_machine, prepare, turn_into_evaluation
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
+from recipe.runner.launch.run_folder import Changes, Start
 from recipe.runner.launch.run_settings import (
-    allowed_changes,
-    changed_settings,
     kept_overrides,
     next_commands,
-    recorded,
+    recorded_settings,
     with_settings_of_run,
 )
 from recipe.runner.launch.start import launch
@@ -47,16 +49,25 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def ready(folder: Path, *overrides: str) -> DictConfig:
-    config = prepare(composed(f"run.dir={folder}", *SMALL_TASK, *overrides))
+    config = on_this_machine(composed(f"run.dir={folder}", *SMALL_TASK, *overrides))
     JOB.complete(config)
     return config
+
+
+def changed_settings(config: DictConfig) -> Changes:
+    """What a start with this configuration would change of the run in its folder."""
+    return run_settings.changed_settings(config, recorded_settings(Path(config.run.dir)))
+
+
+def allowed_changes(config: DictConfig) -> Changes:
+    return run_settings.allowed_changes(config, recorded_settings(Path(config.run.dir)))
 
 
 def begun(folder: Path, *overrides: str, step: int = 1) -> Path:
     """The folder of a run that has done ``step`` steps, made by the code that makes one."""
     config = ready(folder, *overrides)
     write_dataset(folder / "data", 64, 8, 0)
-    run_folder.begin(config, JOB.facts(config), [f"run.dir={folder}", *SMALL_TASK, *overrides])
+    run_folder.begin(Start(config, JOB, (f"run.dir={folder}", *SMALL_TASK, *overrides)))
     (folder / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n' * step)
     return folder
 
@@ -76,7 +87,7 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, files
     overrides = own.values() if files == "both" else [own[files]]
     config = composed(f"run.dir={tmp_path / 'run'}", *SMALL_TASK, *overrides, "trainer.n_gpus_per_node=3")
     with pytest.raises(PreflightError, match="n_gpus_per_node=3"):  # refused, and nothing is written
-        launch(prepare(config), JOB)
+        launch(prepare(config, JOB))
     assert not (tmp_path / "run").exists()
 
     config = ready(tmp_path / "run", *overrides)
@@ -87,7 +98,7 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, files
     assert config.data.train_files == [f"{mine}/train.parquet"]
 
 
-NAMES = ("config.yaml", "run.json", "metrics.jsonl", "length_stats.jsonl", "run.png", "driver.log", "code/mine.py")
+NAMES = ("config.yaml", "run.json", "metrics.jsonl", "length_stats.jsonl", "run.png", "launcher.log", "code/mine.py")
 
 
 @pytest.mark.parametrize("name", [*NAMES, "data/train.parquet", "checkpoints/global_step_5/mine.txt"])
@@ -96,7 +107,7 @@ def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -
     (tmp_path / name).write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")  # this one is not
     with pytest.raises(PreflightError) as refused:
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK)), JOB)
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB))
     named = name.removesuffix("/mine.txt").removesuffix("/mine.py")
     assert str(tmp_path) in str(refused.value) and named in str(refused.value)
     assert contents(tmp_path) == {name: b"{}", "notes.txt": b"mine"}
@@ -116,14 +127,14 @@ def test_a_file_of_the_users_is_in_the_way_of_a_run(tmp_path: Path, name: str) -
 def test_a_run_is_not_mixed_with_another(tmp_path: Path, changes: list[str], says: tuple[str, ...]) -> None:
     before = contents(begun(tmp_path))
     with pytest.raises(PreflightError, match=holds(*says)):
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *changes)), JOB)
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *changes), JOB))
     assert contents(tmp_path) == before
 
 
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     before = contents(begun(tmp_path))
     with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match=f"run.dir={tmp_path}"):
-        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK)), JOB)
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB))
     assert contents(tmp_path) == before
     with run_folder.held(str(tmp_path)):
         """The one before has ended."""
@@ -154,12 +165,12 @@ def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) 
 def test_the_folder_alone_restores_the_settings(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", "seed=7")
     for command in ([f"run.dir={tmp_path}"], [f"resume={tmp_path}"], [f"run.dir={tmp_path}", "algo=gspo"]):
-        config = composed(*with_settings_of_run(command, JOB))
+        config = composed(*with_settings_of_run(command))
         assert (config.fspo.algo, config.seed, config.run.dir) == ("gspo", 7, str(tmp_path))
-        config = prepare(config)
+        config = on_this_machine(config)
         JOB.complete(config)
         assert changed_settings(config) == []
-    assert composed(*with_settings_of_run([f"run.dir={tmp_path}/new"], JOB)).fspo.algo == "fspo"
+    assert composed(*with_settings_of_run([f"run.dir={tmp_path}/new"])).fspo.algo == "fspo"
     assert changed_settings(ready(tmp_path.rename(f"{tmp_path}_moved"), "algo=gspo", "seed=7")) == []
 
 
@@ -167,12 +178,12 @@ def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
     joined, leave = "++ray_kwargs.ray_init.address=auto", f"run.allow_changed=[{LR}]"
     monkeypatch.setenv(RUN_ID_VARIABLE, "one")
     begun(tmp_path, joined, leave, "algo=gspo")
-    arguments = with_settings_of_run([f"resume={tmp_path}", f"{LR}=1e-3"], JOB)
+    arguments = with_settings_of_run([f"resume={tmp_path}", f"{LR}=1e-3"])
     config = composed(*arguments)
     assert (config.fspo.algo, config.ray_kwargs.ray_init.address) == ("gspo", "local")
     with pytest.raises(PreflightError, match=holds(LR, "0.0001", "0.001", "run.allow_changed")):
         allowed_changes(ready(tmp_path, *arguments))
-    again = with_settings_of_run([joined, f"run.dir={tmp_path}"], JOB)  # as a job does that is started again
+    again = with_settings_of_run([joined, f"run.dir={tmp_path}"])  # as a job does that is started again
     assert composed(*again).ray_kwargs.ray_init.address == "auto"
     monkeypatch.setenv(RUN_ID_VARIABLE, "another")  # every start has its own, which Ray hands to the nodes
     assert changed_settings(ready(tmp_path, joined, leave, "algo=gspo")) == []
@@ -180,7 +191,7 @@ def test_what_is_of_one_start_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_what_the_command_says_wins_over_what_the_folder_keeps(tmp_path: Path) -> None:
     begun(tmp_path, "algo=gspo", "trainer.total_training_steps=30", "+data.mine=1")
-    arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"], JOB)
+    arguments = with_settings_of_run([f"resume={tmp_path}", "trainer.total_training_steps=40", "+data.mine=2"])
     config = composed(*arguments)
     assert (config.trainer.total_training_steps, config.data.mine) == (40, 2)
 
@@ -218,13 +229,15 @@ def test_changes_are_recorded_with_their_step(tmp_path: Path, capsys: pytest.Cap
     saved_by(tmp_path, 10, 20)
     earlier = f"trainer.resume_from_path={tmp_path}/checkpoints/global_step_10"
     config = ready(tmp_path, "trainer.resume_mode=resume_path", earlier)
-    run_folder.begin(config, {}, changed=[("trainer.save_freq", 10, 5)])
+    run_folder.begin(
+        Start(config, JOB, checkpoint=resumed_from(config.trainer), changed=[("trainer.save_freq", 10, 5)])
+    )
     assert "trainer.save_freq was 10, from step 11 on it is 5" in capsys.readouterr().out
-    run_folder.begin(ready(tmp_path), {})
+    run_folder.begin(Start(ready(tmp_path), JOB))
     info = json.loads((tmp_path / "run.json").read_text())
     assert info["changed"] == [{"after_step": 10, "key": "trainer.save_freq", "old": 10, "new": 5}]
     assert f"run.dir={tmp_path}" in info["overrides"]  # of the first start
-    assert recorded(ready(tmp_path), [("a", 1, 2)])[0]["after_step"] == 20
+    assert prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB).step == 20
 
 
 def test_a_part_of_a_step_holds_a_run_to_its_settings(tmp_path: Path) -> None:
@@ -264,10 +277,10 @@ def test_a_run_has_one_folder(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     for order in (1, -1):
         with pytest.raises(PreflightError, match=r"resume=.*run\.dir="):
-            with_settings_of_run([f"resume={run}", f"run.dir={tmp_path}/mine"][::order], JOB)
-    assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"], JOB)[-1] == f"run.dir={run}"
+            with_settings_of_run([f"resume={run}", f"run.dir={tmp_path}/mine"][::order])
+    assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"])[-1] == f"run.dir={run}"
     with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big.*run\.dir="):
-        prepare(composed("trainer.default_local_dir=/big"))
+        on_this_machine(composed("trainer.default_local_dir=/big"))
 
 
 def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,10 +288,10 @@ def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys
     reward.write_text("def compute_score(**row):\n    return 0.0\n")
     override = f"reward.custom_reward_function.path={reward}"
     config = ready(begun(tmp_path / "run", override), override)
-    run_folder.begin(config, JOB.facts(config))
+    run_folder.begin(Start(config, JOB))
     assert "note:" not in capsys.readouterr().out
     reward.write_text("def compute_score(**row):\n    return 1.0\n")
-    run_folder.begin(config, JOB.facts(config))
+    run_folder.begin(Start(config, JOB))
     assert "note: code was " in capsys.readouterr().out
     (change,) = json.loads((tmp_path / "run/run.json").read_text())["changed"]
     kept = [tmp_path / "run/code" / change[when] / "elsewhere" / str(reward)[1:] for when in ("old", "new")]
@@ -332,7 +345,9 @@ def test_an_evaluation_that_fails_prints_no_command(
         raise TrainingFailed("a process died")
 
     monkeypatch.setattr(start, "launch", fail)
-    overrides = (f"run.dir={begun(tmp_path)}", f"evaluate={evaluate}".lower(), "ray_kwargs.ray_init.address=auto")
+    saved_by(begun(tmp_path), 1)
+    words = (f"evaluate={evaluate}".lower(), "ray_kwargs.ray_init.address=auto")
+    overrides = (f"run.dir={tmp_path}", *SMALL_TASK, *words)
     with pytest.raises(SystemExit):
         launch_or_exit(composed(*overrides), JOB)
     error = capsys.readouterr().err
@@ -347,12 +362,13 @@ def test_the_command_that_is_printed_can_be_pasted(tmp_path: Path, name: str) ->
     (command,) = next_commands(config, JOB, finished=False)
     *_, argument = shlex.split(command.partition(": ")[2])  # what a shell makes of it
     assert ("'" in command) == (name != "plain-1.2"), "quotes only where they are needed"
-    assert composed(*with_settings_of_run([argument], JOB)).run.dir == str(tmp_path / name)
+    assert composed(*with_settings_of_run([argument])).run.dir == str(tmp_path / name)
 
 
 def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
     for name in ("evaluation", "evaluation_2", "evaluation_3"):
-        config = turn_into_evaluation(composed(f"run.dir={tmp_path}", "evaluate=true"))
+        config = composed(f"run.dir={tmp_path}", "evaluate=true")
+        turn_into_evaluation(config, None)
         assert config.run.dir == f"{tmp_path}/{name}"
         dumps = Path(config.trainer.validation_data_dir)
         dumps.mkdir(parents=True)
@@ -361,17 +377,17 @@ def test_an_evaluation_leaves_the_one_before_it(tmp_path: Path) -> None:
 
 def continues_from(monkeypatch: pytest.MonkeyPatch, *command: str) -> Path | None:
     """What a start with this command line is told to continue from; it is interrupted then."""
-    arguments, checkpoints = with_settings_of_run(command, JOB), []
+    arguments, checkpoints = with_settings_of_run(command), []
 
     def run(config: DictConfig, **_: object) -> None:
-        checkpoints.append(resumed_from(config))
+        checkpoints.append(resumed_from(config.trainer))
         raise KeyboardInterrupt
 
     nothing = SimpleNamespace(failure=None, **dict.fromkeys(("start", "stand_down", "close"), lambda: None))
     monkeypatch.setattr(start, "_supervisor", lambda *_: nothing)
     monkeypatch.setattr(start, "run_ppo", run)
     with pytest.raises(KeyboardInterrupt):
-        launch(prepare(composed(*arguments)), JOB, arguments)
+        launch(prepare(composed(*arguments), JOB, arguments))
     return checkpoints[0]
 
 
@@ -399,6 +415,23 @@ def test_a_run_that_began_with_anothers_weights_continues(tmp_path: Path, monkey
         continues_from(monkeypatch, f"resume={run}", where[0], f"{where[1][:-2]}11")
     info = json.loads((run / "run.json").read_text())
     assert info["status"] == "interrupted" and [entry["status"] for entry in info["starts"]] == ["interrupted"] * 7
+
+
+def test_a_healthy_resume_opens_each_file_of_its_checkpoint_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_by(begun(tmp_path), 10, 20)
+    opened = []
+
+    class Counted(zipfile.ZipFile):
+        def __init__(self, file: Path, *rest: Any) -> None:
+            opened.append(file)
+            super().__init__(file, *rest)
+
+    monkeypatch.setattr(zipfile, "ZipFile", Counted)
+    start = prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB)
+    assert start.checkpoint == tmp_path / "checkpoints/global_step_20" and start.step == 20
+    assert sorted(opened) == sorted(start.checkpoint.rglob("*.pt"))
 
 
 def test_a_run_that_went_back_continues_with_what_it_did_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

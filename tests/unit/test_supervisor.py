@@ -137,8 +137,8 @@ def test_a_stopped_process_explains_an_error_of_ray(
     watched.start({"control service of Ray (gcs_server)"})
     control.send_signal(signal.SIGSTOP)
     wait_until(lambda: processes.is_stopped(control.pid))
-    failed = str(watched.supervisor.explain(RuntimeError("Ray is gone"), tmp_path / "driver.log"))
-    for part in (f"(process {control.pid}) is stopped", "during the update of step 3", f"{tmp_path}/driver.log"):
+    failed = str(watched.supervisor.explain(RuntimeError("Ray is gone"), tmp_path / "launcher.log"))
+    for part in (f"(process {control.pid}) is stopped", "during the update of step 3", f"{tmp_path}/launcher.log"):
         assert part in failed
 
 
@@ -210,7 +210,7 @@ def test_the_reaper_speaks_for_a_killed_launcher_and_ends_what_it_left(tmp_path:
             heard = launcher.stderr.read()  # ends with the reaper
             assert heard.startswith(says[last_words]) and bool(heard) == bool(says[last_words])
             if last_words == "-":
-                assert f"died during the save of step 2; its log: {tmp_path}/driver.log" in heard
+                assert f"died during the save of step 2; its log: {tmp_path}/launcher.log" in heard
     finally:
         for last_words, launcher in launchers.items():
             launcher.kill()

@@ -14,7 +14,7 @@ from benchmarks.scripts import PAGE, with_table
 from recipe.fspo.job import JOB, compose
 from recipe.fspo.without_effect import ROWS as OWN_ROWS
 from recipe.runner.launch import without_effect
-from recipe.runner.launch.prepare import prepare
+from recipe.runner.launch.prepare import on_this_machine
 from recipe.runner.launch.without_effect import ROWS, given, judged
 
 Judged = Callable[..., tuple[list[str], list[str]]]
@@ -30,7 +30,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judged:
     monkeypatch.setattr(without_effect, "compose", lambda job, overrides: composed(*overrides))
 
     def sentences(*overrides: str, begun_with: Sequence[str] = ()) -> tuple[list[str], list[str]]:
-        config = prepare(composed(f"run.dir={tmp_path}", *overrides), elsewhere=True)
+        config = on_this_machine(composed(f"run.dir={tmp_path}", *overrides), elsewhere=True)
         return judged(given(config, JOB, overrides, begun_with), (*OWN_ROWS, *ROWS))
 
     return sentences

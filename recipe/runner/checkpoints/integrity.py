@@ -127,24 +127,18 @@ def latest(root: Path) -> Path | None:
     return step_folder(root, step) if step is not None and step_folder(root, step).is_dir() else None
 
 
-def resumed_from(config: DictConfig) -> Path | None:
+def resumed_from(trainer: DictConfig) -> Path | None:
     """The checkpoint that a start continues from, as verl will find it; None if it begins anew."""
-    root = Path(config.trainer.default_local_dir)
-    if config.trainer.resume_mode == "resume_path":
-        return Path(config.trainer.resume_from_path or "")
-    step = tracked_step(root) if config.trainer.resume_mode == "auto" else None
+    if trainer.resume_mode == "resume_path":
+        return Path(trainer.resume_from_path or "")
+    root = Path(trainer.default_local_dir)
+    step = tracked_step(root) if trainer.resume_mode == "auto" else None
     return None if step is None else step_folder(root, step)
 
 
-def resumed_step(config: DictConfig) -> int:
-    """The step of :func:`resumed_from`; 0 for a run that begins anew."""
-    folder = resumed_from(config)
-    return step_of(folder) if folder else 0
-
-
-def is_own(config: DictConfig, path: str | Path | None) -> bool:
+def is_checkpoint_of(trainer: DictConfig, path: str | Path | None) -> bool:
     """Whether this is the path of one of the run's own checkpoints."""
-    saved = os.path.abspath(config.trainer.default_local_dir)
+    saved = os.path.abspath(trainer.default_local_dir)
     return bool(path) and os.path.dirname(os.path.abspath(path)) == saved
 
 
@@ -176,22 +170,31 @@ def repair_tracker(config: DictConfig) -> str | None:
     return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
 
 
-def resume_problems(config: DictConfig) -> Iterator[str]:
-    """One sentence for each reason why the checkpoint that would be resumed cannot be."""
-    folder, root, needs = resumed_from(config), Path(config.trainer.default_local_dir), _needs(config)
+def resume_problems(config: DictConfig, folder: Path | None) -> Iterator[str]:
+    """One sentence for each reason why ``folder``, which the run would resume (:func:`resumed_from`), cannot be.
+
+    A whole checkpoint is read once: another one is looked for only where this one is damaged.
+    """
+    root, needs = Path(config.trainer.default_local_dir), _needs(config)
     if folder is not None and not _FOLDER.fullmatch(folder.name):
         yield (
             f"trainer.resume_from_path={config.trainer.resume_from_path!r} does not end in global_step_N: give the "
             "folder of one checkpoint"
         )
         return
-    other = newest_complete(folder.parent if folder else root, *needs)
-    problems: list[str] = []
     if folder is not None:
         problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
-    elif config.trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists() and other is None:
-        damage = [text for saved in _step_folders(root).values() for text in checkpoint_damage(saved, *needs)]
-        problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(damage[:3])})"]
+    elif config.trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists():
+        damage = {saved: checkpoint_damage(saved, *needs) for saved in _step_folders(root).values()}
+        if not all(damage.values()):
+            return  # the tracker is repaired where the run starts
+        texts = [text for sentences in damage.values() for text in sentences]
+        problems = [f"{root / TRACKER_FILE} names no step ({'; '.join(texts[:3])})"]
+    else:
+        return
+    if not problems:
+        return
+    other = newest_complete(folder.parent, *needs) if folder else None
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
         if other

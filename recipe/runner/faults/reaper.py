@@ -56,7 +56,7 @@ def main(run_id: str, run_dir: str, launcher: str) -> None:
     """Wait for the end of the launching process (the end of the input), then see to what it has left."""
     *_, reason = ["", *sys.stdin.read().splitlines()]
     if reason != _BYE:
-        log = Path(run_dir) / "driver.log"
+        log = Path(run_dir) / "launcher.log"
         when = during(read_phase(run_dir))
         reason = reason or f"the launching process (process {launcher}) died{when}; its log: {log}"
         print(f"error: {reason}", file=sys.stderr, flush=True)

@@ -18,7 +18,6 @@ from typing import Final
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
-from recipe.runner.checkpoints.integrity import resume_problems
 from recipe.runner.launch import first_update, inputs, loggers, packages, server_slots
 from recipe.runner.launch.first_update import is_computed
 from recipe.runner.launch.values import MachineProblem, PreflightError
@@ -281,7 +280,6 @@ RULES: Final[tuple[Rule, ...]] = (
     *inputs.MODEL_AND_DATA,
     inputs.reward_problems,
     room_problems,
-    resume_problems,
     loggers.problems,
     batch_problems,
     _shape_problems,

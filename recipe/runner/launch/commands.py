@@ -93,8 +93,9 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
             from recipe.runner.launch.start import launch
 
             try:
-                config = prepare(config)
-                launch(config, job, overrides)
+                start = prepare(config, job, overrides)
+                config = start.config
+                launch(start)
             except TrainingFailed as failed:
                 leave(f"error: {failed}", FAILED)
     except PreflightError as error:

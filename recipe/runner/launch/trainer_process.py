@@ -26,7 +26,7 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
         PROGRESS.headline, PROGRESS.columns = headline, columns
 
     def run(self, config: DictConfig) -> None:
-        PROGRESS.say("the driver is up, importing the trainer")
+        PROGRESS.say("the trainer is up, importing the trainer")
         for module in self._modules:
             importlib.import_module(module)
         super().run(config)
@@ -41,7 +41,7 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
         return STOP.request()
 
 
-class Driver:
+class TrainerHandle:
     """What verl's ``run_ppo`` takes for the runner's class: it starts the actor and keeps the handle."""
 
     def __init__(self, job: Job) -> None:
@@ -53,7 +53,7 @@ class Driver:
         self._stopped_before_training = False
         self._options: dict[str, Any] = {}
 
-    def options(self, **given: Any) -> Driver:
+    def options(self, **given: Any) -> TrainerHandle:
         """verl asks for Nsight Systems (``global_profiler.tool=nsys``) this way, on GPUs."""
         self._options = given
         return self
