@@ -34,7 +34,7 @@ def random_batch(sequences: int, width: int, device: str, dtype: torch.dtype = t
     length = torch.randint(1, width + 1, (sequences, 1), generator=generator)
     mask = torch.arange(width) < length
     advantages = torch.randn(sequences, 1, generator=generator) * mask
-    log_prob, old, advantages = (each.to(device, dtype) for each in (log_prob, old, advantages))
+    log_prob, old, advantages = (tensor.to(device, dtype) for tensor in (log_prob, old, advantages))
     return Batch(log_prob.requires_grad_(), old, advantages, mask.to(device))
 
 

@@ -157,7 +157,7 @@ def kept_output(
         dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
         weight_BT = unclipped_weight(log_prob_BT.to(dtype) - old_log_prob_BT, mask_BT, weight)
         whole_BT = on_policy_BT.to(dtype) * weight_BT
-        plus_BT, minus_BT = (each.to(dtype).clamp(min=0.0).minimum(whole_BT) for each in (plus_BT, minus_BT))
+        plus_BT, minus_BT = (kept.to(dtype).clamp(min=0.0).minimum(whole_BT) for kept in (plus_BT, minus_BT))
         whole_B, length_B = whole_BT.sum(-1), mask_BT.sum(-1)
 
         def share(kept_BT: torch.Tensor) -> torch.Tensor:

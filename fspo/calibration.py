@@ -196,9 +196,9 @@ class BandController:
         if self._settings.band == "active":
             measured = np.concatenate([np.zeros((0, 2)), *leans_by_mini_batch[unmoved:]])
         elif self._settings.band == "quantile":
-            measured = sum((_fold(each) for each in mini_batches[unmoved:]), np.zeros((_K, _CELLS)))
+            measured = sum((_fold(sums) for sums in mini_batches[unmoved:]), np.zeros((_K, _CELLS)))
         else:
-            measured = np.array([[each.total("S"), each.total("length")] for each in mini_batches])
+            measured = np.array([[sums.total("S"), sums.total("length")] for sums in mini_batches])
         self._window.append(measured)
         self.state = self._estimate()
         return self.state

@@ -166,7 +166,7 @@ class ClipMeasurement:
         """
         if not self.open or not needed:
             return None
-        first = max((int(each.max()) for each in self._groups if len(each)), default=-1) + 1
+        first = max((int(group.max()) for group in self._groups if len(group)), default=-1) + 1
         self._needed.append(np.concatenate(needed))
         self._groups.append(np.concatenate(groups) + first)
         self._batches += 1
@@ -216,8 +216,8 @@ class ClipMeasurement:
         """Everything needed to continue bit for bit after a restart."""
         return {
             "measures": self._measures,
-            "needed": [each.copy() for each in self._needed],
-            "groups": [each.copy() for each in self._groups],
+            "needed": [factors.copy() for factors in self._needed],
+            "groups": [group.copy() for group in self._groups],
             "batches": self._batches,
             "scale": self.scale,
             "values": [dict(value) for value in self.values],
@@ -234,7 +234,7 @@ class ClipMeasurement:
                 f"the saved clip values were measured for {state.get('measures')}, and this run has {self._measures}: "
                 "resume with the same settings, or start from the weights alone"
             )
-        self._needed = [each.copy() for each in state["needed"]]
-        self._groups = [each.copy() for each in state["groups"]]
+        self._needed = [factors.copy() for factors in state["needed"]]
+        self._groups = [group.copy() for group in state["groups"]]
         self._batches, self.scale = state["batches"], state["scale"]
         self.values = [dict(value) for value in state["values"]]

@@ -23,9 +23,9 @@ class EvenDrops:
     """Chooses the groups to drop.
 
     Over a window of groups that finished, with n_b of them in length bin b, n in all, and s that became stale: a group
-    of bin b is dropped, the oldest first, while the bin has lost fewer than s n_b / n, rounded down. What is missing to
-    that quota is made up for as soon as the bin has another finished group. So the total is at most s, except for
-    groups beyond the hard limit. Stale groups that are not chosen stay and are trained on; others, which are not stale,
+    of bin b is dropped, the oldest first, while the bin has lost fewer than s n_b / n, rounded down. If a bin has no
+    finished group to drop, its quota carries over to the next poll. So the total is at most s, except for groups beyond
+    the hard limit. Stale groups that are not chosen stay and are trained on; others, which are not stale,
     go in their place.
 
     Args:

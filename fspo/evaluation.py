@@ -142,15 +142,15 @@ def format_table(result: Mapping[str, Any]) -> str:
             return value
         return f"{value} [{entry['low']:.1%}, {entry['high']:.1%}]"
 
-    ks = sorted({int(k) for found in result.values() for k in found["pass"]})
+    ks = sorted({int(k) for scores in result.values() for k in scores["pass"]})
     sets, lengths = [], []
-    for name, found in result.items():
-        fewest, most = found["responses_per_problem"]["min"], found["responses_per_problem"]["max"]
-        each = str(fewest) if fewest == most else f"{fewest} to {most}"
-        cells = [show(found["pass"][str(k)]) if str(k) in found["pass"] else "" for k in ks]
-        sets.append([name, str(found["problems"]), each, show(found["avg"]), *cells])
-        for entry in found["by_length"]:
-            high = min(found["longest"], (entry["high"] or math.inf) - 1)
+    for name, scores in result.items():
+        fewest, most = scores["responses_per_problem"]["min"], scores["responses_per_problem"]["max"]
+        responses = str(fewest) if fewest == most else f"{fewest} to {most}"
+        cells = [show(scores["pass"][str(k)]) if str(k) in scores["pass"] else "" for k in ks]
+        sets.append([name, str(scores["problems"]), responses, show(scores["avg"]), *cells])
+        for entry in scores["by_length"]:
+            high = min(scores["longest"], (entry["high"] or math.inf) - 1)
             span = f"{entry['low']} to {high}" if high > entry["low"] else str(high)
             lengths.append([name, span, str(entry["responses"]), show(entry["accuracy"])])
     heads = ["data set", "problems", "responses each", "avg@k", *(f"pass@{k}" for k in ks)]

@@ -111,8 +111,8 @@ def table(rows: Sequence[dict[str, Any]], device: str) -> Table:
     cells = []
     for step, title in STEPS.items():
         row = latest.get(step)
-        found = [row["verdict"], f"{row['seconds']:.0f}", row["found"]] if row else [NOT_RUN[device], "", ""]
-        cells.append([title, *found])
+        result = [row["verdict"], f"{row['seconds']:.0f}", row["found"]] if row else [NOT_RUN[device], "", ""]
+        cells.append([title, *result])
     return [["step", "verdict", "s", "found"], *cells]
 
 

@@ -208,7 +208,7 @@ def packs(tokens: list[torch.Tensor], order: list[int], budget: int, one_shape: 
         if sum(len(tokens[i]) for i in members[-1]) + len(tokens[index]) > budget:
             members.append([])
         members[-1].append(index)
-    found = []
+    joined = []
     for part in members:
         rows, spans, begin = [tokens[i] for i in part], [], 0
         for index, row in zip(part, rows, strict=True):
@@ -217,8 +217,8 @@ def packs(tokens: list[torch.Tensor], order: list[int], budget: int, one_shape: 
         if one_shape and begin < budget:
             rows.append(rows[0].new_zeros(budget - begin))
         positions = torch.cat([torch.arange(len(row), device=row.device) for row in rows])
-        found.append((torch.cat(rows)[None], positions[None], spans))
-    return found
+        joined.append((torch.cat(rows)[None], positions[None], spans))
+    return joined
 
 
 def log_probs(model: Any, pack: Pack) -> list[tuple[int, torch.Tensor]]:
@@ -266,10 +266,10 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
     model = random_model(size, device, dtype).eval()
     order = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(1)).tolist()
     passes = [
-        dict(pair for pack in packs(tokens, each, size.pack, one_shape) for pair in log_probs(model, pack))
-        for each in (list(range(len(tokens))), order)
+        dict(pair for pack in packs(tokens, indices, size.pack, one_shape) for pair in log_probs(model, pack))
+        for indices in (list(range(len(tokens))), order)
     ]
-    old, new = ([found[index] for index in range(len(tokens))] for found in passes)
+    old, new = ([log_prob[index] for index in range(len(tokens))] for log_prob in passes)
     sums = SequenceSums.zeros().add_(policy_losses(new, old)["fspo"]())
     starts = equal_mass_starts(sums.column("count").numpy(), 4)
     return {name: noise_floor([sums], starts, ALGORITHMS[algo]) for name, algo in BANDS.items()}
@@ -280,15 +280,15 @@ def noise(size: Size, device: str) -> str:
     texts = []
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for one_shape in (False, True):
-            found = floors(size, device, dtype, one_shape)
-            floor = found["FSPO"]
+            by_band = floors(size, device, dtype, one_shape)
+            floor = by_band["FSPO"]
             per_root = ((floor.rms_J**2 / floor.length_J).mean()) ** 0.5
-            margins = ", ".join(f"{name} {min(each.margin, 9999):.4g}" for name, each in found.items())
+            margins = ", ".join(f"{name} {min(measured.margin, 9999):.4g}" for name, measured in by_band.items())
             shape = "one shape" if one_shape else "two shapes"
             texts.append(f"{str(dtype).removeprefix('torch.')}, {shape}: {per_root:.2g} ({margins})")
     text = "S / sqrt(L), rms (half-width of the bands over it): " + "; ".join(texts)
-    if found["FSPO"].margin < SAFE_MARGIN:  # bf16, one shape, though the packs of a run also have the same members
-        raise Failed(f"{found['FSPO'].warning()}; {text}")
+    if by_band["FSPO"].margin < SAFE_MARGIN:  # bf16, one shape, though the packs of a run also have the same members
+        raise Failed(f"{by_band['FSPO'].warning()}; {text}")
     return text
 
 

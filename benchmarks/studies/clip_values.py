@@ -68,7 +68,7 @@ def batches_table(folder: Path) -> Table:
                     assert measured is not None
                     estimates.append(measured)
                     outside_later.append((run.loc[run["step"] > BATCHES, "needed"] > measured.scale).mean())
-                means = [np.mean([getattr(each, field) for each in estimates]) for field in ("scale", "error")]
+                means = [np.mean([getattr(one, field) for one in estimates]) for field in ("scale", "error")]
                 rows.append(
                     [setting, name, str(batches), f"{means[0]:.3g}", f"{means[1]:.2f}", f"{np.mean(outside_later):.3f}"]
                 )

@@ -199,7 +199,7 @@ def spread_rows(group: RunGroup, starts: Array, resamples: int = 1000) -> Table:
     log std(S) on log L over the bins, and mini-batches are resampled for its interval.
     """
     batches = [
-        pair for _, each in recorded([group]) for pair in zip(each.s, each.length, strict=True) if np.any(pair[0] != 0)
+        pair for _, run in recorded([group]) for pair in zip(run.s, run.length, strict=True) if np.any(pair[0] != 0)
     ]
     if not batches:
         return []
@@ -310,7 +310,7 @@ def tables(grid: Path, common: bool = True, measured: bool = True) -> dict[str, 
     groups, starts = group_runs(runs), shared_starts(runs)
     begin = ", ".join(str(edge) for edge in FINE_LENGTH_EDGES.numpy()[starts])
     # The LREs have tables of their own, over all seeds' sequences together.
-    measures = [each for each in standard_measures(runs) if not each.label.startswith("LRE")]
+    measures = [measure for measure in standard_measures(runs) if not measure.label.startswith("LRE")]
     named["own"] = [["clip values", f"bins from {begin} tokens", *VIEWS]]
     named["removed"] = [["clip values", f"steps {_ACTIVE_FIRST} and later", *ACTIVE_VIEWS]]
     named["learning"] = [["clip values", "runs", "measure", "value"]]

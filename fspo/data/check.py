@@ -143,7 +143,7 @@ def column_problems(schema: pa.Schema, prompt_key: str = "prompt", text_truth: b
     import pyarrow as pa
 
     def fields(kind: pa.DataType) -> dict[str, pa.DataType]:
-        return {each.name: each.type for each in kind} if pa.types.is_struct(kind) else {}
+        return {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
 
     def is_messages(kind: pa.DataType) -> bool:
         if _is_json(kind) or not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):

@@ -75,13 +75,13 @@ def _check(args: argparse.Namespace) -> int:
 
     if args.max_prompt_length is not None and args.model is None:
         raise ValueError("--max-prompt-length counts tokens: give --model, whose tokenizer counts them")
-    found = check(args.files, args.model, args.max_prompt_length, args.reward)
-    print("\n".join(found.lines))
-    for problem in found.problems:
+    report = check(args.files, args.model, args.max_prompt_length, args.reward)
+    print("\n".join(report.lines))
+    for problem in report.problems:
         print(f"error: {problem}", file=sys.stderr)
-    if not found.problems:
+    if not report.problems:
         print("\nnothing is wrong with these files")
-    return 1 if found.problems else 0
+    return 1 if report.problems else 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

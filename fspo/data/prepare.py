@@ -31,10 +31,10 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
     data, description = out / f"{name}.parquet", out / f"{name}.manifest.json"
     check_folder(out)
     check_replaceable(data)
-    found = distinct(read_problems(source, folder))
+    unique = distinct(read_problems(source, folder))
     others = [SOURCES[other] for other in against if source.role == "train"]
     tests = {other.name: distinct(read_problems(other, folder)).problems for other in others}
-    problems, overlaps = without_overlap(found.problems, tests)
+    problems, overlaps = without_overlap(unique.problems, tests)
     rows: list[dict[str, Any]] = [
         {
             "data_source": name,
@@ -51,18 +51,18 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
         for index, problem in enumerate(problems)
     ]
     if not rows:
-        raise ValueError(f"{name}: no problem is left of {found.read} rows after removing duplicates and overlap")
+        raise ValueError(f"{name}: no problem is left of {unique.read} rows after removing duplicates and overlap")
     manifest = {
         "name": name,
         "role": source.role,
         "rows": len(rows),
         "source": _origin(source, folder),
         "counts": {
-            "read": found.read,
-            "duplicates": found.duplicates,
-            "conflicting_answers": found.conflicting,
+            "read": unique.read,
+            "duplicates": unique.duplicates,
+            "conflicting_answers": unique.conflicting,
             "overlap_with_tests": overlaps,
-            "dropped_for_overlap": len(found.problems) - len(problems),
+            "dropped_for_overlap": len(unique.problems) - len(problems),
             "written": len(rows),
         },
         "prompt_template": TEMPLATE,
@@ -78,7 +78,7 @@ def prepare(name: str, out: Path, folder: Path | None = None, against: Sequence[
 def describe(manifest: Mapping[str, Any]) -> str:
     """One line for people: rows and what was removed."""
     counts = manifest["counts"]
-    by_set = ", ".join(f"{name} {sum(found.values())}" for name, found in counts["overlap_with_tests"].items())
+    by_set = ", ".join(f"{name} {sum(overlap.values())}" for name, overlap in counts["overlap_with_tests"].items())
     return (
         f"{manifest['name']}: {counts['read']} rows read, {counts['duplicates']} duplicates, "
         f"{counts['conflicting_answers']} with conflicting answers, {counts['dropped_for_overlap']} overlapping with "

@@ -129,7 +129,7 @@ def _resampled(statistic: Callable[..., Any], data: tuple[Array, ...], resamples
     """The statistic of each of ``resamples`` bootstrap resamples of paired data."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # of values that are all equal
-        found = stats.bootstrap(
+        resampled = stats.bootstrap(
             data,
             statistic,
             paired=True,
@@ -139,7 +139,7 @@ def _resampled(statistic: Callable[..., Any], data: tuple[Array, ...], resamples
             method="percentile",
             rng=np.random.default_rng(seed),
         )
-    return np.asarray(found.bootstrap_distribution)
+    return np.asarray(resampled.bootstrap_distribution)
 
 
 def _resampled_sums(rng: np.random.Generator, a: Counts, b: Counts, resamples: int) -> list[Array]:

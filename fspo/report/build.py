@@ -94,7 +94,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         samples=shown_samples(runs, problems),
         problems=problems,
     )
-    numbers = {each["name"]: {"findings": each["findings"]} | each["tables"] for each in comparisons}
+    numbers = {part["name"]: {"findings": part["findings"]} | part["tables"] for part in comparisons}
     write_json(summary, {"title": title, "problems": problems, "comparisons": numbers})
     with atomic_path(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -135,7 +135,7 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "compared": compared(chosen, settings),
-                "findings": [dataclasses.asdict(each) for each in findings(chosen, profiles, measures)],
+                "findings": [dataclasses.asdict(finding) for finding in findings(chosen, profiles, measures)],
                 "tables": {key: dataclasses.asdict(table) for key, table in tables.items() if table is not None},
                 "pictures": _draw(chosen, profiles, looks, figures / name),
             }

@@ -64,12 +64,12 @@ def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
         seen = {label for parts in recorded for labels, _ in parts for label in labels[attribute]}
         order = [label for label in _LABELS.get(attribute, sorted(seen)) if label in seen]
         counts = [[_count(labels[attribute], accepted, order) for labels, accepted in parts] for parts in recorded]
-        arrays = [np.array(each).reshape(-1, 2, len(order)) for each in counts]
-        errors = [length_reweighting_error(each[:, 0], each[:, 1]) if each.size else None for each in arrays]
+        arrays = [np.array(part).reshape(-1, 2, len(order)) for part in counts]
+        errors = [length_reweighting_error(part[:, 0], part[:, 1]) if part.size else None for part in arrays]
         cells = [f"{show_lre(e)}, noise floor {e.noise_floor:.3f}" if e else NOT_RECORDED for e in errors]
         rows.append((f"{attribute}: LRE", "debiased, symmetric acceptance", cells))
         for place, label in enumerate(order):
-            sums = [each[:, :, place].sum(0) for each in arrays]
+            sums = [part[:, :, place].sum(0) for part in arrays]
             rows.append((label, attribute, [f"{a / n:.1%} of {n:.0f}" if n else "(no sequences)" for a, n in sums]))
     return Table(group_heads(groups), rows) if rows else None
 

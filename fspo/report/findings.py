@@ -86,25 +86,26 @@ def _shown(value: Any) -> str:
 
 
 def findings(groups: Sequence[RunGroup], profiles: Profiles, measures: Sequence[Measure]) -> list[Finding]:
-    """Who accepts most evenly, what the clip removes, and held-out accuracy; of each what the runs have numbers for.
+    """Three findings: evenness of acceptance, evenness of the removed gradient, held-out accuracy.
 
-    LREs are of all runs of a group together, so that what noise adds to each run's LRE does not stay. Their differences
-    must exclude 0 over mini-batches and over seeds, as in the fairness study. Each group is compared with the first.
+    A finding without data is left out. Each group is compared with the first. A LRE is computed over all runs of a
+    group together, because noise adds to the LRE of each single run. A difference of LREs counts if its intervals over
+    mini-batches and over seeds exclude 0.
     """
-    first, others, found = groups[0], groups[1:], []
+    first, others, results = groups[0], groups[1:], []
     for subject, view in (("Acceptance by length", "symmetric"), ("What the clip removes", "active")):
         if any(profiles[view].values()):
             numbers = [f"{algo}: LRE {show_lre(p.error) if p else 'unknown'}" for algo, p in profiles[view].items()]
             lre = [pooled_lre_difference(first, other, view) for other in others]
-            found.append(_finding(subject, f"{view.capitalize()} LRE", groups, numbers, lre))
+            results.append(_finding(subject, f"{view.capitalize()} LRE", groups, numbers, lre))
     held_out = [measure for measure in measures if measure.label.startswith("held-out ")]
     accuracies = [measure for measure in held_out if "/acc/mean@" in measure.label]
     for measure in accuracies or held_out[:1]:
         numbers = [_held_out(group, measure) for group in groups]
         gains = [paired_interval(first, other, measure) for other in others]
         differences = [None if gain is None else (gain,) for gain in gains]
-        found.append(_finding("Learning", f"H{measure.label[1:]}", groups, numbers, differences))
-    return found
+        results.append(_finding("Learning", f"H{measure.label[1:]}", groups, numbers, differences))
+    return results
 
 
 def _held_out(group: RunGroup, measure: Measure) -> str:
@@ -121,13 +122,13 @@ def _finding(
     quantity: str,
     groups: Sequence[RunGroup],
     numbers: Sequence[str],
-    found: Sequence[tuple[Interval, ...] | None],
+    differences_by_group: Sequence[tuple[Interval, ...] | None],
 ) -> Finding:
-    """The sentence about the first group against each other one: differences in intervals, the last one over seeds."""
+    """The sentence about the first group against each other one; of a group's intervals the last one is over seeds."""
     first = groups[0].algo
     verdicts: dict[str, list[str]] = {}
     differences = []
-    for other, intervals in zip(groups[1:], found, strict=True):
+    for other, intervals in zip(groups[1:], differences_by_group, strict=True):
         apart = paired_runs(groups[0], other)[1]
         if intervals is None or intervals[-1].n < _FEWEST_SEEDS:
             why = f"fewer than {_FEWEST_SEEDS} common seeds"
@@ -138,7 +139,7 @@ def _finding(
             verdicts.setdefault(f"no claim from {why} about {first} and", []).append(other.algo)
             continue
         verdict = f"no difference can be told between {first} and"
-        if all(each.excludes_zero for each in intervals):
+        if all(interval.excludes_zero for interval in intervals):
             verdict = f"{first} is {'lower' if intervals[-1].value < 0 else 'higher'} than"
         verdicts.setdefault(verdict, []).append(other.algo)
         text = f"{first} - {other.algo} {show_interval(intervals[-1], '{:+.3f}')} over {intervals[-1].n} seeds"

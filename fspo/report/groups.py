@@ -147,7 +147,7 @@ def _logged(label: str, meaning: str, form: str, statistic: Callable[[Array], fl
 
     def of(run: Run) -> float | None:
         values = run.series(*names)[1]
-        return None if not len(values) or np.isnan(found := statistic(values)) else found
+        return None if not len(values) or np.isnan(value := statistic(values)) else value
 
     return Measure(label, meaning, form, of)
 
@@ -228,13 +228,13 @@ def pooled_lre_difference(first: RunGroup, second: RunGroup, view: str) -> tuple
 
     def counts(runs: Sequence[Run]) -> list[Counts]:
         starts, by_run = shared_starts(runs), [acceptance_counts(run.lengths.sums_MKF, view) for run in runs]
-        return [(merge_bins(each.accepted, starts), merge_bins(each.total, starts)) for each in by_run]
+        return [(merge_bins(run.accepted, starts), merge_bins(run.total, starts)) for run in by_run]
 
     both = counts([a for a, _ in pairs]), counts([b for _, b in pairs])
     if not all(is_informative(sum(a.sum() for a, _ in of) / sum(t.sum() for _, t in of)) for of in both):
         return None
-    found = pooled_difference(*both, debiased_lre), pooled_difference(*both, debiased_lre, over="seeds")
-    return found if np.isfinite(found[0].value) else None
+    intervals = pooled_difference(*both, debiased_lre), pooled_difference(*both, debiased_lre, over="seeds")
+    return intervals if np.isfinite(intervals[0].value) else None
 
 
 def _tenth(values: Array) -> int:

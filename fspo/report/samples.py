@@ -31,8 +31,8 @@ def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[dict[str, An
             if not (name := settings.get(key)):
                 continue
             folders = [Path(name), run.path / Path(name).name]  # the second: a run folder that was moved
-            found = [path for folder in folders for path in folder.glob("*.jsonl") if path.stem.isdigit()]
-            dumps = {int(path.stem): path for path in reversed(found)}
+            files = [path for folder in folders for path in folder.glob("*.jsonl") if path.stem.isdigit()]
+            dumps = {int(path.stem): path for path in reversed(files)}
             chosen = np.linspace(0, len(dumps) - 1, min(_STEPS, len(dumps))).astype(int)
             for step in np.array(sorted(dumps), dtype=int)[chosen].tolist():
                 tags = {"run": run.name, "from": kind, "step": str(step)}

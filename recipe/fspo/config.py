@@ -273,8 +273,8 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
         (
             asynchronous_mode(config) is not None and not (corrects or by_rollout or config.fspo.accept_uncorrected),
             "algorithm.rollout_correction.rollout_rs=null",
-            "lets the clip start from weights that did not write the response, however far from those that did: set it "
-            "to seq_sqrt_k1, fspo.pi_old to rollout, or accept it by fspo.accept_uncorrected=true (docs/async.md)",
+            "uses responses of old weights, though S is measured from newer ones, however far apart: set it to "
+            "seq_sqrt_k1, fspo.pi_old to rollout, or accept it by fspo.accept_uncorrected=true (docs/async.md)",
         ),
         # Truncated sampling: the log-probabilities are those of another distribution (trl#6789).
         (

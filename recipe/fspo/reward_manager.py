@@ -43,7 +43,7 @@ class TokenLengthRewardManager(NaiveRewardManager):
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """As verl's, with what :mod:`fspo.evaluation` and the trainer read of a response.
 
-        One value each, so that neither moves its tokens. What the reward function tells by these names comes first.
+        One scalar per response, so that nobody has to load the tokens. Keys returned by the reward function win.
 
         Raises:
             ExplainedError: the reward function raised, or returned something else than a finite number or a dict with
@@ -72,25 +72,25 @@ class TokenLengthRewardManager(NaiveRewardManager):
             message = self._message(row, response, error)
             self.failure = self.failure or message
             raise ExplainedError(message) from error
-        told = {
+        facts = {
             "response_length": int(mask.sum()),
             "data_source": source,
             "problem_id": problem,
             "score": float(result["reward_score"]),
             RESPONSE_DIGEST: _digest(tokens[: int(mask.sum())]),
         }
-        result["reward_extra_info"] = told | result["reward_extra_info"]
+        result["reward_extra_info"] = facts | result["reward_extra_info"]
         return result
 
     def _message(self, row: dict[str, Any], response: str, error: Exception) -> str:
         custom = self.config.reward.custom_reward_function
         which = f"{custom.get('name')} of {custom.get('path')}" if custom.get("path") else "verl's own reward"
         index = row["extra_info"].get("index", "unknown")
-        said = str(error) if isinstance(error, BadReward) else f"it raised {describe(error)}"
+        reason = str(error) if isinstance(error, BadReward) else f"it raised {describe(error)}"
         truth = (row.get("reward_model") or {}).get("ground_truth")
         return (
             f"the reward function ({which}) failed on a response to data_source={str(row.get('data_source'))!r}, "
-            f"extra_info.index={index}: {said}\n"
+            f"extra_info.index={index}: {reason}\n"
             f"  ground truth: {_short(truth)}\n  response: {_short(response)}\n"
             "A function that is to go on without a verdict catches the exception and returns a score"
         )

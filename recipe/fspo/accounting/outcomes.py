@@ -196,12 +196,12 @@ def outcome_metrics(outcomes: Outcomes, diagnostics: LengthDiagnostics) -> dict[
     length_B, info = outcomes.length_B, outcomes.info_B
     metrics = diagnostics.outcome_metrics("reward", outcomes.reward_B, length_B)
     acc_B = None
-    if all("acc" in each for each in info):
-        acc_B = torch.tensor([float(each["acc"]) for each in info])
+    if all("acc" in facts for facts in info):
+        acc_B = torch.tensor([float(facts["acc"]) for facts in info])
         metrics |= diagnostics.outcome_metrics("acc", acc_B, length_B)
-    if any("status" in each for each in info):
-        metrics |= status_rates(each.get("status") for each in info)
-    gains = [each["acc"] - each["acc_plain"] for each in info if "acc_plain" in each]
+    if any("status" in facts for facts in info):
+        metrics |= status_rates(facts.get("status") for facts in info)
+    gains = [facts["acc"] - facts["acc_plain"] for facts in info if "acc_plain" in facts]
     if gains:
         metrics["reward/normalised/accepted"] = sum(gain > 0 for gain in gains) / len(gains)
         metrics["reward/normalised/rejected"] = sum(gain < 0 for gain in gains) / len(gains)

@@ -51,7 +51,7 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         if self.drops is not None and partition_id == "train":  # verl finds none stale then
             issued, finished = self.prompt_global_steps[partition_id], self.finished_keys[partition_id]
             stale = self.drops.choose(
-                {uid: sum(each) / max(1, len(each)) for uid, each in self._lengths(finished).items()},
+                {uid: sum(lengths) / max(1, len(lengths)) for uid, lengths in self._lengths(finished).items()},
                 {uid: global_steps - issued.get(uid, global_steps) + 1 for uid in finished},
                 self.max_off_policy_threshold,
             )
@@ -124,11 +124,11 @@ def counting(
 
 def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[int, dict[str, Any]]]:
     """Length and a tag of each response, by its key without the last part: an agent may write one in several rows."""
-    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    responses: dict[str, tuple[int, dict[str, Any]]] = {}
     for key, tag in rows:
         response = key.rpartition("_")[0]
-        found[response] = (found.get(response, (0, {}))[0] + tag["response_len"], tag)
-    return found
+        responses[response] = (responses.get(response, (0, {}))[0] + tag["response_len"], tag)
+    return responses
 
 
 def training_prompts() -> dict[str, dict[str, Any]]:
@@ -160,10 +160,10 @@ def train_on(funnel: LengthFunnel, batch: KVBatchMeta, step: int) -> None:
         step: Of the update.
     """
     rows = zip(batch.keys, batch.tags, strict=True)
-    found = _responses((key, tag) for key, tag in rows if not tag.get("is_padding", False))
-    versions = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for _, tag in found.values()]
+    responses = _responses((key, tag) for key, tag in rows if not tag.get("is_padding", False))
+    versions = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for _, tag in responses.values()]
     funnel.train(
-        [length for length, _ in found.values()],
-        [step - funnel.first_issue.get(prompt_of(key), tag["global_steps"]) for key, (_, tag) in found.items()],
+        [length for length, _ in responses.values()],
+        [step - funnel.first_issue.get(prompt_of(key), tag["global_steps"]) for key, (_, tag) in responses.items()],
         [1 if None in (low, high) else high - low + 1 for low, high in versions],
     )

@@ -125,7 +125,10 @@ def type_problems(config: DictConfig, types: Mapping[str, Any]) -> Iterator[str]
 
 
 def value_problems(config: DictConfig) -> Iterator[str]:
-    """What precedes all other checks, because they compute with the values. The run's end and folder are among it."""
+    """Type and range of every value, and the run's end and folder.
+
+    Runs before all other checks, which do arithmetic with the values.
+    """
     yield from type_problems(config, _TYPES | types_of("run", RunSettings))
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
