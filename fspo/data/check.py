@@ -376,13 +376,15 @@ def _check_reward(sources: Mapping[str, list[_Row]], reward: str, findings: Find
                     raise BadReward(f"it returned the keys {sorted(here)}, and before {sorted(keys)}: return the same")
                 scores.append(float(result["score"]))
             best, nothing = max(scores[:-1]), scores[-1]
-            gained[row.source] = gained[row.source] or best > nothing
+            # Equal texts are equal even if neither can be read, so another answer has to be refused for what it is.
+            is_read = not boxed or _result(function, row, "\\boxed{0}", kinds).get("status") != "bad_truth"
+            gained[row.source] = gained[row.source] or (best > nothing and is_read)
             findings.lines.append(f"  {row.place}, {row.source}: {best:g}    {nothing:g}")
         for source in [source for source, gain in gained.items() if boxed and not gain]:
             rows = sources[source][:_CALLS]
             findings.problems.append(
-                f"{place.partition(',')[0]}: no ground truth of data_source={source} scores more than an empty "
-                f"response, such as {rows[0].truth!r} ({_named(rows)}): write the answer alone, as text"
+                f"{place.partition(',')[0]}: no ground truth of data_source={source} can be read and scores more than "
+                f"an empty response, such as {rows[0].truth!r} ({_named(rows)}): write the answer alone, as text"
             )
     except BadReward as error:
         findings.problems.append(f"{place}: {error}")

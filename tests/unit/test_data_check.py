@@ -143,9 +143,10 @@ def test_truths_that_no_answer_can_match_are_a_problem(write: Callable[..., str]
     good = [{**row, "reward_model": {"ground_truth": r"\frac{1}{2}"}} for row in rows(2)]
     result = check([write(good)], reward=reward)
     assert result.problems == [] and "own/task: 1    0" in "\n".join(result.lines)
-    bad = [{**row, "reward_model": {"ground_truth": "$$"}} for row in rows(2)]
-    (problem,) = check([write(bad)], reward=reward).problems
-    assert "own/task" in problem and "row 0" in problem and "empty response" in problem
+    for truth in ("$$", "He sold 4 and 3. So 7 <<4+3=7>>"):  # the second equals itself, but no answer is read from it
+        bad = [{**row, "reward_model": {"ground_truth": truth}} for row in rows(2)]
+        (problem,) = check([write(bad)], reward=reward).problems
+        assert "own/task" in problem and "row 0" in problem and truth in problem and "empty response" in problem
 
 
 @pytest.mark.parametrize(
