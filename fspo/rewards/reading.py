@@ -30,7 +30,7 @@ SCALES: Final = {"k": 1000, "dozen": 12, "hundred": 100, "thousand": 10**3, "lak
 }
 #: Connecting words, by the sign that they spell.
 _SPELLED: Final = {
-    r"\land": "and", r"\lor": "or", "=": "is are be was equals equal", r"\approx": "about approximately roughly",
+    r"\land": "and", r"\lor": "or", "=": "is are be was were equals equal", r"\approx": "about approximately roughly",
     "+": "plus", "-": "minus negative", r"\cdot": "times", "^2": "squared", "^3": "cubed", r"\bmod": "mod modulo",
 }  # fmt: skip
 _SIGN_OF: Final = {word: sign for sign, words in _SPELLED.items() for word in words.split()}
