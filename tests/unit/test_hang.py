@@ -27,6 +27,11 @@ LOOPS = "def endless():\n    while True:\n        pass\nprint(flush=True)\nendle
 WAITS = "import threading\nprint(flush=True)\nthreading.Event().wait(60)"
 
 
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "_LOOK_EVERY_S", 0.0)
+
+
 @pytest.fixture
 def library(begin: Begin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
     """Starts a process that waits in code of a library only."""
@@ -70,7 +75,7 @@ class Watched:
 
     def _run(self) -> None:
         while self.failure is None and not self.over.wait(0.02):
-            self.failure = self._limit.look(self.phase, self._looks)
+            self.failure = self._limit.look(lambda: self.phase, self._looks)
 
 
 def test_a_run_without_progress_is_warned_of_and_then_ended(
@@ -127,9 +132,9 @@ def test_the_time_for_which_this_process_was_stopped_does_not_count(
 ) -> None:
     lines: list[str] = []
     limit = HangLimit(60, tmp_path, lambda: 0, lines.append)
-    limit.look(None, list)
+    limit.look(lambda: None, list)
     began = time.monotonic()
     for seconds in (3600, 3603):
         monkeypatch.setattr(hang.time, "monotonic", lambda seconds=seconds: began + seconds)
-        assert limit.look(None, list) is None
+        assert limit.look(lambda: None, list) is None
     assert lines == []

@@ -24,6 +24,7 @@ from recipe.runner.faults.stacks import stacks_of
 HANG_FILE: Final = "hang.txt"
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75
+_LOOK_EVERY_S = 1.0
 #: Of the time between two looks at most so much counts: this process may have been stopped (Ctrl-Z).
 _BETWEEN_S = 5.0
 #: Before the run folder has a phase.
@@ -84,12 +85,14 @@ class HangLimit:
         self._signs: tuple[Phase, int] | None = None
         self._looked, self._quiet_s, self._warning = time.monotonic(), 0.0, ""
 
-    def look(self, phase: Phase | None, looks: Callable[[], list[Look]]) -> Failure | None:
-        """The hang that ends the run; call it every few seconds with what the run is doing."""
+    def look(self, phase_now: Callable[[], Phase | None], looks: Callable[[], list[Look]]) -> Failure | None:
+        """The hang that ends the run; to be called more than once a second, which is how often it looks."""
         now = time.monotonic()
+        if now - self._looked < _LOOK_EVERY_S:
+            return None
         self._quiet_s += min(now - self._looked, _BETWEEN_S)
         self._looked, quiet_s = now, self._quiet_s
-        phase = phase or _BEGINNING
+        phase = phase_now() or _BEGINNING
         if (signs := (phase, self._lines())) != self._signs:
             if self._warning:
                 self._say(f"note: the run goes on, after {quiet_s:.0f} s without progress")

@@ -11,7 +11,7 @@ import os
 import select
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -168,10 +168,10 @@ class Processes:
     def __iter__(self) -> Iterator[Process]:
         return iter(list(self._by_descriptor.values()))
 
-    def first_end(self, expected: Sequence[str] = (), seconds: float = 0.2) -> Ended | None:
+    def first_end(self, expected: Callable[[], Sequence[str]] = tuple, seconds: float = 0.2) -> Ended | None:
         """The cause among the processes that end in so many seconds: others of the same moment end because of it.
 
-        None if none ends, or only such as are ``expected`` to, by role.
+        None if none ends, or only such as are ``expected`` to, by role; that is asked once one has.
         """
         earlier, self._kills = self._kills, kills_for_memory()  # one may be killed while others are looked for
         self._take_in_new_ones()
@@ -182,11 +182,12 @@ class Processes:
         for descriptor, _ in poll.poll(1000 * seconds):
             os.close(descriptor)
             ended.append(self._by_descriptor.pop(descriptor))
-        order = list(ROLES.values())
-        causes = [process for process in ended if process.role not in expected]
-        cause = max(causes, key=lambda process: order.index(process.role), default=None)
-        if cause is None:
+        may_end = expected() if ended else ()
+        causes = [process for process in ended if process.role not in may_end]
+        if not causes:
             return None
+        order = list(ROLES.values())
+        cause = max(causes, key=lambda process: order.index(process.role))
         # Ray's node, for one, dies if its control service is stopped and does not answer for minutes.
         stopped = next((f"{process} is stopped" for process in self if is_stopped(process.pid)), None)
         return Ended(cause, kills_for_memory() > earlier, stopped)

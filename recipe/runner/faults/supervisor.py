@@ -84,10 +84,10 @@ class Supervisor(threading.Thread):
 
     def run(self) -> None:
         while self.failure is None and not self.over.is_set():
-            ended = self._processes.first_end(expected_to_end(self._phase()))
+            ended = self._processes.first_end(lambda: expected_to_end(self._phase()))
             if ended is not None and not self.over.is_set():
                 self.report(death(ended, self._phase()))
-            if self._hang is not None and (hang := self._hang.look(self._phase(), self._looks)) is not None:
+            if self._hang is not None and (hang := self._hang.look(self._phase, self._looks)) is not None:
                 self.report(hang)
         self._processes.close()
         if self.failure is not None:
