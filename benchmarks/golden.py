@@ -27,7 +27,6 @@ from fspo.calibration import BandController, leans
 from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
-from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 
@@ -147,7 +146,8 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
 
 def trajectories() -> dict[str, Trajectory]:
     """Those of all variants, then of the losses that are not of the family."""
-    from recipe.fspo.check_losses import actors, policy_loss  # imports verl
+    from benchmarks.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss  # imports verl
+    from recipe.fspo.check_losses import actors, policy_loss
     from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
 
     found = {name: trajectory(settings) for name, settings in VARIANTS.items()}

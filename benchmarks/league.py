@@ -17,6 +17,7 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss
 
 from benchmarks.pages import Table, opened, write_tables
+from benchmarks.relatives import POLICY_LOSSES
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch, Config, PolicyLoss
@@ -127,6 +128,12 @@ LATEST: Final[dict[str, tuple[Callable[..., Any], dict[str, float]]]] = {
     "sat": (sat, {"clip_ratio": 0.2}),
     "up_gspo": (up_gspo, {"clip_low": 3e-4}),
 }
+
+
+def known_losses() -> dict[str, dict[str, Any]]:
+    """Settings of the actor for every loss of verl's registry, those of :mod:`benchmarks.relatives` last."""
+    known = actors()
+    return known | {name: known[name] | {"policy_loss": loss} for name, loss in POLICY_LOSSES.items()}
 
 
 def at_width(known: Mapping[str, dict[str, Any]], name: str, factor: float = 1.0) -> PolicyLoss:
@@ -284,7 +291,7 @@ def main() -> None:
     parser.add_argument("records", type=Path, metavar="RECORDS", help="runs with sequences.jsonl, or .tar.xz of them")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    known = actors()
+    known = known_losses()
     tables = {"check-losses": table_of_losses(known), "check-aggregations": table_of_aggregations(known)}
     write_tables(tables | {"check-league": league(known, recorded(arguments.records))})
 

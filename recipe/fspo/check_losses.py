@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import recipe.fspo.relatives  # noqa: F401  (registers losses, as the module that it imports does)
+import recipe.fspo.policy_loss  # noqa: F401  (registers ours)
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from recipe.fspo import CONF_DIR

@@ -21,7 +21,6 @@ from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 
 from fspo.losses import ALGORITHMS, resolve_settings
-from fspo.relatives import RELATIVES
 from fspo.types import NO_CLIP, SequenceLossSettings
 from verl.workers.config import PolicyLossConfig
 
@@ -65,7 +64,7 @@ class FspoSettings:
 
 @dataclass
 class SequencePolicyLossConfig(PolicyLossConfig):
-    """Settings of ``fspo``, ``seq_rloo``, ``seq_gspo`` and their relatives.
+    """Settings of ``fspo``, ``seq_rloo``, ``seq_gspo`` and the others of their family.
 
     A field left at ``None`` takes the value of the loss that ``loss_mode`` names (:data:`fspo.losses.ALGORITHMS`); the
     meaning, unit and range of each is documented at :class:`fspo.types.SequenceLossSettings`.
@@ -200,7 +199,7 @@ def problems(config: DictConfig) -> Iterator[str]:
 
 def is_by_sequence(config: DictConfig) -> bool:
     """Whether the loss is one of this repository's, with one advantage and one ratio for each response."""
-    return config.actor_rollout_ref.actor.policy_loss.loss_mode in (*ALGORITHMS, *RELATIVES)
+    return config.actor_rollout_ref.actor.policy_loss.loss_mode in ALGORITHMS
 
 
 def _never_clips(config: DictConfig) -> bool:
@@ -210,7 +209,7 @@ def _never_clips(config: DictConfig) -> bool:
         return False
     settings = policy_loss_settings(loss)
     if settings is None:
-        return loss.loss_mode == "ctpo_la"
+        return False
     return settings.needs_state or min(settings.clip_low, settings.clip_high) < NO_CLIP
 
 

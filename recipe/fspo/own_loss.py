@@ -22,17 +22,12 @@ from recipe.runner.launch.checks import library_problem
 
 from fspo.losses import ALGORITHMS
 from fspo.names import did_you_mean
-from fspo.relatives import RELATIVES
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 
 _POLICY_LOSS: Final = "actor_rollout_ref.actor.policy_loss"
-#: The classes of settings of this recipe, and the losses that each is for.
-_OUR_CLASSES: Final = {
-    "recipe.fspo.config.SequencePolicyLossConfig": ALGORITHMS,
-    "recipe.fspo.relatives.VespoLossConfig": ("vespo",),
-    "recipe.fspo.relatives.CtpoLossConfig": ("ctpo_la",),
-}
+#: The class of settings of this recipe's losses.
+_OUR_CLASS: Final = "recipe.fspo.config.SequencePolicyLossConfig"
 #: What a loss of verl's needs beside its name.
 _NEEDED: Final = {
     "dro": f" {_POLICY_LOSS}.dro_beta=0.1",
@@ -86,7 +81,7 @@ def overrides_of(loss_mode: str) -> str:
 def lacks_its_class(policy_loss: DictConfig) -> bool:
     """Whether ``_target_`` is missing, or the class of other losses."""
     target = policy_loss.get("_target_")
-    return not target or policy_loss.loss_mode not in _OUR_CLASSES.get(target, (policy_loss.loss_mode,))
+    return not target or (target == _OUR_CLASS and policy_loss.loss_mode not in ALGORITHMS)
 
 
 def problems(config: DictConfig) -> Iterator[str]:
@@ -105,7 +100,7 @@ def problems(config: DictConfig) -> Iterator[str]:
         except InstantiationException as error:
             yield f"{_POLICY_LOSS}._target_={target}: {_reason(error, actor)}"
             return
-    named, known = f"{_POLICY_LOSS}.loss_mode={loss_mode}", {*POLICY_LOSS_REGISTRY, *ALGORITHMS, *RELATIVES}
+    named, known = f"{_POLICY_LOSS}.loss_mode={loss_mode}", {*POLICY_LOSS_REGISTRY, *ALGORITHMS}
     if loss_mode not in known:
         yield (
             f"{named} is registered by nobody{did_you_mean(loss_mode, known)}: name the module that registers it in "

@@ -15,8 +15,7 @@ import recipe.fspo.sqrt_mask
 # isort: split
 import os
 
-import recipe.fspo.policy_loss
-import recipe.fspo.relatives  # noqa: F401
+import recipe.fspo.policy_loss  # noqa: F401
 from recipe.fspo.plain import WhenImported, check_before_ray
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 

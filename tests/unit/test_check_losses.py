@@ -13,16 +13,16 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from benchmarks import league
 from benchmarks.pages import TABLES
+from benchmarks.relatives import POLICY_LOSSES
 from fspo.check_loss.call import synthetic_batch
 from fspo.check_loss.checks import checks
 from fspo.check_loss.command import load, main
 from fspo.check_loss.length_bias import clip_by_length, find_weight, normalisation, synthetic
-from fspo.relatives import RELATIVES
-from recipe.fspo.check_losses import actors, policy_loss
+from recipe.fspo.check_losses import policy_loss
 from recipe.fspo.job import choices
 from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
 
-KNOWN = actors()
+KNOWN = league.known_losses()
 #: verl's losses that fail, and where; a new verl that mends one fails here, and the page is to be written again.
 FAIL = {
     "gmpo": {"padding", "micro-batches"},
@@ -81,7 +81,7 @@ def test_the_leagues_clips_can_be_scaled(name: str) -> None:
     ]
     assert kept == sorted(kept) and kept[1] < kept[-1] and kept[-1] > league.KEPT
     assert (kept[0] < league.KEPT) is (name != "cispo")  # which loses no token's gradient whole
-    assert set(RELATIVES) <= set(league.LEAGUE)
+    assert set(POLICY_LOSSES) <= set(league.LEAGUE)
 
 
 def plain_slopes(name: str, d: list[float], old: list[float], a: float, q: float) -> list[float]:

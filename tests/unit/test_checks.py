@@ -108,13 +108,11 @@ MISTAKES = (
     (f"algo=gspo {LOSS}.clip_high=0.03", f"{LOSS}.clip_high=0.03 ", "band=linear", "4e-4"),
     (f"{LOSS}.drift=ema", f"{LOSS}.drift='ema' "),
     (f"+{LOSS}.clip=1", f"{LOSS}: ", "'clip'", "docs/algorithms.md"),
-    (f"algo=vespo {LOSS}.k_pos=0", f"{LOSS}._target_=", "k_pos=0 "),
-    (f"algo=ctpo_la +{LOSS}.clip_hihg=1", f"{LOSS}._target_=", "'clip_hihg'"),
     (
         f"{BY_SEQUENCES} {ACTOR}.ppo_micro_batch_size_per_gpu=64 {ROLLOUT}.log_prob_micro_batch_size_per_gpu=32",
         *("ppo_micro_batch_size_per_gpu=64 ", "log_prob_micro_batch_size_per_gpu=32"),
     ),
-    (f"algo=vespo {ROLLOUT}.log_prob_max_token_len_per_gpu=1024", "ppo_max_token_len_per_gpu=2048 ", "per_gpu=1024"),
+    (f"{ROLLOUT}.log_prob_max_token_len_per_gpu=1024", "ppo_max_token_len_per_gpu=2048 ", "per_gpu=1024"),
     (f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.bypass_mode=True ", "false"),
     (f"{CORRECTION}.rollout_is=token", "rollout_is=token ", "sequence or null"),
     (f"{CORRECTION}.rollout_rs='seq_sum_k1,token_k1'", "rollout_rs=seq_sum_k1,token_k1 ", "seq_..."),
@@ -150,7 +148,7 @@ def test_a_mistake_is_named_with_key_value_and_remedy(problems: Problems, mistak
 ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=32"
 
 
-@pytest.mark.parametrize("algo", ["fspo", "fspo_quantile", "fspo_active", "gspo", "rloo", "luspo", "ctpo_la"])
+@pytest.mark.parametrize("algo", ["fspo", "fspo_quantile", "fspo_active", "gspo", "rloo", "luspo"])
 def test_a_clip_that_never_acts_is_refused(algo: str) -> None:
     (problem,) = method.problems(composed("run.dir=/nowhere", f"algo={algo}", ONE_UPDATE))
     assert f"{ONE_UPDATE} " in problem and "data.train_batch_size=32" in problem and "algo=unclipped" in problem
@@ -164,7 +162,7 @@ def test_a_clip_that_never_acts_is_refused(algo: str) -> None:
         "fspo.pi_old=rollout",
         "mode=colocate_async",
         "mode=separate_async",
-        *(f"algo={algo}" for algo in ("unclipped", "grpo", "gspo_verl", "vespo")),
+        *(f"algo={algo}" for algo in ("unclipped", "grpo", "gspo_verl")),
     ],
 )
 def test_one_update_a_rollout_batch_passes_otherwise(overrides: str) -> None:

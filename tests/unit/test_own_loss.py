@@ -123,8 +123,7 @@ def test_a_loss_without_its_class_of_settings_is_told_what_works(loss_mode: str,
 
 def test_other_settings_without_their_class_are_told_what_works() -> None:
     for algo, loss_mode, says in (
-        ("fspo", "vespo", "algo=vespo"),
-        ("vespo", "cispo", "algo=cispo"),
+        ("fspo", "cispo", "algo=cispo"),
         ("gspo_verl", "fsop", "fspo"),
         ("fspo", "fsop", "fspo"),
     ):

@@ -12,9 +12,8 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
-import recipe.fspo.relatives  # noqa: F401  (registers its losses)
+from benchmarks.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.types import SequenceLossOutput
 from recipe.fspo.config import SequencePolicyLossConfig
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 from messages import holds
 
+from benchmarks.relatives import POLICY_LOSSES, CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.acceptance import kept_output
 from fspo.losses import UnusableRowsError
-from fspo.relatives import RELATIVES, CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossOutput
 
 F64 = torch.float64
 LOSSES = {"vespo": (vespo_loss, VespoSettings), "ctpo_la": (ctpo_la_loss, CtpoSettings)}
-assert tuple(LOSSES) == RELATIVES
+assert LOSSES.keys() == POLICY_LOSSES.keys()
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 

@@ -3,6 +3,9 @@
 Both are written from their authors' public code and the abstracts of their papers; what differs from that code is said
 at each. They share their checks and diagnostics with :func:`fspo.losses.sequence_policy_loss`. Where a sequence is
 neither accepted nor rejected, ``accepted_B`` and the ``clipped_*_B`` are shares of its weight (:mod:`fspo.acceptance`).
+
+They are losses of one's own as docs/extending.md describes them: registered under their names, with classes of settings
+that ``actor.policy_loss._target_`` names.
 """
 
 from __future__ import annotations
@@ -10,15 +13,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import torch
+from verl.workers.config import PolicyLossConfig
 
 from fspo.losses import sequence_policy_loss
 from fspo.types import GradScale, SequenceLossOutput, SequenceLossSettings
-
-RELATIVES: Final = ("vespo", "ctpo_la")
-"""Names of the losses of this module, as in verl's registry."""
+from recipe.fspo.policy_loss import register
 
 #: A band that is never left, and VESPO's own clamp of S.
 _UNCLIPPED: Final = SequenceLossSettings(band="sqrt", clip_low=1e30, clip_high=1e30, s_max=20.0)
@@ -35,7 +37,7 @@ def _check(settings: VespoSettings | CtpoSettings, cls: type[VespoSettings | Ctp
             raise ValueError(f"{field.name}={value!r} must be a finite number > 0")
 
 
-@dataclass  # not frozen: the recipe's configuration extends it, and verl's class, which is not
+@dataclass  # not frozen, because verl's class, which its configuration extends too, is not
 class VespoSettings:
     """Settings of VESPO (arXiv 2602.10693); the defaults are those of the authors' code.
 
@@ -208,3 +210,36 @@ def ctpo_la_loss(
         clipped_low_B=(1 - minus_B) * (output.advantage_B < 0),
         overflow_B=(overflow_BT & mask_BT).any(-1),
     )
+
+
+@dataclass
+class VespoLossConfig(VespoSettings, PolicyLossConfig):
+    """Settings of ``vespo``, for ``_target_``."""
+
+    loss_mode: str = "vespo"
+    band: str = "none: a weight phi(exp S) that falls off on both sides of S = 0"
+
+
+@dataclass
+class CtpoLossConfig(CtpoSettings, PolicyLossConfig):
+    """Settings of ``ctpo_la``, for ``_target_``."""
+
+    loss_mode: str = "ctpo_la"
+    band: str = "-clip_low t^power .. clip_high t^power on the log-ratio of the first t tokens"
+
+
+def _settings(configured: Any, cls: type[VespoSettings | CtpoSettings]) -> Any:
+    """The settings of the configuration; the defaults with verl's class, which has none of them."""
+    return configured if isinstance(configured, cls) else cls()
+
+
+register("vespo", lambda tensors, loss, weights: vespo_loss(*tensors, _settings(loss, VespoSettings), weights))
+register("ctpo_la", lambda tensors, loss, weights: ctpo_la_loss(*tensors, _settings(loss, CtpoSettings), weights))
+
+#: ``actor.policy_loss`` of each, as a command would give it.
+POLICY_LOSSES: Final[dict[str, dict[str, Any]]] = {
+    "vespo": {"_target_": "benchmarks.relatives.VespoLossConfig", "loss_mode": "vespo"}
+    | {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
+    "ctpo_la": {"_target_": "benchmarks.relatives.CtpoLossConfig", "loss_mode": "ctpo_la"}
+    | {"clip_low": 0.025, "clip_high": 0.05, "clip_dual": 0.05, "power": 0.5},
+}
