@@ -19,10 +19,10 @@ import math
 import sys
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,11 +47,19 @@ PREFIX, SUFFIX = "audit-", ".jsonl"
 _BINS: Final = 8
 #: Share of the responses inside the band for which the command prints clip values.
 _ACCEPT: Final = 0.85
-#: Columns of the sums from which :func:`live_metrics` are made.
-LIVE_COLUMNS: Final = ("count", "accepted", "clipped_high", "clipped_low", "length", "S", "S_squared")
+#: Columns of the sums that :class:`LengthBins` merges.
+_COLUMNS: Final = ("count", "accepted", "clipped_high", "clipped_low", "length", "S", "S_squared")
 
 
-def numbers(moves: Sequence[bool], on_policy: bool = True) -> list[int]:
+class MiniBatchSums(NamedTuple):
+    """One mini-batch of a rank: its number (:func:`minibatch_numbers`), its sums by final length and by position."""
+
+    number: int
+    sums: SequenceSums
+    positions: PositionSums
+
+
+def minibatch_numbers(moves: Sequence[bool], on_policy: bool = True) -> list[int]:
     """Numbers of the mini-batches of a rollout batch in every record: 0 where readers leave a mini-batch out.
 
     Where pi_old is the policy at the start of the step, S is 0, but for rounding, until the first weight has moved.
@@ -75,7 +83,7 @@ class Audit:
         loss: Name of the loss, for readers.
         rank, ranks: Which of how many ranks that see different sequences this is.
         run: The same on all ranks of a start, another one for each start.
-        on_policy: Whether pi_old is the policy at the start of each step; see :func:`numbers`.
+        on_policy: Whether pi_old is the policy at the start of each step; see :func:`minibatch_numbers`.
 
     Raises:
         ValueError: If the band of ``rule`` is measured during training, which nothing here does.
@@ -107,7 +115,23 @@ class Audit:
         self._moves: list[bool] = []
         self._left_out: torch.Tensor | int = 0
         self._warned = False
-        self.sums, self.positions = SequenceSums.zeros(), PositionSums.zeros()
+        #: Micro-batches of the mini-batch in progress, and their sums.
+        self.micro_batches, self.sums, self.positions = 0, SequenceSums.zeros(), PositionSums.zeros()
+
+    @property
+    def writes(self) -> bool:
+        """Whether the sums go to a file."""
+        return self._file is not None
+
+    def begin_step(self, step: int) -> None:
+        """Count the mini-batches of this rollout batch from now on, unless they are already being counted."""
+        if step != self._step:
+            self._step, self._moves = step, []
+
+    @property
+    def index(self) -> int:
+        """Mini-batches of the rollout batch that have ended: the index of the one in progress."""
+        return len(self._moves)
 
     def add(
         self,
@@ -137,6 +161,7 @@ class Audit:
             if log_prob_BT.dim() == 2 and advantages_BT.shape in ((len(log_prob_BT),), (len(log_prob_BT), 1)):
                 advantages_BT = advantages_BT.view(-1, 1).expand(log_prob_BT.shape)
             check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
+            self.micro_batches += 1
             self.knows_acceptance |= output is not None
             tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
@@ -149,28 +174,26 @@ class Audit:
             self.sums.add_(output, truncated_B)
             self.positions.add_(log_prob_BT.detach().double() - old_log_prob_BT, mask_BT)
 
-    def take(self) -> tuple[SequenceSums, PositionSums]:
-        """The sums of the mini-batch in progress, by final length and by position; the next one begins."""
-        taken = self.sums, self.positions
-        self.sums, self.positions, self._left_out = SequenceSums.zeros(), PositionSums.zeros(), 0
-        return taken
+    def clear(self) -> None:
+        """Forget the mini-batch in progress; the next one begins."""
+        self.micro_batches, self._left_out = 0, 0
+        self.sums, self.positions = SequenceSums.zeros(), PositionSums.zeros()
 
-    def end_mini_batch(self, step: int, moves: bool = True) -> SequenceSums:
-        """Write the mini-batch in progress, and begin the next one.
+    def end_mini_batch(self, step: int, moves: bool = True) -> MiniBatchSums:
+        """Write the mini-batch in progress, if there is a folder, and begin the next one.
 
         Args:
             step: Of the rollout batch that it belongs to.
             moves: Whether its optimizer step moves the weights (not where the learning rate is 0).
 
         Returns:
-            Its sums; all 0 if readers leave it out.
+            Its number, which is 0 if readers leave it out, and its sums.
         """
-        if step != self._step:
-            self._step, self._moves = step, []
+        self.begin_step(step)
         self._moves.append(moves)
-        number = numbers(self._moves, self._on_policy)[-1]
-        left_out = int(self._left_out)
-        sums, positions = self.take()
+        number, left_out = minibatch_numbers(self._moves, self._on_policy)[-1], int(self._left_out)
+        sums, positions = self.sums, self.positions
+        self.clear()
         if left_out and not self._warned:
             self._warned = True
             print(f"fspo.audit: step {step}: {_left_out(left_out)}", file=sys.stderr, flush=True)
@@ -181,7 +204,7 @@ class Audit:
                 lines.insert(0, {"audit": 1, "loss": self.loss, "acceptance": self.knows_acceptance} | self._whose)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
-        return sums if number else SequenceSums.zeros()
+        return MiniBatchSums(number, sums, positions)
 
 
 def from_packed(values: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
@@ -330,16 +353,10 @@ class LengthBins:
     columns: dict[str, Array]
 
     @classmethod
-    def of(cls, columns: Mapping[str, Array]) -> LengthBins:
-        """From :data:`LIVE_COLUMNS` by fine length bin, [K] each."""
-        starts = equal_mass_starts(columns["count"], _BINS)
-        return cls(starts, {name: merge_bins(columns[name], starts) for name in LIVE_COLUMNS})
-
-    @classmethod
-    def of_parts(cls, parts: Sequence[SequenceSums]) -> LengthBins:
-        """From the sums of mini-batches."""
-        whole = sum(parts, SequenceSums.zeros())
-        return cls.of({name: whole.column(name).numpy() for name in LIVE_COLUMNS})
+    def of(cls, sums: SequenceSums) -> LengthBins:
+        """From sums by fine length bin."""
+        starts = equal_mass_starts(sums.column("count").numpy(), _BINS)
+        return cls(starts, {name: merge_bins(sums.column(name).numpy(), starts) for name in _COLUMNS})
 
     def mean(self, name: str) -> Array:
         """Mean of a column over the sequences of each bin, [J]."""
@@ -350,11 +367,50 @@ class LengthBins:
         return np.asarray(np.sqrt(np.maximum(self.mean("S_squared") - self.mean("S") ** 2, 0.0)))
 
 
-def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[str, float]:
+class GrowingAudit:
+    """What the files of a running training have gained since they were last read. Defined here.
+
+    Args:
+        folder: Of the audit.
+        run: Which start.
+
+    Attributes:
+        acceptance: Whether the rule of acceptance is known.
+        ranks, expected: Ranks whose files are there, and how many there should be.
+    """
+
+    def __init__(self, folder: str | Path, run: str) -> None:
+        self._folder, self._run = Path(folder), run
+        self._read: dict[Path, int] = {}
+        self.acceptance, self.ranks, self.expected = True, 0, 0
+
+    def new(self) -> SequenceSums:
+        """The sums of the whole lines that were not there before, without mini-batches that readers leave out.
+
+        Raises:
+            ValueError, KeyError: If a line is none of an audit.
+        """
+        whole = SequenceSums.zeros()
+        for path in self._folder.glob(f"{PREFIX}{self._run}-*{SUFFIX}"):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                text = file.read()
+            text = text[: text.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(text)
+            for line in map(json.loads, text.splitlines()):
+                if "audit" in line:
+                    self.ranks, self.expected = self.ranks + 1, int(line["ranks"])
+                    self.acceptance = self.acceptance and bool(line["acceptance"])
+                elif line["minibatch"] > 0:
+                    whole = whole + from_record(line)
+        return whole
+
+
+def live_metrics(sums: SequenceSums, acceptance: bool = True) -> dict[str, float]:
     """A handful of numbers of one step, from its sums by fine length bin. Defined here.
 
     Args:
-        columns: :data:`LIVE_COLUMNS`, [K] each, or all of them times one factor.
+        sums: Of all its mini-batches.
         acceptance: Whether the rule of acceptance is known.
 
     Returns:
@@ -362,16 +418,16 @@ def live_metrics(columns: Mapping[str, Array], acceptance: bool = True) -> dict[
         and ``lre`` (over eight bins of equal mass; absent if none was accepted or none clipped); mean length and
         standard deviation of S in the shortest and in the longest of these bins. Empty before any weight has moved.
     """
-    count = columns["count"].sum()
+    count = sums.total("count")
     if count == 0:
         return {}
-    bins = LengthBins.of(columns)
+    bins = LengthBins.of(sums)
     length_J, spread_J = bins.mean("length"), bins.spread()
     metrics = {"length_short": length_J[0], "length_long": length_J[-1]}
     metrics |= {"S_std_short": spread_J[0], "S_std_long": spread_J[-1]}
-    if acceptance and columns["S_squared"].sum() > 0:  # else nothing could be clipped
-        metrics["accept_rate"] = columns["accepted"].sum() / count
-        metrics["removed"] = (columns["clipped_high"] + columns["clipped_low"]).sum() / count
+    if acceptance and sums.total("S_squared") > 0:  # else nothing could be clipped
+        metrics["accept_rate"] = sums.total("accepted") / count
+        metrics["removed"] = (sums.total("clipped_high") + sums.total("clipped_low")) / count
         if is_informative(metrics["accept_rate"]):
             metrics["lre"] = plain_lre(bins.columns["accepted"], bins.columns["count"])[0]
     return {name: float(value) for name, value in metrics.items()}
@@ -430,7 +486,7 @@ def describe(records: AuditRecords) -> str:
         return "\n".join(
             [*notes, f"loss {records.loss or 'not named'}: no response with a token in {len(parts)} mini-batches"]
         )
-    bins = LengthBins.of_parts(parts)
+    bins = LengthBins.of(sum(parts, SequenceSums.zeros()))
     length_J, spread_J = bins.mean("length"), bins.spread()
     columns = {
         "mean length": [f"{x:.0f}" for x in length_J],

@@ -73,9 +73,9 @@ class Measured:
     """The histograms of S / sqrt(L) of recorded sums, in eight length bins of equal mass; linear within a cell."""
 
     def __init__(self, parts: Sequence[SequenceSums]) -> None:
-        self._bins = LengthBins.of_parts(parts)
-        self.length_N, self.weight_N = self._bins.mean("length"), self._bins.columns["count"]
         whole = sum(parts, SequenceSums.zeros())
+        self._bins = LengthBins.of(whole)
+        self.length_N, self.weight_N = self._bins.mean("length"), self._bins.columns["count"]
         self._length_K = (whole.column("length") / whole.column("count").clamp(min=1)).numpy()
         self._kl = drift_per_token(whole.total("S"), whole.total("length"))
         self._below_KH = whole.hist_KH.numpy().cumsum(axis=1)  # sequences up to the upper edge of each cell

@@ -88,19 +88,6 @@ def by_position(rows: Sequence[Sequence[float]]) -> torch.Tensor:
     return rows_NX.new_zeros(OCTAVES, fields).index_add_(0, rows_NX[:, 1].long(), rows_NX[:, 2:])
 
 
-def prefixes(log_ratio_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """S_t and Q_t = d_1**2 + ... + d_t**2 of each response at t = 2**P, float64 [2, B, 18]; nan where L < t.
-
-    Args:
-        log_ratio_BT, mask_BT: As of :meth:`PositionSums.add_`.
-    """
-    mask_BT = mask_BT.to(torch.bool)
-    d_BT = log_ratio_BT.detach().to(torch.float64).masked_fill(~mask_BT, 0.0)
-    *_, column_BP, reached_BP = _positions(mask_BT)
-    both = [terms_BT.cumsum(dim=-1).gather(1, column_BP) for terms_BT in (d_BT, d_BT**2)]
-    return torch.stack(both).masked_fill(~reached_BP, float("nan"))
-
-
 def _positions(mask_BT: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """t = 2**P [P]; L [B]; the column of position t [B, P], and whether the response has one."""
     position_BT = mask_BT.cumsum(dim=-1)

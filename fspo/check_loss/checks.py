@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
-from fspo.check_loss.held import finite_differences
+from fspo.check_loss.finite_differences import finite_differences
 from fspo.check_loss.length_bias import find_weight, sides
 
 #: Of the largest entry: rounding of a loss that computes in float32 stays below, the second in finite differences.

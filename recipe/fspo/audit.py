@@ -2,8 +2,8 @@
 
 verl imports this in every process through its plugins. With the variable set, :func:`install` wraps what verl has no
 hook for: the actor's ``TrainingWorker`` (where a mini-batch ends), the losses of the registry, the environment of Ray's
-workers, and ``Tracking``, which logs a step. Each rank writes a file (:mod:`fspo.audit`). Each rank also adds its sums
-by fine length bin to verl's metrics, and the driver turns these into a handful of numbers.
+workers, and ``Tracking``, which logs a step. Each rank writes a file (:mod:`fspo.audit`); the driver reads a handful of
+numbers of a step from what the files have gained.
 
 An error in here is printed once, and the run goes on without an audit.
 """
@@ -11,166 +11,155 @@ An error in here is printed once, and the run goes on without an audit.
 from __future__ import annotations
 
 import json
-import math
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-from recipe.fspo.plain import WhenImported
-from recipe.fspo.recorder import RECORDER
+from recipe.fspo.import_hook import WhenImported
+from recipe.fspo.recorder import RECORDER, moves
 
-from fspo.audit import LIVE_COLUMNS, Audit, live_metrics
-from fspo.diagnostics import NormClipWatch
+from fspo.audit import Audit, GrowingAudit, live_metrics
 
 #: Folder of the audit; what the driver tells all processes of the run, in JSON.
 FOLDER, RUN = "FSPO_AUDIT", "FSPO_AUDIT_RUN"
-#: Prefix of the sums among verl's metrics. verl averages a metric over mini-batches, ranks and updates, but for names
-#: that hold "max", "min", "sum" or "total".
-RAW: Final = "fspo_audit_raw/"
-_WHY_NOT: Final = "install fspo on every node, and let VERL_USE_EXTERNAL_PLUGINS name it (or leave it unset)"
+_WHY_NOT: Final = (
+    "install fspo on every node, let VERL_USE_EXTERNAL_PLUGINS name it (or leave it unset), and name a folder that all "
+    "nodes share"
+)
 
 
-class _State:
-    """Of this process."""
-
-    failed = False
-    calls = 0
-    begins = True
-    added = 0
-    learning_rate: float | None = None
-    logged = False
-    norm_clip: NormClipWatch | None = None
+def _run() -> dict[str, Any]:
+    """What the driver has told of the run."""
+    return dict(json.loads(os.environ.get(RUN) or "{}"))
 
 
-@contextmanager
-def _on_trial() -> Iterator[None]:
+class Trial:
     """What fails inside ends this process's part in the audit, and nothing else."""
-    try:
-        yield
-    except Exception as error:
-        if not _State.failed:
-            print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process audits nothing more", flush=True)
-        _State.failed = True
-        RECORDER.audit = None
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not self.failed:
+                print(f"FSPO_AUDIT: {type(error).__name__}: {error}; this process audits nothing more", flush=True)
+            self.failed = True
+            RECORDER.audit = None
 
 
-# -------------------------------------------------------------------- workers
+class AuditedWorkers:
+    """The audit of a process's workers, of which one is the actor: where its updates and mini-batches begin and end."""
+
+    def __init__(self) -> None:
+        self.trial = Trial()
+        self._updates, self._in_update = 0, False
+        self._learning_rate: float | None = None
+
+    def begin_update(self) -> None:
+        """Before an update, of whatever model."""
+        self._in_update = False
+
+    def begin_mini_batch(self, worker: Any) -> None:
+        """Before a mini-batch, of whatever model."""
+        from recipe.fspo.policy_loss import observe_losses
+
+        observe_losses()
+        if RECORDER.audit is None or not RECORDER.audit.loss:  # or it was made for a critic of this process
+            run = _run()
+            RECORDER.guard = self.trial
+            RECORDER.audit = Audit(
+                os.environ[FOLDER],
+                rank=worker.engine.get_data_parallel_rank(),
+                ranks=worker.engine.get_data_parallel_size(),
+                run=run.get("run", ""),
+                on_policy=run.get("on_policy", True),
+            )
+        RECORDER.begin_mini_batch()
+        groups = getattr(worker.engine.optimizer, "param_groups", None)
+        self._learning_rate = float(groups[0]["lr"]) if groups else None
+
+    def end_mini_batch(self, grad_norm: float | None) -> None:
+        """After a mini-batch, on a rank that reports it: write its line."""
+        if RECORDER.audit is None or RECORDER.audit.micro_batches == 0:
+            return  # of a critic
+        self._updates += not self._in_update
+        self._in_update = True
+        # separate_async updates for every mini-batch, the other modes once for all of a rollout batch.
+        step = (self._updates - 1) // _run().get("updates_per_rollout_batch", 1) + 1
+        RECORDER.audit.end_mini_batch(step, moves(grad_norm, self._learning_rate))
+
+    def wrap(self, worker_class: Any) -> None:
+        """Audit what this class trains."""
+        train_mini_batch, train_batch = worker_class.train_mini_batch, worker_class.train_batch
+        postprocess = worker_class._postprocess_output
+
+        @wraps(train_mini_batch)
+        def update(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            self.begin_update()
+            return train_mini_batch(worker, *args, **kwargs)
+
+        @wraps(train_batch)
+        def mini_batch(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.trial.failed:
+                with self.trial():
+                    self.begin_mini_batch(worker)
+            return train_batch(worker, *args, **kwargs)
+
+        @wraps(postprocess)
+        def reported(worker: Any, output: Any, *args: Any, forward_only: bool, **kwargs: Any) -> Any:
+            if not forward_only and not self.trial.failed:
+                with self.trial():
+                    norm = output["metrics"].get("grad_norm")
+                    self.end_mini_batch(None if norm is None else float(norm))
+            return postprocess(worker, output, *args, forward_only=forward_only, **kwargs)
+
+        worker_class.train_mini_batch, worker_class.train_batch = update, mini_batch
+        worker_class._postprocess_output = reported
 
 
-def _begin(worker: Any) -> None:
-    """Before a mini-batch."""
-    from recipe.fspo.policy_loss import observe_losses
+class LiveNumbers:
+    """What the driver logs of the audit, from the files of all ranks."""
 
-    observe_losses()
-    if RECORDER.audit is None or not RECORDER.audit.loss:  # or it was made for a critic of this process
-        run = json.loads(os.environ.get(RUN, "{}"))
-        RECORDER.guard = _on_trial
-        RECORDER.audit = Audit(
-            os.environ[FOLDER],
-            rank=worker.engine.get_data_parallel_rank(),
-            ranks=worker.engine.get_data_parallel_size(),
-            run=run.get("run", ""),
-            on_policy=run.get("on_policy", True),
-        )
-    RECORDER.audit.take()
-    _State.added = RECORDER.added
-    groups = getattr(worker.engine.optimizer, "param_groups", None)
-    _State.learning_rate = float(groups[0]["lr"]) if groups else None
+    def __init__(self) -> None:
+        self.trial = Trial()
+        self._files: GrowingAudit | None = None
+        self._warned = False
 
+    def of_update(self) -> dict[str, float]:
+        """A handful of numbers of the mini-batches since the last call."""
+        self._files = self._files or GrowingAudit(os.environ[FOLDER], _run().get("run", ""))
+        sums, files = self._files.new(), self._files
+        if not self._warned and (files.ranks == 0 or files.ranks < files.expected):
+            self._warned = True
+            recorded = f"{files.ranks} of {files.expected} ranks" if files.ranks else "no worker"
+            print(f"FSPO_AUDIT: {recorded} recorded the first update in {os.environ[FOLDER]}; {_WHY_NOT}", flush=True)
+        if files.ranks < files.expected:
+            return {}
+        return {f"fspo_audit/{name}": value for name, value in live_metrics(sums, files.acceptance).items()}
 
-def _end(metrics: dict[str, Any]) -> None:
-    """After a mini-batch, on a rank that reports it: write its line, and add its sums to the metrics."""
-    audit = RECORDER.audit
-    if audit is None or RECORDER.added == _State.added:
-        return  # of a critic
-    norm = metrics.get("grad_norm")
-    moves = _State.learning_rate != 0 and (norm is None or math.isfinite(float(norm)))
-    _State.calls += _State.begins
-    _State.begins = False
-    # separate_async calls for every mini-batch, the other modes once for all of a rollout batch.
-    per_batch = json.loads(os.environ.get(RUN, "{}")).get("updates_per_rollout_batch", 1)
-    sums = audit.end_mini_batch((_State.calls - 1) // per_batch + 1, moves)
-    # A list, because verl joins what the ranks report as lists.
-    metrics[f"{RAW}acceptance"] = [float(audit.knows_acceptance)]
-    for name in LIVE_COLUMNS:
-        metrics |= {f"{RAW}{name}/{k}": [value] for k, value in enumerate(sums.column(name).tolist())}
+    def wrap(self, tracking: Any) -> None:
+        """Add the numbers to what this class logs."""
+        log = tracking.log
 
+        @wraps(log)
+        def with_numbers(logger: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> None:
+            numbers: dict[str, float] = {}
+            if "actor/grad_norm" in data and not self.trial.failed:  # an actor's update, and not a critic's before it
+                with self.trial():
+                    numbers = self.of_update()
+            log(logger, {**data, **numbers}, step, *args, **kwargs)
 
-def _wrap_worker(worker_class: Any) -> None:
-    train_mini_batch, train_batch = worker_class.train_mini_batch, worker_class.train_batch
-    postprocess = worker_class._postprocess_output
-
-    @wraps(train_mini_batch)
-    def numbered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _State.begins = True
-        return train_mini_batch(self, *args, **kwargs)
-
-    @wraps(train_batch)
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _State.failed:
-            with _on_trial():
-                _begin(self)
-        return train_batch(self, *args, **kwargs)
-
-    @wraps(postprocess)
-    def reported(self: Any, output: Any, *args: Any, forward_only: bool, **kwargs: Any) -> Any:
-        if not forward_only and not _State.failed:
-            with _on_trial():
-                _end(output["metrics"])
-        return postprocess(self, output, *args, forward_only=forward_only, **kwargs)
-
-    worker_class.train_mini_batch, worker_class.train_batch = numbered, recorded
-    worker_class._postprocess_output = reported
+        tracking.log = with_numbers
 
 
 # --------------------------------------------------------------------- driver
-
-
-def live(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """A handful of numbers of a step from the averages that verl made of its sums; empty if there are none.
-
-    All sums are averaged with the same weights, so the ratio of two averages is the ratio of the two sums.
-    """
-    raw = {name.partition(RAW)[2]: value for name, value in metrics.items() if RAW in name}
-    if not raw:
-        return {}
-    fine_bins = sum(name.startswith("count/") for name in raw)
-    columns = {name: np.array([raw[f"{name}/{k}"] for k in range(fine_bins)]) for name in LIVE_COLUMNS}
-    numbers = live_metrics(columns, acceptance=raw["acceptance"] == 1)
-    return {f"fspo_audit/{name}": value for name, value in numbers.items()}
-
-
-def _wrap_tracking(tracking: Any) -> None:
-    begin, log = tracking.__init__, tracking.log
-
-    @wraps(begin)
-    def watching(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        with _on_trial():
-            config = kwargs.get("config") or (args[3] if len(args) > 3 else None)
-            clip = _at(config, "actor_rollout_ref", "actor", "optim", "clip_grad")
-            _State.norm_clip = NormClipWatch(clip) if isinstance(clip, int | float) else None
-
-    @wraps(log)
-    def divided(self: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> None:
-        logged = {name: value for name, value in data.items() if RAW not in name}
-        norm = data.get("actor/grad_norm")  # an actor's update, and not a critic's before it
-        if norm is not None and not _State.logged and len(logged) == len(data):
-            print(f"FSPO_AUDIT: no worker recorded the first update; {_WHY_NOT}", flush=True)
-        _State.logged |= norm is not None
-        with _on_trial():
-            watch = _State.norm_clip if norm is not None else None
-            if watch is not None and (warning := watch.warning(float(norm))) is not None:
-                print(f"FSPO_AUDIT: {warning}", flush=True)
-            logged |= live(data)
-        log(self, logged, step, *args, **kwargs)
-
-    tracking.__init__, tracking.log = watching, divided
 
 
 def _at(config: Any, *keys: str) -> Any:
@@ -200,7 +189,7 @@ def _forward_environment(constants: Any) -> None:
     @wraps(environment)
     def with_audit(config: Any = None, *args: Any, **kwargs: Any) -> Any:
         runtime_env = environment(config, *args, **kwargs)
-        with _on_trial():
+        with Trial()():
             _announce(config)
             runtime_env["env_vars"] |= {name: os.environ[name] for name in (FOLDER, RUN)}
         return runtime_env
@@ -217,5 +206,5 @@ def install() -> None:
     # By the first process of the run. Others inherit it, even if a driver starts Ray without verl's function.
     os.environ.setdefault(RUN, json.dumps({"run": uuid.uuid4().hex[:12]}))
     WhenImported("verl.trainer.constants_ppo", _forward_environment)
-    _wrap_worker(TrainingWorker)
-    _wrap_tracking(Tracking)
+    AuditedWorkers().wrap(TrainingWorker)
+    LiveNumbers().wrap(Tracking)

@@ -16,7 +16,7 @@ import recipe.fspo.sqrt_mask
 import os
 
 import recipe.fspo.policy_loss  # noqa: F401
-from recipe.fspo.plain import WhenImported, check_before_ray
+from recipe.fspo.import_hook import WhenImported, check_before_ray
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
 # A run of this recipe checks more by itself, and keeps an audit's sums in its own folder.

@@ -4,9 +4,10 @@ Each name of :data:`fspo.losses.ALGORITHMS` becomes a value of ``actor_rollout_r
 plain verl, where ``policy_loss`` has no clip values of ours, the documented defaults apply; verl's ``clip_ratio*`` keys
 are never read, because a token-level ratio bound means nothing here.
 
-In a worker of this recipe, and in an audit, verl's own losses are recorded too (:func:`observe_losses`), so that
-references such as GRPO stand in the same tables and figures. The losses themselves are unchanged, but for the factor of
-``match_scale=matched`` on those that sum over tokens.
+In a worker of this recipe, and in an audit, one wrapper (:func:`observe_losses`) records every loss of the registry:
+what a loss says of each sequence in what it returns (:class:`recipe.fspo.recorder.LossMetrics`, as ours do), or what is
+known of verl's own, so that references such as GRPO stand in the same tables and figures. The losses themselves are
+unchanged, but for the factor of ``match_scale=matched`` on those that sum over tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from recipe.fspo.config import SequencePolicyLossConfig
-from recipe.fspo.recorder import RECORDER
+from recipe.fspo.recorder import RECORDER, LossMetrics
 
 from fspo.acceptance import UnclippedWeight, judged_rows, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -48,8 +49,20 @@ def _metrics(output: SequenceLossOutput) -> dict[str, float]:
     return dict(zip(names, figures, strict=True))
 
 
+def mean_over_mini_batch(output: SequenceLossOutput, config: Any) -> tuple[torch.Tensor, LossMetrics]:
+    """What a loss returns to verl: its mean over the whole mini-batch, and metrics from which the worker records it.
+
+    Args:
+        output: Of :func:`fspo.losses.sequence_policy_loss`, or of another loss that says what it does to each sequence.
+        config: verl's configuration of the actor, as verl hands it to a loss. verl averages gradients over ranks.
+    """
+    info = config.global_batch_info
+    value = output.loss_B.sum() / info["global_batch_size"] * info["dp_size"]
+    return value, LossMetrics(output, _metrics(output))
+
+
 def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
-    """Register a loss of the library, recorded and averaged over the mini-batch.
+    """Register a loss of the library, averaged over the mini-batch.
 
     Args:
         name: A value of ``loss_mode``.
@@ -66,12 +79,9 @@ def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
         config: Any = None,
         rollout_is_weights: torch.Tensor | None = None,
         **_: Any,  # verl once broke every custom loss by adding a keyword argument
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    ) -> tuple[torch.Tensor, LossMetrics]:
         tensors = (log_prob, old_log_prob, advantages, response_mask)
-        output = compute(tensors, config.policy_loss, rollout_is_weights)
-        RECORDER.add(name, tensors, output)
-        info = config.global_batch_info  # the mean over the whole mini-batch; verl averages gradients over ranks
-        return output.loss_B.sum() / info["global_batch_size"] * info["dp_size"], _metrics(output)
+        return mean_over_mini_batch(compute(tensors, config.policy_loss, rollout_is_weights), config)
 
 
 def _sequence_loss(
@@ -122,14 +132,14 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
 
         recorded = RECORDER.added
         result = loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)
-        if RECORDER.audit is not None and RECORDER.added == recorded:  # the loss does not record itself, as ours do
-            with RECORDER.guard():
-                tensors = (log_prob.detach(), old_log_prob, advantages, response_mask)
-                RECORDER.add(name, tensors, _describe(name, config, call, tensors))
-        if RECORDER.loss_scale != 1:
-            value, metrics = result
-            return value * RECORDER.loss_scale, metrics
-        return result
+        if RECORDER.audit is None or RECORDER.added != recorded:  # of a loss that calls another one, that one counts
+            return result
+        value, metrics = result
+        with RECORDER.guard():
+            tensors = (log_prob.detach(), old_log_prob, advantages, response_mask)
+            known = isinstance(metrics, LossMetrics)
+            RECORDER.add(name, tensors, metrics.output if known else _describe(name, config, call, tensors))
+        return (value, metrics) if RECORDER.loss_scale == 1 else (value * RECORDER.loss_scale, metrics)
 
     policy_loss.observed = True  # type: ignore[attr-defined]
     return policy_loss

@@ -1,16 +1,17 @@
 """What the policy loss of one worker process shares with the trainer: records out, band state in.
 
 verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. Exact
-figures by length, and per mini-batch, therefore travel beside verl's metrics: the loss adds each micro-batch to the
-mini-batch in progress (:class:`fspo.audit.Audit`), and the trainer collects the list after the update
-(:mod:`recipe.fspo.worker`). Under plain verl the worker writes them to files instead (:mod:`recipe.fspo.audit`). One
-recorder exists per process, because verl's loss registry holds plain functions.
+figures by length, and per mini-batch, therefore travel beside verl's metrics: the wrapper around each loss
+(:func:`recipe.fspo.policy_loss.observe_losses`) adds each micro-batch to the mini-batch in progress
+(:class:`fspo.audit.Audit`), and the trainer collects the list after the update (:mod:`recipe.fspo.worker`). Under plain
+verl the audit writes them to files instead (:mod:`recipe.fspo.audit`). One recorder exists per process, because verl's
+loss registry holds plain functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 
 from fspo.audit import Audit
-from fspo.positions import OCTAVES, prefixes
 
 if TYPE_CHECKING:
     from fspo.positions import PositionSums
@@ -28,9 +28,28 @@ if TYPE_CHECKING:
     from fspo.types import BandState, SequenceLossOutput
 
 #: Rows of :attr:`MiniBatch.sequences`, as a line of sequences.jsonl names them.
-SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "Q", "row", "accepted")
+SEQUENCE_COLUMNS: Final = ("S", "L", "A", "weight", "row", "accepted")
 #: Column of a batch, int64 [B]: each sequence's row number; -1 for padding.
 ROWS: Final = "fspo_rows"
+
+
+class LossMetrics(dict[str, float]):
+    """verl's metrics of a micro-batch as a loss returns them, with what the loss did to each sequence.
+
+    A worker records ``output``.
+    """
+
+    def __init__(self, output: SequenceLossOutput, metrics: Mapping[str, float] | None = None) -> None:
+        super().__init__(metrics or {})
+        self.output = output
+
+
+def moves(grad_norm: float | None, learning_rate: float | None) -> bool:
+    """Whether an optimizer step moves the weights: none does with a learning rate of 0, or without a finite gradient.
+
+    None stands for what verl does not report.
+    """
+    return learning_rate != 0 and (grad_norm is None or math.isfinite(grad_norm))
 
 
 @dataclass
@@ -38,25 +57,21 @@ class MiniBatch:
     """What was recorded of one mini-batch, by one rank or, joined with ``+``, by all.
 
     Attributes:
+        number: See :func:`fspo.audit.minibatch_numbers`; 0 before any weight has moved.
         sums: Sums by final length.
         positions: Sums by position in the response.
-        sequences: float64 [7 + 36, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L,
-            advantage A, weight, the sum Q of its squared token log-ratios, its row in the rollout batch (-1 if not
-            sent), accepted (1) or not (0); then its :func:`fspo.positions.prefixes`; empty unless asked for.
+        sequences: float64 [6, B], :data:`SEQUENCE_COLUMNS` of every sequence: sequence log-ratio S, length L, advantage
+            A, weight, its row in the rollout batch (-1 if not sent), accepted (1) or not (0); empty unless asked for.
         grad_norm: Norm of the whole gradient, before clipping; the same on all ranks, None where verl reports none.
         learning_rate: Of its optimizer step; with 0 (at the start of a warm-up) the weights stay where they are.
     """
 
+    number: int
     sums: SequenceSums
     positions: PositionSums
     sequences: np.ndarray
     grad_norm: float | None = None
     learning_rate: float | None = None
-
-    @property
-    def moves(self) -> bool:
-        """Whether its optimizer step moves the weights."""
-        return self.learning_rate != 0 and (self.grad_norm is None or math.isfinite(self.grad_norm))
 
     def __add__(self, other: MiniBatch) -> MiniBatch:
         sums, positions = self.sums + other.sums, self.positions + other.positions
@@ -86,17 +101,12 @@ def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
     return torch.where(response_mask_BT.to(torch.bool), position_T, 0).amax(dim=-1)
 
 
-def sequence_record(step: int, index: int, mini_batch: MiniBatch) -> dict[str, Any]:
-    """A line of ``sequences.jsonl``: :data:`SEQUENCE_COLUMNS` of every sequence of one mini-batch.
-
-    ``S_t`` and ``Q_t`` hold for each sequence its prefix sums at t = 1, 2, 4, ... up to L.
-    """
-    *measured, row_B, accepted_B = mini_batch.sequences[: len(SEQUENCE_COLUMNS)]
+def sequence_record(step: int, mini_batch: MiniBatch) -> dict[str, Any]:
+    """A line of ``sequences.jsonl``: :data:`SEQUENCE_COLUMNS` of every sequence of one mini-batch."""
+    *measured, row_B, accepted_B = mini_batch.sequences
     line: dict[str, Any] = {name: _short(values) for name, values in zip(SEQUENCE_COLUMNS, measured, strict=False)}
     line |= {"row": row_B.astype(int).tolist(), "accepted": accepted_B.astype(int).tolist()}
-    for name, of_t in zip(("S_t", "Q_t"), np.split(mini_batch.sequences[len(SEQUENCE_COLUMNS) :], 2), strict=True):
-        line[name] = [_short(values[~np.isnan(values)]) for values in of_t.T]
-    return {"step": step, "minibatch": index} | line
+    return {"step": step, "minibatch": mini_batch.number} | line
 
 
 def _short(values: np.ndarray) -> list[float]:
@@ -108,65 +118,59 @@ class Recorder:
 
     def __init__(self) -> None:
         self.run_dir: Path | None = None
-        #: What the losses add to; None (plain verl, without an audit) records nothing.
+        #: Sums and counts the mini-batches of this rank; None (plain verl, without an audit) records nothing.
         self.audit: Audit | None = None
-        #: Micro-batches that losses have handed over.
+        #: Micro-batches handed over, so that a loss that calls another one is recorded once, as that one.
         self.added = 0
         #: Holds back an error of the recording, in an audit.
         self.guard: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._max_response_length: int | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        """Begin without a band state and without records."""
         self.row_B: torch.Tensor | None = None
-        self._keep_sequences = False
-        self._band_state: BandState | None = None
         #: Factor on the loss (``match_scale=matched``).
         self.loss_scale = 1.0
-        self._done = 0
+        self._max_response_length: int | None = None
+        self._band_state: BandState | None = None
+        self._step, self._keep_sequences = 0, False
+        self._sequences: list[np.ndarray] = []
         self._mini_batches: list[MiniBatch] = []
-        self._sequences: list[np.ndarray] | None = None
 
-    def enable(self, max_response_length: int, run_dir: Path | None = None) -> None:
-        """Start recording.
+    def enable(self, max_response_length: int, run_dir: Path | None = None, on_policy: bool = True) -> None:
+        """Start recording for a trainer of this recipe, which collects the mini-batches.
 
         Args:
             max_response_length: responses that end here or later count as truncated.
             run_dir: the run's folder, for what a worker itself has to write.
+            on_policy: see :class:`fspo.audit.Audit`.
         """
-        self._forget()
-        self.audit = Audit()
+        self.audit = Audit(on_policy=on_policy)
         self._max_response_length, self.run_dir = max_response_length, run_dir
 
     def begin_update(
-        self,
-        band_state: BandState | None,
-        done: int,
-        sequences: bool = False,
-        loss_scale: float = 1.0,
+        self, band_state: BandState | None, step: int, sequences: bool = False, loss_scale: float = 1.0
     ) -> None:
         """What the update that follows uses and keeps.
 
         Args:
             band_state: Of the rollout batch.
-            done: Mini-batches of the rollout batch that were handed over before: ``mode=separate_async`` updates once
-                for each.
+            step: Of the rollout batch. ``mode=separate_async`` updates once for each of its mini-batches.
             sequences: Keep :data:`SEQUENCE_COLUMNS` of every sequence too.
             loss_scale: Factor on the loss.
         """
-        self._band_state, self._done = band_state, done
+        self._band_state, self._step = band_state, step
         self._keep_sequences, self.loss_scale = sequences, loss_scale
+        if self.audit is not None:
+            self.audit.begin_step(step)
 
     def begin_mini_batch(self) -> None:
         """Open the records of the next mini-batch."""
-        self._sequences = [np.empty((len(SEQUENCE_COLUMNS) + 2 * OCTAVES, 0))]
+        self._sequences = []
+        if self.audit is not None:
+            self.audit.clear()
 
     def current_band_state(self) -> BandState | None:
         """The band state for the mini-batch in progress; None before any was sent."""
-        if self._band_state is None or self._sequences is None:
+        if self._band_state is None or self.audit is None:
             return self._band_state
-        return self._band_state.at_mini_batch(self._done + len(self._mini_batches))
+        return self._band_state.at_mini_batch(self.audit.index)
 
     def add(self, loss: str, tensors: Sequence[torch.Tensor], output: SequenceLossOutput | None) -> None:
         """Add one micro-batch to the mini-batch in progress.
@@ -177,35 +181,34 @@ class Recorder:
             output: What it made of them; None where its rule of acceptance is not known.
         """
         self.added += 1
-        if self.audit is None or (output is None and self._max_response_length is not None):
+        own_run = self._max_response_length is not None
+        if self.audit is None or (output is None and own_run):
             return  # in a run of this recipe, sums without acceptance would pass for an acceptance of 100%
         with self.guard():
             self.audit.loss = loss
             log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
-            own_run = self._max_response_length is not None
             if own_run and output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
                 return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
             truncated_B = None
             if self._max_response_length is not None:
                 truncated_B = end_of_response(mask_BT) >= self._max_response_length
             self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, output, truncated_B)
-            if self._keep_sequences and output is not None and self._sequences is not None:
+            if self._keep_sequences and output is not None:
                 row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B
                 measured = (output.log_ratio_B, output.length_B, output.advantage_B, output.weight_B)
                 # Of a loss that keeps a share: accepted if most of the weight is.
-                log_ratio_BT = log_prob_BT.detach().double() - old_log_prob_BT
-                q_B = log_ratio_BT.masked_fill(mask_BT == 0, 0.0).square().sum(dim=-1)
-                columns = (*measured, q_B, row_B.to(output.length_B.device), output.accepted_B > 0.5)
-                prefixes_XB = prefixes(log_ratio_BT, mask_BT).transpose(1, 2).flatten(0, 1)
-                rows = torch.stack([column[output.valid_B].to(torch.float64) for column in columns])
-                self._sequences.append(torch.cat([rows, prefixes_XB[:, output.valid_B]]).cpu().numpy())
+                columns = (*measured, row_B.to(output.length_B.device), output.accepted_B > 0.5)
+                rows = torch.stack([column[output.valid_B].detach().to(torch.float64) for column in columns])
+                self._sequences.append(rows.cpu().numpy())
 
     def end_mini_batch(self, grad_norm: float | None, learning_rate: float | None = None) -> None:
         """Close the mini-batch in progress, with the gradient norm (before clipping) and its learning rate."""
-        if self.audit is not None and self._sequences is not None:
-            sequences = np.concatenate(self._sequences, axis=1)
-            self._mini_batches.append(MiniBatch(*self.audit.take(), sequences, grad_norm, learning_rate))
-        self._sequences = None
+        if self.audit is None:
+            return
+        ended = self.audit.end_mini_batch(self._step, moves(grad_norm, learning_rate))
+        if not self.audit.writes:  # otherwise nobody collects them
+            sequences = np.concatenate([np.empty((len(SEQUENCE_COLUMNS), 0)), *self._sequences], axis=1)
+            self._mini_batches.append(MiniBatch(*ended, sequences, grad_norm, learning_rate))
 
     def pop(self) -> list[MiniBatch]:
         """Hand over the mini-batches recorded since the last call, in the order of their updates."""

@@ -73,7 +73,7 @@ class FSPOHooks(RunnerHooks):
     def on_init_end(self) -> None:
         super().on_init_end()
         run_dir = self.config.run.dir
-        self.actor_rollout_wg.record(run_dir=run_dir)
+        self.actor_rollout_wg.record(run_dir=run_dir, on_policy=self.config.fspo.pi_old != "rollout")
         # Runs of a comparison must begin with the same weights; this is how a reader can tell, of runs never resumed.
         run_folder.note(run_dir, weights_at_start=self.actor_rollout_wg.parameter_norm())
 
@@ -160,7 +160,7 @@ class FSPOHooks(RunnerHooks):
         if cycle.needs_sequences:
             batch = send_rows(batch, outcomes, cycle.rows)
         options = {"sequences": cycle.needs_sequences, "loss_scale": cycle.loss_scale.factor}
-        self.actor_rollout_wg.begin_update(cycle.band_state, cycle.mini_batches, **options)
+        self.actor_rollout_wg.begin_update(cycle.band_state, self.global_steps, **options)
         batch = super()._update_actor(batch, metrics)
         self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:

@@ -87,17 +87,17 @@ class FSPOWorker(ActorRolloutRefWorker):
     actor_worker_cls = RecordingTrainingWorker
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def record(self, run_dir: str) -> None:
+    def record(self, run_dir: str, on_policy: bool = True) -> None:
         """Record from now on, as at the start of a run; all losses are registered by then."""
         observe_losses()
-        RECORDER.enable(self.config.rollout.response_length, Path(run_dir))
+        RECORDER.enable(self.config.rollout.response_length, Path(run_dir), on_policy)
         # NCCL ends a rank that waits in a collective for half an hour, and writes what each rank has entered before.
         os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(Path(run_dir) / "collectives_rank")  # and the number of the rank
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def begin_update(self, band_state: BandState | None, done: int = 0, **options: Any) -> None:
+    def begin_update(self, band_state: BandState | None, step: int, **options: Any) -> None:
         """See :meth:`recipe.fspo.recorder.Recorder.begin_update`."""
-        RECORDER.begin_update(band_state, done, **options)
+        RECORDER.begin_update(band_state, step, **options)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_mini_batches(self) -> list[MiniBatch] | None:

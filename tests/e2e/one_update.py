@@ -231,7 +231,7 @@ def main() -> None:
     start_ray(config)
     workers = start_workers(config)
     if KIND != "verl":
-        workers.record(sequences=False, run_dir=str(FOLDER))
+        workers.record(run_dir=str(FOLDER))
     rows = torch.load(BATCH) if BATCH.exists() else record(workers)
     if LOSSES:
         update_with_other_losses(workers, rows)

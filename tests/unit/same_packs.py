@@ -64,7 +64,7 @@ def largest_by_mini_batch(worker: FSPOWorker, ulysses: int, asked: dict[str, int
     if ulysses > 1:  # verl hands on what the first rank of a group answers, through its queue
         dist.broadcast_object_list(answer, src=0)
     data["old_log_probs"] = response_from_nested(answer[0]["log_probs"], data["response_mask"])
-    RECORDER.begin_update(None, 0, sequences=True)
+    RECORDER.begin_update(None, step=1, sequences=True)
     of_update = {"global_batch_size": MINI_BATCH, "mini_batch_size": MINI_BATCH, "epochs": 1, "seed": 1}
     tu.assign_non_tensor(
         data, calculate_entropy=False, dataloader_kwargs={"shuffle": False}, temperature=1.0, **of_update

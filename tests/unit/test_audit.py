@@ -15,23 +15,21 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
-from verl.trainer.ppo.v1.utils import MetricsAggregator
-from verl.utils.metric import reduce_metrics
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from fspo import audit as library
 from fspo import expected_clip
 from fspo.acceptance import acceptance_counts
-from fspo.audit import LIVE_COLUMNS, Audit, describe, live_metrics, read_audit
+from fspo.audit import Audit, GrowingAudit, describe, live_metrics, read_audit
 from fspo.diagnostics import NormClipWatch
 from fspo.fairness.lre import equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.positions import PositionSums, prefixes
+from fspo.positions import PositionSums
 from fspo.report.runs import load_runs
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState
 from recipe.fspo import audit, policy_loss
-from recipe.fspo.plain import WhenImported, check_before_ray
+from recipe.fspo.import_hook import WhenImported, check_before_ray
 from recipe.fspo.recorder import Recorder
 
 RANKS, STEPS, MINI_BATCHES = 2, 2, 3
@@ -92,8 +90,7 @@ def test_without_a_rule_nothing_is_claimed_of_acceptance(tmp_path: Path) -> None
         audit.end_mini_batch(1)
     records = read_audit(tmp_path)
     assert not records.acceptance and "LRE" not in describe(records)
-    columns = {name: records.sums[1, 1].column(name).numpy() for name in LIVE_COLUMNS}
-    assert set(live_metrics(columns, records.acceptance)) == {
+    assert set(live_metrics(records.sums[1, 1], records.acceptance)) == {
         "length_short", "length_long", "S_std_short", "S_std_long"
     }  # fmt: skip
 
@@ -116,10 +113,10 @@ def test_a_response_that_is_not_finite_is_left_out_counted_and_named_in_all_read
     whole, without = Audit(tmp_path, rule, run="run"), Audit(None, rule)
     for index in range(2):
         whole.add(new, old, mask, advantage)
-        sums = whole.end_mini_batch(1)
+        sums = whole.end_mini_batch(1).sums
         kept = mask & (torch.arange(16) != mask.sum(1).argmax())[:, None]
         without.add(*(x.nan_to_num(0, 0, 0) for x in (new, old)), kept, advantage)
-        expected = without.end_mini_batch(1)
+        expected = without.end_mini_batch(1).sums
         assert torch.equal(sums.sums_KF, expected.sums_KF) and torch.equal(sums.hist_KH, expected.hist_KH), index
     assert capsys.readouterr().err.count("1 response with a log-probability that is not finite left out") == 1
     assert "NaN" not in next(tmp_path.glob("*.jsonl")).read_text()
@@ -171,7 +168,7 @@ def test_no_width_adds_nothing_and_one_advantage_a_response_may_be_a_column(rule
     audit.add(new[:, :0], old[:, :0], mask[:, :0], a)
     assert audit.sums.total("count") == 0 and not audit.positions.prefix_LPF.any()
     audit.add(new, old, mask, a[:, None])
-    column, _ = audit.take()
+    column = audit.end_mini_batch(1).sums
     audit.add(new, old, mask, a[:, None].expand(mask.shape))
     assert torch.equal(column.sums_KF, audit.sums.sums_KF)
 
@@ -233,10 +230,9 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
         audit = Audit(tmp_path / name, GSPO)
         for _ in range(2):
             audit.add(*tensors)
-            sums = audit.end_mini_batch(1)
-        columns = {column: sums.column(column).numpy() for column in LIVE_COLUMNS}
-        assert "lre" not in live_metrics(columns) and not any(map(np.isnan, live_metrics(columns).values()))
-        assert ("accept_rate" in live_metrics(columns)) == could_clip
+            live = live_metrics(audit.end_mini_batch(1).sums)
+        assert "lre" not in live and not any(map(np.isnan, live.values()))
+        assert ("accept_rate" in live) == could_clip
         text = describe(read_audit(tmp_path / name))
         assert "nan" not in text and says in text
     with pytest.raises(ValueError, match="no response"):
@@ -327,12 +323,8 @@ def test_sums_by_position_against_the_formula() -> None:
     torch.testing.assert_close(parts.prefix_LPF, whole.prefix_LPF)
     torch.testing.assert_close(parts.token_LPF, whole.token_LPF)
     prefix, token = np.zeros((18, 18, 3)), np.zeros((18, 18, 3))
-    for row, kept, of_row in zip(d, mask, prefixes(d, mask).transpose(0, 1), strict=True):
+    for row, kept in zip(d, mask, strict=True):
         tokens = row[kept].numpy()
-        at = [2**k for k in range(18) if 2**k <= len(tokens)]
-        np.testing.assert_allclose(of_row[0, : len(at)], [tokens[:t].sum() for t in at], atol=1e-12)
-        np.testing.assert_allclose(of_row[1, : len(at)], [(tokens[:t] ** 2).sum() for t in at], atol=1e-12)
-        assert of_row[:, len(at) :].isnan().all()
         octave = max(len(tokens), 1).bit_length() - 1
         for k in range(18):
             if len(tokens) >= 2**k:
@@ -399,49 +391,72 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
         return -(advantages * new).masked_fill(~mask, 0.0).sum(), {}
 
     def start(rank: int, name: str = "gspo", ulysses_rank: int = 0) -> Worker:
-        registry = {name: loss}
-        recorder = Recorder()
-        for module in (audit, policy_loss):
-            monkeypatch.setattr(module, "RECORDER", recorder)
-        monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry)
-        fresh = {"failed": False, "calls": 0, "begins": True, "added": 0, "logged": False}
-        monkeypatch.setattr(audit, "_State", type("_State", (), dict(vars(audit._State), **fresh)))
-        wrapped = type("Wrapped", (Worker,), {})
-        audit._wrap_worker(wrapped)
+        registry, recorder = {name: loss}, Recorder()
+
+        def enter() -> None:
+            for module in (audit, policy_loss):
+                monkeypatch.setattr(module, "RECORDER", recorder)
+            monkeypatch.setattr(policy_loss, "POLICY_LOSS_REGISTRY", registry)
+
+        enter()
+        wrapped = type("Wrapped", (Worker,), {"enter": staticmethod(enter)})
+        audit.AuditedWorkers().wrap(wrapped)
         return wrapped(Engine(rank, registry, name, ulysses_rank))
 
     return start
 
 
-def averaged(reports: list[list[dict[str, Any]]]) -> dict[str, float]:
-    """What verl makes of the reports of all ranks, [rank][mini-batch]; of an update for each, as separate_async has."""
-    names = [name for name in reports[0][0] if name.startswith(audit.RAW)]
-    updates = [{f"actor/{name}": [rank[i][name][0] for rank in reports] for name in names} for i in range(MINI_BATCHES)]
-    joined = {f"actor/{name}": [rank[i][name][0] for i in range(MINI_BATCHES) for rank in reports] for name in names}
-    aggregator = MetricsAggregator()
-    for update in updates:
-        aggregator.add_step_metrics(reduce_metrics(update), sample_count=32)
-    by_update, at_once = aggregator.get_aggregated_metrics(), reduce_metrics(joined)
-    assert by_update == pytest.approx(at_once)
-    return at_once
+class Tracking:
+    """In the place of verl's."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def log(self, data: dict[str, float], step: int) -> None:
+        self.logged.append(data)
+
+
+def tracked() -> Any:
+    wrapped = type("Wrapped", (Tracking,), {})
+    audit.LiveNumbers().wrap(wrapped)
+    return wrapped()
 
 
 def test_logged_numbers_are_those_of_the_files(verl: Any, tmp_path: Path) -> None:
-    reports = [verl(rank).train_mini_batch(1) for rank in range(RANKS)]
-    logged = audit.live(averaged(reports))
+    tracking, workers = tracked(), [verl(rank) for rank in range(RANKS)]
+    for step in (1, 2):
+        for worker in workers:
+            worker.enter()
+            assert worker.train_mini_batch(step) == [{"grad_norm": 1.0}] * MINI_BATCHES, "nothing travels as a metric"
+        tracking.log({"actor/grad_norm": 1.0}, step)
     records = read_audit(tmp_path)
     assert records.problems == [] and records.loss == "gspo" and records.acceptance
-    parts = records.moved()
-    assert len(parts) == MINI_BATCHES - 1
-    whole = sum(parts, SequenceSums.zeros())
-    counts = acceptance_counts(np.stack([part.sums_KF.numpy() for part in parts]))
-    starts = equal_mass_starts(whole.column("count").numpy(), 8)
-    lre = plain_lre(*(merge_bins(each.sum(0), starts) for each in (counts.accepted, counts.total)))[0]
-    assert 0.05 < logged["fspo_audit/lre"] == pytest.approx(float(lre), rel=1e-9)
-    assert logged["fspo_audit/accept_rate"] == pytest.approx(whole.total("accepted") / whole.total("count"), rel=1e-12)
-    removed = whole.total("clipped_high") + whole.total("clipped_low")
-    assert logged["fspo_audit/removed"] == pytest.approx(removed / whole.total("count"), rel=1e-12)
-    assert logged["fspo_audit/S_std_long"] > logged["fspo_audit/S_std_short"] > 0
+    for step, logged in enumerate(tracking.logged, start=1):
+        parts = [part for key, part in records.sums.items() if key[0] == step and key[1] > 0]
+        assert len(parts) == MINI_BATCHES - 1 and len(logged) == 1 + 7
+        whole = sum(parts, SequenceSums.zeros())
+        counts = acceptance_counts(np.stack([part.sums_KF.numpy() for part in parts]))
+        starts = equal_mass_starts(whole.column("count").numpy(), 8)
+        lre = plain_lre(*(merge_bins(each.sum(0), starts) for each in (counts.accepted, counts.total)))[0]
+        assert 0.05 < logged["fspo_audit/lre"] == pytest.approx(float(lre), rel=1e-9)
+        accepted = whole.total("accepted") / whole.total("count")
+        assert logged["fspo_audit/accept_rate"] == pytest.approx(accepted, rel=1e-12)
+        removed = whole.total("clipped_high") + whole.total("clipped_low")
+        assert logged["fspo_audit/removed"] == pytest.approx(removed / whole.total("count"), rel=1e-12)
+        assert logged["fspo_audit/S_std_long"] > logged["fspo_audit/S_std_short"] > 0
+
+
+def test_a_growing_audit_gives_every_whole_line_once(tmp_path: Path) -> None:
+    train(tmp_path)
+    whole = sum(read_audit(tmp_path).moved(), SequenceSums.zeros())
+    texts = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
+    growing, sums = GrowingAudit(tmp_path, "run"), SequenceSums.zeros()
+    for share in (0.1, 0.5, 0.77, 1.0):  # as a reader meets lines that are being written
+        for path, text in texts.items():
+            path.write_bytes(text[: int(share * len(text))])
+        sums = sums + growing.new()
+    assert (growing.ranks, growing.expected, growing.acceptance) == (RANKS, RANKS, True)
+    torch.testing.assert_close(sums.sums_KF, whole.sums_KF)
 
 
 def test_a_sequence_counts_once_in_a_ulysses_group(verl: Any, tmp_path: Path) -> None:
@@ -468,9 +483,14 @@ def test_one_value_that_is_not_finite_ends_no_audit_of_verl(
 
 
 def test_of_an_unknown_loss_only_s_l_and_a_are_summed(verl: Any, tmp_path: Path) -> None:
-    reports = [verl(rank, "mine").train_mini_batch(1) for rank in range(RANKS)]
+    for rank in range(RANKS):
+        verl(rank, "mine").train_mini_batch(1)
     assert not read_audit(tmp_path).acceptance
-    assert "fspo_audit/lre" not in audit.live(averaged(reports))
+    tracking = tracked()
+    tracking.log({"actor/grad_norm": 1.0}, 1)
+    assert set(tracking.logged[0]) == {"actor/grad_norm"} | {
+        f"fspo_audit/{name}" for name in ("length_short", "length_long", "S_std_short", "S_std_long")
+    }
 
 
 @pytest.mark.parametrize("where", ["the file", "the sums"])
@@ -486,42 +506,36 @@ def test_an_error_ends_the_audit_and_not_the_run(
     assert capsys.readouterr().out.count("FSPO_AUDIT: ") == 1
 
 
-def test_the_driver_says_when_no_worker_recorded(verl: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    verl(0)  # a fresh state
-    logged: list[dict[str, float]] = []
-
-    class Tracking:
-        def __init__(self, project: str, experiment: str, backend: Any = None, config: Any = None) -> None:
-            pass
-
-        def log(self, data: dict[str, float], step: int) -> None:
-            logged.append(data)
-
-    audit._wrap_tracking(Tracking)
-    config = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}, "optim": {"clip_grad": 1.0}}}}
-    tracking = Tracking("p", "e", config=config)
+@pytest.mark.parametrize(("ranks", "says"), [(0, "no worker"), (1, f"1 of {RANKS} ranks"), (RANKS, "")])
+def test_the_driver_says_once_whose_sums_are_not_there(
+    ranks: int, says: str, verl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracking = tracked()
     before = [{"val-core/acc": 1.0}, {"actor/entropy": 0.1}]  # a critic may train alone at first
     for metrics in before:
         tracking.log(metrics, 0)
+    for rank in range(ranks):
+        verl(rank).train_mini_batch(1)
     assert capsys.readouterr().out == ""
-    for step in range(1, 12):
-        tracking.log(
-            {"actor/grad_norm": 2.0, f"actor/{audit.RAW}count/0": 1.0} if step > 1 else {"actor/grad_norm": 2.0}, step
-        )
+    for step in (1, 2):
+        tracking.log({"actor/grad_norm": 2.0}, step)
     output = capsys.readouterr().out
-    assert output.count("no worker") == 1 and output.count("clip_grad=1") == 1
-    assert logged == [*before, *[{"actor/grad_norm": 2.0}] * 11], "what cannot be divided is not logged either"
+    assert output.count("FSPO_AUDIT: ") == bool(says) and says in output
+    assert not says or (str(tmp_path) in output and "install fspo on every node" in output and "share" in output)
+    *unchanged, first, second = tracking.logged
+    assert unchanged == before and second == {"actor/grad_norm": 2.0}
+    assert ("fspo_audit/lre" in first) == (ranks == RANKS)
 
 
-@pytest.mark.parametrize(
-    "config", ["none", 1, object(), {"actor_rollout_ref": {"actor": {"optim": {"clip_grad": "none"}}}}]
-)
-def test_a_configuration_that_cannot_be_read_does_not_end_the_driver(config: Any, verl: Any) -> None:
-    verl(0)  # a fresh state
-    tracking = type("Tracking", (), {"__init__": lambda self, **settings: None, "log": lambda self, data, step: None})
-    audit._wrap_tracking(tracking)
-    tracking(config=config).log({"actor/grad_norm": 2.0}, 1)
-    assert audit._State.norm_clip is None and not audit._State.failed
+def test_a_file_that_cannot_be_read_ends_the_numbers_and_not_the_run(
+    verl: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracking = tracked()
+    (tmp_path / "audit-run-00000.jsonl").write_text("none of an audit\n")
+    for step in (1, 2):
+        tracking.log({"actor/grad_norm": 2.0}, step)
+    assert tracking.logged == [{"actor/grad_norm": 2.0}] * 2
+    assert capsys.readouterr().out.count("FSPO_AUDIT: ") == 1
 
 
 def test_rays_workers_get_the_variables_and_the_driver_says_where(

@@ -53,11 +53,11 @@ class Steps:
     def __call__(self, rewards: list[float], advantage: float = 0.0) -> dict[str, float]:
         self.step += 1
         self.cycle._outcomes.append(outcomes(rewards))
-        for scale in (0.0, advantage):
+        for number, scale in enumerate((0.0, advantage)):
             output = loss_output(N, 20, seed=self.step, scale=0.3 * scale, shortest=1)
             output = dataclasses.replace(output, advantage_B=advantage * torch.ones(N))
             sums = SequenceSums.zeros().add_(output)
-            self.cycle._mini_batches.append(MiniBatch(sums, PositionSums.zeros(), np.empty((43, N)), 0.5, 1e-3))
+            self.cycle._mini_batches.append(MiniBatch(number, sums, PositionSums.zeros(), np.empty((6, N)), 0.5, 1e-3))
         metrics = self.cycle.end(self.step, self.log, read)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics

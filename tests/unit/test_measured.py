@@ -10,12 +10,12 @@ import torch
 from composing import composed
 from omegaconf import DictConfig
 
-from fspo.positions import OCTAVES, PositionSums
+from fspo.positions import PositionSums
 from fspo.sums import SequenceSums
 from recipe.fspo.accounting.measured import ClipValues, LossScale
 from recipe.fspo.accounting.outcomes import Outcomes
 from recipe.fspo.config import complete_loss
-from recipe.fspo.recorder import MiniBatch, join_ranks
+from recipe.fspo.recorder import SEQUENCE_COLUMNS, MiniBatch, join_ranks
 
 CLIP = "actor_rollout_ref.actor.policy_loss.clip_low"
 PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
@@ -46,11 +46,11 @@ def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BA
     per_rank = []
     for rank in range(ranks):
         parts = []
-        for chosen in np.split(rows, count):
+        for number, chosen in enumerate(np.split(rows, count)):
             mine = np.random.default_rng(rank).permutation(chosen[rank::ranks])
-            columns = np.zeros((7 + 2 * OCTAVES, len(mine)))
-            columns[0], columns[1], columns[5] = s[mine], length[mine], mine
-            parts.append(MiniBatch(SequenceSums.zeros(), PositionSums.zeros(), columns, 1.0, lr))
+            columns = np.zeros((len(SEQUENCE_COLUMNS), len(mine)))
+            columns[0], columns[1], columns[4] = s[mine], length[mine], mine
+            parts.append(MiniBatch(number, SequenceSums.zeros(), PositionSums.zeros(), columns, 1.0, lr))
         per_rank.append(parts)
     return join_ranks(per_rank)
 
@@ -59,8 +59,7 @@ def fed(values: ClipValues, first: int, last: int, **options: Any) -> list[int]:
     """Feed steps; those after which a line was printed."""
     said = []
     for step in range(first, last + 1):
-        numbered = list(enumerate(mini_batches(step, **options)))
-        if values.add(numbered, outcomes(step), None, step) is not None:
+        if values.add(mini_batches(step, **options), outcomes(step), None, step) is not None:
             said.append(step)
     return said
 
@@ -126,7 +125,7 @@ def test_a_warm_up_of_the_learning_rate_is_not_measured() -> None:
 
 def test_one_update_a_rollout_batch_leaves_the_published_values_and_says_why() -> None:
     values = ClipValues(completed())
-    line = values.add(list(enumerate(mini_batches(1, count=1))), outcomes(1), None, 1)
+    line = values.add(mini_batches(1, count=1), outcomes(1), None, 1)
     assert line is not None and "published" in line and "one update" in line
     assert not values.open and values.placed(None) is None and fed(values, 2, 6) == []
     again = ClipValues(completed())

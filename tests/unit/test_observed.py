@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from verl.trainer.ppo import core_algos
-from verl.workers.config import FSDPActorConfig
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from recipe.fspo import policy_loss
 from recipe.fspo.recorder import SEQUENCE_COLUMNS, MiniBatch, Recorder
@@ -33,7 +33,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(policy_loss, "RECORDER", recorder)
     policy_loss.observe_losses()
     recorder.enable(40)
-    recorder.begin_update(None, done=0, sequences=True)
+    recorder.begin_update(None, step=1, sequences=True)
     return recorder
 
 
@@ -137,7 +137,7 @@ def test_verls_gspo_is_recorded_by_its_band(recorder: Recorder) -> None:
 def test_a_matched_gradient_scale_multiplies_the_loss_and_nothing_that_is_recorded(recorder: Recorder) -> None:
     records = []
     for scale in (1.0, 0.02):
-        recorder.begin_update(None, done=0, sequences=True, loss_scale=scale)
+        recorder.begin_update(None, step=1, sequences=True, loss_scale=scale)
         recorder.begin_mini_batch()
         records.append(run("vanilla", policy_loss.POLICY_LOSS_REGISTRY))
         recorder.end_mini_batch(None)
@@ -146,3 +146,38 @@ def test_a_matched_gradient_scale_multiplies_the_loss_and_nothing_that_is_record
     torch.testing.assert_close(smaller_gradient, 0.02 * gradient)
     first, second = recorder.pop()
     assert torch.equal(first.sums.sums_KF, second.sums.sums_KF)
+
+
+def ours(registry: dict[str, Callable[..., Any]], name: str = "fspo") -> Any:
+    settings = PolicyLossConfig(loss_mode="fspo")
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=settings)
+    config.global_batch_info.update(dp_size=1, global_batch_size=64)
+    return registry[name](**batch(), config=config)
+
+
+def test_a_loss_of_ours_records_nothing_by_itself_and_once_in_the_wrapper(recorder: Recorder) -> None:
+    value, metrics = ours({**core_algos.POLICY_LOSS_REGISTRY})
+    assert recorder.added == 0 and metrics.output.valid_B.sum() == 64
+    recorder.begin_mini_batch()
+    again, _ = ours(policy_loss.POLICY_LOSS_REGISTRY)
+    assert torch.equal(again, value)
+    recorded = only(recorder)
+    assert recorded.sums.total("count") == 64 and recorded.sequences.shape == (len(SEQUENCE_COLUMNS), 64)
+    assert recorded.sums.total("accepted") == float(metrics.output.accepted_B.sum())
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_loss_that_calls_another_one_is_recorded_and_scaled_once(keeps: bool, recorder: Recorder) -> None:
+    registry = policy_loss.POLICY_LOSS_REGISTRY
+
+    def calling(*tensors: torch.Tensor, **more: Any) -> tuple[torch.Tensor, dict[str, float]]:
+        value, metrics = registry["fspo"](*tensors, **more)
+        return value, metrics if keeps else {}
+
+    registry["calling"] = calling
+    policy_loss.observe_losses()
+    recorder.begin_update(None, step=1, loss_scale=0.5)
+    recorder.begin_mini_batch()
+    value, _ = ours(registry, "calling")
+    torch.testing.assert_close(value, 0.5 * ours({**core_algos.POLICY_LOSS_REGISTRY})[0])
+    assert only(recorder).sums.total("count") == 64

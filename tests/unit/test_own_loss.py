@@ -25,7 +25,6 @@ from recipe.fspo.compare.__main__ import FAIR, parse
 from recipe.fspo.config import scales_with_length
 from recipe.fspo.job import JOB, choices
 from recipe.fspo.own_loss import problems
-from recipe.fspo.recorder import RECORDER
 from recipe.runner.launch import first_update, run_folder
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.prepare import on_this_machine
@@ -40,10 +39,8 @@ def configured(*overrides: str) -> DictConfig:
     return composed(SEARCH, "algo=fspo_power", *overrides)
 
 
-def outcome(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, Any, SequenceLossOutput]:
-    """Loss, gradient and what is recorded, of the loss as a worker calls it."""
-    recorded: list[SequenceLossOutput] = []
-    monkeypatch.setattr(RECORDER, "add", lambda loss, tensors, output: recorded.append(output))
+def outcome(config: DictConfig) -> tuple[torch.Tensor, Any, SequenceLossOutput]:
+    """Loss, gradient and what a worker records, of the loss as verl calls it."""
     actor = SimpleNamespace(
         policy_loss=instantiate(config.actor_rollout_ref.actor.policy_loss),
         global_batch_info={"global_batch_size": 64, "dp_size": 1},
@@ -52,8 +49,7 @@ def outcome(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.
     inputs["log_prob"].requires_grad_()
     loss, metrics = get_policy_loss_fn("fspo_power")(**inputs, loss_agg_mode="token-mean", config=actor)
     loss.backward()
-    assert metrics == {}
-    return loss.detach(), inputs["log_prob"].grad, recorded[-1]
+    return loss.detach(), inputs["log_prob"].grad, metrics.output
 
 
 def batch() -> dict[str, torch.Tensor]:
@@ -61,8 +57,8 @@ def batch() -> dict[str, torch.Tensor]:
     return dict(zip(("log_prob", "old_log_prob", "advantages", "response_mask"), columns, strict=True))
 
 
-def test_it_is_a_loss_like_the_librarys(own_loss: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loss, gradient, _ = outcome(configured(f"{KEY}.exponent=0.5"), monkeypatch)  # FSPO's band
+def test_it_is_a_loss_like_the_librarys(own_loss: Path) -> None:
+    loss, gradient, _ = outcome(configured(f"{KEY}.exponent=0.5"))  # FSPO's band
     inputs = batch()
     inputs["log_prob"].requires_grad_()
     settings = SequenceLossSettings(band="sqrt", clip_low=0.02, clip_high=0.02)
@@ -72,7 +68,7 @@ def test_it_is_a_loss_like_the_librarys(own_loss: Path, monkeypatch: pytest.Monk
     expected.backward()
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(gradient, inputs["log_prob"].grad)
-    _, _, output = outcome(configured(), monkeypatch)
+    _, _, output = outcome(configured())
     torch.testing.assert_close(output.upper_B, 0.02 * output.length_B.double() ** 0.6, rtol=0.01, atol=0)
     assert 0 < int(output.accepted_B.sum()) < 64
 

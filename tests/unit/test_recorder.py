@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fspo.audit import numbers
+from fspo.audit import minibatch_numbers
 from fspo.calibration import BandController, active_line, leans
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
@@ -31,7 +31,7 @@ def recorded(*mini_batches: list[int], grad_norm: float | None = None) -> list[M
     """What a rank has recorded of micro-batches with these seeds."""
     recorder = Recorder()
     recorder.enable(max_response_length=8)
-    recorder.begin_update(None, done=0, sequences=True)
+    recorder.begin_update(None, step=1, sequences=True)
     for seeds in mini_batches:
         recorder.begin_mini_batch()
         for seed in seeds:
@@ -55,17 +55,19 @@ def test_recorder_separates_mini_batches_and_joins_micro_batches() -> None:
 def test_band_state_follows_the_mini_batch() -> None:
     recorder = Recorder()
     recorder.enable(max_response_length=8)
-    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), done=0)
+    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), step=1)
     for expected in (0.0, 0.5, 0.5):
         recorder.begin_mini_batch()
         state = recorder.current_band_state()
         assert state is not None and state.drift_per_token == expected
         recorder.end_mini_batch(grad_norm=None)
-    recorder.pop()
-    recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), done=1)  # an update for each mini-batch
-    recorder.begin_mini_batch()
-    state = recorder.current_band_state()
-    assert state is not None and state.drift_per_token == 0.5
+    for step, expected in ((2, 0.0), (2, 0.5), (3, 0.0)):  # an update for each mini-batch, as separate_async has
+        recorder.begin_update(BandState(drift_by_mini_batch=(0.0, 0.5)), step)
+        recorder.begin_mini_batch()
+        state = recorder.current_band_state()
+        assert state is not None and state.drift_per_token == expected
+        recorder.end_mini_batch(grad_norm=None)
+        recorder.pop()
 
 
 def test_ranks_are_joined_by_mini_batch() -> None:
@@ -75,12 +77,9 @@ def test_ranks_are_joined_by_mini_batch() -> None:
     outputs = micro_batch(0)[-1], micro_batch(2)[-1]
     assert first.sums.total("S") == pytest.approx(sum(float(output.log_ratio_B.sum()) for output in outputs))
     assert first.grad_norm == 1.5
-    row = sequence_record(3, 0, first)
+    row = sequence_record(3, first)
     assert (row["step"], row["minibatch"], len(row["S"])) == (3, 0, 6)
     assert row["L"] == [8, 5, 2] * 2
-    assert [len(values) for values in row["S_t"]] == [4, 3, 2] * 2  # at t = 1, 2, 4, 8
-    assert row["S_t"][0][3] == pytest.approx(row["S"][0]) and row["S_t"][2][1] == pytest.approx(row["S"][2])
-    assert row["Q_t"][0][3] == pytest.approx(row["Q"][0]) and row["Q_t"][2][1] == pytest.approx(row["Q"][2])
     with pytest.raises(ValueError):
         join_ranks([per_rank[0], per_rank[1][:1]])
 
@@ -110,13 +109,13 @@ def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:
     assert end_of_response(mask).tolist() == [8, 5, 0]
     recorder = Recorder()
     recorder.enable(max_response_length=8)
-    recorder.begin_update(None, done=0, sequences=True)
+    recorder.begin_update(None, step=1, sequences=True)
     recorder.begin_mini_batch()
     recorder.add("fspo", (new, old, torch.ones(3, 8), mask), output)
     recorder.end_mini_batch(grad_norm=None)
     (mini_batch,) = recorder.pop()
     assert (mini_batch.sums.total("count"), mini_batch.sums.total("truncated")) == (2, 1)
-    assert sequence_record(1, 0, mini_batch)["L"] == [6, 5]
+    assert sequence_record(1, mini_batch)["L"] == [6, 5]
 
 
 def test_recorded_sequences_find_their_rows_under_any_split() -> None:
@@ -124,7 +123,7 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
     for rank in range(2):
         recorder = Recorder()
         recorder.enable(max_response_length=8)
-        recorder.begin_update(None, done=0, sequences=True)
+        recorder.begin_update(None, step=1, sequences=True)
         for mini_batch in range(4):  # two mini-batches, two epochs
             recorder.begin_mini_batch()
             first = 8 * (mini_batch % 2) + 4 * rank
@@ -132,20 +131,12 @@ def test_recorded_sequences_find_their_rows_under_any_split() -> None:
             recorder.add(*micro_batch(seed=4 * mini_batch + rank))
             recorder.end_mini_batch(grad_norm=None)
         ranks.append(recorder.pop())
-    line = sequence_record(1, 0, join_ranks(ranks)[0])
+    line = sequence_record(1, join_ranks(ranks)[0])
     assert line["row"] == [2, 0, 1, 6, 4, 5], "the fourth row of each micro-batch is padding"
     outputs = [micro_batch(seed=rank)[-1] for rank in range(2)]
     assert line["S"] == pytest.approx(torch.cat([output.log_ratio_B[:3] for output in outputs]).tolist())
     assert line["accepted"] == torch.cat([output.accepted_B[:3] for output in outputs]).int().tolist()
     assert 0 < sum(line["accepted"]) < 6
-
-
-def mini_batch(learning_rate: float | None, grad_norm: float | None = 1.0) -> MiniBatch:
-    recorder = Recorder()
-    recorder.enable(max_response_length=8)
-    recorder.begin_mini_batch()
-    recorder.end_mini_batch(grad_norm, learning_rate)
-    return recorder.pop()[0]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +151,14 @@ def mini_batch(learning_rate: float | None, grad_norm: float | None = 1.0) -> Mi
 def test_mini_batches_before_the_first_step_that_moves_are_unmoved(
     steps: list[tuple[float | None, float | None]], unmoved: int
 ) -> None:
-    moves = [mini_batch(*step).moves for step in steps]
-    assert numbers(moves) == [0] * unmoved + list(range(unmoved, len(steps)))
-    assert numbers(moves, on_policy=False) == list(range(1, len(steps) + 1))
+    for on_policy in (True, False):
+        recorder = Recorder()
+        recorder.enable(max_response_length=8, on_policy=on_policy)
+        for step in (1, 2):  # each rollout batch is counted anew
+            for learning_rate, grad_norm in steps:
+                recorder.begin_update(None, step)
+                recorder.begin_mini_batch()
+                recorder.end_mini_batch(grad_norm, learning_rate)
+            expected = [0] * unmoved + list(range(unmoved, len(steps))) if on_policy else range(1, len(steps) + 1)
+            assert [part.number for part in recorder.pop()] == list(expected)
+    assert minibatch_numbers([False, True, True]) == [0, 0, 2]

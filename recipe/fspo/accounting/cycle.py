@@ -17,7 +17,6 @@ from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from transfer_queue import KVBatchMeta
 
-from fspo.audit import numbers
 from fspo.calibration import BandController, leans
 from fspo.diagnostics import LengthDiagnostics, NormClipWatch, noise_floor
 from fspo.drops import EvenDrops
@@ -55,11 +54,6 @@ class Cycle:
         self._equal_rewards = EqualRewardsWatch(str(config.algorithm.adv_estimator) in GROUP_ESTIMATORS)
         self._mini_batches: list[MiniBatch] = []
         self._outcomes: list[Outcomes] = []
-
-    @property
-    def mini_batches(self) -> int:
-        """Mini-batches so far."""
-        return len(self._mini_batches)
 
     @property
     def rows(self) -> int:
@@ -122,16 +116,14 @@ class Cycle:
         """
         mini_batches, outcomes, last = self._mini_batches, Outcomes.join(self._outcomes), self._outcomes[-1]
         self._mini_batches, self._outcomes = [], []
-        numbered = numbers([each.moves for each in mini_batches], on_policy=self._config.fspo.pi_old != "rollout")
-        unmoved = numbered.count(0)
+        unmoved = sum(mini_batch.number == 0 for mini_batch in mini_batches)
         sums = [mini_batch.sums for mini_batch in mini_batches]
         metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])
         if unmoved:
             metrics |= self._noise_floor_metrics(sums[:unmoved])
-        pairs = list(zip(numbered, mini_batches, strict=True))
         line = None
         if self._clip_values is not None:
-            line = self._clip_values.add(pairs, outcomes, self.band_state, step)
+            line = self._clip_values.add(mini_batches, outcomes, self.band_state, step)
         if line is not None:
             PROGRESS.say(line)
             self.note()
@@ -156,7 +148,7 @@ class Cycle:
             metrics["fspo/grad_norm/clipped_share"] = bound / len(norms)
             if (warning := self._norm_clip.warning(min(norms))) is not None:
                 PROGRESS.say(warning)
-        self._record(step, pairs, outcomes, log)
+        self._record(step, mini_batches, outcomes, log)
         funnel_metrics, ends = self.funnel.end_step(step)
         log.append(FUNNEL_FILE, [ends])
         return metrics | funnel_metrics
@@ -171,11 +163,11 @@ class Cycle:
             PROGRESS.say(warning)
         return floor.metrics()
 
-    def _record(self, step: int, numbered: Sequence[tuple[int, MiniBatch]], outcomes: Outcomes, log: RunLog) -> None:
+    def _record(self, step: int, mini_batches: Sequence[MiniBatch], outcomes: Outcomes, log: RunLog) -> None:
         """Append the cycle's exact sums, and its sequences if they are asked for, to the run folder."""
-        records = [to_record(part.sums, part.positions, step=step, minibatch=i) for i, part in numbered]
-        log.append(LENGTH_STATS_FILE, records)
+        parts = [to_record(x.sums, x.positions, step=step, minibatch=x.number) for x in mini_batches]
+        log.append(LENGTH_STATS_FILE, parts)
         if self._config.fspo.record_sequences:
             longest = self._config.data.max_response_length
-            lines = [sequence_record(step, i, part) for i, part in numbered]
+            lines = [sequence_record(step, mini_batch) for mini_batch in mini_batches]
             log.append(SEQUENCES_FILE, [line | outcome_columns(outcomes, line["row"], longest) for line in lines])

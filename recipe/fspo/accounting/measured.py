@@ -85,7 +85,7 @@ class ClipValues:
 
     def add(
         self,
-        numbered: Sequence[tuple[int, MiniBatch]],
+        mini_batches: Sequence[MiniBatch],
         outcomes: Outcomes,
         state: BandState | None,
         step: int,
@@ -93,16 +93,16 @@ class ClipValues:
         """Take in a rollout batch that was trained on with this state; a line for the person who watches, or None.
 
         Args:
-            numbered: The mini-batches with their numbers (:func:`fspo.audit.numbers`).
+            mini_batches: All of the rollout batch.
             outcomes: The responses, to which the mini-batches' rows refer.
             state: As it was in force, with the drift of each mini-batch.
             step: Of the rollout batch.
         """
-        full = [each.learning_rate is None or each.learning_rate >= self._lr * _FULL for _, each in numbered]
+        full = [x.learning_rate is None or x.learning_rate >= self._lr * _FULL for x in mini_batches]
         counts, self._warm = self._warm or full[0], self._warm or any(full)
         if not self.open or not counts:
             return None
-        moved = [(index, each) for index, (number, each) in enumerate(numbered) if number > 0]
+        moved = [(index, mini_batch) for index, mini_batch in enumerate(mini_batches) if mini_batch.number > 0]
         if not moved:
             self.given_up = "no mini-batch comes after a moved weight (one update for each rollout batch)"
             return f"clip values: the published ones stay, because {self.given_up}"

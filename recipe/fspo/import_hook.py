@@ -1,4 +1,4 @@
-"""What the plugin does for plain verl besides registering losses: on the driver it refuses what they cannot use.
+"""Calls a function once a module has been imported; with it the plugin checks plain verl's configuration before Ray.
 
 Otherwise the run would fail in its first mini-batch, when models have been loaded and a batch has been generated.
 """
