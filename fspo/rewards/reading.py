@@ -376,7 +376,8 @@ def _relation(sides: list[tuple[str, str]]) -> Answer:
         return read(texts[1])
     is_equation = signs == ["="] and all(texts)
     name = texts[0] if is_equation and _is_name(texts[0]) else ""
-    if is_equation and not name and _is_name(texts[1]) and not re.search("[a-zA-Z]", texts[0].replace("\\", " ")):
+    has_variable = re.search(r"(?<![\\a-zA-Z])[a-zA-Z]", _CHUNK.sub("", texts[0]))
+    if is_equation and not name and not has_variable and _is_name(texts[1]):
         return read(texts[0])
     if set(signs) <= set(_FLIPPED):
         texts, signs = texts[::-1], [_FLIPPED[sign] for sign in signs[::-1]]
