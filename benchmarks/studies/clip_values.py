@@ -92,6 +92,9 @@ def tables(folder: Path) -> dict[str, Table]:
             for cell, paths in places.items()
         }
         finished = [run for of_cell in runs.values() for run in of_cell]
+        for run in finished:
+            if not len(run.lengths.step_M):
+                raise SystemExit(f"{run.problems[-1]}: make the table in the checkout that made the run")
         starts = shared_starts(finished) if finished else None
         rows += [
             [setting, origin, algo, str(len(of_cell)), *_row(of_cell, starts)]

@@ -172,6 +172,16 @@ def test_the_tables_of_clip_values_are_made_of_the_records() -> None:
     assert as_recorded({f"clip-values-{kind}": table for kind, table in clip_values.tables(STUDY).items()})
 
 
+def test_a_run_of_another_layout_is_no_run_without_responses(tmp_path: Path) -> None:
+    run = tmp_path / "demo/measured/fspo/seed1"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text('{"status": "finished", "algo": "fspo", "seed": 1, "starts": []}')
+    (run / "metrics.jsonl").touch()
+    (run / "length_stats.jsonl").write_text('{"step": 1, "minibatch": 0, "layout": 1, "cells": []}\n')
+    with pytest.raises(SystemExit, match=r"seed1/length_stats\.jsonl:1.*layout is 1.*checkout that made"):
+        clip_values.tables(tmp_path)
+
+
 def test_the_table_of_settings_is_made_of_the_others_and_stands_in_readme_and_results() -> None:
     with contextlib.ExitStack() as stack:
         files = {path.stem: stack.enter_context(path.open(encoding="utf-8")) for path in TABLES.glob("*.csv")}
