@@ -43,7 +43,7 @@ def main(victim: str) -> None:
     nodes.start()
     while not nodes._watchers:
         threading.Event().wait(0.1)
-    while not any("first_end" in " ".join(process.cmdline()) for process in psutil.process_iter()):
+    while not any("first_end" in " ".join(other.info["cmdline"] or []) for other in psutil.process_iter(["cmdline"])):
         threading.Event().wait(0.1)
     # Ray starts the worker without the mark, which comes with the runtime environment.
     worker = WorkerDict.options(scheduling_strategy=there).remote()
