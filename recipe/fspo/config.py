@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.fspo import own_loss
 from recipe.runner.launch.checks import Rule, estimator_problem
 from recipe.runner.launch.run_settings import evaluates
-from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
+from recipe.runner.verl_patches.server_slots import asynchronous_mode
 
 from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.types import NO_CLIP, SequenceLossSettings

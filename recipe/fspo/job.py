@@ -14,6 +14,7 @@ from recipe.runner.launch.job import Job, Passes, Row
 
 
 def _problems(config: DictConfig) -> Iterator[str]:
+    import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of our asynchronous modes)
     from recipe.fspo.config import problems  # imports verl: after the platform is exported
 
     return problems(config)

@@ -1,5 +1,5 @@
 """Loaded by verl in every process that imports it, through the ``verl.plugins`` entry point: registers the losses,
-and a rule for verl's rollout correction.
+and in a run of this recipe a rule for verl's rollout correction.
 
 verl logs a plugin's import error at DEBUG only; the workers of this recipe import :mod:`recipe.fspo.policy_loss`
 themselves, and so show it.
@@ -9,17 +9,20 @@ themselves, and so show it.
 import recipe.runner.plugin
 
 # isort: split
-# Before the losses: their import fails where a module of this recipe has imported verl and is half-loaded.
-import recipe.fspo.sqrt_mask
-
-# isort: split
 import os
 
-import recipe.fspo.policy_loss  # noqa: F401
-from recipe.fspo.import_hook import WhenImported, check_before_ray
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 
-# A run of this recipe checks more by itself, and keeps an audit's sums in its own folder.
+if RUN_ID_VARIABLE in os.environ:
+    # Before the losses: their import fails where a module of this recipe has imported verl and is half-loaded.
+    import recipe.fspo.sqrt_mask
+
+# isort: split
+import recipe.fspo.policy_loss  # noqa: F401
+from recipe.fspo.import_hook import WhenImported, check_before_ray
+
+# A run of this recipe checks more by itself, and keeps an audit's sums in its own folder. In any other process nothing
+# of verl is changed, but that its driver checks a configuration with a loss of ours before it starts Ray.
 if RUN_ID_VARIABLE not in os.environ:
     WhenImported("verl.trainer.constants_ppo", check_before_ray)
     if os.environ.get("FSPO_AUDIT"):

@@ -76,13 +76,12 @@ def checked(overrides: Sequence[str], substitute: Collection[str] = ()) -> tuple
         problems += str(error).splitlines()
     try:
         start = prepare(config, JOB, overrides, elsewhere=True)
-        config, unsettled = start.config, start.unsettled
     except PreflightError as error:
         problems += error.problems
     problems += loggers.problems(config)  # a login node knows the logins of the job
     if problems:
         raise PreflightError(*dict.fromkeys(problems))
-    path = config.actor_rollout_ref.model.path
+    config, path = start.config, start.config.actor_rollout_ref.model.path
     absent = [path] if "model" in substitute and model_folder(path) is None else []
     if "data" in substitute and not generated_files(config):
         absent += [file for key in _FILES for file in data_files(config, key) if not Path(file).is_file()]
@@ -93,7 +92,7 @@ def checked(overrides: Sequence[str], substitute: Collection[str] = ()) -> tuple
     if problems:
         raise PreflightError(*problems)
     size = f"{needs_of(config).gpus} GPUs, {planned.model.parameters / 1e9:.2f}e9 parameters"
-    untried = [*unsettled, *(f"{name}: only its size or its columns are real" for name in absent)]
+    untried = [*start.unsettled, *(f"{name}: only its size or its columns are real" for name in absent)]
     return config, size, [line for line in untried if line not in of_inputs]
 
 

@@ -13,14 +13,13 @@ import torch
 from recipe.fspo.policy_loss import observe_losses
 from recipe.fspo.recorder import RECORDER, ROWS, MiniBatch
 from recipe.runner.faults.nonfinite import guarded_update
-from recipe.runner.packs import SamePacksWorker
+from recipe.runner.verl_patches.packs import SamePacksWorker
+from recipe.runner.verl_patches.weight_copies import CopyingWorker
 
 from fspo.losses import UnusableRowsError
 from fspo.types import BandState
-from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
@@ -118,35 +117,5 @@ class FSPOWorker(ActorRolloutRefWorker):
         return total**0.5
 
 
-class FSPODetachedWorker(FSPOWorker, DetachActorWorker):
+class FSPODetachedWorker(FSPOWorker, CopyingWorker):
     """The worker of ``mode=separate_async``, which keeps copies of the weights: pi_old of a cycle, and the newest."""
-
-    @property
-    def copy_handler(self) -> Callable[[torch.nn.Module], Any]:
-        """verl's own, whose copies are the live weights where these are on the host: ``.detach().cpu()`` copies nothing
-        there. They are on CPUs, and on GPUs with ``param_offload`` or ``offload_policy``.
-
-        Without this, pi_old would move with every update, and S would be 0 in every mini-batch; and of the updates of a
-        cycle only the last one would be left.
-        """
-        save = super().copy_handler
-
-        def copy(module: torch.nn.Module) -> Any:
-            get_torch_device().synchronize()  # verl's offloading does not wait for its copies
-            state, spec = save(module)
-            if next(module.parameters()).device.type == "cpu":
-                state = {name: (shard.clone(), each) for name, (shard, each) in state.items()}
-            return state, spec
-
-        return copy if self.config.actor.strategy == "fsdp2" else save
-
-    @property
-    def restore_handler(self) -> Callable[..., Any]:
-        """verl's own, once its offloading has ended: it writes to the same memory."""
-        restore = super().restore_handler
-
-        def put_back(*args: Any) -> Any:
-            get_torch_device().synchronize()
-            return restore(*args)
-
-        return put_back

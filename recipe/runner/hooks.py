@@ -6,7 +6,6 @@ registered under a name of its own (``trainer.v1.trainer_mode``) and restores ve
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,26 +29,23 @@ from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, Preempted
 from recipe.runner.faults.resources import wait_for_resources
-from recipe.runner.launch import loggers, run_folder, server_slots
+from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.end_of_turn import STOPS
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from recipe.runner.launch.run_settings import evaluates
-from recipe.runner.packs import rows_of_ranks
-from recipe.runner.validation import replace_resampling
+from recipe.runner.verl_patches import server_slots
+from recipe.runner.verl_patches.messages import drop_a_message_that_is_an_error
+from recipe.runner.verl_patches.packs import rows_of_ranks
+from recipe.runner.verl_patches.validation import replace_resampling
 
 #: Share of responses cut at the maximum length above which it is said.
 _MANY_CUT: Final = 0.5
 
 
-def give_servers_slots(slots: int) -> None:
-    """Let every server that this process starts take in ``slots`` calls at once, or verl's number if that is larger."""
-    verls = RolloutReplica.max_concurrency.fget
-    RolloutReplica.max_concurrency = property(lambda replica: max(verls(replica), slots))
-
-
 def _replica() -> type[RolloutReplica]:
-    from recipe.runner.launch.front_end import Replica  # with vLLM, which verl does not import before it is asked for
+    # With vLLM, which verl does not import before it is asked for.
+    from recipe.runner.verl_patches.front_end import Replica
 
     return Replica
 
@@ -64,11 +60,10 @@ class RunnerHooks(PPOTrainer):
             config.trainer.v1.trainer_mode = self.verl_mode
             config.trainer.experiment_name = loggers.run_name(config)
         if (slots := server_slots.slots(config)) is not None:
-            give_servers_slots(slots)
+            server_slots.give_servers_slots(slots)
         RolloutReplicaRegistry.register("vllm", _replica)
         if self.verl_mode == "separate_async":
-            # verl 0.9.1 hands its logger a keyword of print() there, an error unless the message is dropped.
-            logging.getLogger(trainer_separate_async.__name__).setLevel(logging.WARNING)
+            drop_a_message_that_is_an_error()
         loggers.point_into(config.run.dir)
         replace_resampling()
         self._run_log: RunLog | None = None

@@ -103,7 +103,7 @@ async def measure(server: Any) -> dict[str, Any]:
 async def main() -> None:
     from verl.workers.rollout.vllm_rollout import vllm_async_server
 
-    from recipe.runner.launch import front_end
+    from recipe.runner.verl_patches import front_end
 
     vllm_async_server._GATE_BARRIER_TIMEOUT_S = 0.0  # 60 s, which verl's waits for those in the queue
     arguments = vllm_async_server.AsyncEngineArgs(

@@ -19,12 +19,13 @@ from verl.workers.rollout.vllm_rollout import vllm_async_server
 
 from recipe.fspo.job import JOB
 from recipe.fspo.rehearse import byte_tokenizer
-from recipe.runner.launch import front_end, run_folder
+from recipe.runner.launch import run_folder
 from recipe.runner.launch.end_of_turn import STOPS, add_end_of_turn, end_of_turn
 from recipe.runner.launch.prepare import on_this_machine
 from recipe.runner.launch.run_folder import Changes, Start
 from recipe.runner.launch.run_settings import allowed_changes, recorded_settings, with_settings_of_run
 from recipe.runner.launch.values import MachineProblem, PreflightError
+from recipe.runner.verl_patches import front_end
 
 _EACH, _END = "{% for m in messages %}", "{% endfor %}"
 _CHATML = f"{_EACH}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n{_END}"

@@ -20,9 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS: dict[str, set[str]] = {
     "recipe.runner.cpu": set(),
     "recipe.runner.faults": set(),
+    "recipe.runner.verl_patches": set(),
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
-    "recipe.runner.launch": {"recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.checkpoints"},
-    "recipe.runner.plan": {"recipe.runner.launch", "recipe.runner.checkpoints"},
+    "recipe.runner.launch": {
+        *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
+    },
+    "recipe.runner.plan": {"recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches"},
 }
 #: What the runner may import of the library: files, names, a run folder's records, data, a user's reward.
 RUNNER_MAY = ("fspo.files", "fspo.names", "fspo.records", "fspo.data", "fspo.rewards.custom")
@@ -158,6 +161,7 @@ absent("verl", "ray", "vllm")
 """
 
 ON_CPUS = {"VERL_PLATFORM": "cpu"}
+IN_A_RUN = ON_CPUS | {"FSPO_RUN_ID": "1-test"}
 VERL_ON_CPUS = """
 import sys, verl
 from verl.plugin.platform import PlatformRegistry
@@ -172,6 +176,10 @@ from recipe.runner.launch.first_update import is_computed, problems
 config = compose()
 assert is_computed(config, "grpo") and not is_computed(config, "remax") and not list(problems(config))
 assert "verl.workers.engine" not in sys.modules, "the checks must not import every engine that is installed"
+
+from recipe.fspo.job import JOB
+asynchronous = compose(["experiment=qwen3_8b", "mode=colocate_async"])
+assert not [problem for problem in JOB.problems(asynchronous) if "rollout_rs" in problem]
 """
 
 VERL_ON_GPUS = """
@@ -206,7 +214,12 @@ assert one == same != other and one.startswith("01000000-") and len(one) == len(
     [
         pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
         pytest.param(VERL_ON_CPUS, ON_CPUS, id="verl has the losses and the platform", marks=pytest.mark.slow),
-        pytest.param(SOCKETS_BY_RAY, ON_CPUS, id="each Ray has sockets of its own", marks=pytest.mark.slow),
+        pytest.param(
+            SOCKETS_BY_RAY,
+            ON_CPUS | {"FSPO_RUN_ID": "1-test"},
+            id="each Ray has sockets of its own",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),
     ],
 )

@@ -85,7 +85,7 @@ def test_mini_batches_do_not_depend_on_the_number_of_ranks(ranks: int) -> None:
 
 
 def test_rows_that_verl_adds_are_in_the_last_mini_batch() -> None:
-    from recipe.runner.packs import rows_of_ranks
+    from recipe.runner.verl_patches.packs import rows_of_ranks
 
     parts = rows_of_ranks([*lengths()[:120], *[16] * 8], MINI_BATCH, 4)
     assert all(min(part[16:]) >= MINI_BATCH for part in parts)
@@ -96,7 +96,7 @@ def test_weights_are_loaded_once_for_all_mini_batches(monkeypatch: pytest.Monkey
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine_workers import TrainingWorker
 
-    from recipe.runner.packs import SamePacksWorker
+    from recipe.runner.verl_patches.packs import SamePacksWorker
 
     noted: list[Any] = []
 

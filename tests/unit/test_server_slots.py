@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from composing import composed
 
-from recipe.runner.launch import checks, server_slots
+from recipe.runner.launch import checks
+from recipe.runner.verl_patches import server_slots
 
 JOB = ("experiment=qwen3_8b",)  # 512 prompts of 16 responses, TP=2
 SEPARATE = ("mode=separate_async", "actor_rollout_ref.rollout.nnodes=2", "actor_rollout_ref.rollout.n_gpus_per_node=8")
@@ -45,7 +46,7 @@ def test_more_slots_than_a_server_may_have_are_refused_before_ray() -> None:
 def test_a_server_has_the_larger_of_verls_number_and_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.rollout.replica import RolloutReplica
 
-    from recipe.runner.hooks import give_servers_slots
+    from recipe.runner.verl_patches.server_slots import give_servers_slots
 
     monkeypatch.setattr(RolloutReplica, "max_concurrency", RolloutReplica.max_concurrency)  # put back afterwards
 

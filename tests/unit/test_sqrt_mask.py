@@ -1,4 +1,4 @@
-"""The sqrt rule of the rollout correction, as verl reaches it once it has loaded the plugin."""
+"""The sqrt rule of the rollout correction, as verl reaches it in a run of this recipe."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import rollout_corr_helper as helper
+
+import recipe.fspo.sqrt_mask  # noqa: F401  (adds the rule; in a run the plugin imports it)
 
 RULE = "seq_sqrt_k1"
 

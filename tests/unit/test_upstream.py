@@ -70,17 +70,23 @@ NAMES: dict[str, dict[str, str]] = {
         "verl.single_controller.base.worker_group:WorkerGroup._dispatch_info": "which ranks get data of their own",
         "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
         "verl.workers.rollout.replica:RolloutReplicaRegistry.register(name, loader)": PUBLIC,
-        "verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)": "replaced: verl's number has no setting",
         f"{_TRACKING}:Tracking.logger": "the run folder is added to verl's loggers",
     },
-    "recipe/runner/launch/front_end.py": {
+    "recipe/runner/verl_patches/front_end.py": {
         f"{_SERVER}:vLLMHttpServer.generate(prompt_ids, sampling_params)": "what vLLM is asked for has no setting",
         f"{_SERVER}:vLLMHttpServer._admitting": "replaced: an abort waits for first outputs, and there are none",
         f"{_SERVER}:vLLMReplica.server_class": "which class a server has",
         "vllm.v1.engine.async_llm:AsyncLLM.output_processor": "the requests that the engine has",
         "vllm.v1.engine.output_processor:OutputProcessor.request_states": "the same",
     },
-    "recipe/runner/packs.py": {
+    "recipe/runner/verl_patches/weight_copies.py": {
+        f"{_SEPARATION}:DetachActorWorker.copy_handler": "its copies on the host are the weights themselves",
+        f"{_SEPARATION}:DetachActorWorker.restore_handler": "writes to what verl's offloading may still copy to",
+    },
+    "recipe/runner/verl_patches/server_slots.py": {
+        "verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)": "replaced: verl's number has no setting",
+    },
+    "recipe/runner/verl_patches/packs.py": {
         f"{_WORKERS}:TrainingWorker.infer_batch(data)": "as many calls as there are mini-batches",
         "verl.utils.tensordict_utils:make_iterator(tensordict, mini_batch_size, epochs)": "as train_mini_batch",
     },
@@ -95,8 +101,6 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_BASE}:PPOTrainer.on_init_end": PUBLIC,
         f"{_BASE}:PPOTrainer._reissue_inflight_prompts": "verl forgets when a prompt was first issued",
         f"{_BASE}:PPOTrainer._compute_old_log_prob(batch, metrics)": "pi_old of the rollout",
-        f"{_BASE}:PPOTrainer._compute_advantage(batch, metrics)": "reads pi_old for metrics of a correction",
-        "transfer_queue.metadata:KVBatchMeta.select_keys": "the rows whose pi_old is computed",
         f"{_BASE}:PPOTrainer._compute_ref_log_prob(batch, metrics)": "only at steps that validate",
         f"{_BASE}:PPOTrainer._init_resource_pool_mgr": "our worker class",
         f"{_BASE}:PPOTrainer._fetch_one_gen_batch": "the data loader's order of prompts",
@@ -122,8 +126,6 @@ NAMES: dict[str, dict[str, str]] = {
         ),
     },
     "recipe/fspo/worker.py": {
-        f"{_SEPARATION}:DetachActorWorker.copy_handler": "its copies on the host are the weights themselves",
-        f"{_SEPARATION}:DetachActorWorker.restore_handler": "writes to what verl's offloading may still copy to",
         f"{_WORKERS}:ActorRolloutRefWorker.actor_worker_cls": "class attribute made for it",
         f"{_WORKERS}:TrainingWorker.train_batch(data)": "where a mini-batch begins and ends",
         f"{_WORKERS}:TrainingWorker.load_checkpoint": "brings back the optimizer's settings with its state",
@@ -139,10 +141,10 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/fspo/reward_manager.py": {
         f"{_NAIVE}:NaiveRewardManager.run_single(data)": "verl keeps the response's length in tokens to itself",
     },
-    "recipe/runner/validation.py": {
+    "recipe/runner/verl_patches/validation.py": {
         f"{_METRICS}:bootstrap_metric(data, subset_size, reduce_fns)": "replaced: resamples for minutes",
     },
-    "recipe/runner/plugin.py": {
+    "recipe/runner/verl_patches/sockets.py": {
         "ray.runtime_context:RuntimeContext.get_job_id()": "the address of its Ray is added: sockets",
     },
     "recipe/runner/cpu/patches.py": {
@@ -183,7 +185,6 @@ NAMES: dict[str, dict[str, str]] = {
 TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/hooks.py": {
         "verl.utils.dataset.rl_dataset: self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)": "rows",
-        f"{_SERVER}: max_concurrency=self.max_concurrency": "a server's slots",
         f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
     },
     "recipe/fspo/accounting/replay_buffer.py": {
@@ -193,13 +194,13 @@ TEXTS: dict[str, dict[str, str]] = {
         f'{_QUEUE}: {{uid}}_{{session_id}}_{{i}}"': "keys of responses",
         f"{_QUEUE}: reward_extra_info": "what a reward returned",
     },
-    "recipe/fspo/worker.py": {
+    "recipe/runner/verl_patches/weight_copies.py": {
         "verl.utils.fsdp_utils: local_cpu_tensor = local_gpu_tensor.detach().cpu()": "no copy on CPUs",
     },
     "recipe/fspo/reward_manager.py": {
         "ray.actor: def __ray_call__(": "asks a reward worker; Ray's DeveloperAPI",
     },
-    "recipe/runner/validation.py": {
+    "recipe/runner/verl_patches/validation.py": {
         f"{_METRICS}: reduce_fns_best_worst = [np.max, np.min]": "what it asks of the resampling",
     },
     "recipe/runner/cpu/patches.py": {
@@ -222,12 +223,13 @@ TEXTS: dict[str, dict[str, str]] = {
         f'{_TRACKING}: os.environ.get("SWANLAB_LOG_DIR"': "the same",
         f"{_TRACKING}: .log(data=data, step=step)": "how it calls them",
     },
-    "recipe/runner/launch/front_end.py": {
+    "recipe/runner/verl_patches/front_end.py": {
         f"{_SERVER}: SamplingParams(max_tokens=max_tokens, **sampling_params)": "what a caller asks for besides",
         f"{_SERVER}: while self._admitting > 0:": "what an abort waits for",
         f"{_SERVER}: self.engine.output_processor.request_states": "verl reads it, too",
     },
-    "recipe/runner/launch/server_slots.py": {
+    "recipe/runner/verl_patches/server_slots.py": {
+        f"{_SERVER}: max_concurrency=self.max_concurrency": "a server's slots",
         "verl.workers.rollout.router: if request_id in self._request_id_to_server:": "a request stays with its server",
     },
     "recipe/runner/checkpoints/integrity.py": {

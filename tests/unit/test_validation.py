@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from verl.trainer.ppo import metric_utils
 
-from recipe.runner import validation
+from recipe.runner.verl_patches import validation
 
 VALUES = {
     "right or wrong": [1.0, 0.0, 0.0, 1.0, 0.0],

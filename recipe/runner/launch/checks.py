@@ -18,9 +18,10 @@ from typing import Final
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
-from recipe.runner.launch import first_update, inputs, loggers, packages, server_slots
+from recipe.runner.launch import first_update, inputs, loggers, packages
 from recipe.runner.launch.first_update import is_computed
 from recipe.runner.launch.values import MachineProblem, PreflightError
+from recipe.runner.verl_patches import server_slots
 
 Rule = Callable[[DictConfig], Iterator[str]]
 

@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.runner.launch import inputs, server_slots
+from recipe.runner.launch import inputs
 from recipe.runner.launch.compose import CONF_DIR, SEARCH_PATH, compose, parsed, verl_config_dir
 from recipe.runner.launch.job import Becomes, Job, Row
+from recipe.runner.verl_patches import server_slots
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"

@@ -8,13 +8,13 @@ from typing import Final
 
 from omegaconf import DictConfig
 
-from recipe.runner.launch import server_slots
 from recipe.runner.launch.checks import batch_problems, head_problems, length_problems
 from recipe.runner.launch.job import Job
 from recipe.runner.plan.memory import GIB, PHASES, Memory, predict
 from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.setup import Hardware, Setup, refuse_uncovered
 from recipe.runner.plan.step_time import StepTime, step_time
+from recipe.runner.verl_patches import server_slots
 
 _TITLES: Final = ("rollout", "log-probs", "update", "optimizer", "save", "to vLLM")
 _MODEL, _ACTOR, _ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("model", "actor", "rollout"))

@@ -11,8 +11,8 @@ from pydantic import BaseModel, Field, ValidationError
 from recipe.runner.launch.checks import ulysses
 from recipe.runner.launch.commands import BadInput, split_arguments
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.server_slots import asynchronous_mode
 from recipe.runner.launch.values import Positive, PositiveOrZero, value_problems
+from recipe.runner.verl_patches.server_slots import asynchronous_mode
 
 #: Bytes of one element, by verl's names of types.
 ELEMENT_BYTES: Final = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}

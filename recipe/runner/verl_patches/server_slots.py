@@ -63,3 +63,14 @@ def problems(config: DictConfig) -> Iterator[str]:
             f"data.train_batch_size={prompts} x rollout.n={n} and the batches in advance need {needed} slots in a vLLM "
             f"server, and {MOST_SLOTS} are the most: lower one of them, or set mode=sync"
         )
+
+
+def give_servers_slots(slots: int) -> None:
+    """Let every server that this process starts take in ``slots`` calls at once, or verl's number if that is larger.
+
+    verl 0.9.1's number is a property of ``RolloutReplica`` with neither a setting nor a hook.
+    """
+    from verl.workers.rollout.replica import RolloutReplica
+
+    verls = RolloutReplica.max_concurrency.fget
+    RolloutReplica.max_concurrency = property(lambda replica: max(verls(replica), slots))

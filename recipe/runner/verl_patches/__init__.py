@@ -1,0 +1,17 @@
+"""Every departure from verl 0.9.1, and from the vLLM that it runs, of a run on any machine: one module each.
+
+Each says what it changes, why neither a setting nor a public hook serves, and the version it was written against;
+``tests/unit/test_verl_patches.py`` fails for the one that is no longer needed. Nothing here is changed by an import: a
+run's trainer, its worker class or the plugin calls it, in processes of a run of the runner's only. What CPUs need
+besides is :mod:`recipe.runner.cpu.patches`.
+
+| module | changes | for |
+|---|---|---|
+| ``front_end`` | verl's vLLM server | whole responses without text, stop tokens |
+| ``server_slots`` | ``RolloutReplica.max_concurrency`` | asynchronous modes with many requests |
+| ``packs`` | ``TrainingWorker.infer_batch``, the rows of each rank | old and new log-probabilities rounded alike |
+| ``validation`` | ``metric_utils.bootstrap_metric`` | seconds in place of minutes |
+| ``sockets`` | ``RuntimeContext.get_job_id`` of Ray | two runs at a time on one machine |
+| ``weight_copies`` | ``DetachActorWorker.copy_handler``, ``restore_handler`` | copies of weights that lie on the host |
+| ``messages`` | the logger of ``trainer_separate_async`` | a message that verl cannot format |
+"""

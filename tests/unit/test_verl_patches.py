@@ -1,0 +1,104 @@
+"""Each departure of recipe.runner.verl_patches is still needed, and nothing is changed where no run of ours is.
+
+A failure of ``test_verl_still_...`` is good news: verl has changed, and the module can go. What the modules do is
+tested in test_packs.py, test_validation.py, test_server_slots.py, test_end_of_turn.py, and in e2e test_front_end.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recipe.runner import verl_patches
+
+#: By module: the function of verl that it stands in for, and what is wrong in it, as its source has it.
+WRONG = {
+    "front_end": (
+        "verl.workers.rollout.vllm_rollout.vllm_async_server:vLLMHttpServer.generate",
+        "SamplingParams(max_tokens=max_tokens, **sampling_params)",  # so: every token, with text
+    ),
+    "messages": ("verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync", "flush=True"),
+    "packs": (
+        "verl.workers.engine_workers:TrainingWorker.infer_batch",
+        "output = self.engine.infer_batch(data, loss_function=loss_function)",  # the whole batch at once
+    ),
+    "server_slots": ("verl.workers.rollout.replica:RolloutReplica.max_concurrency", "max(1000,"),
+    "sockets": (
+        "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.__init__",
+        "job_id = ray.get_runtime_context().get_job_id()",
+    ),
+    "validation": ("verl.trainer.ppo.metric_utils:bootstrap_metric", "for boot_idx in range(n_bootstrap)"),
+    "weight_copies": ("verl.utils.fsdp_utils:fsdp2_sharded_save_to_cpu", ".detach().cpu()"),
+}
+
+
+@pytest.mark.parametrize("patch", sorted(path.stem for path in Path(verl_patches.__path__[0]).glob("[!_]*.py")))
+def test_verl_still_needs_the_patch(patch: str) -> None:
+    where, text = WRONG[patch]
+    module, _, name = where.partition(":")
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    assert spec is not None and spec.submodule_search_locations
+    path = Path(spec.submodule_search_locations[0], *module.split(".")[1:]).with_suffix(".py")
+    source = path.read_text(encoding="utf-8")
+    node: ast.AST = ast.parse(source)
+    for part in name.split("."):
+        node = next(
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name == part
+        )
+    assert text in (ast.get_source_segment(source, node) or ""), f"{name} has changed: is {patch} still needed?"
+    assert f"``{patch}``" in (verl_patches.__doc__ or "")
+
+
+#: Names of what belongs to verl or Ray and is ours, in a process that has imported what a driver and its workers do.
+OURS = """
+import sys, types
+import verl, ray.runtime_context, verl.trainer.main_ppo, verl.workers.engine_workers
+import verl.trainer.ppo.metric_utils, verl.trainer.ppo.rollout_corr_helper, verl.utils.tracking
+
+def code(value):
+    value = value.fget if isinstance(value, property) else value
+    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    return value.__globals__["__name__"] if isinstance(value, types.FunctionType) else ""
+
+ours = set()
+for name, module in list(sys.modules.items()):
+    if name.partition(".")[0] in ("verl", "ray") and type(module) is types.ModuleType:
+        owners = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
+        for owner in (module, *owners):
+            members = [member for member, value in vars(owner).items() if code(value).startswith(("recipe.", "fspo."))]
+            ours |= {f"{name}:{getattr(owner, '__qualname__', '')}.{member}" for member in members}
+print(*sorted(ours), sep="\\n")
+"""
+
+
+def ours(**environment: str) -> set[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("FSPO_RUN_ID", "FSPO_AUDIT")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", OURS],
+        env=inherited | {"VERL_PLATFORM": "cpu"} | environment,
+        cwd=Path.home(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {line for line in done.stdout.splitlines() if line.partition(".")[0] in ("verl", "ray")}
+
+
+@pytest.mark.slow  # two fresh processes that import verl's trainer
+def test_nothing_is_changed_in_a_process_without_a_run_of_ours() -> None:
+    """But the check of plain verl's driver, which calls verl's function and returns what that returns."""
+    plain = {name.rpartition(":")[2] for name in ours()}
+    assert plain == {".get_ppo_ray_runtime_env"}
+    in_a_run = {name.rpartition(":")[2] for name in ours(FSPO_RUN_ID="1-test")}
+    assert {"RuntimeContext.get_job_id", ".compute_rollout_rejection_mask"} <= in_a_run
+    assert not plain & in_a_run
