@@ -103,7 +103,8 @@ def synthetic_batch(
         mask_BT[::3, 0] = False
         mask_BT[torch.arange(len(length_B)), torch.tensor(length_B) - 1] = True
     advantages_BT = torch.tensor(advantage_B, dtype=torch.float64)[:, None].expand_as(log_prob_BT)
-    return Batch(log_prob_BT, old_log_prob_BT, advantages_BT.contiguous(), mask_BT).padding()
+    apart_BT = 1e-6 * torch.from_numpy(rng.random(mask_BT.shape))  # ties, which the order decides
+    return Batch(log_prob_BT - apart_BT, old_log_prob_BT - apart_BT, advantages_BT.contiguous(), mask_BT).padding()
 
 
 class PolicyLoss:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import importlib.util
 import re
 import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks import faults, public_losses, versus_verl
+from benchmarks import code_bases, faults, public_losses, versus_verl
+from benchmarks.checkouts import Call, Source, adapted
+from benchmarks.code_bases import CODE_BASES
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
 from benchmarks.pages import TABLES, Table, as_csv
 from benchmarks.studies import clip_values, grids
 from benchmarks.studies.__main__ import GRIDS, grid_tables, settings_table
 from benchmarks.studies.figures import STUDY
 from fspo.calibration import active_line, leans
+from fspo.check_loss import configured
+from fspo.check_loss.call import PolicyLoss
+from fspo.check_loss.length_bias import normalisation
 from fspo.losses import ALGORITHMS
 from fspo.matching import match_clip
 from fspo.records import complete_lines
@@ -212,14 +219,47 @@ def test_ten_lines_of_the_card_judge_a_band_of_ones_own(
 
 def test_functions_of_a_checkout_run_without_their_package(tmp_path: Path) -> None:
     source = "import a_package_that_is_not_there\n\n@a_package_that_is_not_there.mark\ndef f(x: No.Such) -> Tensor:\n"
-    (tmp_path / "losses.py").write_text(f"{source}    return torch.full((2,), x + more)\n", encoding="utf-8")
+    source += (
+        "    return torch.full((2,), x + more)\n\nclass A(Absent):\n    def g(self):\n        return math.exp(self)\n"
+    )
+    (tmp_path / "losses.py").write_text(source, encoding="utf-8")
     author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
     for arguments in (("init", "-q"), ("add", "."), (*author, "commit", "-qm", "x")):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True)
-    checkout = public_losses.Source(tmp_path)
-    assert checkout.holds("losses.py") and not checkout.holds("other.py") and len(checkout.date) == 10
+    checkout = Source(tmp_path)
+    assert checkout.holds("losses.py") and not checkout.holds("other.py") and len(checkout.version("any")[1]) == 10
     assert checkout.definitions("losses.py", ("f",), {"more": 2}).f(1).tolist() == [3, 3]
-    with pytest.raises(SystemExit, match=r"losses\.py.* has no g"):
-        checkout.definitions("losses.py", ("g",))
+    assert checkout.definitions("losses.py", ("A.g",)).g(0) == 1
+    with pytest.raises(SystemExit, match=r"losses\.py.* has no A\.f, g"):
+        checkout.definitions("losses.py", ("A.g", "A.f", "g"))
     with pytest.raises(SystemExit, match="OpenRLHF"):
         public_losses.table([tmp_path])
+
+
+def test_verls_release_is_read_where_it_is_installed_and_its_gspo_follows_the_averaging() -> None:
+    spec = importlib.util.find_spec("verl")
+    assert spec is not None and spec.origin is not None
+    release = Source(Path(spec.origin).parents[1])
+    assert release.holds(CODE_BASES["verl"][0]) and release.version("verl") == (metadata.version("verl"), "installed")
+    gspo = next(code_bases.verl(release))
+    config = configured([f"{key}={value}" for key, value in gspo.settings.items()])
+    assert normalisation(PolicyLoss(gspo.loss, config))[1] == pytest.approx(0, abs=0.01)
+    assert normalisation(PolicyLoss(gspo.loss, config, "seq-mean-token-mean"))[1] == pytest.approx(-1, abs=0.01)
+
+
+def test_masks_of_three_shapes_keep_other_lengths_at_one_clip_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_losses, "_MINI_BATCHES", 2)
+    monkeypatch.setattr(public_losses, "_HALVINGS", 9)
+
+    def mask(power: float, width: float) -> PolicyLoss:
+        def loss(c: Call) -> Any:
+            s_B1, length_B1 = ((x * c.mask).sum(-1, keepdim=True) for x in ((c.new - c.old).detach(), c.mask))
+            kept_B1 = s_B1.abs() <= width * length_B1**power
+            return -(kept_B1 * c.advantages * c.new * c.mask).sum() / c.tokens * c.ranks
+
+        return PolicyLoss(adapted("mask", loss).loss, configured([]))
+
+    kept = [public_losses.at_one_rate(mask(*x), "none") for x in ((0, 0.7), (0.5, 0.05), (1, 1e-3))]
+    short, long = zip(*((float(x) for x in text.partition(" (")[0].split(", ")) for text in kept), strict=True)
+    assert short[0] > 0.95 > 0.75 > short[2] and long[2] > 0.95 > 0.75 > long[0]
+    assert abs(short[1] - long[1]) < 0.2

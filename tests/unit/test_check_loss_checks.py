@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -291,6 +292,22 @@ def test_clip_bounds_act_on_the_responses_of_the_checks() -> None:
     assert (mask_BT & up_BT & (d_BT > 0.2)).any() and (mask_BT & down_BT & (d_BT < -0.2)).any()
     assert (mask_BT & down_BT & (d_BT > 1.1)).any()  # a dual clip's
     assert (mask_BT.any(1) & ~mask_BT[:, 0]).any()
+
+
+def test_no_two_tokens_of_the_checks_tie() -> None:
+    """Among equal log-probabilities the order decides which is the largest: no fault of a loss that selects tokens."""
+    batch = _mini_batch()
+    for values_BT in (batch.log_prob_BT, batch.old_log_prob_BT):
+        assert len(values_BT[batch.mask_BT].unique()) == int(batch.mask_BT.sum())
+
+    def selects(log_prob: torch.Tensor, response_mask: torch.Tensor, **others: Any) -> Any:
+        largest = log_prob.detach().masked_fill(~response_mask, -math.inf).flatten().topk(8).indices
+        return (
+            token_loss(log_prob=log_prob, response_mask=response_mask, **others)[0] - log_prob.flatten()[largest].mean()
+        )
+
+    failed = failures(selects)
+    assert "micro-batches" in failed and not {"repeats", "order"} & failed.keys()
 
 
 def test_what_a_loss_survives() -> None:
