@@ -115,12 +115,6 @@ class Run:
         return max([*self.steps, *self.lengths.step_M.tolist()], default=0)
 
     @property
-    def ending(self) -> str:
-        """The status, with the number of restarts after failures."""
-        restarts = sum("reason" in start for start in self.info.get("starts", ()))
-        return f"{self.status}, after {restarts} restart(s)" if restarts else self.status
-
-    @property
     def loss_settings(self) -> SequenceLossSettings | None:
         """The loss as run.json records it, with the clip values that the run has measured last; None if it is not one
         of this package's, or not recorded.

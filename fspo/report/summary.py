@@ -43,7 +43,7 @@ def summarise(folder: Path) -> str:
         lines.append(f"LRE, symmetric, of all steps: {_lre(run, profile)}")
     with style.context(STYLE), atomic_path(picture) as temporary:
         _draw(run, profile).savefig(temporary, format="png")
-    return "\n".join([*lines, f"status: {run.ending}", f"metrics: {folder / METRICS_FILE}", f"figure: {picture}"])
+    return "\n".join([*lines, f"status: {run.status}", f"metrics: {folder / METRICS_FILE}", f"figure: {picture}"])
 
 
 def _lre(run: Run, profile: LengthProfile | None) -> str:

@@ -76,7 +76,7 @@ def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table
     for plan in planned.values():
         status.setdefault((plan.clip_values, plan.algo), {})[plan.seed] = NOT_RUN
     for run in runs:
-        text = f"{run.ending}, {max(run.steps)} steps" if run.steps else "no data"
+        text = f"{run.status}, {max(run.steps)} steps" if run.steps else "no data"
         status.setdefault((run.clip_values, run.algo), {})[run.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
     rows = [

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -18,9 +17,7 @@ from recipe.runner.launch.commands import BAD_INPUT, BadInput, launch_or_exit, s
 from recipe.runner.launch.compose import compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
-from recipe.runner.launch.restarts import supervise
-from recipe.runner.launch.run_folder import RESTARTED
-from recipe.runner.launch.run_settings import evaluates, with_settings_of_run
+from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
 #: Settings of the command itself.
@@ -82,9 +79,6 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
-    restarts = config.run.restarts
-    if type(restarts) is int and restarts > 0 and not evaluates(config) and RESTARTED not in os.environ:
-        sys.exit(supervise(job.command, overrides, Path(config.run.dir).absolute(), restarts))
     own_run_id()  # before anything is started: whatever is, inherits it
     launch_or_exit(config, job, overrides)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,14 +14,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from omegaconf import OmegaConf
 from real_stack import SMALL, Starter, user_environment
 
 from recipe.runner.checkpoints.integrity import resume_problems
-from recipe.runner.faults.processes import role_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -128,27 +125,6 @@ def test_an_update_that_is_not_finite_stops_the_run_and_keeps_its_batch(start: S
     assert torch.isnan(batch["advantages"].values()).any()
     assert not list(run.run_dir.glob("checkpoints/global_step_*")), "nothing was trained, so nothing is saved"
     assert run.left_behind() == []
-
-
-@pytest.mark.slow
-def test_a_killed_run_heals_itself(start: Starter, tmp_path: Path) -> None:
-    run = start(tmp_path, *SMALL, "run.restarts=3", "trainer.save_freq=1", "trainer.total_training_steps=8")
-    for restart, (step, role) in enumerate([(2, "vLLM engine"), (5, "launching process")], start=1):
-        run.wait_for(f"step {step}/8", 200)
-        if role == "launching process":
-            (victim,) = [p.pid for p in psutil.Process(run.process.pid).children() if "recipe.fspo.main" in p.cmdline()]
-        else:
-            (victim,) = [p.pid for p in run.processes() if role_of(p.pid) == role]
-        os.kill(victim, signal.SIGKILL)
-        run.wait_for(f"restart {restart}: the {role}", 100)
-    assert run.wait(200) == 0, run.output()[-4000:]
-    assert run.left_behind() == []
-    info = json.loads((tmp_path / "run.json").read_text())
-    assert [begun["status"] for begun in info["starts"]] == ["failed", "killed", "finished"]
-    assert "the vLLM engine" in info["starts"][1]["reason"] and info["status"] == "finished"
-    # A step that was saved and not yet logged is the only one that may be missing; none is there twice.
-    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert steps == sorted(set(steps)) and len(steps) >= 6 and steps[-1] == 8
 
 
 #: A policy loss in which one rank enters a collective that the other skips, once the file is there.

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from recipe.fspo.compare.starts import Starts
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.launch.compose import quoted
-from recipe.runner.launch.restarts import Starts
 from recipe.runner.launch.run_settings import has_results, run_info
 
 from fspo.files import write_json
@@ -113,7 +113,7 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
     with Starts() as starts:
         for run in runs:
             folder = request.out / run.path
-            if status(folder) == "finished" or (code := starts.run(command_of(run, request), os.environ)) == 0:
+            if status(folder) == "finished" or (code := starts.run(command_of(run, request))) == 0:
                 continue
             if starts.ended_by is not None:
                 raise KeyboardInterrupt

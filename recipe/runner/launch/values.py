@@ -48,7 +48,6 @@ class RunSettings:
 
     dir: str
     hang_after_s: Annotated[float, Field(ge=10)] | None
-    restarts: CountOrZero
     log: Literal["headline", "all"] | list[str]
     mean_response: Positive | None
     allow_changed: list[str]

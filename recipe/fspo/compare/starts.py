@@ -1,0 +1,56 @@
+"""The runs of a grid as processes, one after another."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any, Final
+
+from recipe.runner.faults.preemption import warning_waits
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Starts:
+    """Starts commands one after another and passes signals on to the current one.
+
+    A signal that comes between two starts goes to the next; one that ends a run lets none start.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._signals: set[int] = set()
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Starts:
+        for signum in (*_ENDING, signal.SIGUSR1):
+            if signum == signal.SIGUSR1 or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                self._handlers[signum] = signal.signal(signum, self._pass_on)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+    def _pass_on(self, signum: int, _: object) -> None:
+        self._signals.add(signum)
+        if self._process is not None:
+            self._process.send_signal(signum)
+
+    @property
+    def ended_by(self) -> int | None:
+        """The signal that asked for the end of the grid."""
+        return min(self._signals & set(_ENDING), default=None)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run one command to its end; its exit status, -N if signal N ended it."""
+        with warning_waits():
+            # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
+            self._process = subprocess.Popen(command, process_group=0)
+        for signum in tuple(self._signals):
+            self._process.send_signal(signum)
+        try:
+            return self._process.wait()
+        finally:
+            self._process = None
