@@ -32,6 +32,8 @@ logs="$FSPO_RUN_DIR/slurm/$SLURM_JOB_ID-restart-${SLURM_RESTART_COUNT:-0}"
 mkdir -p "$logs" || fail "the log folder cannot be made; set FSPO_RUN_DIR to a folder that every node can write"
 # With them srun would confine a step to so many CPUs, while the job may have the whole node.
 unset SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK SLURM_TRES_PER_TASK
+# sbatch --export=NONE or --export=NAME=VALUE sets it, and srun would keep what is exported here from the steps.
+unset SLURM_EXPORT_ENV
 mapfile -t allocated < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 wanted="${FSPO_NODES:-${#allocated[@]}}"
 [[ $wanted =~ ^[1-9][0-9]*$ ]] && ((wanted <= ${#allocated[@]})) ||

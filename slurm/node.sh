@@ -8,6 +8,7 @@ set -euo pipefail
 # ------------------------------------------------------------------- software
 # Profiles, module files and conda's hooks use variables that nobody has set, and commands that fail.
 set +euo pipefail
+conda_before="${CONDA_PREFIX:-}"
 if [[ -n ${FSPO_MODULES:-} ]]; then
     command -v module >/dev/null || source /etc/profile
     # shellcheck disable=SC2086  # a list of names
@@ -19,8 +20,13 @@ if [[ -n ${FSPO_SETUP:-} ]]; then
 fi
 set -euo pipefail
 if [[ -z ${FSPO_VENV+set} && -z ${FSPO_CONTAINER:-} ]]; then
-    FSPO_VENV="${VIRTUAL_ENV:-}" # active where sbatch was called
-    [[ -n $FSPO_VENV || ! -d $FSPO_ROOT/.venv ]] || FSPO_VENV="$FSPO_ROOT/.venv"
+    # Before .venv comes what is active where sbatch was called (conda's base is nearly always), or what a module or
+    # FSPO_SETUP brings.
+    [[ ${CONDA_PREFIX:-} == "$conda_before" ]] || unset VIRTUAL_ENV
+    FSPO_VENV="${VIRTUAL_ENV:-}"
+    if [[ -z $FSPO_VENV && -d $FSPO_ROOT/.venv && (-z ${CONDA_PREFIX:-} || ${CONDA_DEFAULT_ENV:-} == base) ]]; then
+        [[ -n ${FSPO_MODULES:-}${FSPO_SETUP:-} ]] && command -v ray >/dev/null || FSPO_VENV="$FSPO_ROOT/.venv"
+    fi
 fi
 [[ -z ${FSPO_VENV:-} ]] || export PATH="$FSPO_VENV/bin:$PATH" VIRTUAL_ENV="$FSPO_VENV"
 # SLURM sets both where it is not told the GPUs' make, and verl refuses to run with both.

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRUN = """\
 #!/bin/bash
 echo "cpus of a step: ${SRUN_CPUS_PER_TASK-${SLURM_CPUS_PER_TASK-all}}" >>"$CALLS"
+echo "variables of a step: ${SLURM_EXPORT_ENV-ALL}" >>"$CALLS"
 for word in "$@"; do
     echo "$word" >>"$CALLS"
     [[ $word != --output=* ]] || echo "ray: command not found" >"${word#--output=}"
@@ -43,6 +44,8 @@ def bash(script: str, *arguments: str, **environment: str) -> subprocess.Complet
         ({"VIRTUAL_ENV": "/active", "FSPO_VENV": "/given"}, "/given"),
         ({"VIRTUAL_ENV": "/active", "FSPO_VENV": ""}, None),
         ({"FSPO_CONTAINER": "image.sif"}, None),
+        ({"CONDA_PREFIX": "/conda/envs/mine", "CONDA_DEFAULT_ENV": "mine"}, None),
+        ({"CONDA_PREFIX": "/conda", "CONDA_DEFAULT_ENV": "base"}, "ROOT/.venv"),
     ],
 )
 def test_a_node_takes_the_active_environment_before_the_repositorys(
@@ -52,6 +55,27 @@ def test_a_node_takes_the_active_environment_before_the_repositorys(
     done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", FSPO_ROOT=str(tmp_path), **given)
     path = os.environ["PATH"] if used is None else f"{used}/bin:{os.environ['PATH']}"
     assert done.stdout.strip() == path.replace("ROOT", str(tmp_path)), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setup", "first"),
+    [
+        ("export NCCL_DEBUG=INFO", "ROOT/.venv/bin"),
+        ("export PATH=ROOT:$PATH", "ROOT"),
+        ("export CONDA_PREFIX=/conda/envs/mine PATH=/conda/envs/mine/bin:$PATH", "/conda/envs/mine/bin"),
+        ("export VIRTUAL_ENV=/theirs PATH=/theirs/bin:$PATH", "/theirs/bin"),
+    ],
+)
+def test_an_environment_that_the_set_up_brings_comes_before_the_repositorys(
+    tmp_path: Path, setup: str, first: str
+) -> None:
+    (tmp_path / ".venv").mkdir()
+    install(tmp_path, ray="#!/bin/sh\n")
+    (tmp_path / "setup.sh").write_text(setup.replace("ROOT", str(tmp_path)) + "\n")
+    given = {"FSPO_ROOT": str(tmp_path), "FSPO_SETUP": str(tmp_path / "setup.sh"), "CONDA_PREFIX": ""}
+    given["PATH"] = "/usr/bin:/bin"  # without a Ray
+    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", **given)
+    assert done.stdout.split(":")[0] == first.replace("ROOT", str(tmp_path)), done.stderr
 
 
 def test_a_set_up_may_use_what_is_not_set_and_its_failure_is_named(tmp_path: Path) -> None:
@@ -94,12 +118,13 @@ def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: 
     container = {"FSPO_CONTAINER": "/image.sqsh", "FSPO_CONTAINER_RUNTIME": "pyxis"}
     done = bash(
         "launch.sh", "true", **SLURM, **container, CALLS=str(calls), SLURM_CPUS_PER_TASK="64",
+        SLURM_EXPORT_ENV="NONE",
         FSPO_RUN_DIR=os.path.relpath(run, ROOT), PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.returncode == 1 and f"see {run}/slurm/7-restart-0/ray.log" in done.stderr, done.stderr
     noted = calls.read_text().splitlines()
     assert f"--container-mounts={ROOT}:{ROOT},{run}:{run},/tmp:/tmp" in noted
-    assert "cpus of a step: all" in noted
+    assert "cpus of a step: all" in noted and "variables of a step: ALL" in noted
 
 
 def test_a_restart_within_a_job_takes_a_new_container(tmp_path: Path) -> None:
