@@ -96,6 +96,7 @@ def test_what_lies_on_the_disk_is_looked_at(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "run" / "checkpoints", 5, ranks=8)
     assert "is not the folder of a run" in problems(f"run.dir={tmp_path}/run")
     (tmp_path / "run" / "run.json").write_text('{"status": "failed", "versions": {}}')
+    (tmp_path / "run" / "config.yaml").write_text(f"run: {{dir: {tmp_path}/run}}")
     said = problems(f"run.dir={tmp_path}/run")
     assert re.search(r"global_step_5.* 8 .* 16\b", said)
     said = problems(f"data.train_files={tmp_path}/own.parquet")
