@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipe.runner.faults.preemption import end_on_signals, watch_for_warning
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.launch.commands import BAD_INPUT, BadInput, launch_or_exit, split_arguments
-from recipe.runner.launch.compose import compose, parsed
+from recipe.runner.launch.compose import Refused, compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.run_settings import with_settings_of_run
@@ -76,11 +76,32 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     except PreflightError as error:
         print(error, file=sys.stderr)
         sys.exit(BAD_INPUT)
+    except Refused as error:
+        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+        for problem in _further_problems(error.config, job, overrides):
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     own_run_id()  # before anything is started: whatever is, inherits it
     launch_or_exit(config, job, overrides)
+
+
+def _further_problems(config: DictConfig | None, job: Job, overrides: Sequence[str]) -> Sequence[str]:
+    """What else is wrong with a configuration that some overrides are missing from, so that all is said at once."""
+    if config is None or not OmegaConf.is_dict(config.run):
+        return ()
+    from recipe.runner.launch.prepare import prepare
+
+    try:
+        export_platform(config, elsewhere=True)
+        prepare(config, job, overrides, elsewhere=True)
+    except PreflightError as error:
+        return error.problems
+    except (HydraException, OmegaConfBaseException, WrongMachineError) as error:
+        return (str(error),)
+    return ()
 
 
 def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str]) -> str:

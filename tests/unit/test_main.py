@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from recipe.fspo.job import choices, compose
 from recipe.fspo.main import main, usage
+from recipe.runner.launch.old_keys import OLD_KEYS
 
 
 def test_every_choice_is_named_and_every_named_key_exists() -> None:
@@ -43,7 +44,10 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         ("resume={}", ["resume={}", "run.json"]),
         ("--multirun", ["--multirun", "recipe.fspo.compare"]),
         ("algo=fspo,gspo", ["algo=fspo,gspo", "recipe.fspo.compare"]),
-        ("--config-dir=mine", ["--config-dir=mine", "--help"]),
+        ("--config-dir=mine", ["--config-dir=mine", "hydra.searchpath", "--help"]),
+        ("--config-name=ppo_megatron_trainer", ["--config-name=ppo_megatron_trainer", "hydra.searchpath"]),
+        ("data.train_batch_size=8\r", ["data.train_batch_size=8", "\\r", "take it out"]),
+        *((f"{group}=null", [f"{group}=null", f"~{group}"]) for group in ("experiment", "algo", "mode", "match_scale")),
         ("--cfg=hydra", ["--cfg", "hydra", "job"]),
         ("dry_run=ture", ["dry_run=ture", "true"]),
         ("run=3", ["run=3", "run.dir=FOLDER"]),
@@ -87,6 +91,50 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
 def test_a_mistyped_key_gets_a_suggestion(override: str, meant: str) -> None:
     with pytest.raises(HydraException, match=rf"\b{re.escape(meant)}\b"):
         compose([override], own=("resume",))
+
+
+@pytest.mark.parametrize(
+    ("override", "not_meant"),
+    [
+        ("critic.model.fsdp_cfg.param_offload=true", "actor_rollout_ref"),
+        ("actor_rollout_ref.actor.tensor_model_parallel_size=2", "rollout.tensor"),
+        ("actor_rollout_ref.actor.model_engine=megatron", "did you mean"),
+        ("actor_rollout_ref.rollout.use_kl_loss=true", "actor.use_kl_loss"),
+    ],
+)
+def test_no_suggestion_is_in_another_part_of_verl(override: str, not_meant: str) -> None:
+    with pytest.raises(HydraException) as error:
+        compose([override])
+    assert not_meant not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("critic.model.fsdp_config.param_offload=true", "critic.fsdp"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2", "Megatron is not served"),
+        ("+actor_rollout_ref.rollout.update_weights_bucket_megabytes=512", "rollout.checkpoint_engine.update_weights"),
+        ("actor_rollout_ref.actor.checkpoint.contents=[model]", "save_contents"),
+        ("trainer.val_generations_to_log_to_wandb=3", "trainer.log_val_generations"),
+        ("ray_init.num_cpus=8", "ray_kwargs.ray_init"),
+    ],
+)
+def test_a_key_of_an_earlier_verl_is_named_with_todays(old: str, new: str) -> None:
+    with pytest.raises(HydraException, match=holds(old.lstrip("+").partition("=")[0], new)):
+        compose([old])
+
+
+def test_no_old_key_is_one_of_verls_today() -> None:
+    config = composed()
+    assert [key for key in OLD_KEYS if OmegaConf.select(config, key, default=re) is not re] == []
+
+
+def test_all_problems_are_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unknown keys and options, and what is wrong with the rest."""
+    wrong = ("algo=fsop", "trainer.n_gpus=1", "evaluate=ture", "mode=null", "actor_rollout_ref.rollout.n=0")
+    error = refused(monkeypatch, capsys, "experiment=demo", *wrong, "dry_run=true")
+    for name in ("algo=fsop", "trainer.n_gpus", "evaluate=ture", "mode=null", "actor_rollout_ref.rollout.n=0"):
+        assert name in error, error
 
 
 def test_a_word_for_true_or_false_is_refused() -> None:

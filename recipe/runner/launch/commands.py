@@ -25,6 +25,10 @@ BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
 
 
+#: Hydra's options that name another configuration.
+_OF_HYDRA: Final = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+
+
 class BadInput(ValueError):
     """The command line asks for something that cannot be done; the message names the argument and what to change."""
 
@@ -38,7 +42,15 @@ def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dic
     values: dict[str, Any] = {}
     overrides = []
     for argument in arguments:
+        if set("\r\n") & set(argument):
+            raise BadInput(f"{argument!r} has a line break in it, as a file written on Windows has (\\r): take it out")
         key, equals, value = argument.partition("=")
+        if key in _OF_HYDRA:
+            raise BadInput(
+                f"{argument}: leave --config-path, --config-name and --config-dir out; the configuration is this "
+                "program's. Give what your file adds as KEY=VALUE, or put it as experiment/NAME.yaml into a folder and "
+                "give hydra.searchpath=[FOLDER] experiment=NAME; see --help"
+            )
         if not argument.startswith("~") and (not equals or key.startswith("-")):
             raise BadInput(f"{argument!r} is not KEY=VALUE; see --help")
         if key not in own:

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
 from recipe.runner.launch.job import Job
+from recipe.runner.launch.old_keys import OLD_KEYS
 
 #: Configuration files of the runner, for a job's defaults list.
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
@@ -82,33 +83,97 @@ def quoted(value: object) -> str:
     return "'" + str(value).replace("'", r"\'") + "'"
 
 
+class Refused(ConfigCompositionException):
+    """All overrides that cannot be composed, a line each.
+
+    Attributes:
+        problems: The lines.
+        config: Of the others, so that its problems can be named in the same go; None where nothing can be composed.
+    """
+
+    def __init__(self, problems: Sequence[str], config: DictConfig | None = None) -> None:
+        super().__init__("\n".join(problems))
+        self.problems, self.config = tuple(problems), config
+
+
 def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) -> DictConfig:
     """The configuration of a job with these overrides, in every form of Hydra's grammar but a sweep.
 
     ``own`` are settings of the command itself, which a mistyped key may have been meant for.
 
     Raises:
-        hydra.errors.HydraException: for an unknown group option or key, naming it, the choices and what is like it; for
-            a word in place of true or false; for a key of an earlier verl, saying what to use instead.
+        Refused: for unknown options of a group and unknown keys, naming them, the choices and what is like them; for a
+            word in place of true or false; for a key of an earlier verl, saying what to use instead.
+        hydra.errors.HydraException: for what is no override.
     """
-    _check_switches(job, overrides)
-    _refuse_old_keys(job, overrides)
-    try:
-        return _compose(job, overrides)
-    except ConfigCompositionException as error:
-        if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
-            group, _, option = error.missing_cfg_file.rpartition("/")
-            like, options = did_you_mean(option, error.options), ", ".join(error.options)
-            raise ConfigCompositionException(f"there is no {group}={option}{like}: give one of {options}") from error
-        match = _NO_SUCH_KEY.search(str(error))
-        if match is None:
-            raise
+    good, problems = [], []
+    for override in overrides:
+        if (problem := _problem_of(job, override)) is None:
+            good.append(override)
+        else:
+            problems.append(problem)
+    while True:
+        try:
+            config = _compose(job, good)
+        except ConfigCompositionException as error:
+            bad, problem = _explained(job, good, error, own)
+            if bad is None:
+                raise Refused([*problems, problem]) from error
+            good.remove(bad)
+            problems.append(problem)
+            continue
+        problems += _wrong_switches(job, good)
+        if problems:
+            raise Refused(problems, config)
+        return config
+
+
+def _problem_of(job: Job, text: str) -> str | None:
+    """What is wrong with an override by itself, in a sentence."""
+    (override,) = parsed([text])
+    key = str(override.key_or_group)
+    if (job.config.parent / key).is_dir() and override.value() is None and not override.is_delete():
+        return f"{key}=null: {key} is a group of settings; leave it out, or write ~{key} to run without one"
+    for old, remedy in {**OLD_KEYS, **job.old_keys}.items():
+        if f"{key}.".startswith(f"{old}."):
+            return f"{key}: there is no {old}; {remedy}"
+    return None
+
+
+def _explained(
+    job: Job, overrides: Sequence[str], error: ConfigCompositionException, own: Collection[str]
+) -> tuple[str | None, str]:
+    """Which of the overrides Hydra does not compose, and why, with the choices or what is like it."""
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        like, options = did_you_mean(option, error.options), ", ".join(error.options)
+        return _with_key(overrides, group), f"there is no {group}={option}{like}: give one of {options}"
+    match = _NO_SUCH_KEY.search(str(error))
+    if match is None:
+        return None, str(error)
+    key = match[1] or match[2]
+    first, newline, rest = str(error).partition("\n")
+    return _with_key(overrides, key), f"{first}{_like(job, key, own)}{newline}{rest}".rstrip()
+
+
+def _with_key(overrides: Sequence[str], key: str) -> str | None:
+    for override in overrides:
+        if str(parsed([override])[0].key_or_group) == key:
+            return override
+    return None
+
+
+def _like(job: Job, key: str, own: Collection[str]) -> str:
+    """What a mistyped key may have been meant for; never a key of another part of verl, which has many names twice."""
+    keys = list(_keys(OmegaConf.to_container(_compose(job, []))))
+    parts = key.split(".")
+    if len(parts) == 1 or parts[0] in ("fspo", "run"):
         groups = [path.name for path in job.config.parent.iterdir() if path.is_dir()]
         # There is a critic's key beside many of the actor's.
-        keys = [key for key in _keys(OmegaConf.to_container(_compose(job, []))) if not key.startswith("critic.")]
-        like = did_you_mean(match[1] or match[2], [*own, *groups, *keys])
-        first, newline, rest = str(error).partition("\n")
-        raise ConfigCompositionException(f"{first}{like}{newline}{rest}".rstrip()) from error
+        return did_you_mean(key, [*own, *groups, *(other for other in keys if not other.startswith("critic."))])
+    part = ".".join(parts[: 2 if parts[0] == "actor_rollout_ref" else 1]) + "."
+    like = did_you_mean(key.removeprefix(part), [other.removeprefix(part) for other in keys if other.startswith(part)])
+    return like.replace("did you mean ", f"did you mean {part}")
 
 
 def _compose(job: Job, overrides: Sequence[str]) -> DictConfig:
@@ -118,22 +183,16 @@ def _compose(job: Job, overrides: Sequence[str]) -> DictConfig:
         return hydra_compose(job.config.stem, overrides=[path, *rest])
 
 
-def _refuse_old_keys(job: Job, overrides: Iterable[str]) -> None:
-    for override in parsed(overrides):
-        key = override.key_or_group
-        for old, remedy in job.old_keys.items():
-            if f"{key}.".startswith(f"{old}."):
-                raise ConfigCompositionException(f"{key}: verl has no {old} any more; {remedy}")
-
-
-def _check_switches(job: Job, overrides: Sequence[str]) -> None:
-    """Refuse ``no`` or ``flase`` where true or false belongs: any word would count as true."""
+def _wrong_switches(job: Job, overrides: Sequence[str]) -> list[str]:
+    """``no`` or ``flase`` where true or false belongs: any word would count as true."""
+    wrong = []
     for override in parsed(overrides):
         key, value = str(override.key_or_group), override.value()
         if not isinstance(value, str) or not difflib.get_close_matches(value.lower(), _LIKE_A_SWITCH, cutoff=0.7):
             continue
         if isinstance(OmegaConf.select(_compose(job, []), key), bool):
-            raise ConfigCompositionException(f"{key}={value}: give true or false")
+            wrong.append(f"{key}={value}: give true or false")
+    return wrong
 
 
 def _keys(values: Any, place: str = "") -> Iterator[str]:

@@ -1,0 +1,57 @@
+"""Keys that verl had in its releases 0.3 to 0.8 and that 0.9.1 does not have, with what to give instead.
+
+From the composed ``ppo_trainer`` of each tag. A key stands for all that lies below it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_PROFILER: Final = "use global_profiler, and profiler.tool_config beside it"
+_OUT: Final = "leave it out"
+
+OLD_KEYS: Final = {
+    "actor_rollout_ref.actor.checkpoint.contents": "use save_contents and load_contents beside it",
+    "actor_rollout_ref.actor.profiler.discrete": _PROFILER,
+    "actor_rollout_ref.ref.profiler.discrete": _PROFILER,
+    "actor_rollout_ref.rollout.profiler.discrete": _PROFILER,
+    "actor_rollout_ref.profiler": _PROFILER,
+    "actor_rollout_ref.actor.router_replay": "it needs Megatron, which is not served; " + _OUT,
+    "actor_rollout_ref.ref.router_replay": "it needs Megatron, which is not served; " + _OUT,
+    "actor_rollout_ref.actor.megatron": "Megatron is not served; leave its keys out, and shard with fsdp_size",
+    "actor_rollout_ref.ref.megatron": "Megatron is not served; leave its keys out",
+    "actor_rollout_ref.ref.model": "the reference has the actor's model; " + _OUT,
+    "actor_rollout_ref.rollout.chat_scheduler": "use actor_rollout_ref.rollout.agent.default_agent_loop",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space": "vLLM has none; " + _OUT,
+    "actor_rollout_ref.rollout.multi_turn.completion_callback": "use actor_rollout_ref.rollout.agent",
+    "actor_rollout_ref.rollout.multi_turn.max_turns": "use max_assistant_turns and max_user_turns beside it",
+    "actor_rollout_ref.rollout.skip": _OUT,
+    "actor_rollout_ref.rollout.skip_dump_dir": _OUT,
+    "actor_rollout_ref.rollout.skip_rollout": _OUT,
+    "actor_rollout_ref.rollout.update_weights_bucket_megabytes": (
+        "use actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
+    ),
+    "actor_rollout_ref.rollout.use_fire_sampling": _OUT,
+    "algorithm.rollout_correction.rollout_rs_threshold_lower": (
+        "write both thresholds as algorithm.rollout_correction.rollout_rs_threshold=LOWER_UPPER"
+    ),
+    "algorithm.rollout_correction.rollout_token_veto_threshold": (
+        "use a rule of algorithm.rollout_correction.rollout_rs, such as token_k1"
+    ),
+    "algorithm.rollout_correction.use_policy_gradient": "use algorithm.rollout_correction.bypass_mode and loss_type",
+    "critic.checkpoint.contents": "use save_contents and load_contents beside it",
+    "critic.megatron": "Megatron is not served; leave its keys out",
+    "critic.model.fsdp_config": "use critic.fsdp; without a critic (no adv_estimator=gae) leave critic.* out",
+    "critic.profiler.discrete": _PROFILER,
+    "ray_init": "use ray_kwargs.ray_init",
+    "reward_manager": "use reward.reward_manager",
+    "reward_model.launch_reward_fn_async": "rewards are always computed beside the generation; " + _OUT,
+    "reward_model.sandbox_fusion": "use reward.sandbox_fusion",
+    "reward_model.use_reward_loop": _OUT,
+    "trainer.controller_nsight_options": "use global_profiler.global_tool_config.nsys",
+    "trainer.npu_profile": "NPUs are not served; " + _OUT,
+    "trainer.profile_steps": "use global_profiler.steps",
+    "trainer.use_legacy_worker_impl": "there is one implementation; " + _OUT,
+    "trainer.val_generations_to_log_to_wandb": "use trainer.log_val_generations",
+    "trainer.worker_nsight_options": "use global_profiler.global_tool_config.nsys",
+}
