@@ -19,6 +19,7 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
 
   algo=fspo             loss, clip values and native advantage: {", ".join(choices("algo"))}
   experiment=demo       model, data, machine: {", ".join(choices("experiment"))}
+                        own: none of these; your main_ppo arguments go beside it (docs/your-script.md)
   mode=sync             when responses are generated: {", ".join(choices("mode"))}
   seed=1                of data order, sampling and initialisation
   advantage=native      or shared: one advantage estimator for every algorithm

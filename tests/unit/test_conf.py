@@ -28,9 +28,11 @@ def resolved(*overrides: str) -> DictConfig:
 
 #: The algorithm is swapped on GPUs here, and on the demo in test_checks.py.
 ON_GPUS = "experiment=qwen3_8b"
+#: With a model and a machine.
+JOBS = [experiment for experiment in choices("experiment") if experiment != "own"]
 
 
-@pytest.mark.parametrize("experiment", choices("experiment"))
+@pytest.mark.parametrize("experiment", JOBS)
 def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
     config = resolved(f"experiment={experiment}")
     assert config.trainer.experiment_name == experiment
@@ -43,7 +45,7 @@ def test_device_decides_attention_and_what_is_of_cpus(experiment: str) -> None:
     assert ("recipe.runner.cpu" in OmegaConf.to_yaml(config)) is not on_gpu
 
 
-@pytest.mark.parametrize("experiment", choices("experiment"))
+@pytest.mark.parametrize("experiment", JOBS)
 def test_nothing_is_compiled_for_each_length_of_a_pack(experiment: str) -> None:
     config = resolved(f"experiment={experiment}").actor_rollout_ref
     for role in (config.actor, config.ref):
@@ -63,7 +65,7 @@ def test_verls_entropy_in_chunks_is_compiled_for_each_length() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("experiment", choices("experiment"))
+@pytest.mark.parametrize("experiment", JOBS)
 def test_steps_end_a_run_even_if_an_epoch_is_one_step(experiment: str) -> None:
     trainer = resolved(f"experiment={experiment}", "trainer.total_training_steps=5000").trainer
     assert trainer.total_epochs >= trainer.total_training_steps  # verl ends at whichever comes first
@@ -167,3 +169,10 @@ def test_composed_is_what_hydra_composes() -> None:
     overrides = ["seed=7", "trainer.save_freq=3", "+trainer.extra.key=[1,a]", "data.train_files=null", "algo=gspo"]
     overrides += ["experiment=qwen3_8b", "~trainer.device", "++data.seed=4", "trainer.project_name='2026_11_23'"]
     assert OmegaConf.to_container(composed(*overrides)) == OmegaConf.to_container(compose(overrides))
+
+
+def test_experiment_own_is_verls_defaults_and_the_base() -> None:
+    own, bare = (OmegaConf.to_container(compose([word])) for word in ("experiment=own", "~experiment"))
+    assert isinstance(own, dict) and isinstance(bare, dict)
+    assert own.pop("trainer") == bare.pop("trainer") | {"experiment_name": "own", "total_epochs": 30}
+    assert own == bare
