@@ -192,7 +192,7 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
             out.flush()
             if status == 0:
                 out.seek(0)
-                named = out.read().partition("\nactor_rollout_ref:")[0]  # the notes; the configuration names every key
+                named = out.read()
                 config = compose(words)
                 for key in given(config, JOB, words).values:
                     if f"{key}=" not in named and (why := _without_reader(key, config)):

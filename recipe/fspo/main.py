@@ -46,8 +46,8 @@ Settings often changed, of the recipe and of verl:
   hydra.searchpath=[FOLDER]                                 your algo/ (own loss: docs/extending.md) or experiment/
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there, ~KEY removes one).
-dry_run=true checks and plans the run, prints its configuration and ends before Ray, writing nothing; --cfg job prints
-the configuration as it is composed (--resolve, --package GROUP).
+dry_run=true checks and plans the run and ends before Ray, writing nothing; dry_run=full prints its configuration, too;
+--cfg job prints the configuration as it is composed (--resolve, --package GROUP).
 Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted (saved, unless no step was done),
 {INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or a closed terminal.
 

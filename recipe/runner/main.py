@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -46,8 +46,8 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         ]
         settings, overrides = split_arguments(rest, ["dry_run"])
         dry_run = settings.get("dry_run", False)
-        if type(dry_run) is not bool:
-            raise BadInput(f"dry_run={dry_run}: give true or false")
+        if type(dry_run) is not bool and dry_run != "full":
+            raise BadInput(f"dry_run={dry_run}: give true, false, or full for the whole configuration")
         sweeps = [str(override.input_line) for override in parsed(overrides) if override.is_sweep_override()]
         if flags.multirun or sweeps:
             what = sweeps[0] if sweeps else "--multirun"
@@ -69,9 +69,9 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
             watch_for_warning()
             end_on_signals()
         os.environ.setdefault("VERL_LOGGING_LEVEL", "WARN")  # this process only; workers log to their files as they do
-        export_platform(config, elsewhere=dry_run)
+        export_platform(config, elsewhere=bool(dry_run))
         if dry_run:
-            print(_tried_out(config, job, overrides), end="", flush=True)
+            print(_tried_out(config, job, overrides, whole=dry_run == "full"), end="", flush=True)
             return
     except PreflightError as error:
         print(error, file=sys.stderr)
@@ -104,8 +104,10 @@ def _further_problems(config: DictConfig | None, job: Job, overrides: Sequence[s
     return ()
 
 
-def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str]) -> str:
-    """What ``dry_run=true`` prints: the resolved configuration, the plan, what could not be checked. Writes nothing.
+def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str], whole: bool) -> str:
+    """What ``dry_run=true`` prints: the plan, what could not be checked, what differs from the given keys.
+
+    With ``whole`` (``dry_run=full``) the resolved configuration follows. Writes nothing.
 
     Raises:
         PreflightError: if this recipe or verl refuses the configuration or a file that is here.
@@ -114,7 +116,7 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str]) -> str:
     from recipe.runner.plan.prediction import plan
 
     start = prepare(config, job, overrides, elsewhere=True)
-    lines = [OmegaConf.to_yaml(start.config, resolve=True), start.notes]
+    lines = []
     try:
         planned = plan(start.config, job)
         assumed = f"does not fit GPUs of {planned.hardware.gpu_gb:g} GiB, which the plan assumes"
@@ -123,4 +125,16 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str]) -> str:
         lines.append(f"not planned: {error}")
     lines += job.outlook(start.config)
     lines += [f"not checked on this machine: {problem}" for problem in start.unsettled]
+    lines += _differing(start.config, overrides)
+    lines.append(start.notes)
+    lines.append(OmegaConf.to_yaml(start.config, resolve=True) if whole else "the configuration: dry_run=full")
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
+
+
+def _differing(config: DictConfig, overrides: Sequence[str]) -> Iterator[str]:
+    """Given keys that the run has with another value; a path that was made absolute is the same one."""
+    for override in parsed(overrides):
+        key, wanted = str(override.key_or_group), override.value()
+        value = OmegaConf.select(config, key) if "." in key and not override.is_delete() else wanted
+        if str(value) != str(wanted) and "${" not in str(wanted) and not str(value).endswith(str(wanted).lstrip("./")):
+            yield f"given {key}={wanted}, in the run {value}"

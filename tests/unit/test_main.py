@@ -167,7 +167,7 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
         (tmp_path / "run.json").write_text(json.dumps(begun))
     before = sorted(tmp_path.iterdir())
     command = [*settings, f"run.dir={tmp_path}"] if new else [f"resume={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=true" if new else "dry_run=true"])
+    monkeypatch.setattr(sys, "argv", ["main", *command, "++dry_run=full" if new else "dry_run=full"])
     main()
     printed = capsys.readouterr().out
     for part in (
@@ -179,6 +179,20 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
     ):
         assert part in printed
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_dry_run_says_what_matters_in_few_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    settings = ["experiment=qwen3_8b", "actor_rollout_ref.rollout.n=8", "data.val_files=[a.parquet,b.parquet]"]
+    monkeypatch.setattr(sys, "argv", ["main", *settings, "dry_run=true"])
+    main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60 and "dry_run=full" in lines[-1]
+    at = [next(i for i, line in enumerate(lines) if line.startswith(part)) for part in ("GiB per GPU", "not checked")]
+    assert at == sorted(at)
+    assert not [line for line in lines if line.startswith("given actor_rollout_ref.rollout.n=")]
 
 
 def test_a_dry_run_says_why_there_is_no_plan(
