@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from composing import composed
 from hydra.utils import instantiate
+from messages import holds
 
 from fspo.losses import ALGORITHMS
 from recipe.fspo import config as method
 from recipe.fspo.config import complete_loss
 from recipe.fspo.job import JOB, choices
-from recipe.runner.launch import checks
+from recipe.runner.launch import checks, inputs
 from recipe.runner.launch.prepare import check, on_this_machine
 from recipe.runner.launch.values import PreflightError
 from recipe.runner.launch.without_effect import given
@@ -85,6 +87,11 @@ MISTAKES = (
         *("= 272 ", "actor.ppo_max_token_len_per_gpu = 100", "2 Ulysses", "ppo_max_token_len_per_gpu=136"),
     ),
     (f"{ROLLOUT}.tensor_model_parallel_size=3", "parallel_size=3 ", "heads", "set it to 2"),
+    (f"{ROLLOUT}.tensor_model_parallel_size=3", f"{ROLLOUT}.tensor_model_parallel_size * data_parallel_size", "=3:"),
+    (
+        "data.max_response_length=600 +actor_rollout_ref.model.override_config.max_position_embeddings=1024",
+        *("= 616 ", "max_position_embeddings = 512", "override_config", "config.json"),
+    ),
     # what contradicts itself, or is not served
     (f"{ROLLOUT}.val_kwargs.n=2 {ROLLOUT}.val_kwargs.temperature=0", "val_kwargs.n=2 ", "temperature=0", "1.0"),
     (f"{ACTOR}.checkpoint.async_save=true", "async_save=true", "set it to false"),
@@ -228,3 +235,9 @@ def test_a_run_names_every_setting_of_its_loss() -> None:
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     named = {field.name: policy_loss[field.name] for field in dataclasses.fields(ALGORITHMS["seq_rloo"])}
     assert named == dataclasses.asdict(ALGORITHMS["seq_rloo"]) | {"clip_high": 0.3}
+
+
+def test_a_quantised_checkpoint_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "read_model_config", lambda config: {"quantization_config": {"quant_method": "fp8"}})
+    found = list(checks.setting_problems(composed(f"actor_rollout_ref.model.path={tmp_path}")))
+    assert [text for text in found if re.search(holds(f"model.path={tmp_path} ", "quantization_config", "=fp8"), text)]

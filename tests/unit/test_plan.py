@@ -14,6 +14,7 @@ from recipe.fspo.job import JOB
 from recipe.runner.launch.commands import BadInput
 from recipe.runner.plan import command
 from recipe.runner.plan.memory import GIB, PHASES
+from recipe.runner.plan.model import ModelShape, read_architecture
 from recipe.runner.plan.prediction import Plan, plan
 from recipe.runner.plan.setup import Hardware
 
@@ -195,3 +196,21 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for name in ("nodes", "gpus", "model_config", *Hardware.model_fields):
         assert re.search(rf"^  {name} +\S", text, re.M), name
+
+
+def test_positions_are_those_of_the_model_by_its_name() -> None:
+    names = ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-1.7B-Base")
+    assert [read_architecture(name)[0]["max_position_embeddings"] for name in names] == [40960, 32768] * 2
+
+
+def test_a_config_that_asks_for_flash_attention_is_counted_without_it() -> None:
+    fields, name = read_architecture("Qwen/Qwen3-1.7B-Base")
+    asks = fields | {"attn_implementation": "flash_attention_2"}
+    assert ModelShape.from_config(asks, name).parameters == ModelShape.from_config(fields, name).parameters
+
+
+def test_no_remedy_is_set_already() -> None:
+    problems = planned(f"{_ACTOR}.ppo_max_token_len_per_gpu=10240", gpu_gb=20).problems
+    assert problems and not any(f"{_CHECKPOINTING}=true" in problem for problem in problems)
+    update = [problem for problem in problems if "ppo_max_token_len_per_gpu" in problem and "lower" in problem]
+    assert not update, "a budget of one sequence cannot be lower"

@@ -68,7 +68,7 @@ MISTAKES = (
         "trainer.logger=[console,wandb]": r"wandb.*WANDB_API_KEY",
     },
     {
-        "mode=separate_async": r"rollout\.nnodes \* rollout\.n_gpus_per_node=1 ",
+        "mode=separate_async": r"rollout\.nnodes \* actor_rollout_ref\.rollout\.n_gpus_per_node=1 ",
         f"{_ROLLOUT}.n_gpus_per_node=1": r"n_gpus_per_node=1 .*=2",
         f"{_ROLLOUT}.gpu_memory_utilization=0.98": r"utilization=0\.98 .* GiB .*gpu_memory_utilization",
     },

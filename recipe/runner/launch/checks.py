@@ -100,22 +100,26 @@ def batch_problems(config: DictConfig) -> Iterator[str]:
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     ranks = trainer.n_gpus_per_node * trainer.nnodes
     mini, n = actor.ppo_mini_batch_size, rollout.n
-    yield from _divides("data.train_batch_size", config.data.train_batch_size, "actor.ppo_mini_batch_size", mini)
+    yield from _divides("data.train_batch_size", config.data.train_batch_size, f"{_ACTOR}.ppo_mini_batch_size", mini)
     sequences = mini * n
     name, shards = "trainer.nnodes * trainer.n_gpus_per_node", actor.fsdp_config.fsdp_size
-    yield from _divides("actor.ppo_mini_batch_size * rollout.n", sequences, name, ranks)
-    yield from _divides(name, ranks, "ulysses_sequence_parallel_size", ulysses(config))
+    yield from _divides(f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n", sequences, name, ranks)
+    yield from _divides(name, ranks, f"{_ACTOR}.ulysses_sequence_parallel_size", ulysses(config))
     if 0 < shards < ranks:
-        yield from _divides(name, ranks, "actor.fsdp_config.fsdp_size", shards)
+        yield from _divides(name, ranks, f"{_ACTOR}.fsdp_config.fsdp_size", shards)
     micro = actor.ppo_micro_batch_size_per_gpu
     if micro is not None and not actor.use_dynamic_bsz and sequences % ranks == 0:
-        per_rank = "actor.ppo_mini_batch_size * rollout.n / ranks"
-        yield from _divides(per_rank, sequences // ranks, "actor.ppo_micro_batch_size_per_gpu", micro)
+        per_rank = f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n / ranks"
+        yield from _divides(per_rank, sequences // ranks, f"{_ACTOR}.ppo_micro_batch_size_per_gpu", micro)
     per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     if server_slots.asynchronous_mode(config) == "separate_async":  # vLLM has ranks of its own
-        name, ranks = "rollout.nnodes * rollout.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
-    yield from _divides(name, ranks, "rollout's parallel sizes", per_replica)
+        name, ranks = f"{_ROLLOUT}.nnodes * {_ROLLOUT}.n_gpus_per_node", rollout.nnodes * rollout.n_gpus_per_node
+    sizes = f"{_ROLLOUT}.tensor_model_parallel_size * data_parallel_size * pipeline_model_parallel_size"
+    yield from _divides(name, ranks, sizes, per_replica)
     yield from server_slots.problems(config)
+
+
+_POSITIONS: Final = "the model's max_position_embeddings"
 
 
 def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
@@ -128,7 +132,7 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     longest = config.data.max_prompt_length + config.data.max_response_length
     limits = [
-        ("the model's max_position_embeddings", max_positions, 1),
+        (_POSITIONS, max_positions, 1),
         (f"{_ROLLOUT}.max_model_len", rollout.max_model_len, 1),
     ]
     if actor.use_dynamic_bsz:
@@ -143,6 +147,8 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
             over = f" on each of {parts} Ulysses ranks" if parts > 1 else ""
             raised = name.startswith("actor") and not (isinstance(max_positions, int) and longest > max_positions)
             more = f"set {name}={-(-longest // parts)} or more, or " if raised else ""
+            if name == _POSITIONS and OmegaConf.select(config, f"{_MODEL}.override_config.max_position_embeddings"):
+                more = "override_config reaches the trainer and not vLLM: raise it in a copy of config.json, or "
             yield (
                 f"data.max_prompt_length + data.max_response_length = {longest} exceeds {name} = {limit}{over}: "
                 f"{more}shorten data.max_response_length"
@@ -206,6 +212,12 @@ def setting_problems(config: DictConfig) -> Iterator[str]:
             f"{_MODEL}.path={model.path}",
             "is a mixtral: verl 0.9.1 sends its experts to vLLM under names that vLLM does not know for it, and the "
             "run would wait for ever; Qwen3-MoE works",
+        ),
+        (
+            bool(inputs.read_model_config(config).get("quantization_config")),
+            f"{_MODEL}.path={model.path}",
+            "is a quantised checkpoint (quantization_config in its config.json), which cannot be trained: give the "
+            f"weights that it was made from; vLLM quantises its copy with {_ROLLOUT}.quantization=fp8",
         ),
         (
             model.get("lora_adapter_path") and not model.get("lora_rank"),

@@ -54,12 +54,13 @@ class ModelShape:
         if (kind := fields.get("model_type")) not in KNOWN_TYPES:
             raise BadInput(
                 f"{name}: model_type={kind!r} is not a decoder that the planner can count; it knows "
-                f"{', '.join(KNOWN_TYPES)}"
+                f"{', '.join(KNOWN_TYPES)}. Its run is not affected: measure its first steps instead"
             )
         try:
             config = AutoConfig.for_model(**fields)
             with torch.device("meta"):
-                module = AutoModelForCausalLM.from_config(config)
+                # A config.json may ask for flash-attn, which this machine need not have.
+                module = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         except Exception as error:  # of many kinds, for a size that is missing, none or 0
             raise BadInput(f"{name}: transformers builds no model of this config.json: {error}") from None
         layer = list(module.model.layers[0].parameters())
@@ -117,7 +118,7 @@ def read_architecture(path: str, model_config: str | None = None) -> tuple[dict[
     """
     # A folder may be called 3.
     place = model_folder(path) if model_config is None else Path(str(model_config)).expanduser()
-    built_in = BUILT_IN / f"{Path(path).name.removesuffix('-Base')}.json"
+    built_in = BUILT_IN / f"{Path(path).name}.json"
     if place is None and built_in.is_file():
         return json.loads(built_in.read_text(encoding="utf-8")), f"{path} (built-in numbers)"
     if place is None:

@@ -24,7 +24,7 @@ _FEWER_TOKENS: Final = (
 #: What makes an item of the memory smaller.
 _REMEDIES: Final = {
     **dict.fromkeys(("activations of a layer", "logits", "entropy"), _FEWER_TOKENS),
-    "activations kept": f"{_FEWER_TOKENS}; less is kept with {_MODEL}.enable_gradient_checkpointing=true",
+    "activations kept": _FEWER_TOKENS,
     "unreduced gradients": f"set {_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation=false",
     "vLLM asleep": f"set {_ROLLOUT}.free_cache_engine=true",
     "vLLM weights": f"raise {_ROLLOUT}.tensor_model_parallel_size",
@@ -122,6 +122,11 @@ def memory_problems(memory: Memory, setup: Setup, hardware: Hardware) -> Iterato
             continue
         largest, value = max(memory.items[phase].items(), key=lambda item: item[1])
         remedy = _REMEDIES.get(largest, "raise trainer.n_gpus_per_node or trainer.nnodes")
+        if largest == "activations kept" and not setup.model.enable_gradient_checkpointing:
+            remedy += f"; less is kept with {_MODEL}.enable_gradient_checkpointing=true"
+        if remedy.startswith(_FEWER_TOKENS) and setup.update_tokens * setup.ulysses <= setup.longest:
+            # A sequence is never split, so the budget cannot be lower; its parts can be.
+            remedy = remedy.replace(_FEWER_TOKENS, f"raise {_ACTOR}.ulysses_sequence_parallel_size")
         yield (
             f"{title}: {f'with {share} ' if phase == 'rollout' else ''}a GPU needs {total / GIB:.1f} GiB of "
             f"{hardware.gpu_gb:g}, most of it for {largest} ({value / GIB:.1f}): {remedy}"
