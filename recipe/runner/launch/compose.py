@@ -7,9 +7,10 @@ reads the same files by path instead.
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.util
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
         hydra.errors.HydraException: for what is no override.
     """
     good, problems = [], []
+    defaults = functools.cache(lambda: _compose(job, []))  # asked for something that is wrong, and only then
     for override in overrides:
         if (problem := _problem_of(job, override)) is None:
             good.append(override)
@@ -116,13 +118,13 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
         try:
             config = _compose(job, good)
         except ConfigCompositionException as error:
-            bad, problem = _explained(job, good, error, own)
+            bad, problem = _explained(job, good, error, own, defaults)
             if bad is None:
                 raise Refused([*problems, problem]) from error
             good.remove(bad)
             problems.append(problem)
             continue
-        problems += _wrong_switches(job, good)
+        problems += _wrong_switches(good, defaults)
         if problems:
             raise Refused(problems, config)
         return config
@@ -141,7 +143,11 @@ def _problem_of(job: Job, text: str) -> str | None:
 
 
 def _explained(
-    job: Job, overrides: Sequence[str], error: ConfigCompositionException, own: Collection[str]
+    job: Job,
+    overrides: Sequence[str],
+    error: ConfigCompositionException,
+    own: Collection[str],
+    defaults: Callable[[], DictConfig],
 ) -> tuple[str | None, str]:
     """Which of the overrides Hydra does not compose, and why, with the choices or what is like it."""
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
@@ -153,7 +159,7 @@ def _explained(
         return None, str(error)
     key = match[1] or match[2]
     first, newline, rest = str(error).partition("\n")
-    return _with_key(overrides, key), f"{first}{_like(job, key, own)}{newline}{rest}".rstrip()
+    return _with_key(overrides, key), f"{first}{_like(job, key, own, defaults())}{newline}{rest}".rstrip()
 
 
 def _with_key(overrides: Sequence[str], key: str) -> str | None:
@@ -163,9 +169,9 @@ def _with_key(overrides: Sequence[str], key: str) -> str | None:
     return None
 
 
-def _like(job: Job, key: str, own: Collection[str]) -> str:
+def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str:
     """What a mistyped key may have been meant for; never a key of another part of verl, which has many names twice."""
-    keys = list(_keys(OmegaConf.to_container(_compose(job, []))))
+    keys = list(_keys(OmegaConf.to_container(defaults)))
     parts = key.split(".")
     if len(parts) == 1 or parts[0] in ("fspo", "run"):
         groups = [path.name for path in job.config.parent.iterdir() if path.is_dir()]
@@ -183,14 +189,14 @@ def _compose(job: Job, overrides: Sequence[str]) -> DictConfig:
         return hydra_compose(job.config.stem, overrides=[path, *rest])
 
 
-def _wrong_switches(job: Job, overrides: Sequence[str]) -> list[str]:
+def _wrong_switches(overrides: Sequence[str], defaults: Callable[[], DictConfig]) -> list[str]:
     """``no`` or ``flase`` where true or false belongs: any word would count as true."""
     wrong = []
     for override in parsed(overrides):
         key, value = str(override.key_or_group), override.value()
         if not isinstance(value, str) or not difflib.get_close_matches(value.lower(), _LIKE_A_SWITCH, cutoff=0.7):
             continue
-        if isinstance(OmegaConf.select(_compose(job, []), key), bool):
+        if isinstance(OmegaConf.select(defaults(), key), bool):
             wrong.append(f"{key}={value}: give true or false")
     return wrong
 
