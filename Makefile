@@ -44,7 +44,7 @@ test-gpu-contract: setup  ## a GPU job against vLLM's CUDA wheel (280 MB, loaded
 gpu-check:  ## the first hour on one or two GPUs, step by step, each with a verdict; goes on where it stopped
 	@python -m benchmarks.gpu_check $(ARGS)
 
-gpu-smoke:  ## its last step again: two training steps with what the 8B job uses
+gpu-smoke:  ## its smoke test again: two training steps with what the 8B job uses
 	@python -m benchmarks.gpu_check --steps smoke --again smoke $(ARGS)
 
 gpu-bundle: setup  ## the GPU stack in parts for a cluster without a network, in runs/gpu_bundle (PYTHON=3.12)

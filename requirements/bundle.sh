@@ -5,6 +5,7 @@
 #                               packed and compressed in parts of at most 45 MB; unpacked, each goes on PYTHONPATH
 #   bundle.sh pack FOLDER OUT   any folder, a model or data say: OUT/part-*, parts.sha256, files.sha256
 #   bundle.sh unpack OUT NEW    checks every part, joins them, checks every file; NEW appears only when it is complete
+#   bundle.sh cross-entropy FOLDER SITE    flash-attn's cross-entropy alone, from its source archive in FOLDER
 # NEW/SHA256SUMS lists the files: FSPO_MANIFEST=NEW/SHA256SUMS lets a job check them before it starts.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -76,6 +77,21 @@ flash_attention() { # FOLDER
         --dest "$1" --requirement "$here/gpu-flash-attn.txt"
 }
 
+# verl's log-probabilities without a loop over the rows: flash-attn's cross-entropy, which is Triton and needs no
+# compiler. It is a package of its own, because transformers takes flash_attn without metadata for an error, and that of
+# the name flash-attn for its attention.
+cross_entropy() { # FOLDER SITE
+    local archive version info file=flash_attn/ops/triton/cross_entropy.py
+    archive="$(find "$1" -maxdepth 1 -name 'flash_attn-*.tar.gz' -print -quit)"
+    [[ -n $archive ]] || fail "$1 holds no flash_attn-*.tar.gz: bundle.sh slim and wheels load it"
+    version="${archive##*/flash_attn-}" version="${version%.tar.gz}" info="$2/flash_attn_cross_entropy-$version.dist-info"
+    mkdir -p "$2/${file%/*}" "$info"
+    touch "$2"/flash_attn/{,ops/,ops/triton/}__init__.py
+    tar -xzf "$archive" -O "flash_attn-$version/$file" >"$2/$file"
+    printf 'Metadata-Version: 2.1\nName: flash-attn-cross-entropy\nVersion: %s\n' "$version" >"$info/METADATA"
+    echo flash_attn >"$info/top_level.txt"
+}
+
 wheels() { # OUT
     local version="${PYTHON:-}" folder="$1/downloads"
     version="${version##*python}" version="${version:-3.12}"
@@ -103,11 +119,7 @@ slim() { # OUT
         rm -rf "$site/bin"
     done
     rm -rf "$1"/base.site/{fspo,recipe,conf,benchmarks}
-    # verl's fast cross-entropy is flash-attn's, in Triton: a package of that file alone. Attention is sdpa's.
-    mkdir -p "$1/base.site/flash_attn/ops/triton"
-    touch "$1"/base.site/flash_attn/{,ops/,ops/triton/}__init__.py
-    tar -xzf "$1"/downloads/flash_attn-*.tar.gz -O --wildcards '*/flash_attn/ops/triton/cross_entropy.py' \
-        >"$1/base.site/flash_attn/ops/triton/cross_entropy.py"
+    cross_entropy "$1/downloads" "$1/base.site"
     # What no step imports: Java, the dashboard's pages, other libraries; kernels of older GPUs, of mixtures of experts,
     # for other Pythons and other models, and vLLM's front end in Rust.
     (cd "$1/ray.site/ray" && rm -rf jars cpp rllib serve llm tune train dashboard/client)
@@ -124,6 +136,7 @@ case "${1:-}-$#" in
     wheels-2) wheels "$2" ;;
     slim-2) slim "$2" ;;
     pack-3) pack "$2" "$3" ;;
+    cross-entropy-3) cross_entropy "$2" "$3" ;;
     unpack-3) unpack "$2" "$3" ;;
-    *) fail "usage: bundle.sh wheels OUT | slim OUT | pack FOLDER OUT | unpack OUT NEW" ;;
+    *) fail "usage: bundle.sh wheels OUT | slim OUT | pack FOLDER OUT | unpack OUT NEW | cross-entropy FOLDER SITE" ;;
 esac

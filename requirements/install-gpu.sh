@@ -3,9 +3,10 @@
 # clusters, in the images (Dockerfile, apptainer.def) and without a network:
 #   install-gpu.sh            from the package index
 #   install-gpu.sh BUNDLE     from the folder that `make gpu-bundle` has written; no network is used
-# FLASH_ATTN=no leaves flash-attn out, FLASH_ATTN_WHEEL=FILE (or its address) installs that wheel. Otherwise it is
-# compiled, 73 files: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS
-# (90: Hopper; 80: A100, RTX 3090, RTX 4090; "80;90": all).
+# FLASH_ATTN=no takes flash-attn's cross-entropy alone, FLASH_ATTN_WHEEL=FILE (or its address) installs that wheel.
+# Otherwise it is compiled, 73 files: CUDA_HOME (nvcc of CUDA 13), MAX_JOBS (each needs up to 9 GB of memory), FLASH_ATTN_CUDA_ARCHS
+# (90: Hopper; 80: A100, RTX 3090, RTX 4090; "80;90": all). A login node may kill that for its memory or its time:
+#   srun --cpus-per-task=8 --mem=80G --time=2:00:00 bash requirements/install-gpu.sh
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python3}"
@@ -46,6 +47,15 @@ elif [[ $flash_attn == yes ]]; then
     # Never its prebuilt wheels, which it would ask a server for: none is for this torch.
     FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTN_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS:-90}" MAX_JOBS="${MAX_JOBS:-8}" \
         pip install "${options[@]}" --no-build-isolation -r "$here/gpu-flash-attn.txt"
+else
+    if (($# == 0)); then
+        wheels="$(mktemp -d)"
+        trap 'rm -rf "$wheels"' EXIT
+        FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip download --no-deps --no-binary :all: --no-build-isolation \
+            --dest "$wheels" -r "$here/gpu-flash-attn.txt"
+    fi
+    site="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+    bash "$here/bundle.sh" cross-entropy "$wheels" "$site"
 fi
 if [[ -f $here/../pyproject.toml ]]; then
     pip install "${options[@]}" --no-build-isolation "$here/.."

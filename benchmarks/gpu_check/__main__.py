@@ -3,12 +3,16 @@
 Each step runs in a process of its own, with a log, a time and a verdict; one that fails does not stop the others. What
 has passed on this machine with this torch is not repeated unless ``--again`` names it. The first four need torch,
 transformers and psutil alone. ``--device cpu`` runs the same steps in sizes that two CPU cores manage.
+
+Results are one file, OUT/results.json. ``--write`` runs nothing: it takes this file, of whatever machine, into
+``benchmarks/gpu_check/results.json``, from which the documentation's table is made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,12 +20,12 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.pages import Table, write_tables
 from benchmarks.starts import Start
+from fspo.files import write_json
 from fspo.markdown import markdown_table
-from fspo.records import complete_lines
 from recipe.runner.faults.preemption import end_on_signals
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +45,20 @@ STEPS = {
 LIMIT_S = 1800
 #: Packages may lie in folders of their own (requirements/bundle.sh slim).
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-NOT_RUN = {"cuda": "not measured on a GPU yet", "cpu": "not run"}
+NOT_RUN: Final = "not run"
+#: What the documentation's table is made from: the results of a machine without a GPU, and of one with.
+RECORD: Final = Path(__file__).with_name("results.json")
+DEVICES: Final = {"cpu": "on CPUs", "cuda": "on a GPU"}
+#: What the planner does not count (recipe/runner/plan/step_time.py), and the step and the number that say how much.
+NOT_PLANNED: Final = {
+    "vLLM's front end alone, tokens/s": ("vllm", "front end alone, tokens/s"),
+    "vLLM's start, s": ("vllm", "start, s"),
+    "save of a checkpoint, GB/s": ("engine", "save, GB/s"),
+}
 
 
-def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, str]:
-    """Run one step in this process; returns its verdict and what it has measured, or the reason."""
+def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
+    """Run one step in this process; returns its verdict, what it has measured, and the reason if it has not passed."""
     import torch
 
     from benchmarks.gpu_check import engine, stack, steps
@@ -57,21 +70,22 @@ def measure(step: str, device: str, gpus: int, folder: Path) -> dict[str, str]:
             raise steps.Skipped("torch sees no GPU (see the step `versions`)")
         size = steps.SIZES[device]
         if step in ("demo", "v1"):
-            text = getattr(stack, step)(folder, device)
+            numbers = getattr(stack, step)(folder, device)
         elif step in ("engine", "vllm"):
-            text = getattr(engine, step)(folder, size, device)
+            numbers = getattr(engine, step)(folder, size, device)
         elif step in ("smoke", "preemption"):
-            text = getattr(stack, step)(folder, size, device, gpus)
+            numbers = getattr(stack, step)(folder, size, device, gpus)
         else:
-            text = getattr(steps, step)(size, device)
-        return {"verdict": "passed", "found": text}
+            numbers = getattr(steps, step)(size, device)
+        return {"verdict": "passed", "numbers": numbers}
     except steps.Skipped as reason:
-        return {"verdict": "skipped", "found": str(reason)}
-    except steps.Failed as reason:
-        return {"verdict": "failed", "found": str(reason)}
+        return {"verdict": "skipped", "reason": str(reason), "numbers": {}}
+    except steps.Failed as failure:
+        return {"verdict": "failed", "reason": str(failure), "numbers": failure.numbers}
     except Exception as error:  # whatever went wrong is this step's result, and the next one is tried
         traceback.print_exc()
-        return {"verdict": "failed", "found": f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"}
+        reason = f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
+        return {"verdict": "failed", "reason": reason, "numbers": {}}
 
 
 def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
@@ -92,8 +106,9 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         start.stop()  # after Ctrl-C, too: nothing may be left on the GPU
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{step}-*.json"))]
     row = next((row for row in rows if row["verdict"] == "failed"), rows[0] if len(rows) == ranks else None)
-    row = row or {"verdict": "failed", "found": f"{len(rows)} of {ranks} process(es) gave a result ({status})"}
-    return {"step": step, "seconds": round(time.monotonic() - begin, 1), **row}
+    lost = f"{len(rows)} of {ranks} process(es) gave a result ({status})"
+    row = row or {"verdict": "failed", "reason": lost, "numbers": {}}
+    return {"seconds": round(time.monotonic() - begin, 1), "log": start.log.name, **row}
 
 
 def machine(device: str, gpus: int) -> str:
@@ -105,15 +120,60 @@ def machine(device: str, gpus: int) -> str:
     return f"{gpus} x {torch.cuda.get_device_name()}, {versions}"
 
 
-def table(rows: Sequence[dict[str, Any]], device: str) -> Table:
-    """The latest result of each step; what has none says so."""
-    latest = {row["step"]: row for row in rows}
-    cells = []
+def commit() -> str:
+    """Of this checkout; a copy without git's folder has none."""
+    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def shown(value: float | str) -> str:
+    """A number with three digits, or a text as it is."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def summary(row: dict[str, Any]) -> str:
+    """Why a step has not passed, and what it has measured, in a line."""
+    numbers = [f"{name}: {shown(value)}" for name, value in row["numbers"].items()]
+    return "; ".join(filter(None, [row.get("reason"), *numbers]))
+
+
+def table(record: dict[str, Any]) -> Table:
+    """Every number of every step by device; a device without a result says so, at each step's verdict."""
+    results = [record.get(device, {"steps": {}}) for device in DEVICES]
+    cells = [["", "machine", *(result.get("machine", NOT_RUN) for result in results)]]
     for step, title in STEPS.items():
-        row = latest.get(step)
-        result = [row["verdict"], f"{row['seconds']:.0f}", row["found"]] if row else [NOT_RUN[device], "", ""]
-        cells.append([title, *result])
-    return [["step", "verdict", "s", "found"], *cells]
+        rows = [result["steps"].get(step) for result in results]
+        heads = ("verdict", "seconds", "commit", "reason")
+        columns = [
+            {name: shown(row[name]) for name in heads if name in row}
+            | {name: shown(value) for name, value in row["numbers"].items()}
+            if row
+            else {"verdict": NOT_RUN}
+            for row in rows
+        ]
+        names = dict.fromkeys(name for column in columns for name in column)
+        cells += [[title, name, *(column.get(name, "") for column in columns)] for name in names]
+    return [["step", "number", *DEVICES.values()], *cells]
+
+
+def not_planned(record: dict[str, Any]) -> Table:
+    """What the planner leaves out, measured or not run."""
+    cells = []
+    for title, (step, name) in NOT_PLANNED.items():
+        rows = [record.get(device, {"steps": {}})["steps"].get(step, {"numbers": {}}) for device in DEVICES]
+        cells.append([title, *(shown(row["numbers"].get(name, NOT_RUN)) for row in rows)])
+    return [["not counted by the planner", *DEVICES.values()], *cells]
+
+
+def write(results: Path) -> None:
+    """Take the results of one machine into the record and the documentation's table; prints the page's rows."""
+    result = json.loads(results.read_text(encoding="utf-8"))
+    record = json.loads(RECORD.read_text(encoding="utf-8")) | {result["device"]: result}
+    write_json(RECORD, {device: record[device] for device in DEVICES if device in record})
+    write_tables({"gpu-check": table(record)})
+    heads, *cells = not_planned(record)
+    print(f"wrote {RECORD.relative_to(ROOT)} and docs/tables/gpu-check.csv; for docs/performance.md:\n")
+    print(markdown_table(heads, cells))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,46 +182,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, choices=(1, 2), help="default: those that torch sees, at most two")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS), help="only these")
     parser.add_argument("--again", nargs="*", choices=STEPS, default=[], help="repeat these although they have passed")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="results.jsonl and logs")
-    parser.add_argument("--write", action="store_true", help="write docs/tables/gpu-check*.csv")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu_check"), help="results.json and logs")
+    parser.add_argument("--commit", help="of a copy without git's folder")
+    parser.add_argument("--write", action="store_true", help="OUT/results.json into the documentation; runs nothing")
     parser.add_argument("--in-this-process", choices=STEPS, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     folder = chosen.out.absolute()
     if chosen.in_this_process:
         row = measure(chosen.in_this_process, chosen.device, chosen.gpus, folder)
+        for name, value in row["numbers"].items():
+            if not isinstance(value, str) and not math.isfinite(value):  # of which JSON knows nothing
+                row["numbers"][name] = str(value)
         result = folder / f"{chosen.in_this_process}-{os.environ.get('RANK', '0')}.json"
         result.write_text(json.dumps(row), encoding="utf-8")
         return int(row["verdict"] == "failed")  # torchrun then ends the other ranks, which may wait for this one
+    results = folder / "results.json"
+    if chosen.write:
+        if not results.is_file():
+            parser.error(f"--write: there is no {results}: run the steps first, or give --out another folder")
+        write(results)
+        return 0
 
     import torch
 
     gpus = chosen.gpus or (min(2, max(1, torch.cuda.device_count())) if chosen.device == "cuda" else 2)
     where = machine(chosen.device, gpus)
-    results = folder / "results.jsonl"
     if folder.exists() and not results.exists() and any(folder.iterdir()):
         parser.error(f"--out {folder} holds other files: give a new folder")
+    record = {"device": chosen.device, "machine": where, "steps": {}}
+    if results.exists():
+        record = json.loads(results.read_text(encoding="utf-8"))
+        if record["machine"] != where:
+            parser.error(f"--out {folder} has results of {record['machine']}, and this is {where}: give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    results.touch()
+    write_json(results, record)
     print(where, flush=True)
     end_on_signals()
     for step in chosen.steps:
-        rows = [row for row in complete_lines(results) if row["machine"] == where]
-        before = {row["step"]: row for row in rows}.get(step, {"verdict": "not run"})
-        if before["verdict"] == "passed" and step not in chosen.again:
+        if record["steps"].get(step, {}).get("verdict") == "passed" and step not in chosen.again:
             print(f"{step}: passed before, not repeated (--again {step})", flush=True)
             continue
-        row = {**run(step, chosen.device, gpus, folder), "machine": where, "date": time.strftime("%Y-%m-%d")}
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        log = f"; log: {folder / step}.log" if row["verdict"] == "failed" else ""
-        print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {row['found']}{log}", flush=True)
-    rows = [row for row in complete_lines(results) if row["machine"] == where]
-    heads, *cells = table(rows, chosen.device)
-    print(f"\n{where}.\n\n{markdown_table(heads, cells)}")
-    if chosen.write:
-        name = {"cuda": "gpu-check", "cpu": "gpu-check-cpu"}[chosen.device]
-        write_tables({name: [[*heads, "machine"], *([*row, where] for row in cells)]})
-    return int(any(row["verdict"] == "failed" for row in {row["step"]: row for row in rows}.values()))
+        row = run(step, chosen.device, gpus, folder)
+        row |= {"date": time.strftime("%Y-%m-%d"), "commit": chosen.commit or commit()}
+        record["steps"][step] = row
+        write_json(results, record)
+        log = f"; log: {folder / row['log']}" if row["verdict"] == "failed" else ""
+        print(f"{step}: {row['verdict']} ({row['seconds']:.0f} s): {summary(row)}{log}", flush=True)
+    rows = record["steps"]
+    cells = [
+        [title, rows[step]["verdict"], f"{rows[step]['seconds']:.0f}"] if step in rows else [title, NOT_RUN, ""]
+        for step, title in STEPS.items()
+    ]
+    print(f"\n{where}.\n\n{markdown_table(['step', 'verdict', 's'], cells)}")
+    return int(any(row["verdict"] == "failed" for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.stack import SHAPED_ON_A_CPU, WIDE, attention, smoke_on, write_model
-from benchmarks.gpu_check.steps import Failed, Size, process_group, random_tokens
+from benchmarks.gpu_check.steps import Failed, Numbers, Size, process_group, random_tokens
 
 GIB = 2**30
 #: Dense bf16 of an H100 with a board of 700 W, FLOP/s (NVIDIA's data sheet).
@@ -103,7 +103,7 @@ def settings(device: str, folder: Path, size: Size) -> Any:
     return compose([*smoke_on(1, size.pack), *attention(), *own, longest])
 
 
-def engine(folder: Path, size: Size, device: str) -> str:
+def engine(folder: Path, size: Size, device: str) -> Numbers:
     """verl's engine at 8B's width: S of equal packs, memory beside the planner's, save, load and the same update."""
     if device == "cuda":
         size = replace(size, shape=WIDE, pack=8192)
@@ -143,23 +143,33 @@ def engine(folder: Path, size: Size, device: str) -> str:
         loaded = policy.norm()
         policy.update(policy.log_probs())
         again = policy.norm()
-    graphs = int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     parameters = sum(math.prod(p.shape) for p in policy.worker.actor.engine.module.parameters())
-    text = f"{parameters / 1e9:.2f}e9 parameters, {count} tokens in packs of {size.pack}: largest |S| of the first "
-    text += f"mini-batch {largest[0]:.2g}, of the second {largest[1]:.2g}; log-probs and an update {seconds:.3g} s"
+    written = sum(file.stat().st_size for file in (folder / "saved").rglob("*") if file.is_file())
+    numbers: Numbers = {
+        "parameters, 1e9": parameters / 1e9,
+        "tokens": count,
+        "tokens of a pack": size.pack,
+        "largest |S| of the first mini-batch": largest[0],
+        "largest |S| of the second mini-batch": largest[1],
+        "log-probs and an update, s": seconds,
+        "save, GB": written / 1e9,
+        "save, GB/s": written / 1e9 / saved,
+        "graphs compiled": int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
+        "norm after load off by": abs(loaded - after),
+        "norm after the same update off by": abs(again - second),
+    }
     if device == "cuda":  # 2 FLOP a parameter and token forwards, 4 backwards, 2 more to recompute
-        text += f" ({count / seconds:.0f} tokens/s, {10 * parameters * count / seconds / PEAK_FLOPS:.0%} of the peak)"
-        text += f"; peak GiB (planner): {compared(config, folder / 'model', peaks)}"
-    text += f"; save {saved:.1f} s; graphs compiled {graphs}"
-    text += f"; norm after load off by {abs(loaded - after):.2g}, after the same update by {abs(again - second):.2g}"
+        numbers["tokens/s"] = count / seconds
+        numbers["share of the peak"] = 10 * parameters * count / seconds / PEAK_FLOPS
+        numbers |= compared(config, folder / "model", peaks)
     if largest[0] != 0:
-        raise Failed(f"before any update, with equal packs, S should be exactly 0; {text}")
+        raise Failed("before any update, with equal packs, S should be exactly 0", numbers)
     if loaded != after or abs(again - second) > 1e-3 * abs(second - after):
-        raise Failed(f"a checkpoint does not bring the same update back; {text}")
-    return text
+        raise Failed("a checkpoint does not bring the same update back", numbers)
+    return numbers
 
 
-def compared(config: Any, model: Path, peaks: dict[str, float]) -> str:
+def compared(config: Any, model: Path, peaks: dict[str, float]) -> Numbers:
     """Each phase's peak beside what ``python -m recipe.fspo.plan`` expects of torch's allocator there."""
     from recipe.fspo.job import JOB
     from recipe.runner.plan.memory import predict
@@ -169,14 +179,14 @@ def compared(config: Any, model: Path, peaks: dict[str, float]) -> str:
     fields, name = read_architecture(str(model), None)
     items = predict(ModelShape.from_config(fields, name), Setup(config, JOB), Hardware()).items
     outside = ("vLLM asleep", "vLLM's CUDA context", "CUDA, NCCL, fragmentation")
-    texts = []
+    numbers: Numbers = {}
     for phase, peak in peaks.items():
         planned = sum(value for item, value in items.get(phase, {}).items() if item not in outside) / GIB
-        texts.append(f"{phase} {peak:.1f} ({planned:.1f})")
-    return ", ".join(texts)
+        numbers |= {f"peak of {phase}, GiB": peak, f"peak of {phase} by the planner, GiB": planned}
+    return numbers
 
 
-def vllm(folder: Path, size: Size, device: str) -> str:
+def vllm(folder: Path, size: Size, device: str) -> Numbers:
     """vLLM alone: which model runner, CUDA graphs, whole responses, and the memory before, asleep and awake."""
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -201,22 +211,46 @@ def vllm(folder: Path, size: Size, device: str) -> str:
     runner = f"{type(worker.model_runner).__module__}.{type(worker.model_runner).__name__}"
     whole = SamplingParams(max_tokens=size.longest - PROMPT - 1, seed=0, output_kind=RequestOutputKind.FINAL_ONLY)
     prompts = [{"prompt_token_ids": [5 + i] * PROMPT} for i in range(size.sequences)]
+    in_front_end = timed(llm.llm_engine.output_processor, "process_outputs")
     begin = time.perf_counter()
     outputs = [output.outputs[0].token_ids for output in llm.generate(prompts, whole, use_tqdm=False)]
     seconds, tokens = time.perf_counter() - begin, sum(map(len, outputs))
-    text = f"runner {runner}; start {start:.0f} s; {len(outputs)} responses of {min(map(len, outputs))} to "
-    text += f"{max(map(len, outputs))} tokens, {tokens / seconds:.0f} tokens/s"
+    numbers: Numbers = {
+        "model runner": runner,
+        "start, s": start,
+        "responses": len(outputs),
+        "shortest response, tokens": min(map(len, outputs)),
+        "longest response, tokens": max(map(len, outputs)),
+        "tokens/s": tokens / seconds,
+        "front end alone, tokens/s": tokens / sum(in_front_end),
+    }
     if device == "cuda":
         begin = time.perf_counter()
         llm.sleep(level=2)
         free.append(free_gib(device))
         llm.wake_up()
         free.append(free_gib(device))
-        text += f"; sleep and wake {time.perf_counter() - begin:.1f} s; GiB free before, with vLLM, asleep, awake: "
-        text += ", ".join(f"{value:.1f}" for value in free)
+        numbers["sleep and wake, s"] = time.perf_counter() - begin
+        names = ("before vLLM", "beside vLLM", "while vLLM sleeps", "after it woke up")
+        numbers |= {f"free {name}, GiB": value for name, value in zip(names, free, strict=True)}
         if free[2] < free[1] + 0.5 * (free[0] - free[1]):
-            raise Failed(f"asleep vLLM keeps more than half of its memory; {text}")
-    return text
+            raise Failed("asleep vLLM keeps more than half of its memory", numbers)
+    return numbers
+
+
+def timed(holder: Any, name: str) -> list[float]:
+    """The seconds of each call of a method from now on; the list grows."""
+    method, seconds = getattr(holder, name), []
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return method(*arguments, **options)
+        finally:
+            seconds.append(time.perf_counter() - begin)
+
+    setattr(holder, name, call)
+    return seconds
 
 
 def free_gib(device: str) -> float:

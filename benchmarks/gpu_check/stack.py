@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check.steps import Failed, Size, Skipped, random_model
+from benchmarks.gpu_check.steps import Failed, Numbers, Size, Skipped, over_noise, random_model
 from benchmarks.models.char_tokenizer import build_tokenizer
 from benchmarks.starts import SMALL, Start
 from fspo.diagnostics import SAFE_MARGIN
@@ -68,7 +68,7 @@ def write_model(folder: Path, size: Size, device: str, mean_length: int) -> None
     tokenizer.save_pretrained(folder)
 
 
-def train(folder: Path, overrides: tuple[str, ...]) -> str:
+def train(folder: Path, overrides: tuple[str, ...]) -> Numbers:
     """Two steps of ``recipe.fspo.main`` in a new run folder, and what its metrics say."""
     missing = [name for name in ("verl", "ray", "vllm") if importlib.util.find_spec(name) is None]
     if missing:
@@ -84,38 +84,42 @@ def train(folder: Path, overrides: tuple[str, ...]) -> str:
     return verdict(steps)
 
 
-def verdict(steps: Sequence[Mapping[str, float]]) -> str:
+def verdict(steps: Sequence[Mapping[str, float]]) -> Numbers:
     """What the metrics of the steps say; :class:`Failed` if vLLM and trainer, or the two passes, are too far apart."""
     last, floor = steps[-1], "fspo/noise_floor/"
     difference = last["training/rollout_probs_diff_mean"]
-    text = (
-        f"a step {last['timing_s/step']:.1f} s (generation {last['timing_s/gen']:.1f}, update "
-        f"{last['timing_s/update_actor']:.1f}), lengths {last['response_length/min']:.0f} to "
-        f"{last['response_length/max']:.0f}; probabilities of vLLM and trainer differ by {difference:.1g}; "
-        f"S / sqrt(L) before the first update {steps[0]['fspo/first_minibatch_z_rms']:.2g} (its band: 0.03); "
-        f"gradient norm {last['actor/grad_norm']:.2g}"
-    )
-    if difference > LARGEST_DIFFERENCE:
-        raise Failed(f"vLLM and trainer are not one policy; {text}")
-    if not any(name.startswith(floor) for metrics in steps for name in metrics):
-        raise Failed(f"no step has measured the noise floor ({floor}*); {text}")
     margin = min(metrics.get(f"{floor}margin", math.inf) for metrics in steps)  # left out where S is exactly 0
-    text += f"; half-width of the band over the noise {margin:.3g}"
+    numbers: Numbers = {
+        "step, s": last["timing_s/step"],
+        "generation, s": last["timing_s/gen"],
+        "update, s": last["timing_s/update_actor"],
+        "shortest response, tokens": last["response_length/min"],
+        "longest response, tokens": last["response_length/max"],
+        "probabilities of vLLM and trainer differ by": difference,
+        "S / sqrt(L) before the first update (its band: 0.03)": steps[0]["fspo/first_minibatch_z_rms"],
+        "half-width of the band over the noise": over_noise(margin),
+        "gradient norm": last["actor/grad_norm"],
+    }
+    if difference > LARGEST_DIFFERENCE:
+        raise Failed(f"vLLM and trainer are not one policy: their probabilities differ by {difference:.2g}", numbers)
+    if not any(name.startswith(floor) for metrics in steps for name in metrics):
+        raise Failed(f"no step has measured the noise floor ({floor}*)", numbers)
     if margin < SAFE_MARGIN:
         raise Failed(
             f"rounding between the two passes is within {margin:.1f} of the band's edge ({floor}margin below "
-            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/results.md); {text}"
+            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/results.md)",
+            numbers,
         )
-    return text
+    return numbers
 
 
-def demo(folder: Path, device: str) -> str:
+def demo(folder: Path, device: str) -> Numbers:
     """The whole stack with the demo's model on one GPU."""
     model = "actor_rollout_ref.model.path=pkg://fspo.data/assets/demo_model"
     return train(folder / "demo", ON_A_CPU if device == "cpu" else (*smoke_on(1, 8192), *attention(), model))
 
 
-def v1(folder: Path, device: str) -> str:
+def v1(folder: Path, device: str) -> Numbers:
     """The same with vLLM's older model runner, to which the pages send those whose vLLM fails."""
     if device == "cpu":
         raise Skipped("vLLM has one model runner on CPUs")
@@ -135,23 +139,23 @@ def smoke_on(gpus: int, tokens: int = 20_480) -> tuple[str, ...]:
     return ("experiment=gpu_smoke", f"trainer.n_gpus_per_node={gpus}", budget)
 
 
-def smoke(folder: Path, size: Size, device: str, gpus: int) -> str:
+def smoke(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     """``experiment=gpu_smoke``: what the 8B job uses, on a model with random weights; TP and Ulysses over two GPUs.
 
     Widths and packs are the 8B job's, so that its kernels round; on a small GPU those of ``size``.
     """
-    model, overrides, note = folder / "model", SHAPED_ON_A_CPU, ""
+    model, overrides = folder / "model", SHAPED_ON_A_CPU
     if device == "cuda":
         is_wide = torch.cuda.get_device_properties(0).total_memory >= WIDE_GIB * 2**30
         # sdpa computes all scores of a pack, so that it gets shorter ones.
         size = replace(size, shape=WIDE, pack=8192 if attention() else 20_480) if is_wide else size
         overrides = (*smoke_on(gpus, size.pack), *attention())
-        note = f"; width {size.shape[1]}, packs of {size.pack} tokens a GPU"
     write_model(model, size, device, mean_length=64 if device == "cuda" else 24)
-    return train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}")) + note
+    measured = train(folder / "smoke", (*overrides, f"actor_rollout_ref.model.path={model}"))
+    return {"width": size.shape[1]} | ({"tokens of a pack": size.pack} if device == "cuda" else {}) | measured
 
 
-def preemption(folder: Path, size: Size, device: str, gpus: int) -> str:
+def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     """A warning in the middle of the smoke test: it saves, ends with status 75, and the next start resumes it."""
     if not (model := folder / "model").is_dir():
         raise Skipped("the step `smoke` writes the model")
@@ -170,14 +174,14 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> str:
     finally:
         start.stop()
     seconds, saved = time.monotonic() - begin, sorted(path.name for path in run.glob("checkpoints/global_step_*"))
-    text = f"status {status} {seconds:.0f} s after the warning; saved: {', '.join(saved) or 'nothing'}"
+    numbers: Numbers = {"status": status, "from warning to end, s": seconds, "saved": ", ".join(saved) or "nothing"}
     if status != PREEMPTED or not saved:
-        raise Failed(f"a warning should end the run with status {PREEMPTED} and a checkpoint; {text}")
+        raise Failed(f"a warning should end the run with status {PREEMPTED} and a checkpoint", numbers)
     done = subprocess.run([sys.executable, "-m", *words]).returncode
-    numbers = [
+    steps_done = [
         line["step"] for line in complete_lines(run / "metrics.jsonl") if "timing_s/update_actor" in line["metrics"]
     ]
-    text += f"; resumed: status {done}, steps {', '.join(map(str, numbers))}"
-    if done or numbers != [1, 2, 3]:
-        raise Failed(f"the next start should go on after the checkpoint to step 3; {text}")
-    return text
+    numbers |= {"status of the next start": done, "steps of both": ", ".join(map(str, steps_done))}
+    if done or steps_done != [1, 2, 3]:
+        raise Failed("the next start should go on after the checkpoint to step 3", numbers)
+    return numbers

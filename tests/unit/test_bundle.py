@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 
@@ -63,6 +64,30 @@ def test_a_compressed_bundle_is_unpacked_by_the_same_command(tmp_path: Path) -> 
     assert 1 < len(list((tmp_path / "out").glob("part-*"))) < 100
     done, new = unpack(tmp_path / "out")
     assert done.returncode == 0 and (new / "zeros.py").stat().st_size == 1_000_000, done.stderr
+
+
+def test_flash_attns_cross_entropy_alone_is_not_taken_for_its_attention(tmp_path: Path) -> None:
+    """verl imports the one; transformers looks for the other, and breaks on a folder that no package owns."""
+    source = tmp_path / "flash_attn-2.8.3"
+    (source / "flash_attn/ops/triton").mkdir(parents=True)
+    (source / "flash_attn/ops/triton/cross_entropy.py").write_text("cross_entropy_loss = 'in Triton'\n")
+    (source / "flash_attn/__init__.py").write_text("import flash_attn_2_cuda\n")
+    refused = bash(REQUIREMENTS / "bundle.sh", "cross-entropy", tmp_path, tmp_path / "site")
+    assert refused.returncode == 1 and f"{tmp_path} holds no flash_attn-" in refused.stderr
+    with tarfile.open(tmp_path / "flash_attn-2.8.3.tar.gz", "w:gz") as archive:
+        archive.add(source, source.name)
+    done = bash(REQUIREMENTS / "bundle.sh", "cross-entropy", tmp_path, tmp_path / "site")
+    assert done.returncode == 0, done.stderr
+    code = (
+        "from flash_attn.ops.triton.cross_entropy import cross_entropy_loss;"
+        "from transformers.utils.import_utils import is_flash_attn_2_available, is_torch_cuda_available;"
+        "print(cross_entropy_loss, is_flash_attn_2_available())"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", code]
+    seen = subprocess.run(
+        words, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True
+    )
+    assert seen.stdout == "in Triton False\n", seen.stderr[-2000:]
 
 
 def test_every_package_of_the_slim_bundle_has_a_version() -> None:

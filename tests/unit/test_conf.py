@@ -71,10 +71,17 @@ def test_steps_end_a_run_even_if_an_epoch_is_one_step(experiment: str) -> None:
     assert trainer.total_epochs >= trainer.total_training_steps  # verl ends at whichever comes first
 
 
+@pytest.mark.parametrize("experiment", ["gsm8k_0_5b", "gsm8k_0_6b"])
 @pytest.mark.parametrize("gpu_gb", [23.6, 79.2])  # RTX 3090 and 4090; H100
-def test_the_job_for_one_gpu_fits(gpu_gb: float) -> None:
-    planned = plan(composed("experiment=gsm8k_0_5b"), JOB, Hardware(gpu_gb=gpu_gb))
+def test_the_jobs_for_one_gpu_fit(experiment: str, gpu_gb: float) -> None:
+    planned = plan(composed(f"experiment={experiment}"), JOB, Hardware(gpu_gb=gpu_gb))
     assert (planned.problems, planned.setup.ranks) == ([], 1)
+
+
+def test_the_first_job_with_qwen3_answers_without_thinking() -> None:
+    config = resolved("experiment=gsm8k_0_6b")
+    assert config.data.apply_chat_template_kwargs == {"enable_thinking": False}
+    assert config.actor_rollout_ref.model.path.endswith("Qwen3-0.6B")
 
 
 def test_unknown_algo_names_the_choices() -> None:

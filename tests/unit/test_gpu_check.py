@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.gpu_check import __main__ as command
 from benchmarks.gpu_check import stack, steps
+from benchmarks.pages import as_csv
 from fspo.diagnostics import NoiseFloor
+from fspo.markdown import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = steps.SIZES["cpu"]
@@ -26,16 +28,19 @@ SIZE = steps.SIZES["cpu"]
 NOT_NEEDED = ("verl", "ray", "vllm", "hydra", "omegaconf", "datasets", "pandas", "pyarrow", "matplotlib", "tensordict")
 
 
-def check(found: dict[str, str], agreement: str) -> None:
-    assert "torch" in found["versions"] and "flash-attn" in found["versions"]
-    assert f"as by {agreement}," in found["loss"] and "bfloat16: gradient" in found["loss"]
-    assert "bfloat16, two shapes: " in found["noise"] and "bfloat16, one shape: " in found["noise"]
-    assert "first mini-batch 0, of the last 0." in found["update"]
+def check(numbers: dict[str, steps.Numbers], agreement: str) -> None:
+    assert {"torch", "without flash-attn"} <= numbers["versions"].keys()
+    assert numbers["loss"]["float32: gradient of GSPO as by"] == agreement
+    assert numbers["loss"]["bfloat16: gradient of GSPO as by"] == "its formula"
+    assert float(numbers["noise"]["bfloat16, two shapes: S / sqrt(L), rms"]) > 0
+    assert numbers["noise"]["bfloat16, one shape: half-width of FSPO's band over it"] != 0
+    assert numbers["update"]["largest |S| of the first mini-batch"] == 0
+    assert 0 < float(numbers["update"]["largest |S| of the last mini-batch"]) < 1
 
 
 def test_the_first_four_steps_measure_what_they_say() -> None:
-    found = {name: getattr(steps, name)(SIZE, "cpu") for name in ("versions", "loss", "noise", "update")}
-    check(found, "its formula and verl")
+    numbers = {name: getattr(steps, name)(SIZE, "cpu") for name in ("versions", "loss", "noise", "update")}
+    check(numbers, "its formula and verl")
 
 
 @pytest.mark.slow
@@ -76,7 +81,7 @@ def test_an_old_driver_fails_only_where_no_kernel_runs(
     with pytest.raises(steps.Failed, match=holds(*says)):
         steps.versions(SIZE, "cuda")
     monkeypatch.setattr(steps, "kernel_error", lambda: None)
-    assert (str(steps.DRIVER) in steps.versions(SIZE, "cuda")) == (driver is not None)
+    assert (str(steps.DRIVER) in steps.versions(SIZE, "cuda").get("note", "")) == (driver is not None)
 
 
 FLOOR, METRICS = "fspo/noise_floor/", dict.fromkeys(
@@ -100,10 +105,13 @@ def test_a_run_fails_on_noise_near_the_band_and_on_two_policies(
 ) -> None:
     run = [METRICS | first, METRICS | last]
     if says is None:
-        assert "over the noise" in stack.verdict(run)
+        margin = min(first.get(f"{FLOOR}margin", np.inf), last.get(f"{FLOOR}margin", np.inf))
+        measured = stack.verdict(run)["half-width of the band over the noise"]
+        assert measured == ("no noise" if margin == np.inf else margin)
     else:
-        with pytest.raises(steps.Failed, match=holds(*says)):
+        with pytest.raises(steps.Failed, match=holds(*says)) as failure:
             stack.verdict(run)
+        assert failure.value.numbers["gradient norm"] == 0.01
 
 
 def test_packs_keep_sequences_apart_and_may_have_one_shape() -> None:
@@ -165,7 +173,8 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
 
     def run(step: str, *_: Any) -> dict[str, Any]:
         ran.append(step)
-        return {"step": step, "seconds": 1.0, "verdict": verdicts[step], "found": f"{step}, with | a bar"}
+        numbers = {"ms": 1234.5, "why | how": f"{step}, with | a bar"}
+        return {"seconds": 1.0, "log": f"{step}.log", "verdict": verdicts[step], "numbers": numbers}
 
     monkeypatch.setattr(command, "run", run)
     arguments = ["--device", "cpu", "--out", str(tmp_path / "out"), "--steps", *verdicts]
@@ -176,11 +185,53 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     assert ran[3:] == ["loss", "noise"]
     printed = capsys.readouterr().out
     assert "versions: passed before" in printed
-    assert "| loss: agreement, time | passed | 1 | loss, with \\| a bar |" in printed
+    assert "loss: passed (1 s): ms: 1.23e+03; why | how: loss, with | a bar" in printed
+    assert "| loss: agreement, time | passed | 1 |" in printed and f"| vLLM alone | {command.NOT_RUN} |" in printed
+    monkeypatch.setattr(command, "machine", lambda *_: "another machine")
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert "another machine" in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/model").touch()
     with pytest.raises(SystemExit):
         command.main(["--device", "cpu", "--out", str(tmp_path / "mine")])
+
+
+def test_results_of_a_machine_become_the_record_and_its_tables_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU's results are carried here, and replace what said that nothing was run; those of CPUs stay."""
+    monkeypatch.setattr(command, "RECORD", ROOT / "no_such_folder")
+    with pytest.raises(SystemExit):
+        command.main(["--write", "--out", str(tmp_path)])
+    assert f"{tmp_path}/results.json" in capsys.readouterr().err
+    row = {"seconds": 61.0, "log": "vllm.log", "verdict": "passed", "commit": "abc"}
+    on_cpus = {"device": "cpu", "machine": "cpu", "steps": {"vllm": {**row, "numbers": {"start, s": 20.0}}}}
+    failed = {**row, "verdict": "failed", "reason": "no memory"}
+    on_a_gpu = {"device": "cuda", "machine": "1 x H100", "steps": {"vllm": {**failed, "numbers": {"start, s": 95.25}}}}
+    assert command.not_planned({"cpu": on_cpus})[2] == ["vLLM's start, s", "20", "not run"]
+    record, tables = tmp_path / "record.json", {}
+    record.write_text(json.dumps({"cpu": on_cpus}))
+    (tmp_path / "results.json").write_text(json.dumps(on_a_gpu))
+    monkeypatch.setattr(command, "RECORD", record)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    monkeypatch.setattr(command, "write_tables", tables.update)
+    assert command.main(["--write", "--out", str(tmp_path)]) == 0
+    assert json.loads(record.read_text()) == {"cpu": on_cpus, "cuda": on_a_gpu}
+    assert tables["gpu-check"][0] == ["step", "number", "on CPUs", "on a GPU"]
+    for cells in (["", "machine", "cpu", "1 x H100"], ["vLLM alone", "verdict", "passed", "failed"]):
+        assert cells in tables["gpu-check"]
+    assert ["vLLM alone", "reason", "", "no memory"] in tables["gpu-check"]
+    assert ["real stack, demo model", "verdict", "not run", "not run"] in tables["gpu-check"]
+    assert "| vLLM's start, s | 20 | 95.2 |" in capsys.readouterr().out
+
+
+def test_the_tables_of_the_pages_are_those_of_the_record() -> None:
+    record = json.loads(command.RECORD.read_text(encoding="utf-8"))
+    tables = ROOT / "docs/tables"
+    assert (tables / "gpu-check.csv").read_text(encoding="utf-8") == as_csv(command.table(record))
+    heads, *cells = command.not_planned(record)
+    assert markdown_table(heads, cells) in (ROOT / "docs/performance.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -188,9 +239,10 @@ def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Pa
     arguments = ["--device", "cuda", "--out", str(tmp_path), "--steps", "versions", "update"]
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", *arguments], cwd=ROOT, capture_output=True)
     assert done.returncode == 1
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [row["verdict"] for row in rows] == ["failed", "skipped"]
-    assert "runs no kernel" in rows[0]["found"] and "torch sees no GPU" in rows[1]["found"]
+    rows = json.loads((tmp_path / "results.json").read_text())["steps"]
+    assert {step: row["verdict"] for step, row in rows.items()} == {"versions": "failed", "update": "skipped"}
+    assert "runs no kernel" in rows["versions"]["reason"] and "torch sees no GPU" in rows["update"]["reason"]
+    assert "torch" in rows["versions"]["numbers"]
 
 
 @pytest.mark.slow
@@ -198,10 +250,13 @@ def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Pa
 def test_each_engine_alone_on_a_cpu(step: str, tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--out", str(tmp_path), "--steps", step]
     subprocess.run([sys.executable, "-m", "benchmarks.gpu_check", *arguments], cwd=ROOT, check=True, timeout=600)
-    (row,) = (json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines())
+    row = json.loads((tmp_path / "results.json").read_text())["steps"][step]
     assert row["verdict"] == "passed"
-    says = "largest |S| of the first mini-batch 0," if step == "engine" else "runner vllm.v1.worker.cpu_model_runner"
-    assert says in row["found"]
+    if step == "engine":
+        assert row["numbers"]["largest |S| of the first mini-batch"] == 0 and row["numbers"]["save, GB/s"] > 0
+    else:
+        assert row["numbers"]["model runner"].startswith("vllm.v1.worker.cpu_model_runner")
+        assert row["numbers"]["front end alone, tokens/s"] > row["numbers"]["tokens/s"] > 0
 
 
 def test_without_flash_attn_the_stack_gets_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,20 @@ def test_vllm_takes_the_jobs_arguments(experiment: str, parallel: int, sequences
 
 
 @pytest.mark.skipif(not WHEELS, reason="vLLM's CUDA wheel is not here: make test-gpu-contract")
+@pytest.mark.parametrize(
+    ("experiment", "architecture", "runner"),
+    [("gsm8k_0_5b", "Qwen2ForCausalLM", "V1"), ("gsm8k_0_6b", "Qwen3ForCausalLM", "V2")],
+)
+def test_which_model_runner_the_first_jobs_get(experiment: str, architecture: str, runner: str) -> None:
+    """docs/clusters.md says what a run of the first does not show of the 8B job's."""
+    done = contract(f"experiment={experiment}", "nodes=1", "gpus=1")
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = {"architecture": architecture, "model runner": runner, "tensor parallel": 1, "max_model_len": 1536}
+    chosen = json.loads(done.stdout)
+    assert chosen | expected == chosen
+
+
+@pytest.mark.skipif(not WHEELS, reason="vLLM's CUDA wheel is not here: make test-gpu-contract")
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 @pytest.mark.parametrize(
     "job", ["qwen3_8b nodes=1 gpus=8", "qwen3_8b nodes=2 gpus=8", "gsm8k_0_5b nodes=1 gpus=1"], ids=lambda job: job

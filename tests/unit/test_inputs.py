@@ -57,6 +57,46 @@ def test_a_model_of_the_hub_that_is_not_here(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
+    ("files", "absent"),
+    [
+        (("config.json",), "weights"),
+        (("config.json", "tokenizer.json", "tokenizer_config.json"), "weights"),
+        (("config.json", "model.safetensors.index.json", "model-1.safetensors"), "model-2.safetensors"),
+    ],
+)
+def test_a_model_of_which_the_hubs_cache_has_a_part_is_downloaded_or_refused_where_it_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], absent: str
+) -> None:
+    """The checks load the tokenizer, with which the model's config.json comes into the cache, and no weights do."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    folder = tmp_path / "models--some--model"
+    snapshot = folder / "snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("abc")
+    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    contents = {
+        "model.safetensors.index.json": json.dumps({"weight_map": shards}),
+        "model-1.safetensors": " " * 10_000,
+        "tokenizer_config.json": json.dumps({"chat_template": "..."}),
+    }
+    for file in files:
+        (snapshot / file).write_text(contents.get(file, "{}"))
+    setting = "actor_rollout_ref.model.path=some/model"
+    assert problems(setting) == []
+    note = inputs.download_note(composed("run.dir=/nowhere/run", setting))
+    assert all(part in note for part in ("model.path='some/model'", absent, "hf download some/model", "=FOLDER"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    problem, *_ = problems(setting)
+    assert all(part in problem for part in ("model.path='some/model'", absent, "HF_HUB_OFFLINE=1", "download"))
+
+
+def test_a_model_in_a_folder_is_not_downloaded(tmp_path: Path) -> None:
+    assert inputs.download_note(composed("run.dir=/nowhere/run", f"actor_rollout_ref.model.path={tmp_path}")) == ""
+
+
+@pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
         ("broken.parquet", b"not parquet", "broken.parquet|make it again"),

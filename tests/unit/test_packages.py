@@ -46,7 +46,7 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         ("demo", "critic.model.use_liger=true critic.enable=true", "liger_kernel", "false"),
         ("demo", f"{MODEL}.fused_kernel_options.impl_backend=liger {FUSED}", "liger_kernel", "torch"),
         ("demo", f"{MODEL}.fused_kernel_options.impl_backend=triton {FUSED}", "triton", "torch"),
-        ("demo", f"{MODEL}.override_config.attn_implementation=flash_attention_2", "flash_attn", "=sdpa"),
+        ("demo", f"{MODEL}.override_config.attn_implementation=flash_attention_2", "flash_attn_2_cuda", "=sdpa"),
         ("demo", f"{ACTOR}.fsdp_config.qat.enable=true", "triton", "false"),
         ("demo", f"{ROLLOUT}.quantization=torchao", "torchao", "fp8"),
         ("demo", f"{ROLLOUT}.checkpoint_engine.backend=nccl mode=separate_async", "cupy", "requirements/gpu.txt"),
@@ -93,7 +93,7 @@ def test_a_setting_that_imports_nothing(problems: Callable[..., list[str]], over
 def test_the_packages_that_the_shipped_jobs_need(problems: Callable[..., list[str]]) -> None:
     flash, torch = problems("experiment=qwen3_8b")
     setting = f"{MODEL}.override_config.attn_implementation=flash_attention_2"
-    assert re.search(holds(setting, " flash_attn ", "requirements/gpu-flash-attn.txt"), flash)
+    assert re.search(holds(setting, " flash_attn_2_cuda ", "requirements/gpu-flash-attn.txt"), flash)
     assert re.search(holds("optimizer_impl=torch.optim", " torch "), torch)
     assert [each for each in problems("experiment=qwen3_8b", "mode=separate_async") if "cupy" in each]
     assert not [each for each in problems("experiment=demo") if " torch " not in each]
@@ -124,6 +124,7 @@ ELSEWHERE = {
     "prefix_grouper",  # of verl's older trainer
     "trl",  # for a critic whose model has no head for single tokens
     *("flashinfer", "pynvml"),  # by other names in requirements/gpu.txt
+    "flash_attn",  # which is asked for by its kernels
 }
 
 

@@ -24,6 +24,29 @@ from recipe.runner.faults.supervisor import Supervisor
 Begin = Callable[..., "subprocess.Popen[bytes]"]
 
 
+def test_a_process_that_may_not_be_read_is_asked_once(run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may not read the environment of the kernel's threads, of which a large node has thousands."""
+    asked: list[int] = []
+
+    def environ(process: psutil.Process) -> dict[str, str]:
+        asked.append(process.pid)
+        raise psutil.AccessDenied(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "environ", environ)
+    young = subprocess.Popen(["/bin/sleep", "60"])  # SLURM's daemon starts a job's program as another user
+    try:
+        foreign: set[int] = set()
+        assert processes_of(run_id, foreign) == []
+        assert os.getppid() in foreign and young.pid not in foreign
+        assert os.getppid() in asked and young.pid in asked
+        asked.clear()
+        assert processes_of(run_id, foreign) == []
+        assert young.pid in asked and os.getppid() not in asked
+    finally:
+        young.kill()
+        young.wait(10)
+
+
 def test_a_process_that_gets_the_mark_later_is_found(run_id: str) -> None:
     """In a cluster that a run joins, Ray starts a worker in its node's environment, and then replaces its program."""
     mark = {RUN_ID_VARIABLE: run_id}

@@ -85,12 +85,16 @@ def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = R
     for pid in sorted(pids - foreign):
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
-            environment = process.environ()
+            try:
+                environment = process.environ()
+                is_read = bool(environment)
+            except psutil.AccessDenied:  # another user's, or the kernel's; of these a node has thousands
+                environment, is_read = {}, True
             if environment.get(variable) == run_id:
                 found.append(pid)
             # Ray starts a worker in the environment of its node, which may serve many runs, and gives it the run's by
             # replacing its program, under the same number.
-            elif environment and time.time() - process.create_time() > _SETTLED_S:
+            elif is_read and time.time() - process.create_time() > _SETTLED_S:
                 foreign.add(pid)
     return [pid for pid in found if is_alive(pid)]
 

@@ -26,6 +26,7 @@ from recipe.runner.launch.values import MachineProblem, PreflightError
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 #: A file smaller than this in place of weights is the pointer that git-lfs leaves.
 _POINTER_BYTES: Final = 1024
+_CONFIG: Final = "config.json"
 _MODEL: Final = "actor_rollout_ref.model"
 _REWARD: Final = "reward.custom_reward_function"
 _MANAGER: Final = "reward.reward_manager"
@@ -73,26 +74,49 @@ def read_model_config(config: DictConfig) -> dict[str, Any]:
 def model_problems(config: DictConfig) -> Iterator[str]:
     """A model's folder that is missing or incomplete."""
     key, model = f"{_MODEL}.path", config.actor_rollout_ref.model.path
-    folder = model_folder(model)
-    if folder is None and not _looks_like_a_path(model):
-        if os.environ.get("HF_HUB_OFFLINE") == "1":
+    if not (absent := _absent_files(model_folder(model))):
+        return
+    if not _looks_like_a_path(model):
+        if _offline():
             yield MachineProblem(
-                f"{key}={model!r} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a folder"
+                f"{key}={model!r}: {absent} is not in the local hub cache and HF_HUB_OFFLINE=1: download it, or give a "
+                "folder"
             )
-    elif folder is None or not (folder / "config.json").is_file():
+    elif absent == _CONFIG:
         yield MachineProblem(
             f"{key}={model!r} is not a folder with a config.json: give one that holds a model in Hugging Face format "
             "(of a checkpoint `python -m recipe.runner.export` makes one), or a name on the hub"
         )
     else:
-        weights = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
-        shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
-        absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < _POINTER_BYTES)
-        if absent or not weights:
-            names = ", ".join(absent[:3]) or "weights (*.safetensors or *.bin)"
-            yield MachineProblem(
-                f"{key}={model!r} is incomplete: {names} is missing or a git-lfs pointer; download it again"
-            )
+        yield MachineProblem(
+            f"{key}={model!r} is incomplete: {absent} is missing or a git-lfs pointer; download it again"
+        )
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE") == "1"
+
+
+def _absent_files(folder: Path | None) -> str:
+    """What of a model is not in its folder, or a git-lfs pointer; empty if nothing."""
+    if folder is None or not (folder / _CONFIG).is_file():
+        return _CONFIG
+    weights = {file.name: file.stat().st_size for file in (*folder.glob("*.safetensors"), *folder.glob("*.bin"))}
+    shards = set(_read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values())
+    absent = sorted(name for name in shards | weights.keys() if weights.get(name, 0) < _POINTER_BYTES)
+    return ", ".join(absent[:3]) or ("" if weights else "weights (*.safetensors or *.bin)")
+
+
+def download_note(config: DictConfig) -> str:
+    """That the run's processes will download the model, which preflight cannot try for them; empty if it is here."""
+    key, model = f"{_MODEL}.path", config.actor_rollout_ref.model.path
+    if _looks_like_a_path(model) or not (absent := _absent_files(model_folder(model))):
+        return ""
+    return (
+        f"{key}={model!r}: {absent} is not in the local hub cache. Every node downloads the model after the start, and "
+        f"one without a network fails then: download it before (hf download {model} --local-dir FOLDER), and give "
+        f"{key}=FOLDER"
+    )
 
 
 def tokenizer_problems(config: DictConfig) -> Iterator[str]:
@@ -103,6 +127,8 @@ def tokenizer_problems(config: DictConfig) -> Iterator[str]:
     if folder is None and not (name == "tokenizer_path" and _looks_like_a_path(model[name])):
         return  # on the hub, or said of the model
     if folder is None or not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        if not (_looks_like_a_path(model[name]) or _offline()):
+            return  # the hub's cache has other files of it
         files = ", ".join(_TOKENIZER_FILES)
         yield MachineProblem(f"{key} has no tokenizer: copy its files ({files}) there, or give a name on the hub")
         return

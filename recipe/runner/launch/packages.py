@@ -60,9 +60,10 @@ _MOONCAKE: Final = "pip install mooncake-transfer-engine"
 
 #: Of the engines that are served.
 NEEDS: Final = (
-    # verl's own choice. With sdpa transformers masks the sequences of a pack by their positions.
-    Need(f"{_MODEL}.use_remove_padding", (True,), "flash_attn", _FLASH, (_ATTENTION, None)),
-    Need(_ATTENTION, ("flash_attention_2",), "flash_attn", _FLASH),
+    # verl's own choice. With sdpa transformers masks the sequences of a pack by their positions. The kernels are asked
+    # for: where they are not compiled, flash_attn may be its cross-entropy alone (requirements/bundle.sh).
+    Need(f"{_MODEL}.use_remove_padding", (True,), "flash_attn_2_cuda", _FLASH, (_ATTENTION, None)),
+    Need(_ATTENTION, ("flash_attention_2",), "flash_attn_2_cuda", _FLASH),
     Need(f"{_MODEL}.use_liger", (True,), "liger_kernel", f"{_LIGER}, or set it to false"),
     Need("critic.model.use_liger", (True,), "liger_kernel", f"{_LIGER}, or set it to false", ("critic.enable", True)),
     # Without the package verl takes its own code without a word.

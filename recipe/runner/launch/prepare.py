@@ -70,6 +70,8 @@ def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhe
         unsettled.append(note)
     else:
         _note(note)
+    if not elsewhere:
+        _note(inputs.download_note(config))
     changed = run_settings.allowed_changes(config, before) if goes_on else []
     kept = run_settings.kept_overrides(overrides, config)
     return Start(config, job, tuple(kept), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled))

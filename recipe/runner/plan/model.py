@@ -15,7 +15,8 @@ from recipe.runner.launch.inputs import model_folder
 KNOWN_TYPES: Final = ("qwen3", "qwen2", "llama")
 
 #: The config.json of the experiments' models, for when they are not on this machine: one file per name. Source: Qwen3
-#: Technical Report (arXiv 2505.09388), table 1, and on the hub Qwen3-1.7B-Base, Qwen3-8B-Base, Qwen2.5-0.5B-Instruct.
+#: Technical Report (arXiv 2505.09388), table 1, and on the hub Qwen3-0.6B, Qwen3-1.7B-Base, Qwen3-8B-Base,
+#: Qwen2.5-0.5B-Instruct.
 BUILT_IN: Final = Path(__file__).with_name("models")
 
 
