@@ -114,7 +114,8 @@ def versions(size: Size, device: str) -> Numbers:
         is_old = cuda_13 and answers is not None and int(answers.split(".")[0]) < DRIVER
         note = f"driver {answers} is older than {DRIVER}, which CUDA 13 needs" if is_old else ""
         if (why := kernel_error()) is not None:
-            raise Failed(f"the GPU runs no kernel: {'; '.join(filter(None, (why, note)))}", numbers)
+            reason = f"the GPU runs no kernel (driver: {answers or 'none'})"
+            raise Failed(f"{reason}: {'; '.join(filter(None, (why, note)))}", numbers)
         if note:
             numbers["note"] = f"{note}, and yet a kernel has run: through cuda-compat"
     return numbers
