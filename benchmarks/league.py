@@ -21,7 +21,7 @@ from benchmarks.relatives import POLICY_LOSSES
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch, Config, PolicyLoss
-from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, find_weight
+from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, weight_and_bound
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.losses import ALGORITHMS
 from fspo.records import Array, read_sequences
@@ -148,7 +148,7 @@ def at_width(known: Mapping[str, dict[str, Any]], name: str, factor: float = 1.0
 def weight_of(loss: PolicyLoss, name: str) -> UnclippedWeight:
     """What the loss weighs by, and DRPO, SAT and VESPO but for what they remove near the old policy, too."""
     hidden: dict[str, UnclippedWeight] = {"drpo": "token", "sat": "token", "vespo": "sequence"}
-    return hidden.get(name) or find_weight(loss) or "none"
+    return hidden.get(name) or weight_and_bound(loss)[0] or "none"
 
 
 def _name(known: Mapping[str, dict[str, Any]], name: str) -> str:

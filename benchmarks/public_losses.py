@@ -48,7 +48,7 @@ def row(loss: PolicyLoss, takes_weights: bool) -> list[str]:
     """What the table has of one loss."""
     report = check(loss)
     smallest = sides(loss, report.weight)
-    limits = ["never" if d is None else "all" if math.isnan(d) else f"{d:.2g}" for d in smallest.values()]
+    limits = [f"{d:.2g}".replace("inf", "never").replace("nan", "all") for d in smallest.values()]
     (up, down), (sum_up, sum_down) = survived(loss).values()
     kept = report.clips[DISPERSIONS[0]].kept_J
     ignored = "ignored" if takes_weights else "-"

@@ -33,11 +33,7 @@ class LossError(Exception):
 
 
 class MissingSetting(AttributeError, KeyError):
-    """A loss reads a setting that ``config`` lacks; ``key`` is its full name, such as ``policy_loss.beta``."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__(f"config has no {key}")
-        self.key = key
+    """A loss reads a setting that ``config`` lacks; the message ends with its full name, such as policy_loss.beta."""
 
 
 class Config(dict[str, Any]):
@@ -48,7 +44,7 @@ class Config(dict[str, Any]):
         self.__dict__["place"] = place
 
     def __missing__(self, name: str) -> Any:
-        raise MissingSetting(f"{self.__dict__['place']}{name}")
+        raise MissingSetting(f"config has no {self.__dict__['place']}{name}")
 
     __getattr__ = dict.__getitem__
 
@@ -65,10 +61,6 @@ class Batch:
     def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
         """The function of every tensor."""
         return Batch(*(function(getattr(self, field.name)) for field in dataclasses.fields(self)))
-
-    def rows(self, index: slice | torch.Tensor) -> Batch:
-        """Some of the responses."""
-        return self.map(lambda each: each[index])
 
     def to(self, dtype: torch.dtype) -> Batch:
         """With floating tensors of another type."""
@@ -162,9 +154,7 @@ class PolicyLoss:
 
     def _missing(self, error: BaseException) -> str | None:
         """Full name of the setting that config lacks, if that is what the error says."""
-        if isinstance(error, MissingSetting):
-            return error.key
-        if named := re.search(r"\bpolicy_loss\.\w+", str(error)):
+        if named := re.search(r"\bpolicy_loss\.\w+|(?<=config has no )[\w.]+", str(error)):
             return named[0]
         groups = {id(self._config): "", id(getattr(self._config, "policy_loss", self)): "policy_loss."}
         known = isinstance(error, AttributeError) and id(error.obj) in groups

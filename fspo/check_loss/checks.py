@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -14,11 +15,21 @@ import torch
 
 from fspo.check_loss.call import Batch, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.finite_differences import finite_differences
-from fspo.check_loss.length_bias import find_weight, sides
+from fspo.check_loss.length_bias import sides, weight_and_bound
 
 #: Of the largest entry: rounding of a loss that computes in float32 stays below, the second in finite differences.
 _TOLERANCE: Final = 1e-5
 _FLOAT32_DIFFERENCES: Final = 3e-2
+#: What to change in a loss that fails a check of several variants.
+_REMEDIES: Final = {
+    "repeats": "keep no state between calls, and draw from torch's generator only",
+    "padding": "apply torch.where(response_mask, ..., 0.0) before each sum, and divide by no width or number of rows",
+    "gaps": "count tokens by response_mask.sum(-1) and response_mask.cumsum(-1), not by columns",
+    "weights": "multiply the loss of each token by rollout_is_weights, once",
+    "micro-batches": "divide by config.global_batch_info's batch_num_tokens or global_batch_size; compare no responses",
+    "order": "do the same to each response, wherever it stands",
+    "ranks": "multiply by config.global_batch_info's dp_size, once; compare no responses",
+}
 
 
 class Check(NamedTuple):
@@ -41,6 +52,8 @@ def checks(loss: PolicyLoss) -> list[Check]:
     """Every check, in the order of the report; LossError if the loss cannot be called at all."""
     batch = _mini_batch()
     found = loss.gradient(batch.map(torch.clone))  # what a call changes in place is not changed by a second one
+    if not all(torch.as_tensor(x).isfinite().all() for x in found):
+        return [Check("direction", False, "the loss or its gradient is not finite: look for a division by 0")]
     return [
         _repeats(loss, batch, found),
         _compared("padding", "no value outside the mask matters", found, _padding(loss, batch)),
@@ -80,7 +93,7 @@ def _compared(name: str, good: str, found: Outcome, others: Variants) -> Check:
         for what, other, *expected in others:
             change, words = _change(expected[0] if expected else found, other)
             if change > worst:
-                worst, says = change, f"{what}: {words}"
+                worst, says = change, f"{what}: {words}; {_REMEDIES[name]}"
     except LossError as error:
         return Check(name, False, str(error))
     return Check(name, worst <= 1.0, says)
@@ -91,7 +104,7 @@ def _repeats(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
     again = loss.gradient(batch, seed=1)
     names = [field.name for field in dataclasses.fields(Batch)]
     if changed := [name for name in names if not torch.equal(getattr(batch, name), getattr(before, name))]:
-        return Check("repeats", False, f"a call changes its input {', '.join(changed).replace('_BT', '')} in place")
+        return Check("repeats", False, f"a call changes {', '.join(changed).replace('_BT', '')} in place: clone it")
     return _compared("repeats", "two calls agree and leave their inputs alone", found, iter([("a second call", again)]))
 
 
@@ -105,6 +118,9 @@ def _padding(loss: PolicyLoss, batch: Batch) -> Variants:
         gradient_BT, value = loss.gradient(padded)
         outside = gradient_BT.masked_fill(padded.mask_BT, 0.0).abs().max()  # a gradient of padding is a change too
         yield what, (gradient_BT[:rows, :width] + outside, value)
+    empty = dataclasses.replace(batch, mask_BT=torch.zeros_like(batch.mask_BT)).padding()
+    nothing = torch.zeros_like(batch.log_prob_BT), 0.0
+    yield "a micro-batch without a token", loss.gradient(empty, whole=batch), nothing
 
 
 def _gaps(loss: PolicyLoss, batch: Batch) -> Variants:
@@ -149,7 +165,7 @@ def _weights(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
 
 def _parts(loss: PolicyLoss, batch: Batch, sizes: Sequence[int], dp_size: int = 1) -> Outcome:
     ends = np.cumsum([0, *sizes]).tolist()
-    parts = [loss.gradient(batch.rows(slice(a, b)), dp_size, batch) for a, b in itertools.pairwise(ends)]
+    parts = [loss.gradient(batch.map(itemgetter(slice(*pair))), dp_size, batch) for pair in itertools.pairwise(ends)]
     return torch.cat([gradient_BT for gradient_BT, _ in parts]) / dp_size, sum(value for _, value in parts) / dp_size
 
 
@@ -170,7 +186,7 @@ def _ranks(loss: PolicyLoss, batch: Batch) -> Variants:
 def _orders(loss: PolicyLoss, batch: Batch) -> Variants:
     for name, order in (("reverse", range(11, -1, -1)), ("other", (7, 2, 11, 0, 5, 9, 3, 8, 1, 10, 6, 4))):
         order_B = torch.tensor(order)
-        gradient_BT, value = loss.gradient(batch.rows(order_B))
+        gradient_BT, value = loss.gradient(batch.map(itemgetter(order_B)))
         yield f"the {name} order", (gradient_BT[order_B.argsort()], value)
 
 
@@ -194,20 +210,20 @@ def _differences(loss: PolicyLoss) -> Check:
         return Check("gradient", True, "autograd agrees with finite differences, what the loss detaches held fixed")
     autograds, expected = (float(x.flatten()[gap_BT.argmax()]) for x in (gradient_BT, nearer_BT))
     says = f"autograd gives {autograds:.4g} at a token where finite differences give {expected:.4g}"
-    return Check("gradient", False, f"{says}: look for a backward pass of its own")
+    return Check("gradient", False, f"{says.replace('nan', 'no number')}: look for a backward pass of its own")
 
 
 def _direction(loss: PolicyLoss, batch: Batch) -> Check:
     gradient_BT, _ = loss.gradient(batch.on_policy())
     if not bool(torch.isfinite(gradient_BT).all()):
-        return Check("direction", False, "on policy, the gradient is not finite")
+        return Check("direction", False, "on policy, the gradient is not finite: look for a division by 0")
     wrong_BT = batch.mask_BT & (gradient_BT * batch.advantages_BT.sign() > 0)
     if bool(wrong_BT.any()):
         tokens = f"{int(wrong_BT.sum())} of {int(batch.mask_BT.sum())} tokens"
         says = f"on policy, the gradient of {tokens} has the sign of A: descending it makes good responses less likely"
         return Check("direction", False, f"{says}; look for a missing minus")
     if not bool(gradient_BT.any()):
-        return Check("direction", False, "on policy, the gradient is 0 everywhere: nothing would be learned")
+        return Check("direction", False, "on policy, the gradient is 0 everywhere: look for a clip that acts there")
     words = []
     for name, does, sign in (("A > 0", "likelier", 1), ("A < 0", "less likely", -1)):
         of_sign_BT = batch.mask_BT & (batch.advantages_BT * sign > 0)
@@ -218,12 +234,15 @@ def _direction(loss: PolicyLoss, batch: Batch) -> Check:
 
 
 def _sides(loss: PolicyLoss) -> Check:
-    smallest = sides(loss, weight := find_weight(loss))
-    limits = ("never" if d is None else "all" if math.isnan(d) else f"from {d:.2g}" for d in smallest.values())
+    smallest = sides(loss, weight := weight_and_bound(loss)[0])
+    limits = (f"from {d:.2g}".replace("from inf", "never").replace("from nan", "all") for d in smallest.values())
     words = ", ".join(map(" ".join, zip(smallest, limits, strict=True)))
     says = f"token log-ratios that lose {'half their weight' if weight else 'their gradient'}: {words}"
-    if smallest["A > 0 above"] is None and smallest["A > 0 below"] is not None:
-        return Check("sides", False, f"{says}: the clip acts where a good response has become less likely")
-    if smallest["A < 0 above"] is not None and smallest["A < 0 below"] is None:
+    good_up, good_down, bad_up, bad_down = smallest.values()
+    # A mask that is the same for both signs of A may be narrower below.
+    if good_down < math.inf and (good_up == math.inf or 2 * good_down < min(good_up, bad_down)):
+        says += ": the clip acts where a good response has become less likely"
+        return Check("sides", False, f"{says}; take the larger of -A r and -A clip(r)")
+    if bad_up < math.inf and bad_down == math.inf:
         says += " (PPO's clip acts below for A < 0)"
     return Check("sides", True, says)

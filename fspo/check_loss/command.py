@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import json
 import pkgutil
 import sys
-import typing
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import length_bias
-from fspo.check_loss.call import Config, LossError, PolicyLoss
+from fspo.check_loss.call import Config, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.checks import Check, checks
 from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, VIEWS, Clip
 from fspo.check_loss.robust import in_words
@@ -58,8 +57,9 @@ class Report:
             f"\nrobust, apart from right: {self.robust}\n",
             "response length, reported and not judged:",
             _row("  tokens", [str(length) for length in LENGTHS]),
-            _row("  gradient per token", [f"{value:.3g}" for value in self.per_token]),
-            f"  per token ~ L^{self.exponent:.2f} (0: every token counts alike, -1: every response does)",
+            _row("  gradient per token", [f"{value:.3g}".replace("nan", "-") for value in self.per_token]),
+            f"  per token ~ {f'L^{self.exponent:.2f}'.replace('L^nan', 'no power of L')}"
+            " (0: every token counts alike, -1: every response does)",
             f"  weight near the old policy: {weight}{self.bound}",
         ]
         for sigma, clip in self.clips.items():
@@ -99,7 +99,15 @@ def load(name: str, settings: Sequence[str] = (), loss_agg_mode: str | None = No
         return function
     if not callable(function):
         raise LossError("this is not a function: give MODULE:FUNCTION")
-    return PolicyLoss(function, configured(settings, function), loss_agg_mode or "token-mean")
+    mode = loss_agg_mode or "token-mean"
+    try:
+        (loss := PolicyLoss(function, configured(settings), mode)).value(synthetic_batch([2], [0.1], [1.0]))
+        return loss
+    except LossError as error:  # the code that raised may ask for a class of settings
+        frames = [frame for frame, _ in traceback.walk_tb(getattr(error.__cause__, "__traceback__", None))]
+    known = [x for frame in frames for x in (frame.f_globals | frame.f_locals).values() if isinstance(x, type)]
+    actors = [x for x in known if {*getattr(x, "__dataclass_fields__", {})} >= _ACTOR.keys()]
+    return PolicyLoss(function, configured(settings, max(actors, key=lambda x: len(x.__mro__), default=None)), mode)
 
 
 def _imported(name: str) -> Any:
@@ -112,14 +120,14 @@ def _imported(name: str) -> Any:
         raise LossError(f"{name} cannot be imported ({type(error).__name__}: {error}){close}: {remedy}") from error
 
 
-def configured(settings: Sequence[str], function: Any = None) -> Any:
+def configured(settings: Sequence[str], actor: type | None = None) -> Any:
     """verl's defaults of the actor as far as a loss reads them, and what ``KEY=VALUE`` adds; a dot goes a level down.
 
-    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings. If the loss asks for
-    a dataclass with the actor's settings, as verl's own do, the result is of that class, with its defaults.
+    ``policy_loss._target_=package.module.Class`` adds the defaults of that dataclass of settings. actor: the class
+    of the result, for losses that ask for one, as verl's do.
     """
     config: Any = Config(_ACTOR | {"policy_loss": Config(place="policy_loss.")})
-    if actor := _actor_class(function):
+    if actor:
         config = object.__new__(actor)  # without its own checks, which ask for settings of the whole run
         vars(config).update(_defaults(actor))
     _values(config)["global_batch_info"] = {}
@@ -149,20 +157,6 @@ def _values(level: Any) -> Any:
 def _defaults(settings: Any) -> dict[str, Any]:
     made = {x.name: x.default_factory() for x in dataclasses.fields(settings) if callable(x.default_factory)}
     return made | {x.name: x.default for x in dataclasses.fields(settings) if x.default is not dataclasses.MISSING}
-
-
-def _actor_class(function: Any) -> type | None:
-    """The dataclass with the actor's settings that the loss names, for ``config`` or in its code."""
-    function = inspect.unwrap(getattr(function, "func", function))
-    try:
-        hint = typing.get_type_hints(function).get("config")
-    except Exception:  # a name that is there for type checkers alone
-        hint = None
-    code = getattr(function, "__code__", None)
-    names = [function.__globals__.get(name) for name in code.co_names] if code else []
-    classes = [x for x in (hint, *typing.get_args(hint), *names) if isinstance(x, type) and dataclasses.is_dataclass(x)]
-    actors = [x for x in classes if {field.name for field in dataclasses.fields(x)} >= _ACTOR.keys()]
-    return max(actors, key=lambda x: len(x.__mro__), default=None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """Finite differences of a loss, with what it detaches held fixed. Defined here.
 
 A loss such as ``-(ratio.detach() * advantages * log_prob)`` has, on purpose, another gradient than its value: the
-detached ratio counts as a constant. A live tensor that enters ``detach()`` or a block under ``torch.no_grad()`` is
-therefore recorded in one evaluation, and put in its place in the other.
+detached ratio counts as a constant. A live tensor that enters ``detach()`` or a block without gradients is therefore
+recorded in one evaluation, and put in its place in the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Value = Callable[[torch.Tensor], torch.Tensor]
 #: Small enough for float64, and large enough for a loss that computes in float32.
 _STEPS: Final = (1e-6, 1e-3)
 _CUTS: Final = frozenset(
-    [torch.detach, torch.Tensor.data.__get__]  # type: ignore[attr-defined]
+    [torch.detach, torch.tensor, torch.Tensor.new_tensor, torch.Tensor.data.__get__]  # type: ignore[attr-defined]
     + [getattr(torch.Tensor, name) for name in ("detach", "detach_", "item", "tolist", "numpy", "__float__")]
 )
 
@@ -41,7 +41,7 @@ class _Held(TorchFunctionMode):
         reads = getattr(func, "__name__", "") == "__get__"  # an attribute, such as the shape
         if func is torch._C._set_grad_enabled:
             self._off = not args[0]
-        elif func in _CUTS or (self._off and not reads):
+        elif func in _CUTS or ((self._off or torch.is_inference_mode_enabled()) and not reads):
             args, kwargs = self._hold(args), self._hold(kwargs)
         return func(*args, **kwargs)
 

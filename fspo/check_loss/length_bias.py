@@ -26,7 +26,7 @@ LENGTHS: Final = (4, 16, 64, 256)
 #: Of synthetic log-ratios, in nats per sqrt(token): about that of the demo, and one at which clips of tokens act.
 DISPERSIONS: Final = (0.03, 0.1)
 _MINI_BATCHES, _RESPONSES, _LONGEST = 40, 128, 512
-_PROBED, _TOKENS, _PROBE = 5, 12, 1e-3
+_TOKENS, _PROBE = 12, 1e-3
 #: Log-ratios of each of four tokens, nats; their sum stays below the log-ratio clamps of losses.
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(54))
 
@@ -40,13 +40,8 @@ def normalisation(loss: PolicyLoss) -> tuple[list[float], float]:
     return mean, exponent
 
 
-def find_weight(loss: PolicyLoss) -> UnclippedWeight | None:
-    """The first result of :func:`weight_and_bound`."""
-    return weight_and_bound(loss)[0]
-
-
 def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
-    """By what the loss weighs a token near the policy that sampled, found by moving one log-ratio up or down.
+    """By what the loss weighs a token near the policy that sampled, found by moving two log-ratios up or down.
 
     ``token`` if the gradient of a token grows with its own ratio, ``prefix`` if with those up to it, ``sequence`` or
     ``length_normalised`` if with all of its response, ``none`` if with none; None if it does something else, or not the
@@ -62,35 +57,36 @@ def weight_and_bound(loss: PolicyLoss) -> tuple[UnclippedWeight | None, str]:
 
 
 def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedWeight | None]:
-    """What a small move of one token does to the gradients of its response; empty if there are none."""
+    """What a small move of two tokens does to the gradients of their response; empty if there are none."""
     batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
     noise_BT = 1e-6 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
-    token_T = torch.arange(_TOKENS)
+    moved_T = torch.zeros(_TOKENS, dtype=torch.float64)
+    moved_T[5], moved_T[8] = 1.0, 0.5  # by two amounts: a sum is told from a largest one
     near_BT = batch.old_log_prob_BT + noise_BT
-    moves = (near_BT, near_BT + step * (token_T == _PROBED))
+    moves = (near_BT, near_BT + step * moved_T)
     before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)
     if not before_BT.any():
         return []
     response_T = ((after_BT.log() - before_BT.log()) / step).median(dim=0).values
     shapes: dict[UnclippedWeight, torch.Tensor] = {
-        "none": torch.zeros(_TOKENS),
-        "token": (token_T == _PROBED).double(),
-        "prefix": (token_T >= _PROBED).double(),
-        "length_normalised": torch.full((_TOKENS,), 1 / _TOKENS),
-        "sequence": torch.ones(_TOKENS),
+        "none": 0 * moved_T,
+        "token": moved_T,
+        "prefix": moved_T.cumsum(0),
+        "length_normalised": moved_T.mean(),
+        "sequence": moved_T.sum(),
     }
     return [next((name for name, shape_T in shapes.items() if bool(((response_T - shape_T).abs() < 0.02).all())), None)]
 
 
-def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float | None]:
+def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
     """The smallest log-ratio of a token at which a response keeps less than half of its weight. Defined here.
 
-    If the weight is not known, at which it has no gradient. By sign of A and side, such as ``A > 0 above``; None if it
-    keeps half at all up to 2.4 nats, NaN if it has no gradient on policy.
+    If the weight is not known, at which it has no gradient. By sign of A and side, such as ``A > 0 above``; infinite if
+    it keeps half at all up to 2.4 nats, NaN if it has no gradient on policy.
     """
     d_BT = torch.tensor([*_MOVES, *(-d for d in _MOVES)], dtype=torch.float64)[:, None].expand(-1, 4)
     old_BT, mask_BT = -0.3 - d_BT.clamp(min=0), torch.ones_like(d_BT, dtype=torch.bool)  # no probability exceeds 1
-    smallest: dict[str, float | None] = {}
+    smallest: dict[str, float] = {}
     limit = 0.5 if weight else 1e-30
     for name, sign in (("A > 0", 1.0), ("A < 0", -1.0)):
         batch = Batch(old_BT + d_BT, old_BT, torch.full_like(old_BT, sign), mask_BT)
@@ -98,7 +94,7 @@ def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float |
         kept_BT = (-sign * loss.gradient(batch)[0]).clamp(min=0).minimum(whole_BT)
         for side, share in zip(("above", "below"), (kept_BT.sum(-1) / whole_BT.sum(-1)).chunk(2), strict=True):
             lost = [d for d, kept in zip(_MOVES, share.tolist(), strict=True) if kept < limit]
-            smallest[f"{name} {side}"] = math.nan if bool(share.isnan().any()) else min(lost, default=None)
+            smallest[f"{name} {side}"] = math.nan if bool(share.isnan().any()) else min(lost, default=math.inf)
     return smallest
 
 

@@ -36,14 +36,14 @@ def bfloat16_error(loss: PolicyLoss) -> float:
 def in_words(loss: PolicyLoss) -> str:
     """The results of this module, and whether NaN in the padding does harm."""
     parts = [f"{up:+g} and {-down:+g} of a {name}" for name, (up, down) in survived(loss).items()]
-    says = (
-        f"largest log-ratios survived {', '.join(parts)} ({', '.join(f'tried: {x[-1]}' for _, x in _TRIED.values())})"
-    )
+    most = " and ".join(str(sizes[-1]) for _, sizes in _TRIED.values())
+    says = f"largest log-ratios survived: {', '.join(parts)} (tried: up to {most})"
     batch = Batch(torch.full((2, 4), -1.0), torch.full((2, 4), -1.01), torch.ones(2, 4), torch.arange(8).view(2, 4) < 6)
     if not _finite(loss, batch.padding(math.nan, math.nan, 1.0)):
         says += "; NaN in the padding reaches the loss"
     if not (error := bfloat16_error(loss)) < 0.012:  # bfloat16 itself rounds a gradient by 0.004
-        says += f"; with bfloat16 the gradient is {error:.1%} off: upcast before summing"
+        off = f"{error:.1%} off" if error < math.inf else "not finite"
+        says += f"; with bfloat16 the gradient is {off}: upcast before summing"
     return says
 
 

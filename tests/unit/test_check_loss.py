@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,6 @@ def mean(old_log_prob, log_prob, advantages, response_mask, config, **_):
 class Settings:
     beta: float = 0.5
     name: str = dataclasses.field(default_factory=str)
-
-def hungry(config, **_):
-    return config.policy_loss.beta * 1.0
 
 def fed(config, **given):
     assert config.policy_loss.beta == 0.5 and config.name == "x" and config.clip_ratio == 0.2
@@ -59,6 +57,9 @@ def asserts(config=None, **others):
     config.policy_loss.gamma
     return sound(config=config, **others)
 
+def wraps(*args, **others):
+    return asserts(*args, **others)
+
 def shapes(log_prob, advantages, **_):
     return (log_prob.sum(-1) * advantages).sum()
 
@@ -72,6 +73,8 @@ bound = PolicyLoss(sound, Config(global_batch_info={}))
 @pytest.fixture(autouse=True)
 def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "check_loss_example.py").write_text(SOURCE, encoding="utf-8")
+    hungry = "def hungry(config, **_):\n    return config.policy_loss.beta * 1.0\n"
+    (tmp_path / "check_loss_hungry.py").write_text(hungry, encoding="utf-8")
     (tmp_path / "check_loss_quits.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("fspo.check_loss.command.DISPERSIONS", (0.03,))
@@ -81,19 +84,20 @@ def _own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "lines"),
     [
-        (["hungry", "check_loss_example:sound"], 2, [
-            "check_loss_example:hungry", "conforms: 10 checks", "per token ~ L^-1.00", "the old policy: token",
+        (["check_loss_hungry:hungry", "check_loss_example:sound"], 2, [
+            "check_loss_hungry:hungry", "conforms: 10 checks", "per token ~ L^-1.00", "the old policy: token",
             "keeps 100.0%", "LRE symmetric  -\n",
         ]),
-        (["mean"], 1, ["FAIL  micro-batches", "does not conform: padding, micro-batches"]),
-        (["undefined"], 1, ["FAIL  direction", "keeps 0.0% of"]),
+        (["check_loss_example:mean"], 1, ["FAIL  micro-batches", "does not conform: padding, micro-batches"]),
+        (["check_loss_example:undefined"], 1, ["FAIL  direction", "division by 0", "keeps 0.0% of", "no power of L"]),
     ],
 )  # fmt: skip
 def test_the_report_and_the_exit_status(
     capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, lines: list[str]
 ) -> None:
-    assert main([f"check_loss_example:{arguments[0]}", *arguments[1:]]) == status
+    assert main(arguments) == status
     output = "".join(capsys.readouterr())
+    assert not re.search(r"\b(nan|inf)\b", output)
     assert all(line in output for line in lines) and ("FAIL" in output) == (status == 1), output
 
 
@@ -105,7 +109,7 @@ def test_the_report_and_the_exit_status(
         (["check_loss_example:sond"], "did you mean sound?"),
         (["check_loss_example:number"], "MODULE:FUNCTION"),
         (["check_loss_quits:sound"], "SystemExit"),
-        (["check_loss_example:hungry"], "--config policy_loss.beta=VALUE"),
+        (["check_loss_hungry:hungry"], "--config policy_loss.beta=VALUE"),
         (["check_loss_example:sound", "--config", "clip"], "KEY=VALUE"),
         (["check_loss_example:bound", "--config", "clip_ratio=1"], "--config"),
         (["check_loss_example:asserts"], "--config policy_loss.gamma=VALUE"),
@@ -133,4 +137,5 @@ def test_settings_are_read_as_values() -> None:
 def test_a_loss_gets_the_class_of_settings_that_it_asks_for() -> None:
     batch = synthetic_batch([3, 2], [0.1, 0.1], [1.0, -1.0])
     assert load("check_loss_example:annotated", ["clip_ratio_c=4"]).value(batch).numel() == 1
-    assert load("check_loss_example:asserts", ["policy_loss.gamma=1"]).value(batch).numel() == 1
+    for name in ("asserts", "wraps"):
+        assert load(f"check_loss_example:{name}", ["policy_loss.gamma=1"]).value(batch).numel() == 1

@@ -124,8 +124,50 @@ def at_random(log_prob: torch.Tensor, **others: Any) -> Any:
     return token_loss(log_prob=log_prob * (1 + torch.rand(log_prob.shape[0], 1)), **others)
 
 
+def returns_early(response_mask: torch.Tensor, **others: Any) -> Any:
+    return token_loss(response_mask=response_mask, **others) if response_mask.any() else torch.tensor(0.0)
+
+
+def linear_band(S: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+    """A band on S that is clipped on the wrong side, under a clamp that ends the gradient above, too."""
+    return torch.min(-A * (ratio := S.clamp(-1, 1).exp()), -A * ratio.clamp(0.9, 1.1))
+
+
+def weighed_by(cut: Callable[[torch.Tensor], torch.Tensor], **arguments: Any) -> Any:
+    """A loss whose ratio is a constant, in the way that ``cut`` takes it out."""
+    weight_BT = cut((arguments["log_prob"] - arguments["old_log_prob"]).clamp(-20, 20))
+    return token_loss(**arguments, term=lambda d, a: -weight_BT.exp() * a * d)
+
+
+def in_inference_mode(d_BT: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        outside_BT = d_BT * 1.0
+    return outside_BT.clone()
+
+
 def whitened(advantages: torch.Tensor, **others: Any) -> Any:
     return token_loss(advantages=advantages - advantages.mean(), **others)
+
+
+#: Each verdict says what to change, too.
+REMEDIES = (
+    *(
+        "look for",
+        "torch.where(",
+        "global_batch_info",
+        "rollout_is_weights, once",
+        "not by columns",
+        "in place: clone it",
+    ),
+    *(
+        "keep no state",
+        "wherever it stands",
+        "A clip(r)",
+        "do not detach",
+        "end its parameters with",
+        "settings of the",
+    ),
+)
 
 
 def failures(loss: Loss) -> dict[str, str]:
@@ -168,6 +210,8 @@ def failures(loss: Loss) -> dict[str, str]:
         (partial(response_loss, weigh=lambda v: v**2), "weights", "each response by its rollout_is_weights"),
         (partial(response_loss, weigh=lambda v: v / (1 + v)), "weights", "rollout_is_weights of 1"),
         (partial(response_loss, clip=torch.min), "sides", "A > 0 above never, A > 0 below from 0.00035"),
+        (returns_early, "padding", "no_grad"),
+        (partial(token_loss, term=linear_band), "sides", "A > 0 above from 1, A > 0 below from 0.11, A < 0 above from"),
         (
             partial(token_loss, term=lambda d, a: -torch.max(d.exp() * a, d.exp().clamp(0.8, 1.2) * a)),
             "sides",
@@ -179,6 +223,7 @@ def test_a_planted_fault_is_found(loss: Loss, check: str, says: str) -> None:
     problems = failures(loss)
     assert check in problems, problems
     assert says in problems[check], problems[check]
+    assert any(word in problems[check] for word in REMEDIES), problems[check]
     if check in ("gradient", "weights", "sides"):  # one fault is not blamed on all
         assert len(problems) == 1
 
@@ -192,6 +237,17 @@ def test_what_is_detached_counts_as_constant() -> None:
 
     report = {check.name: check for check in checks(PolicyLoss(cispo, Config(global_batch_info={})))}
     assert report["gradient"].passed and "held fixed" in report["gradient"].says
+
+
+@pytest.mark.parametrize("cut", [torch.tensor, lambda d: d.new_tensor(d), lambda d: d.data, in_inference_mode])
+@pytest.mark.filterwarnings("ignore:To copy construct")
+def test_whatever_makes_a_constant_of_a_tensor_counts_as_detaching(cut: Any) -> None:
+    assert failures(partial(weighed_by, cut)) == {}
+
+
+def test_a_mask_that_is_the_same_for_both_signs_may_be_narrower_below() -> None:
+    mask = partial(token_loss, term=lambda d, a: -a * d.exp() * ((d > -0.1) & (d < 1.5)))
+    assert failures(mask) == {}
 
 
 def test_a_block_without_gradient_is_held_too_but_no_function_of_autograd() -> None:

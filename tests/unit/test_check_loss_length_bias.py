@@ -41,6 +41,8 @@ def test_normalisation(name: str, exponent: float) -> None:
         (lambda d, mask: (2 * d / mask.sum(-1, keepdim=True)).sum(-1, keepdim=True).exp(), (None, "")),
         (lambda d, mask: d.mul(0.5).exp(), (None, "")),
         (lambda d, mask: torch.ones_like(d), ("none", "")),
+        (lambda d, mask: d.exp().amax(-1, keepdim=True), (None, "")),
+        (lambda d, mask: d.cumsum(-1).exp(), ("prefix", "")),
     ],
 )
 def test_a_weight_is_named_rightly_or_not_at_all(weigh: Any, weight: tuple[str | None, str]) -> None:
