@@ -33,7 +33,7 @@ from fspo.markdown import markdown_table
 from recipe.fspo.job import JOB, compose
 from recipe.runner import main as runner
 from recipe.runner.launch.machine import export_platform
-from recipe.runner.launch.without_effect import ROWS, given
+from recipe.runner.launch.without_effect import ROWS, CommandKeys
 
 #: Programs that scripts compute their arguments with.
 _REAL: Final = "basename cat cut date dirname expr getopt grep head printf pwd realpath sed seq sort tail tr uname wc"
@@ -194,7 +194,7 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
                 out.seek(0)
                 named = out.read()
                 config = compose(words)
-                for key in given(config, JOB, words).values:
+                for key in CommandKeys(config, JOB, words).values:
                     if f"{key}=" not in named and (why := _without_reader(key, config)):
                         print(f"{_SILENT}{key}: {why}")
     except BaseException:

@@ -74,7 +74,7 @@ def plain_verl(run_dir: Path, *overrides: str) -> tuple[list[str], dict[str, str
     from recipe.runner.launch.prepare import on_this_machine
 
     config = on_this_machine(config)
-    write_offline_task(config)
+    write_offline_task(config.data)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     with open_dict(config):
         config.trainer.v1.trainer_mode = "sync"

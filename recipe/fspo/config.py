@@ -16,7 +16,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.fspo import own_loss
 from recipe.runner.launch.checks import Rule, estimator_problem
-from recipe.runner.launch.run_settings import evaluates
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 from recipe.runner.verl_patches.server_slots import asynchronous_mode
 
@@ -116,6 +115,18 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
         return SequencePolicyLossConfig(**values).settings()
     except TypeError as error:
         raise ValueError(f"{_POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
+
+
+def complete(config: DictConfig) -> dict[str, object]:
+    """Fill in the settings of mode and loss that follow from others, in place; their entries of ``run.json``."""
+    complete_mode(config)
+    complete_loss(config)
+    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
+    return {
+        "algo": config.fspo.algo,
+        "clip_values": config.fspo.clip_values,
+        "loss": {key: value for key, value in loss.items() if value is not None},
+    }
 
 
 def complete_loss(config: DictConfig) -> None:
@@ -290,7 +301,7 @@ def _setting_problems(config: DictConfig) -> Iterator[str]:
             "differently; set them equal",
         ),
         (
-            mode == "fspo" and not by_rollout and not evaluates(config) and _never_clips(config),
+            mode == "fspo" and not by_rollout and not config.evaluate and _never_clips(config),
             f"{_ACTOR}.ppo_mini_batch_size={mini_batch}",
             f"is data.train_batch_size={config.data.train_batch_size}: a rollout batch has one update, in which S is 0 "
             "and nothing is ever clipped. Set it to a smaller divisor of the batch, or take algo=unclipped",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from recipe.fspo import CONF_DIR
 from recipe.fspo.old_keys import OLD_KEYS
 from recipe.runner.launch import compose as runner
@@ -26,11 +26,10 @@ def _without_effect() -> Sequence[Row]:
     return ROWS
 
 
-def _complete(config: DictConfig) -> None:
-    from recipe.fspo.config import complete_loss, complete_mode
+def _complete(config: DictConfig) -> Mapping[str, Any]:
+    from recipe.fspo.config import complete
 
-    complete_mode(config)
-    complete_loss(config)
+    return complete(config)
 
 
 def _passes(config: DictConfig) -> Passes:
@@ -46,15 +45,6 @@ def _outlook(config: DictConfig) -> Iterator[str]:
     from recipe.fspo.outlook import outlook
 
     return outlook(config)
-
-
-def _facts(config: DictConfig) -> Mapping[str, Any]:
-    loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
-    return {
-        "algo": config.fspo.algo,
-        "clip_values": config.fspo.clip_values,
-        "loss": {key: value for key, value in loss.items() if value is not None},
-    }
 
 
 def _conclude(config: DictConfig) -> None:
@@ -78,7 +68,6 @@ JOB: Final = Job(
     complete=_complete,
     passes=_passes,
     outlook=_outlook,
-    facts=_facts,
     conclude=_conclude,
     old_keys=OLD_KEYS,
     headline=(

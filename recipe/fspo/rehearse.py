@@ -83,8 +83,8 @@ def checked(overrides: Sequence[str], substitute: Collection[str] = ()) -> tuple
         raise PreflightError(*dict.fromkeys(problems))
     config, path = start.config, start.config.actor_rollout_ref.model.path
     absent = [path] if "model" in substitute and model_folder(path) is None else []
-    if "data" in substitute and not generated_files(config):
-        absent += [file for key in _FILES for file in data_files(config, key) if not Path(file).is_file()]
+    if "data" in substitute and not generated_files(config.data):
+        absent += [file for key in _FILES for file in data_files(config.data, key) if not Path(file).is_file()]
     of_inputs = [problem for rule in MODEL_AND_DATA for problem in rule(config)]
     problems = [problem for problem in of_inputs if not any(name in problem for name in absent)]
     if model_folder(path) is None and path not in absent and not any(_MODEL in problem for problem in problems):
@@ -180,11 +180,11 @@ def small_data(config: DictConfig, folder: Path, tokenizer: Any) -> dict[str, An
         pq.write_table(table.take(shortest), folder / f"{name}-{file.stem}.parquet")
         return str(folder / f"{name}-{file.stem}.parquet")
 
-    if generated_files(config):
+    if generated_files(config.data):
         return {}
     template = {"add_generation_prompt": True, "return_dict": False, **(config.data.apply_chat_template_kwargs or {})}
     sums = [addition(row) for row in range(_ROWS)]
-    files = {key: enumerate(map(Path, data_files(config, key))) for key in _FILES}
+    files = {key: enumerate(map(Path, data_files(config.data, key))) for key in _FILES}
     return {f"data.{key}": [small(f"{key}-{number}", file) for number, file in files[key]] for key in _FILES}
 
 

@@ -33,7 +33,6 @@ from recipe.runner.launch import loggers, run_folder
 from recipe.runner.launch.end_of_turn import STOPS
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
-from recipe.runner.launch.run_settings import evaluates
 from recipe.runner.verl_patches import server_slots
 from recipe.runner.verl_patches.messages import drop_a_message_that_is_an_error
 from recipe.runner.verl_patches.packs import rows_of_ranks
@@ -358,6 +357,6 @@ class RunnerHooks(PPOTrainer):
         super()._load_checkpoint()
         self._saved_step = self.global_steps  # nothing new until a step is done
         if self.global_steps > 0 and (folder := resumed_from(self.config.trainer)) is not None:
-            if not evaluates(self.config):  # which goes on with nothing but the weights
+            if not self.config.get("evaluate"):  # which goes on with nothing but the weights
                 load_state(folder, self.stateful_parts())
             PROGRESS.say(f"resumed from {folder}")

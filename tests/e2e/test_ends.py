@@ -19,7 +19,7 @@ import torch
 from omegaconf import OmegaConf
 from real_stack import SMALL, Starter, user_environment
 
-from recipe.runner.checkpoints.integrity import resume_problems
+from recipe.runner.checkpoints.integrity import resume_problems, resumed_from
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -78,7 +78,8 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_kept(
     assert f"the checkpoint of step {1 + fits}" in error and f" MiB are free in {root}; " in error
     assert (f"{root}/global_step_1" in error) is bool(fits)
     assert [path.name for path in root.glob("global_step_*")] == ["global_step_1"] * fits
-    assert list(resume_problems(OmegaConf.load(tmp_path / "config.yaml"))) == []
+    trainer = OmegaConf.load(tmp_path / "config.yaml").trainer
+    assert list(resume_problems(trainer, None, resumed_from(trainer))) == []
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "failed"
     assert run.left_behind() == []
 

@@ -48,7 +48,7 @@ def write_checkpoint(root: Path, step: int, ranks: int = 2, track: bool = True) 
 
 
 def problems_of(run: DictConfig) -> list[str]:
-    return list(resume_problems(run, resumed_from(run.trainer)))
+    return list(resume_problems(run.trainer, KINDS, resumed_from(run.trainer)))
 
 
 def config(root: Path, ranks: int = 2, mode: str = "auto", path: Path | None = None) -> DictConfig:
@@ -113,11 +113,11 @@ def test_an_unreadable_tracker_names_the_newest_complete_checkpoint_again(tmp_pa
     cut(killed_in_its_save / "actor" / "model_world_size_2_rank_1.pt")
     tracker = tmp_path / TRACKER_FILE
     tracker.write_bytes(left) if left is not None else tracker.unlink()
-    note = repair_tracker(config(tmp_path))
+    note = repair_tracker(config(tmp_path).trainer, KINDS)
     assert note is not None and str(tracker) in note and "global_step_10" in note
     assert tracker.read_text() == "10"
     assert problems_of(config(tmp_path)) == []
-    assert repair_tracker(config(tmp_path)) is None
+    assert repair_tracker(config(tmp_path).trainer, KINDS) is None
 
 
 def test_a_save_killed_in_the_middle_leaves_the_previous_checkpoint_to_resume(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_save_killed_in_the_middle_leaves_the_previous_checkpoint_to_resume(tm
     killed_in_its_save = write_checkpoint(tmp_path, 20, track=False)
     (killed_in_its_save / "data.pt").unlink()
     cut(killed_in_its_save / "actor" / "optim_world_size_2_rank_0.pt")
-    assert repair_tracker(config(tmp_path)) is None
+    assert repair_tracker(config(tmp_path).trainer, KINDS) is None
     assert problems_of(config(tmp_path)) == []
     assert newest_complete(tmp_path, 2, KINDS) == tmp_path / "global_step_10"
 
@@ -145,7 +145,7 @@ def test_a_first_save_killed_in_the_middle_begins_again_and_says_so(
     elif left == "all":
         (folder / "transfer_queue").mkdir()
         (folder / "transfer_queue" / "metadata.json").touch()
-    note = repair_tracker(run)
+    note = repair_tracker(run.trainer, KINDS)
     assert note is not None and ("starting as the run began" if begins_again else "global_step_1") in note
     assert (tmp_path / TRACKER_FILE).exists() is not begins_again
     assert problems_of(run) == []
@@ -157,14 +157,14 @@ def test_an_unreadable_tracker_beside_what_cannot_be_resumed_is_refused(tmp_path
     damaged = write_checkpoint(tmp_path, 1, ranks=2) / "data.pt"
     cut(damaged)
     (tmp_path / TRACKER_FILE).write_text("")
-    assert repair_tracker(config(tmp_path, ranks)) is None
+    assert repair_tracker(config(tmp_path, ranks).trainer, KINDS) is None
     (problem,) = problems_of(config(tmp_path, ranks))
     assert str(tmp_path / TRACKER_FILE) in problem
     assert (str(damaged) if ranks == 2 else " 2 ") in problem
 
 
 def test_a_folder_without_the_checkpoint_is_refused_but_not_a_new_runs(tmp_path: Path) -> None:
-    assert repair_tracker(config(tmp_path)) is None
+    assert repair_tracker(config(tmp_path).trainer, KINDS) is None
     assert problems_of(config(tmp_path)) == []
     (problem,) = problems_of(config(tmp_path, mode="resume_path", path=tmp_path))
     assert "global_step_N" in problem

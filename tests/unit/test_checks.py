@@ -19,7 +19,7 @@ from recipe.fspo.job import JOB, choices
 from recipe.runner.launch import checks, inputs
 from recipe.runner.launch.prepare import check, on_this_machine
 from recipe.runner.launch.values import PreflightError
-from recipe.runner.launch.without_effect import given
+from recipe.runner.launch.without_effect import CommandKeys
 
 Problems = Callable[..., list[str]]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -38,7 +38,7 @@ def problems(tmp_path: Path) -> Problems:
     def find(*overrides: str) -> list[str]:
         try:
             config = on_this_machine(composed(f"run.dir={tmp_path}", *SMALL_TASK, *overrides))
-            check(config, JOB, gives=given(config, JOB, overrides))
+            check(config, JOB, command=CommandKeys(config, JOB, overrides))
         except PreflightError as error:
             return list(error.problems)
         return []

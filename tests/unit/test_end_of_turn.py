@@ -20,8 +20,8 @@ from verl.workers.rollout.vllm_rollout import vllm_async_server
 from recipe.fspo.job import JOB
 from recipe.fspo.rehearse import byte_tokenizer
 from recipe.runner.launch import run_folder
-from recipe.runner.launch.end_of_turn import STOPS, add_end_of_turn, end_of_turn
-from recipe.runner.launch.prepare import on_this_machine
+from recipe.runner.launch.end_of_turn import STOPS, end_of_turn
+from recipe.runner.launch.prepare import add_stop_tokens, on_this_machine
 from recipe.runner.launch.run_folder import Changes, Start
 from recipe.runner.launch.run_settings import allowed_changes, recorded_settings, with_settings_of_run
 from recipe.runner.launch.values import MachineProblem, PreflightError
@@ -135,7 +135,7 @@ END, EOS = (tokenizer().convert_tokens_to_ids(token) for token in ("<|im_end|>",
 
 def stops_and_line(model: Path, *overrides: str, **more: Any) -> tuple[list[int], str]:
     config = on_this_machine(composed("run.dir=/nowhere", f"actor_rollout_ref.model.path={model}", *overrides))
-    line = add_end_of_turn(config, **({"before": None} | more))
+    line = add_stop_tokens(config, **({"before": None} | more))
     return list(OmegaConf.select(config, STOPS) or []), line
 
 
@@ -227,7 +227,7 @@ def test_a_model_that_is_not_here_and_a_tokenizer_that_is_broken(
 
 def settled(folder: Path, *overrides: str) -> tuple[Any, str]:
     config = on_this_machine(composed(*with_settings_of_run([f"run.dir={folder}", *overrides])))
-    line = add_end_of_turn(config, recorded_settings(Path(config.run.dir)))
+    line = add_stop_tokens(config, recorded_settings(Path(config.run.dir)))
     JOB.complete(config)
     return config, line
 

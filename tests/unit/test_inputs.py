@@ -16,7 +16,7 @@ from verl.trainer.ppo.reward import resolve_reward_manager_cls
 from recipe.runner.launch import inputs
 from recipe.runner.launch.prepare import on_this_machine
 
-RULES = (inputs.model_problems, inputs.tokenizer_problems, inputs.data_problems, inputs.reward_problems)
+RULES = (*inputs.MODEL_AND_DATA, inputs.reward_problems)
 NO_TASK = "data.offline_task=null"
 GOOD = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):\n    return 1.0\n"
 
@@ -85,7 +85,7 @@ def test_a_model_of_which_the_hubs_cache_has_a_part_is_downloaded_or_refused_whe
         (snapshot / file).write_text(contents.get(file, "{}"))
     setting = "actor_rollout_ref.model.path=some/model"
     assert problems(setting) == []
-    note = inputs.download_note(composed("run.dir=/nowhere/run", setting))
+    note = inputs.download_note("some/model")
     assert all(part in note for part in ("model.path='some/model'", absent, "hf download some/model", "=FOLDER"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     problem, *_ = problems(setting)
@@ -93,7 +93,7 @@ def test_a_model_of_which_the_hubs_cache_has_a_part_is_downloaded_or_refused_whe
 
 
 def test_a_model_in_a_folder_is_not_downloaded(tmp_path: Path) -> None:
-    assert inputs.download_note(composed("run.dir=/nowhere/run", f"actor_rollout_ref.model.path={tmp_path}")) == ""
+    assert inputs.download_note(str(tmp_path)) == ""
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,9 @@ def test_what_was_run_is_in_the_run_folder(own_loss: Path, tmp_path: Path) -> No
     overrides = [f"hydra.searchpath=['file://{own_loss}/conf']", "algo=fspo_power"]
     config = on_this_machine(configured(f"run.dir={tmp_path}/run", f"{KEY}.exponent=0.7"))
     assert list(problems(config)) == []
-    JOB.complete(config)
+    facts = JOB.complete(config)
     write_dataset(tmp_path / "run/data", 64, 8, 0)
-    run_folder.begin(run_folder.Start(config, JOB, tuple(overrides)))
+    run_folder.begin(run_folder.Start(config, JOB, tuple(overrides), facts=facts))
     info = json.loads((tmp_path / "run/run.json").read_text())
     assert info["loss"]["exponent"] == 0.7 and info["loss"]["clip"] == 0.02
     assert info["dirty"] is True

@@ -18,7 +18,7 @@ from recipe.fspo.job import JOB
 from recipe.runner.launch import loggers, packages
 from recipe.runner.launch.prepare import check, on_this_machine
 from recipe.runner.launch.values import MachineProblem, PreflightError
-from recipe.runner.launch.without_effect import given
+from recipe.runner.launch.without_effect import CommandKeys
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -113,7 +113,7 @@ def test_a_run_with_liger_is_refused_before_ray_starts(tmp_path: Path) -> None:
     overrides = (f"run.dir={tmp_path}", *task, f"{MODEL}.use_liger=true")
     config = on_this_machine(composed(*overrides))
     with pytest.raises(PreflightError, match=holds(f"{MODEL}.use_liger=true", "liger-kernel")):
-        check(config, JOB, gives=given(config, JOB, overrides))
+        check(config, JOB, command=CommandKeys(config, JOB, overrides))
 
 
 #: What verl 0.9.1 imports as well, beside requirements/gpu.txt: of other engines and devices, or for no setting.

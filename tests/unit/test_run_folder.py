@@ -91,7 +91,7 @@ def test_data_files_of_the_user_are_read_and_never_written(tmp_path: Path, files
     assert not (tmp_path / "run").exists()
 
     config = ready(tmp_path / "run", *overrides)
-    write_offline_task(config)
+    write_offline_task(config.data)
     assert contents(mine) == before
     generated = {"both": [], "train": ["test.parquet"]}[files]
     assert sorted(path.name for path in (tmp_path / "run").rglob("*.parquet")) == generated

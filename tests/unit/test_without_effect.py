@@ -15,7 +15,7 @@ from recipe.fspo.job import JOB, compose
 from recipe.fspo.without_effect import ROWS as OWN_ROWS
 from recipe.runner.launch import without_effect
 from recipe.runner.launch.prepare import on_this_machine
-from recipe.runner.launch.without_effect import ROWS, given, judged
+from recipe.runner.launch.without_effect import ROWS, CommandKeys, judged
 
 Judged = Callable[..., tuple[list[str], list[str]]]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -31,7 +31,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judged:
 
     def sentences(*overrides: str, begun_with: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         config = on_this_machine(composed(f"run.dir={tmp_path}", *overrides), elsewhere=True)
-        return judged(given(config, JOB, overrides, begun_with), (*OWN_ROWS, *ROWS))
+        return judged(CommandKeys(config, JOB, overrides, begun_with), (*OWN_ROWS, *ROWS))
 
     return sentences
 

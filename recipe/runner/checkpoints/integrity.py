@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fspo.files import atomic_path
 
@@ -108,9 +108,8 @@ def remove_old(root: Path, step: int, keep: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _needs(config: DictConfig) -> tuple[int, list[str]]:
-    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
-    return config.trainer.nnodes * config.trainer.n_gpus_per_node, list(contents or _PREFIXES)
+def _needs(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[int, list[str]]:
+    return trainer.nnodes * trainer.n_gpus_per_node, list(contents or _PREFIXES)
 
 
 def tracked_step(root: Path) -> int | None:
@@ -148,20 +147,24 @@ def name_latest(folder: Path) -> None:
         temporary.write_text(str(step_of(folder)), encoding="utf-8")
 
 
-def repair_tracker(config: DictConfig) -> str | None:
+def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str | None:
     """Make a missing or unreadable tracker file name the newest complete checkpoint.
+
+    Args:
+        trainer: verl's group of that name.
+        contents: verl's ``actor.checkpoint.load_contents``; None: all.
 
     Returns:
         What was wrong and is done, for the person who watches; None if there was nothing to do.
     """
-    root = Path(config.trainer.default_local_dir)
+    root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
-    if config.trainer.resume_mode != "auto" or tracked_step(root) is not None:
+    if trainer.resume_mode != "auto" or tracked_step(root) is not None:
         return None
     why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
-    ranks, contents = _needs(config)
-    queue = [QUEUE] if "async" in config.trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
-    newest = newest_complete(root, ranks, contents + queue)
+    ranks, needed = _needs(trainer, contents)
+    queue = [QUEUE] if "async" in trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
+    newest = newest_complete(root, ranks, needed + queue)
     if newest is not None:
         name_latest(newest)
         return f"{why}: it names {newest.name} again, the newest complete checkpoint"
@@ -170,21 +173,22 @@ def repair_tracker(config: DictConfig) -> str | None:
     return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
 
 
-def resume_problems(config: DictConfig, folder: Path | None) -> Iterator[str]:
+def resume_problems(trainer: DictConfig, contents: Sequence[str] | None, folder: Path | None) -> Iterator[str]:
     """One sentence for each reason why ``folder``, which the run would resume (:func:`resumed_from`), cannot be.
 
-    A whole checkpoint is read once: another one is looked for only where this one is damaged.
+    The other arguments are those of :func:`repair_tracker`. A whole checkpoint is read once: another one is looked for
+    only where this one is damaged.
     """
-    root, needs = Path(config.trainer.default_local_dir), _needs(config)
+    root, needs = Path(trainer.default_local_dir), _needs(trainer, contents)
     if folder is not None and not _FOLDER.fullmatch(folder.name):
         yield (
-            f"trainer.resume_from_path={config.trainer.resume_from_path!r} does not end in global_step_N: give the "
+            f"trainer.resume_from_path={trainer.resume_from_path!r} does not end in global_step_N: give the "
             "folder of one checkpoint"
         )
         return
     if folder is not None:
         problems = checkpoint_damage(folder, *needs) if folder.is_dir() else [f"{folder} does not exist"]
-    elif config.trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists():
+    elif trainer.resume_mode == "auto" and (root / TRACKER_FILE).exists():
         damage = {saved: checkpoint_damage(saved, *needs) for saved in _step_folders(root).values()}
         if not all(damage.values()):
             return  # the tracker is repaired where the run starts

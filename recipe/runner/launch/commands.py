@@ -14,7 +14,7 @@ from omegaconf.errors import InterpolationResolutionError
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers
-from recipe.runner.launch.run_settings import evaluates, next_commands
+from recipe.runner.launch.run_settings import next_commands
 from recipe.runner.launch.values import PreflightError
 
 #: Exit status of a run that failed.
@@ -91,7 +91,7 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
     """
 
     def commands(finished: bool = False) -> list[str]:
-        return next_commands(config, job, finished) if job.resumes and not evaluates(config) else []
+        return next_commands(config, job, finished) if job.resumes and not config.get("evaluate") else []
 
     def leave(why: str, status: int) -> None:
         print(why, *commands(), sep="\n", file=sys.stderr)

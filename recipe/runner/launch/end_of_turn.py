@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch import inputs
 from recipe.runner.launch.values import MachineProblem, PreflightError
@@ -22,41 +22,44 @@ _MODEL: Final = "actor_rollout_ref.model"
 _SHOWN: Final = 40
 
 
-def add_end_of_turn(config: DictConfig, before: Mapping[str, Any] | None, elsewhere: bool = False) -> str:
-    """Add the stop token that the chat template asks for, in place; a note that says so, or why not.
+def stop_tokens(
+    engines: DictConfig, template_arguments: Any, before: Mapping[str, Any] | None, elsewhere: bool = False
+) -> tuple[list[int], str]:
+    """The stop tokens of a run, with the one that the chat template asks for; and a note that says so, or why not.
 
     The note is empty where vLLM stops at the end of a turn anyway, and a :class:`MachineProblem` where the model is
     ``elsewhere``. A run that goes on keeps its stop tokens.
 
     Args:
-        config: Prepared.
+        engines: The group ``actor_rollout_ref``.
+        template_arguments: ``data.apply_chat_template_kwargs``.
         before: Settings of the run that goes on, nested; None for one that begins.
         elsewhere: The run will be on another machine: nothing is downloaded.
 
     Raises:
         PreflightError: if the tokenizer cannot be loaded.
     """
-    if any(inputs.model_problems(config)) or any(inputs.tokenizer_problems(config)):
-        return ""  # which is said by the checks
+    stops = list(OmegaConf.select(engines, STOPS.partition(".")[2]) or [])
+    if any(inputs.model_problems(engines.model)):
+        return stops, ""  # which is said by the checks
     kept = OmegaConf.select(OmegaConf.create(dict(before or {})), STOPS) or []
-    stops = list(dict.fromkeys([*kept, *(OmegaConf.select(config, STOPS) or [])]))
-    token, note = _missing_stop(config, stops, elsewhere)
+    stops = list(dict.fromkeys([*kept, *stops]))
+    token, note = _missing_stop(engines, template_arguments, stops, elsewhere)
     if token is not None and before is None:
         stops.append(token)
         note += f": token {token} is added to {STOPS}, for training and validation"
     elif token is not None:
         note += ". The run began so, and goes on so; for another beginning give a new run.dir"
-    if stops:
-        with open_dict(config):
-            OmegaConf.update(config, STOPS, stops, force_add=True)
-    return note
+    return stops, note
 
 
-def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> tuple[int | None, str]:
+def _missing_stop(
+    engines: DictConfig, template_arguments: Any, stops: Sequence[int], elsewhere: bool
+) -> tuple[int | None, str]:
     """The token that ends a turn, if vLLM does not stop at it, else None; and what there is to say."""
     from transformers import AutoTokenizer
 
-    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    model, rollout = engines.model, engines.rollout
     place = model.get("tokenizer_path") or model.path
     if rollout.get("ignore_eos"):
         return None, ""  # responses are to have the full length
@@ -64,10 +67,10 @@ def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> 
         return None, MachineProblem(f"whether vLLM stops where the chat template of {place} ends a turn")
     trust = bool(model.get("trust_remote_code"))
     # verl gives vLLM the model's folder, whatever tokenizer_path says.
-    of_vllm = OmegaConf.select(config, "actor_rollout_ref.rollout.engine_kwargs.vllm.tokenizer") or model.path
+    of_vllm = OmegaConf.select(rollout, "engine_kwargs.vllm.tokenizer") or model.path
     try:
         tokenizer, eos = (AutoTokenizer.from_pretrained(name, trust_remote_code=trust) for name in (place, of_vllm))
-        held = [stop for stop in (eos.eos_token_id, *generation_eos(model.path, trust), *stops) if stop is not None]
+        present = [stop for stop in (eos.eos_token_id, *generation_eos(model.path, trust), *stops) if stop is not None]
     except Exception as error:  # whatever a broken file, or a model's own code, raises
         folders = " or ".join(dict.fromkeys((repr(place), repr(of_vllm))))
         raise PreflightError(
@@ -77,11 +80,11 @@ def _missing_stop(config: DictConfig, stops: Sequence[int], elsewhere: bool) -> 
     if not (template := model.get("custom_chat_template") or tokenizer.chat_template):
         return None, ""
     tokenizer.chat_template = template
-    text, token = end_of_turn(tokenizer, config.data.get("apply_chat_template_kwargs") or {})
-    if token in held:
+    text, token = end_of_turn(tokenizer, template_arguments or {})
+    if token in present:
         return None, ""
-    names = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)!r} ({i})" for i in dict.fromkeys(held))
-    only = f"vLLM stops at {names} only" if held else "vLLM stops at no token"
+    names = ", ".join(f"{tokenizer.convert_ids_to_tokens(i)!r} ({i})" for i in dict.fromkeys(present))
+    only = f"vLLM stops at {names} only" if present else "vLLM stops at no token"
     if token is not None:
         return token, f"the chat template ends a turn with {text!r} ({token}), and {only}"
     return None, (
@@ -133,7 +136,7 @@ def generation_eos(model: str, trust_remote_code: bool) -> list[int]:
     try:
         settings = GenerationConfig.from_pretrained(model)
     except OSError:
-        own = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
-        settings = GenerationConfig.from_model_config(own)
+        of_model = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        settings = GenerationConfig.from_model_config(of_model)
     eos = settings.eos_token_id
     return list(eos) if isinstance(eos, Iterable) else [] if eos is None else [eos]

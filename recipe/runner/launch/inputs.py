@@ -71,9 +71,14 @@ def read_model_config(config: DictConfig) -> dict[str, Any]:
     return {} if folder is None else _read_json(folder / "config.json")
 
 
-def model_problems(config: DictConfig) -> Iterator[str]:
-    """A model's folder that is missing or incomplete."""
-    key, model = f"{_MODEL}.path", config.actor_rollout_ref.model.path
+def model_problems(model: DictConfig) -> Iterator[str]:
+    """A model's folder that is missing or incomplete, and its tokenizer. ``model`` is verl's group of that name."""
+    yield from _weight_problems(str(model.path))
+    yield from _tokenizer_problems(model)
+
+
+def _weight_problems(model: str) -> Iterator[str]:
+    key = f"{_MODEL}.path"
     if not (absent := _absent_files(model_folder(model))):
         return
     if not _looks_like_a_path(model):
@@ -107,9 +112,9 @@ def _absent_files(folder: Path | None) -> str:
     return ", ".join(absent[:3]) or ("" if weights else "weights (*.safetensors or *.bin)")
 
 
-def download_note(config: DictConfig) -> str:
+def download_note(model: str) -> str:
     """That the run's processes will download the model, which preflight cannot try for them; empty if it is here."""
-    key, model = f"{_MODEL}.path", config.actor_rollout_ref.model.path
+    key = f"{_MODEL}.path"
     if _looks_like_a_path(model) or not (absent := _absent_files(model_folder(model))):
         return ""
     return (
@@ -119,9 +124,8 @@ def download_note(config: DictConfig) -> str:
     )
 
 
-def tokenizer_problems(config: DictConfig) -> Iterator[str]:
+def _tokenizer_problems(model: DictConfig) -> Iterator[str]:
     """A tokenizer that is missing, or has no chat template: verl hands it every prompt, a list of messages."""
-    model = config.actor_rollout_ref.model
     name = "tokenizer_path" if model.get("tokenizer_path") else "path"
     key, folder = f"{_MODEL}.{name}={model[name]!r}", model_folder(model[name])
     if folder is None and not (name == "tokenizer_path" and _looks_like_a_path(model[name])):
@@ -143,23 +147,23 @@ def tokenizer_problems(config: DictConfig) -> Iterator[str]:
 # ---------------------------------------------------------------- the data
 
 
-def data_files(config: DictConfig, key: str) -> list[str]:
+def data_files(data: DictConfig, key: str) -> list[str]:
     """``data.train_files`` or ``data.val_files``, which may be one path or a list."""
-    value = config.data[key]
+    value = data[key]
     if value is None:
         return []
     return [str(item) for item in value] if isinstance(value, ListConfig | list) else [str(value)]
 
 
-def generated_files(config: DictConfig) -> dict[str, Split]:
+def generated_files(data: DictConfig) -> dict[str, Split]:
     """The data files that the embedded task will write, and what each holds; explicit data files are never among them.
 
     A file of the task lies in ``data.offline_task.folder``, which is in the run folder.
     """
-    task = config.data.get("offline_task")
+    task = data.get("offline_task")
     if not task:
         return {}
-    wanted = [*data_files(config, "train_files"), *data_files(config, "val_files")]
+    wanted = [*data_files(data, "train_files"), *data_files(data, "val_files")]
     files = {str(Path(task.folder) / f"{split}.parquet"): split for split in SPLITS}
     return {path: split for path, split in files.items() if path in wanted}
 
@@ -168,12 +172,12 @@ def data_problems(config: DictConfig) -> Iterator[str]:
     """Files that are missing or cannot be read; columns that verl or the recipe's reward cannot use; too few rows."""
     if OmegaConf.select(config, "data.custom_cls.path"):  # it reads what it likes
         return
-    generated, prompts = generated_files(config), config.data.get("prompt_key", "prompt")
+    generated, prompts = generated_files(config.data), config.data.get("prompt_key", "prompt")
     reward = config.reward.custom_reward_function.path or ""
     of_text = reward.startswith(_RECIPES) and reads_text(reward)
     for name, needed in (("train_files", config.data.train_batch_size), ("val_files", 1)):
         key, rows, schemas = f"data.{name}", 0, {}
-        files = data_files(config, name)
+        files = data_files(config.data, name)
         for file in files:
             if file in generated:
                 rows += config.data.offline_task[f"n_{generated[file]}"]
@@ -208,7 +212,7 @@ def data_problems(config: DictConfig) -> Iterator[str]:
 
 
 #: What a run reads that may lie on its machine only.
-MODEL_AND_DATA: Final = (model_problems, tokenizer_problems, data_problems)
+MODEL_AND_DATA: Final = (lambda config: model_problems(config.actor_rollout_ref.model), data_problems)
 
 
 def steps_of_epochs(config: DictConfig) -> int | None:
@@ -218,8 +222,8 @@ def steps_of_epochs(config: DictConfig) -> int | None:
     """
     if OmegaConf.select(config, "data.custom_cls.path"):
         return None
-    rows, generated = 0, generated_files(config)
-    for file in data_files(config, "train_files"):
+    rows, generated = 0, generated_files(config.data)
+    for file in data_files(config.data, "train_files"):
         try:
             split = generated.get(file)
             rows += config.data.offline_task[f"n_{split}"] if split else columns_and_rows(Path(file).expanduser())[1]
@@ -300,16 +304,16 @@ def _asked(*arguments: str) -> str | None:
     return ended.stdout or None
 
 
-def write_offline_task(config: DictConfig) -> None:
+def write_offline_task(data: DictConfig) -> None:
     """Write the embedded task's files that ``data.train_files`` and ``data.val_files`` name, if any.
 
     Raises:
         PreflightError: if a file of another origin is in the way.
     """
-    if splits := generated_files(config):
+    if splits := generated_files(data):
         from fspo.data.offline_task import write_dataset
 
-        task: dict[str, Any] = dict(config.data.offline_task)
+        task: dict[str, Any] = dict(data.offline_task)
         try:
             write_dataset(Path(task.pop("folder")), **task, splits=tuple(splits.values()))
         except FileExistsError as error:

@@ -67,10 +67,10 @@ class Job:
             on CPUs the workers are forked with them.
         problems: Further problems of a configuration, each a sentence.
         without_effect: Further rows of the table of given keys that nothing reads; they come first.
-        complete: Fills in what follows from other settings, in place, once there are no problems.
+        complete: Fills in what follows from other settings, in place, once there are no problems; returns further
+            entries of ``run.json``.
         passes: What the planner has to know of its trainer.
         outlook: Further lines of a plan and a dry run.
-        facts: Further entries of ``run.json``.
         conclude: Called with the configuration of a run that has finished.
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
         old_keys: Keys that earlier releases of verl had and that nothing reads now, and what to give instead, as a
@@ -85,10 +85,9 @@ class Job:
     modules: tuple[str, ...] = ("recipe.runner.trainer",)
     problems: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
     without_effect: Callable[[], Sequence[Row]] = lambda: ()
-    complete: Callable[[DictConfig], None] = lambda config: None
+    complete: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
     passes: Callable[[DictConfig], Passes] = lambda config: Passes()
     outlook: Callable[[DictConfig], Iterator[str]] = lambda config: iter(())
-    facts: Callable[[DictConfig], Mapping[str, Any]] = lambda config: {}
     conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True
     old_keys: Mapping[str, str] = field(default_factory=dict)

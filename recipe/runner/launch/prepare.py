@@ -12,7 +12,7 @@ import io
 import itertools
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,13 @@ from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
 from recipe.runner.launch import checks, inputs, run_settings
 from recipe.runner.launch.compose import unexpected_key
-from recipe.runner.launch.end_of_turn import add_end_of_turn
+from recipe.runner.launch.end_of_turn import STOPS, stop_tokens
 from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.values import MachineProblem, PreflightError, value_problems
-from recipe.runner.launch.without_effect import ROWS, Given, given, judged
+from recipe.runner.launch.without_effect import ROWS, CommandKeys, judged
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
 _ONLY_TO_START_RAY = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -46,35 +46,35 @@ def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhe
         PreflightError: if the configuration, the machine or the folder cannot serve the run.
     """
     config = on_this_machine(config, elsewhere)  # a copy, which the rest of this step completes in place
-    folder = Path(config.run.dir)
-    info = run_settings.run_info(folder)
-    goes_on = job.resumes and not run_settings.evaluates(config)
+    folder, trainer = Path(config.run.dir), config.trainer
+    info, evaluates = run_settings.run_info(folder), bool(config.get("evaluate"))
+    goes_on = job.resumes and not evaluates
     before: dict[str, Any] | None = None
     trained = (info or {}).get("overrides", []) if run_settings.has_results(folder) else []
-    # What the command gives, before the run folder changes what the run begins with.
-    gives = given(copy.deepcopy(config), job, overrides, trained)
-    if info is not None and not elsewhere and (repaired := integrity.repair_tracker(config)):
+    command = CommandKeys(copy.deepcopy(config), job, overrides, trained)
+    contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+    if info is not None and not elsewhere and (repaired := integrity.repair_tracker(trainer, contents)):
         print(f"note: {repaired}", flush=True)
     if job.resumes:
-        _recall_beginning(config.trainer, (info or {}).get("resume_from_path"), goes_on)
+        _recall_beginning(trainer, (info or {}).get("resume_from_path"), goes_on)
         # An evaluation needs the stop tokens only, and may have other settings.
         with contextlib.nullcontext() if goes_on else contextlib.suppress(PreflightError):
             before = run_settings.recorded_settings(folder) if info is not None else None
-    checkpoint = integrity.resumed_from(config.trainer)
-    note = add_end_of_turn(config, before, elsewhere)
-    if run_settings.evaluates(config):
+    checkpoint = integrity.resumed_from(trainer)
+    note = add_stop_tokens(config, before, elsewhere)
+    if evaluates:
         turn_into_evaluation(config, checkpoint)
-    run_settings.check_folder(config, goes_on)
-    notes, unsettled = check(config, job, elsewhere, gives, checkpoint)
+    run_settings.check_folder(Path(config.run.dir), trainer, goes_on)
+    notes, facts, unsettled = check(config, job, elsewhere, command, checkpoint)
     if isinstance(note, MachineProblem):
         unsettled.append(note)
     else:
         _note(note)
     if not elsewhere:
-        _note(inputs.download_note(config))
+        _note(inputs.download_note(config.actor_rollout_ref.model.path))
     changed = run_settings.allowed_changes(config, before) if goes_on else []
     kept = run_settings.kept_overrides(overrides, config)
-    return Start(config, job, tuple(kept), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled))
+    return Start(config, job, tuple(kept), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled), facts)
 
 
 def on_this_machine(config: DictConfig, elsewhere: bool = False) -> DictConfig:
@@ -96,7 +96,7 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> DictConfig:
                 folder = local_path(place)
                 model[key] = absolute_path(folder) if Path(folder).expanduser().is_dir() else folder
         for key in ("train_files", "val_files"):
-            config.data[key] = [absolute_path(file) for file in inputs.data_files(config, key)]
+            config.data[key] = [absolute_path(file) for file in inputs.data_files(config.data, key)]
         if config.trainer.resume_from_path:
             config.trainer.resume_from_path = absolute_path(str(config.trainer.resume_from_path))
         for holder in (config.reward.custom_reward_function, config.reward.reward_manager.module):
@@ -105,7 +105,7 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> DictConfig:
         if config.data.get("offline_task"):
             config.data.offline_task.setdefault("folder", f"{config.run.dir}/data")
         ray_init = config.ray_kwargs.ray_init
-        if starts_ray(config):
+        if starts_ray(ray_init):
             # Without an address Ray joins the cluster that the temp folder names, be it one that was killed.
             ray_init.address = "local"
             if config.trainer.device == "cpu" and ray_init.get("num_gpus", 0) is None:
@@ -141,6 +141,16 @@ def _recall_beginning(trainer: DictConfig, before: str | None, goes_on: bool) ->
         trainer.resume_mode = "auto"
 
 
+def add_stop_tokens(config: DictConfig, before: Mapping[str, Any] | None, elsewhere: bool = False) -> str:
+    """Add the stop token that the chat template asks for, in place; the note of :func:`stop_tokens`."""
+    arguments = config.data.get("apply_chat_template_kwargs")
+    stops, note = stop_tokens(config.actor_rollout_ref, arguments, before, elsewhere)
+    if stops:
+        with open_dict(config):
+            OmegaConf.update(config, STOPS, stops, force_add=True)
+    return note
+
+
 def turn_into_evaluation(config: DictConfig, checkpoint: Path | None) -> None:
     """Make it the configuration of a run that validates once and ends; in place.
 
@@ -171,20 +181,21 @@ def check(
     config: DictConfig,
     job: Job,
     elsewhere: bool = False,
-    gives: Given | None = None,
+    command: CommandKeys | None = None,
     checkpoint: Path | None = None,
-) -> tuple[str, list[str]]:
+) -> tuple[str, Mapping[str, Any], list[str]]:
     """Make all checks before anything is started, and complete the configuration, in place.
 
     Args:
         config: With what the machine and the run folder add.
         job: The kind of run.
         elsewhere: As for :func:`recipe.runner.launch.checks.check`.
-        gives: What the command gives, for a word on keys without effect.
+        command: Its keys, of which those without effect are refused or noted.
         checkpoint: What the run would resume.
 
     Returns:
-        What verl notes about the configuration, and what only the machine of the run can settle.
+        What verl notes about the configuration; what ``run.json`` says of the method; and what only the machine of the
+        run can settle.
 
     Raises:
         PreflightError: if this recipe or verl refuses it.
@@ -195,16 +206,17 @@ def check(
     ineffective: list[str] = []
 
     def further(config: DictConfig) -> Iterator[str]:
-        yield from integrity.resume_problems(config, checkpoint)
+        contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
+        yield from integrity.resume_problems(config.trainer, contents, checkpoint)
         yield from job.problems(config)
-        if gives is not None:
-            refused, notes = judged(gives, (*job.without_effect(), *ROWS))
+        if command is not None:
+            refused, notes = judged(command, (*job.without_effect(), *ROWS))
             ineffective.extend(notes)
             yield from refused
 
     unsettled = checks.check(config, further, elsewhere)
     _note(*ineffective)
-    job.complete(config)
+    facts = job.complete(config)
     notes = io.StringIO()
     # verl says so for every estimator but GAE.
     warnings.filterwarnings("ignore", message="Disabled critic")
@@ -215,7 +227,7 @@ def check(
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
         text = str(error.__cause__ or "") or str(error)
         raise PreflightError(f"verl refuses the configuration: {text}{unexpected_key(config, text)}") from error
-    return notes.getvalue(), unsettled
+    return notes.getvalue(), facts, unsettled
 
 
 def _note(*notes: str) -> None:

@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Start:
         changed: Settings that it changes of the run that its folder holds.
         notes: What verl notes about the configuration.
         unsettled: Problems that only the machine of the run can settle.
+        facts: What ``run.json`` says of its method, by :attr:`Job.complete`.
     """
 
     config: DictConfig
@@ -59,11 +60,7 @@ class Start:
     changed: Changes = ()
     notes: str = ""
     unsettled: tuple[str, ...] = ()
-
-    @property
-    def folder(self) -> Path:
-        """The run folder, or that of an evaluation in it."""
-        return Path(self.config.run.dir)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def step(self) -> int:
@@ -109,7 +106,7 @@ def begin(start: Start) -> None:
     Other code than before is one more change. It is not refused: whoever has mended a reward that failed wants to
     continue.
     """
-    config, folder, changed = start.config, start.folder, start.changed
+    config, folder, changed = start.config, Path(start.config.run.dir), start.changed
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
     overrides = [*start.overrides] or earlier.get("overrides", [])
@@ -119,7 +116,7 @@ def begin(start: Start) -> None:
         changed = (*changed, ("code", before, code.id))
     changes = recorded(start.step, changed)
     info: dict[str, Any] = {
-        **start.job.facts(config),
+        **start.facts,
         "seed": config.get("seed"),
         "status": "running",
         "experiment": config.trainer.experiment_name,
@@ -153,7 +150,7 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
 
 
 def _earlier_starts(folder: Path, earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of run.json, what was killed with its last sign of life as its end."""
+    """The starts in run.json. A start without an end was killed; it ends at its last recorded phase."""
     starts: list[dict[str, Any]] = earlier.get("starts", [])
     if starts and "ended" not in starts[-1]:
         phase, began = read_phase(folder), starts[-1]["started"]

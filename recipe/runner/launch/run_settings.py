@@ -69,11 +69,6 @@ STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", 
 _ABSENT: Final = "(not set)"
 
 
-def evaluates(config: DictConfig) -> bool:
-    """Whether the run scores the validation sets and ends, without training."""
-    return bool(config.get("evaluate"))
-
-
 def run_info(folder: Path) -> dict[str, Any] | None:
     """``run.json`` of a run folder; None if there is none, or it is not one of this recipe's."""
     info = read_object(folder / INFO_FILE)
@@ -148,29 +143,29 @@ def _key(override: Override) -> str:
 # ---------------------------------------------------------------- what a start changes
 
 
-def check_folder(config: DictConfig, resumes: bool) -> None:
-    """Refuse a folder that holds something else than this run.
+def check_folder(folder: Path, trainer: DictConfig, goes_on: bool) -> None:
+    """Refuse a run folder that holds something else than this run, with these settings ``trainer.*``.
 
-    If it ``resumes``, it would go on where that in the folder has ended, and save.
+    A run that ``goes_on`` adds to the records of the run that the folder holds.
 
     Raises:
         PreflightError: if files of these names are not a run's, or if the run would begin again beside the records of
             its first beginning.
     """
-    folder, info = Path(config.run.dir), run_info(Path(config.run.dir))
+    info = run_info(folder)
     foreign = [str(path.relative_to(folder)) for name in _FILES for path in folder.glob(name)]
     if foreign and info is None:
         raise PreflightError(
             f"run.dir={folder} holds {', '.join(foreign)}, but is not the folder of a run: give another one, "
             "so that nothing of yours is replaced"
         )
-    mode, begins = config.trainer.resume_mode, config.trainer.resume_from_path
+    mode, begins = trainer.resume_mode, trainer.resume_from_path
     other = (
         mode == "resume_path"
-        and not is_checkpoint_of(config.trainer, begins)
+        and not is_checkpoint_of(trainer, begins)
         and begins != (info or {}).get("resume_from_path")
     )
-    if resumes and has_results(folder) and (mode == "disable" or other):
+    if goes_on and has_results(folder) and (mode == "disable" or other):
         key = f"resume_mode={mode}" + (f" trainer.resume_from_path={begins}" if other else "")
         raise PreflightError(
             f"trainer.{key} would put another run's metrics beside those in {folder}: give another run.dir"

@@ -43,7 +43,7 @@ def launch(start: Start) -> None:
 
 def _begin(start: Start) -> None:
     """Write what a run folder has before Ray starts."""
-    write_offline_task(start.config)
+    write_offline_task(start.config.data)
     if start.goes_on and start.checkpoint and is_checkpoint_of(start.config.trainer, start.checkpoint):
         # It may be an earlier one: later starts continue from there, too, until a newer one is saved.
         name_latest(start.checkpoint)
@@ -55,7 +55,7 @@ def _run(start: Start, run_id: str) -> None:
     """Start Ray, train, and end whatever was started."""
     config = start.config
     print(f"run folder: {config.run.dir}\nstarting Ray", flush=True)
-    log = start.folder / "launcher.log"
+    log = Path(config.run.dir) / "launcher.log"
     trainer, stop = TrainerHandle(start.job), threading.Event()
     supervisor = trainer.supervisor = _supervisor(config, trainer, run_id)
     supervisor.start()

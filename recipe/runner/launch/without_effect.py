@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -38,43 +38,47 @@ _UNKNOWN: Final = "neither verl's code nor this recipe's has the name"
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a command gives.
+class CommandKeys:
+    """The keys that a command gives, those of a resumed run's first command among them.
 
     Attributes:
         config: The prepared configuration, before the run folder changes what the run begins with.
         job: The kind of run.
         overrides: Those that composed it.
-        values: Key and value of every override, those of groups of the configuration left out.
-        added: Those that were added with a plus.
-        kept: Those with which the run has trained already.
+        begun_with: The overrides with which the run has trained already.
     """
 
     config: DictConfig
     job: Job
-    overrides: tuple[str, ...]
-    values: Mapping[str, Any]
-    added: frozenset[str]
-    kept: frozenset[str]
+    overrides: Sequence[str]
+    begun_with: Sequence[str] = ()
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Key and value of every override, those of groups of the configuration left out."""
+        keys = (str(override.key_or_group) for override in parsed(self.overrides))
+        return dict(leaf for key in keys if "." in key for leaf in self._leaves_of(key))
+
+    @cached_property
+    def added(self) -> set[str]:
+        """The keys that were added with a plus."""
+        plus = (override for override in parsed(self.overrides) if override.is_add() or override.is_force_add())
+        keys = (str(override.key_or_group) for override in plus)
+        return {leaf for key in keys if "." in key for leaf, _ in self._leaves_of(key)}
+
+    @cached_property
+    def trained_with(self) -> set[str]:
+        """The keys with which the run has trained already."""
+        return {str(override.key_or_group) for override in parsed(self.begun_with)}
+
+    def _leaves_of(self, key: str) -> Iterator[tuple[str, Any]]:
+        return _leaves(key, OmegaConf.select(self.config, key, default=_ABSENT))
 
     @cached_property
     def without(self) -> DictConfig:
         """The configuration with the groups that were chosen, and without the other overrides."""
         keys = {line: line.partition("=")[0] for line in self.overrides}
         return compose(self.job, [line for line, key in keys.items() if "." not in key or key == SEARCH_PATH])
-
-
-def given(config: DictConfig, job: Job, overrides: Sequence[str], begun_with: Sequence[str] = ()) -> Given:
-    """What the overrides of a run give; it has trained with those of ``begun_with`` already."""
-    values: dict[str, Any] = {}
-    added: set[str] = set()
-    for override in parsed(overrides):
-        if "." in (key := str(override.key_or_group)):
-            leaves = dict(_leaves(key, OmegaConf.select(config, key, default=_ABSENT)))
-            values |= leaves
-            added |= leaves.keys() if override.is_add() or override.is_force_add() else set()
-    kept = frozenset(str(override.key_or_group) for override in parsed(begun_with))
-    return Given(config, job, tuple(overrides), values, frozenset(added), kept)
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -85,30 +89,30 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def judged(gives: Given, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+def judged(command: CommandKeys, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The sentences that refuse a run, and those that a person should read: one for all keys of a row."""
-    config, sentences, judged_keys = gives.config, dict[tuple[bool, Row], list[str]](), set[str]()
-    for key, value in gives.values.items():
+    config, sentences, judged_keys = command.config, dict[tuple[bool, Row], list[str]](), set[str]()
+    for key, value in command.values.items():
         row = next((row for row in rows if key in row and row.disables(config)), None)
         if row is not None:
             judged_keys.add(key)
-            is_note = row.becomes == "note" or (row.becomes == "refused" and row.switch in gives.values)
-            is_note = is_note or not row.asks(value) or key in gives.kept
-            is_note = is_note or value == OmegaConf.select(gives.without, key)
+            is_note = row.becomes == "note" or (row.becomes == "refused" and row.switch in command.values)
+            is_note = is_note or not row.asks(value) or key in command.trained_with
+            is_note = is_note or value == OmegaConf.select(command.without, key)
             sentences.setdefault((is_note, row), []).append(f"{key}={'null' if value is None else value}")
     texts = {
         at: f"{', '.join(keys)}: no effect{_because(at[1], config)}; {at[1].remedy}" for at, keys in sentences.items()
     }
-    unknown = [f"{key}={gives.values[key]}" for key in gives.added - {*judged_keys} if _is_unknown(gives, key)]
+    unknown = [f"{key}={command.values[key]}" for key in command.added - {*judged_keys} if _is_unknown(command, key)]
     refused, notes = ([text for (is_note, _), text in texts.items() if is_note == wanted] for wanted in (False, True))
     if unknown:
         notes.append(f"{', '.join(sorted(unknown))}: no effect unless code of yours reads it; {_UNKNOWN}")
     return refused, notes
 
 
-def _is_unknown(gives: Given, key: str) -> bool:
+def _is_unknown(command: CommandKeys, key: str) -> bool:
     """Whether an added key is new to the configuration, below no group that hands on what it holds, and in no code."""
-    is_new = OmegaConf.select(gives.without, key, default=_ABSENT) is _ABSENT and not HANDED_ON.search(key)
+    is_new = OmegaConf.select(command.without, key, default=_ABSENT) is _ABSENT and not HANDED_ON.search(key)
     return is_new and not re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", _code())
 
 
