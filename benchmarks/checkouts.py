@@ -45,8 +45,8 @@ class Source:
             return (self.checkout / path).is_file()
         return bool(self._git("ls-tree", "--name-only", "HEAD", path).strip())
 
-    def definitions(self, path: str, names: Sequence[str], given: Mapping[str, Any] | None = None) -> SimpleNamespace:
-        """Functions, classes and ``CLASS.METHOD`` of a file, without decorators, run with ``given`` and torch."""
+    def definitions(self, path: str, names: Sequence[str], space: Mapping[str, Any] | None = None) -> SimpleNamespace:
+        """Functions, classes and ``CLASS.METHOD`` of a file, without decorators, run with ``space`` and torch."""
         text = (self.checkout / path).read_text("utf-8") if self._installed else self._git("show", f"HEAD:{path}")
         top = [x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef | ast.ClassDef)]
         known = {node.name: node for node in top} | {
@@ -61,11 +61,11 @@ class Source:
         nodes = [known[name] for name in names]
         for node in nodes:
             node.decorator_list = []
-        space: dict[str, Any] = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, "np": np, "math": math}
-        space |= {"enum": enum, "dataclass": dataclass, "field": field, **vars(typing), **dict(given or {})}
+        namespace: dict[str, Any] = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional, "np": np, "math": math}
+        namespace |= {"enum": enum, "dataclass": dataclass, "field": field, **vars(typing), **dict(space or {})}
         flags = __future__.annotations.compiler_flag
-        exec(compile(ast.Module(nodes, []), path, "exec", flags, True), space)
-        return SimpleNamespace(**{node.name: space[node.name] for node in nodes})
+        exec(compile(ast.Module(nodes, []), path, "exec", flags, True), namespace)
+        return SimpleNamespace(**{node.name: namespace[node.name] for node in nodes})
 
 
 class Call(NamedTuple):

@@ -27,8 +27,8 @@ def verl(source: Source) -> Iterator[Known]:
     masked = source.definitions("verl/utils/torch_functional.py", ("masked_sum", "masked_mean"))
     names = ("gspo", "vanilla", "sapo", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "gpg", "clip_cov", "kl_cov")
     functions = [f"compute_policy_loss_{name}" for name in names]
-    given = {"ActorConfig": Config, "AlgoConfig": type("AlgoConfig", (), {}), "verl_F": masked}
-    losses = source.definitions("verl/trainer/ppo/core_algos.py", ("agg_loss", *functions), given)
+    space = {"ActorConfig": Config, "AlgoConfig": type("AlgoConfig", (), {}), "verl_F": masked}
+    losses = source.definitions("verl/trainer/ppo/core_algos.py", ("agg_loss", *functions), space)
     settings = {
         "gspo": dict(zip(("clip_ratio_low", "clip_ratio_high"), GSPO, strict=True)),
         "clip_cov": {
@@ -50,10 +50,10 @@ def verl_recipe(source: Source) -> Iterator[Known]:
         return (tensor * mask).sum(axis) / (mask.sum(axis) + 1e-8)
 
     masked = SimpleNamespace(masked_mean=mean, masked_sum=lambda tensor, mask, axis=None: (tensor * mask).sum(axis))
-    given = {"ActorConfig": Config, "AlgoConfig": type("AlgoConfig", (), {}), "verl_F": masked}
-    gspo = source.definitions("gvpo/gvpo_core_algos.py", ("agg_loss", "compute_policy_loss_gspo"), given)
-    sppo = source.definitions("sppo/dp_actor.py", ("compute_sppo_loss",), given).compute_sppo_loss
-    flowrl = source.definitions("flowrl/flowrl_actor.py", ("FlowRLActor.compute_flowrl",), given).compute_flowrl
+    space = {"ActorConfig": Config, "AlgoConfig": type("AlgoConfig", (), {}), "verl_F": masked}
+    gspo = source.definitions("gvpo/gvpo_core_algos.py", ("agg_loss", "compute_policy_loss_gspo"), space)
+    sppo = source.definitions("sppo/dp_actor.py", ("compute_sppo_loss",), space).compute_sppo_loss
+    flowrl = source.definitions("flowrl/flowrl_actor.py", ("FlowRLActor.compute_flowrl",), space).compute_flowrl
 
     low, high = GSPO
     config = Config(clip_ratio_low=low, clip_ratio_high=high)
@@ -79,8 +79,8 @@ def trl(source: Source) -> Iterator[Known]:
     responses whose tokens are all masked; the wrapper cannot show that.
     """
     names = ("_compute_loss", "get_gamma_weights", "get_off_policy_mask")
-    given = {"nanmin": torch.min, "nanmax": torch.max}
-    methods = source.definitions("trl/trainer/grpo_trainer.py", [f"GRPOTrainer.{name}" for name in names], given)
+    space = {"nanmin": torch.min, "nanmax": torch.max}
+    methods = source.definitions("trl/trainer/grpo_trainer.py", [f"GRPOTrainer.{name}" for name in names], space)
 
     def known(name: str, level: str, low: float, high: float, delta: Any = None, **more: Any) -> Known:
         args = SimpleNamespace(
@@ -130,8 +130,8 @@ def trl(source: Source) -> Iterator[Known]:
 def skyrl(source: Source) -> Iterator[Known]:
     """SkyRL's losses: sums, of advantages that its trainer has divided by the sizes of the mini-batch."""
     path = "skyrl/backends/skyrl_train/utils/"
-    given: dict[str, Any] = {"apply_off_policy_correction": lambda loss, old, rollout, mask, config: (loss, mask, {})}
-    given |= vars(source.definitions(f"{path}torch_utils.py", ("masked_mean", "safe_exp_delta")))
+    space: dict[str, Any] = {"apply_off_policy_correction": lambda loss, old, rollout, mask, config: (loss, mask, {})}
+    space |= vars(source.definitions(f"{path}torch_utils.py", ("masked_mean", "safe_exp_delta")))
     functions = [
         "gspo_policy_loss",
         "ppo_policy_loss",
@@ -140,7 +140,7 @@ def skyrl(source: Source) -> Iterator[Known]:
         "rollout_is_policy_loss",
     ]
     functions += [f"compute_policy_loss_{name}" for name in ("cispo", "clip_cov", "kl_cov")]
-    losses = source.definitions(f"{path}ppo_utils.py", ("reduce_loss", "importance_sampling_loss", *functions), given)
+    losses = source.definitions(f"{path}ppo_utils.py", ("reduce_loss", "importance_sampling_loss", *functions), space)
 
     def known(
         name: str, function: str, by_response: bool = False, kind: str = "", clip: Sequence[float] = PPO
@@ -249,8 +249,8 @@ def prime_rl(source: Source) -> Iterator[Known]:
 
 def openrlhf(source: Source) -> Iterator[Known]:
     """OpenRLHF's losses with the sizes of the mini-batch, and one without; ``tis`` types with pi_old = pi."""
-    given = vars(source.definitions("openrlhf/models/utils.py", ("masked_mean",)))
-    losses = source.definitions("openrlhf/models/loss.py", ("aggregate_loss", "PolicyLoss"), given)
+    space = vars(source.definitions("openrlhf/models/utils.py", ("masked_mean",)))
+    losses = source.definitions("openrlhf/models/loss.py", ("aggregate_loss", "PolicyLoss"), space)
 
     def known(name: str, sizes: bool = True, **settings: Any) -> Known:
         module = losses.PolicyLoss(**settings)
@@ -275,12 +275,12 @@ def openrlhf(source: Source) -> Iterator[Known]:
 
 def nemo_rl(source: Source) -> Iterator[Known]:
     """NeMo-RL's ``ClippedPGLossFn`` on its data layout, which has a first column without a prediction; no KL term."""
-    given = vars(source.definitions("nemo_rl/algorithms/utils.py", ("masked_mean", "calculate_kl")))
+    space = vars(source.definitions("nemo_rl/algorithms/utils.py", ("masked_mean", "calculate_kl")))
     kinds = source.definitions(
         "nemo_rl/algorithms/loss/interfaces.py", ("LossType", "MetricNormalizer", "LossInputType")
     )
-    given = {**given, **vars(kinds), "LossFunction": object}
-    losses = source.definitions("nemo_rl/algorithms/loss/loss_functions.py", ("ClippedPGLossFn",), given)
+    space = {**space, **vars(kinds), "LossFunction": object}
+    losses = source.definitions("nemo_rl/algorithms/loss/loss_functions.py", ("ClippedPGLossFn",), space)
 
     def known(name: str, clip: Sequence[float] = PPO, one_update: bool = False, **settings: Any) -> Known:
         off = ("disable_ppo_ratio", "use_kl_in_reward", "use_on_policy_kl_approximation", "force_on_policy_ratio")
@@ -358,10 +358,10 @@ def roll(source: Source) -> Iterator[Known]:
     functionals = source.definitions("roll/utils/functionals.py", ("agg_loss", "masked_mean", "masked_sum"))
     segments = source.definitions("roll/pipeline/agentic/utils.py", ("compute_segment_masked_mean",))
     scores = {"get_episode_scores": lambda advantages: advantages.amax(-1) + advantages.amin(-1)}
-    given = {**vars(functionals), **scores, "current_platform": SimpleNamespace(device_type="cpu")}
+    space = {**vars(functionals), **scores, "current_platform": SimpleNamespace(device_type="cpu")}
     variants = ("ppo", "tis", "topr", "cispo", "kimi15", "vanilla")
     names = [f"ActorWorker._compute_{name}{'_pg' * (name == 'vanilla')}_loss" for name in variants]
-    methods = source.definitions("roll/pipeline/agentic/agentic_actor_pg_worker.py", names, given)
+    methods = source.definitions("roll/pipeline/agentic/agentic_actor_pg_worker.py", names, space)
 
     def known(name: str, mode: str = "seq-mean-token-mean", segment: bool = False) -> Known:
         def loss(c: Call) -> Any:

@@ -209,7 +209,7 @@ def _overrides(folder: Path, kind: str) -> tuple[str, ...]:
 def without_stack(text: str) -> int:
     """How many processes of a hang.txt have no stack, though they have Python."""
     processes = re.split(r"^the ", text, flags=re.MULTILINE)[1:]
-    return sum("\n  no stack" in each and not each.startswith(_NO_PYTHON) for each in processes)
+    return sum("\n  no stack" in text and not text.startswith(_NO_PYTHON) for text in processes)
 
 
 def run_row(folder: Path, kind: str, cell: Cell) -> tuple[Row, str | None]:
@@ -349,8 +349,8 @@ def _of_kill(row: Row) -> list[str]:
         return ["goes on", "", "0", "0", "", "nothing: the pool starts another"]
     end = "does not end" if row["end_s"] is None else f"{row['end_s']:.1f} s"
     named = row["message"].split(" (process")[0].removeprefix("the ") or "nothing"
-    numbers = [str(row[name]) for name in ("exit_code", "left", "steps_lost")]
-    return [end, *numbers, row.get("resume") or "not run", named]
+    counts = [str(row[name]) for name in ("exit_code", "left", "steps_lost")]
+    return [end, *counts, row.get("resume") or "not run", named]
 
 
 def _of_hang(row: Row) -> list[str]:

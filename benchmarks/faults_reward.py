@@ -20,11 +20,11 @@ def compute_score(
     return reward.compute_score("math", boxed, ground_truth, extra_info, n_workers=1, **kwargs)
 
 
-def hang_or_score(**given: Any) -> dict[str, Any]:
+def hang_or_score(**row: Any) -> dict[str, Any]:
     """The demo's reward, until the file FSPO_FAULTS_HANG is there, which says how to hang."""
     if (trigger := Path(os.environ["FSPO_FAULTS_HANG"])).exists():
         hang(trigger.read_text(encoding="utf-8"))
-    return reward.compute_score(**given)
+    return reward.compute_score(**row)
 
 
 def hang(how: str) -> None:

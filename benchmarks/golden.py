@@ -109,7 +109,7 @@ def trajectory(settings: SequenceLossSettings) -> Trajectory:
 def trajectory_of(both: Loss, controller: BandController | None = None) -> Trajectory:
     """What is recorded of any loss, by mini-batch."""
     logits = torch.zeros(TOKENS, TOKENS, dtype=torch.float64, requires_grad=True)
-    found: Trajectory = defaultdict(list)
+    recorded: Trajectory = defaultdict(list)
     for index in range(ROUNDS):
         tokens, mask, advantages = _round(index)
         old = _log_prob(logits.detach(), tokens)
@@ -136,12 +136,12 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
                 "upper": output.upper_B.mean(),
             }
             for name, value in values.items():
-                found[name].append(float(f"{float(value.detach()):.12g}"))
+                recorded[name].append(float(f"{float(value.detach()):.12g}"))
         if controller is not None:
             controller.update(sums, moved)
-    if not np.isfinite(found["upper"]).all() or max(found["upper"]) > 1e20:
-        del found["upper"]  # no band on S
-    return found
+    if not np.isfinite(recorded["upper"]).all() or max(recorded["upper"]) > 1e20:
+        del recorded["upper"]  # no band on S
+    return recorded
 
 
 def trajectories() -> dict[str, Trajectory]:
@@ -150,14 +150,14 @@ def trajectories() -> dict[str, Trajectory]:
     from recipe.fspo.check_losses import actors, policy_loss
     from recipe.fspo.policy_loss import UNCLIPPED_WEIGHTS
 
-    found = {name: trajectory(settings) for name, settings in VARIANTS.items()}
-    found["vespo"] = trajectory_of(of_library(vespo_loss, VespoSettings()))
-    found["ctpo_la"] = trajectory_of(of_library(ctpo_la_loss, CtpoSettings()))
+    recorded = {name: trajectory(settings) for name, settings in VARIANTS.items()}
+    recorded["vespo"] = trajectory_of(of_library(vespo_loss, VespoSettings()))
+    recorded["ctpo_la"] = trajectory_of(of_library(ctpo_la_loss, CtpoSettings()))
     for algo, clips in VERLS.items():
         actor = actors()[algo] | clips
         weight = UNCLIPPED_WEIGHTS[actor["policy_loss"]["loss_mode"]]
-        found[algo] = trajectory_of(of_verl(policy_loss(actor), weight))
-    return found
+        recorded[algo] = trajectory_of(of_verl(policy_loss(actor), weight))
+    return recorded
 
 
 def differences(before: dict[str, Trajectory], after: dict[str, Trajectory]) -> list[list[str]]:
@@ -182,8 +182,8 @@ def _as_text(recorded: dict[str, Trajectory]) -> str:
     """JSON with one quantity a line, so that a change can be read in a diff."""
     variants = [
         f"{json.dumps(variant)}: {{\n"
-        + ",\n".join(f" {json.dumps(name)}: {json.dumps(values)}" for name, values in found.items())
-        for variant, found in recorded.items()
+        + ",\n".join(f" {json.dumps(name)}: {json.dumps(values)}" for name, values in quantities.items())
+        for variant, quantities in recorded.items()
     ]
     return "{\n" + "\n},\n".join(variants) + "\n}\n}\n"
 

@@ -12,7 +12,9 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from recipe.runner.faults.processes import kill, processes_of
+import psutil
+
+from recipe.runner.faults.processes import is_alive, kill
 
 #: Environment variable whose value every process of one start inherits.
 MARK: Final = "FSPO_START"
@@ -35,6 +37,16 @@ SMALL: Final = (
 def user_environment() -> dict[str, str]:
     """This process's environment without what tests set: a start decides about platform and threads itself."""
     return {name: value for name, value in os.environ.items() if name not in ("VERL_PLATFORM", "OMP_NUM_THREADS")}
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Every living process that carries this mark."""
+    marked = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # another user's, or gone
+            if process.environ().get(MARK) == mark and is_alive(process.pid):
+                marked.append(process)
+    return marked
 
 
 class Start:
@@ -61,7 +73,7 @@ class Start:
 
     def pids(self) -> list[int]:
         """Living processes of this start."""
-        return processes_of(self.mark, variable=MARK)
+        return [process.pid for process in marked_processes(self.mark)]
 
     def left(self, within: float = 20.0) -> list[int]:
         """Those that are still there after ``within`` seconds."""

@@ -44,13 +44,13 @@ def _mini_batches(run: Run) -> Iterator[tuple[dict[str, list[str]], list[int]]]:
         for line in step:
             if line["minibatch"] > 0:
                 groups = [list(rewards[uid.split("_")[0]].values()) for uid in line["uid"]]
-                numbers = {
+                values_by_name = {
                     "difficulty": [statistics.fmean(group) for group in groups],
                     "reward dispersion": [statistics.pstdev(group) for group in groups],
                 }
                 labels = {
                     name: [_LABELS[name][bisect_right(_EDGES[name], value)] for value in values]
-                    for name, values in numbers.items()
+                    for name, values in values_by_name.items()
                 }
                 labels["truncation"] = ["truncated" if truncated else "ended" for truncated in line["truncated"]]
                 yield labels | {"data source": line["data_source"]}, line["accepted"]

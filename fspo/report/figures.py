@@ -219,9 +219,9 @@ def _draw_distribution(axes: Axes, group: RunGroup, colour: str) -> None:
     starts = [*equal_mass_starts(count_K, 3).tolist(), len(count_K)]
     for index, (first, end) in enumerate(itertools.pairwise(starts)):
         chosen = cells[(first <= cells[:, 0]) & (cells[:, 0] < end)]
-        found, _ = Sequences.from_cells(chosen, length_K / np.maximum(count_K, 1))
-        z = found.log_ratio_B / np.sqrt(found.length_B) / sigma
-        density = np.histogram(z, edges, weights=found.count_B)[0] / found.count_B.sum() / np.diff(edges)
+        drawn, _ = Sequences.from_cells(chosen, length_K / np.maximum(count_K, 1))
+        z = drawn.log_ratio_B / np.sqrt(drawn.length_B) / sigma
+        density = np.histogram(z, edges, weights=drawn.count_B)[0] / drawn.count_B.sum() / np.diff(edges)
         label = f"mean length {length_K[first:end].sum() / count_K[first:end].sum():.0f}"
         shade = 0.45 + 0.55 * index / max(1, len(starts) - 2)
         axes.plot(

@@ -23,10 +23,10 @@ def funnel_table(groups: Sequence[RunGroup]) -> Table | None:
         return None
     starts = equal_mass_starts(sum(steps.ended_MSK[..., :-1].sum((0, 1)) for steps in lossy.values()))
     columns = [_numbers(lossy[group.algo], starts) if group.algo in lossy else {} for group in groups]
-    labels = dict.fromkeys(label for numbers in columns for label in numbers)
+    labels = dict.fromkeys(label for column in columns for label in column)
     return Table(
         group_heads(groups),
-        [(*label, [numbers.get(label, "(none lost)") for numbers in columns]) for label in labels],
+        [(*label, [column.get(label, "(none lost)") for column in columns]) for label in labels],
     )
 
 

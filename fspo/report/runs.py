@@ -59,8 +59,8 @@ class LengthStats:
     def of(cls, parts: dict[tuple[int, int], SequenceSums]) -> LengthStats:
         """From the sums by step and mini-batch."""
         moved = [(step, parts[step, minibatch]) for step, minibatch in sorted(parts) if minibatch > 0]
-        sums = [each for _, each in moved]
-        return cls(np.array([s for s, _ in moved], np.int64), stack_sums(sums), [each.cells().numpy() for each in sums])
+        sums = [part for _, part in moved]
+        return cls(np.array([s for s, _ in moved], np.int64), stack_sums(sums), [part.cells().numpy() for part in sums])
 
 
 @dataclass(slots=True, eq=False)

@@ -65,7 +65,7 @@ def paired_differences(groups: Sequence[RunGroup], measures: Sequence[Measure]) 
 
 
 def _absent(measure: Measure, *groups: RunGroup) -> str:
-    """What stands in place of a number: whether each group has a run that recorded the measure."""
+    """The entry in place of a missing number: no value, or not recorded by any run of a group."""
     recorded = [any(measure.of(run) is not None for run in group.runs) for group in groups]
     return NOTHING if all(recorded) else NOT_RECORDED
 

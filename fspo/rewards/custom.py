@@ -112,7 +112,7 @@ def result_problem(result: Any, kinds: dict[str, str] | None = None) -> str | No
 
     Args:
         result: Of one call.
-        kinds: What the keys have held in the calls before; this result's are added.
+        kinds: The kind of each key in the calls before; this result's are added.
     """
     if inspect.isawaitable(result):
         return "it returned a coroutine: declare it with `async def`, so that verl awaits it"
@@ -152,12 +152,12 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, int | float):
         return "a number"
     try:
-        numbers = np.asarray(value)
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):  # a ragged list; a tensor on a GPU
         return None
-    if numbers.dtype.kind not in "biuf" or not numbers.size:
+    if array.dtype.kind not in "biuf" or not array.size:
         return None
-    return f"numbers of shape {numbers.shape}" if numbers.shape else "a number"
+    return f"numbers of shape {array.shape}" if array.shape else "a number"
 
 
 def _is_finite(value: Any) -> bool:

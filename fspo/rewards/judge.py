@@ -291,12 +291,12 @@ def _same_leaf(target: Answer, answer: Answer) -> bool:
     sides = (target, answer)
     bases = [based(side.text) for side in sides]
     if any(bases):
-        numbers = [
+        integers = [
             base or (int(side.text), 10)
             for base, side in zip(bases, sides, strict=True)
             if base or re.fullmatch(r"\d{1,30}", side.text)
         ]
-        return len(numbers) == 2 and numbers[0] == numbers[1]
+        return len(integers) == 2 and integers[0] == integers[1]
     if target.words == answer.words and all(re.fullmatch("[a-zA-Z]+", side.text) for side in sides):
         return _folded(target.text) == _folded(answer.text)
     gold, value = (_parsed(side.text) for side in sides)

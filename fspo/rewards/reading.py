@@ -396,8 +396,8 @@ def _leaf(text: str) -> Answer:
     words = pieces[1::2]
     maths = [piece.strip(" .,:;!?'\"") if words else piece.strip() for piece in pieces[::2]]
     places = [number for number, run in enumerate(maths) if re.search(r"[^\W_]|[-+=<>^*/\\|.]", run)]
-    numbers = [number for number in places if _COUNTS.search(maths[number])]
-    if (words and not numbers) or not places:
+    counts = [number for number in places if _COUNTS.search(maths[number])]
+    if (words and not counts) or not places:
         return Answer(WORDS if words else UNREAD, " ".join(text.split()))
     number = places[0]
     after = " ".join(words[number:])

@@ -33,12 +33,12 @@ _WHY_NOT: Final = (
 
 
 def _run() -> dict[str, Any]:
-    """What the driver has told of the run."""
+    """The facts of the run that its driver has put into the environment."""
     return dict(json.loads(os.environ.get(RUN) or "{}"))
 
 
 class Trial:
-    """What fails inside ends this process's part in the audit, and nothing else."""
+    """A context in which an error ends this process's part in the audit, and nothing else."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -133,7 +133,7 @@ class LiveNumbers:
         self._warned = False
 
     def of_update(self) -> dict[str, float]:
-        """A handful of numbers of the mini-batches since the last call."""
+        """Live metrics of the mini-batches since the last call."""
         self._files = self._files or GrowingAudit(os.environ[FOLDER], _run().get("run", ""))
         sums, files = self._files.new(), self._files
         if not self._warned and (files.ranks == 0 or files.ranks < files.expected):
@@ -145,18 +145,18 @@ class LiveNumbers:
         return {f"fspo_audit/{name}": value for name, value in live_metrics(sums, files.acceptance).items()}
 
     def wrap(self, tracking: Any) -> None:
-        """Add the numbers to what this class logs."""
+        """Add the audit's metrics to what this class logs."""
         log = tracking.log
 
         @wraps(log)
-        def with_numbers(logger: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> None:
-            numbers: dict[str, float] = {}
+        def with_audit(logger: Any, data: Any, step: int, *args: Any, **kwargs: Any) -> None:
+            metrics: dict[str, float] = {}
             if "actor/grad_norm" in data and not self.trial.failed:  # an actor's update, and not a critic's before it
                 with self.trial():
-                    numbers = self.of_update()
-            log(logger, {**data, **numbers}, step, *args, **kwargs)
+                    metrics = self.of_update()
+            log(logger, {**data, **metrics}, step, *args, **kwargs)
 
-        tracking.log = with_numbers
+        tracking.log = with_audit
 
 
 # --------------------------------------------------------------------- driver

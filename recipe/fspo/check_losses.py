@@ -27,15 +27,15 @@ _NEEDED: Final[dict[str, dict[str, Any]]] = {"dro": {"dro_beta": 0.1}, "bypass_m
 def actors() -> dict[str, dict[str, Any]]:
     """Settings of the actor: those of each file in conf/algo, then of the losses that none of them names."""
     base = OmegaConf.load(CONF_DIR / "base.yaml").actor_rollout_ref.actor.loss_agg_mode
-    found: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     for algo in choices("algo"):
         actor = OmegaConf.load(CONF_DIR / "algo" / f"{algo}.yaml").actor_rollout_ref.actor
-        found[algo] = {"loss_agg_mode": base} | OmegaConf.to_container(actor)
-    named = {actor["policy_loss"]["loss_mode"] for actor in found.values()}
+        settings[algo] = {"loss_agg_mode": base} | OmegaConf.to_container(actor)
+    named = {actor["policy_loss"]["loss_mode"] for actor in settings.values()}
     for name in POLICY_LOSS_REGISTRY:
         if name not in named:
-            found[name] = {"loss_agg_mode": base, "policy_loss": {"loss_mode": name} | _NEEDED.get(name, {})}
-    return found
+            settings[name] = {"loss_agg_mode": base, "policy_loss": {"loss_mode": name} | _NEEDED.get(name, {})}
+    return settings
 
 
 def policy_loss(actor: dict[str, Any]) -> PolicyLoss:

@@ -194,7 +194,7 @@ def complete_mode(config: DictConfig) -> None:
 
 
 def problems(config: DictConfig) -> Iterator[str]:
-    """What is wrong with the settings of the method, and what they mean together with others."""
+    """Problems of the method's settings, alone and together with others."""
     types = types_of("fspo", FspoSettings)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     if policy_loss.loss_mode in ALGORITHMS:
@@ -214,7 +214,7 @@ def is_by_sequence(config: DictConfig) -> bool:
 
 
 def _never_clips(config: DictConfig) -> bool:
-    """Whether a band of this repository that could clip is asked in the first update of a rollout batch only."""
+    """Whether each rollout batch has one update only, in which S is 0, so that a band that could clip never does."""
     actor, loss = config.actor_rollout_ref.actor, config.actor_rollout_ref.actor.policy_loss
     if actor.ppo_epochs * config.data.train_batch_size > actor.ppo_mini_batch_size:
         return False
@@ -225,7 +225,7 @@ def _never_clips(config: DictConfig) -> bool:
 
 
 def plain_notes(config: DictConfig) -> Iterator[str]:
-    """What under plain verl makes a loss of this repository do less than it says."""
+    """Settings with which a loss of this repository clips nothing under plain verl."""
     correction = config.algorithm.get("rollout_correction") or {}
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "sync"
     # separate_async trains several batches between two transfers of the weights, and S starts from the first.
@@ -238,7 +238,7 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
 
 
 def plain_problems(config: DictConfig) -> Iterator[str]:
-    """What plain verl would find out in the first mini-batch of a loss of this repository."""
+    """Problems of a loss of this repository that plain verl would meet only in the first mini-batch."""
     if is_by_sequence(config):
         yield from _correction_problems(config)
         yield from _advantage_problems(config)
@@ -247,7 +247,7 @@ def plain_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _setting_problems(config: DictConfig) -> Iterator[str]:
-    """Settings that contradict each other, or that make S, L or the importance ratios those of something else."""
+    """Settings that contradict each other, or that make S, L or the importance ratios wrong."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     mode = config.trainer.v1.trainer_mode
     correction = config.algorithm.get("rollout_correction") or {}

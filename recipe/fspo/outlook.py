@@ -1,4 +1,4 @@
-"""What a run's clip values would leave outside at its own lengths. Imports neither verl nor ray."""
+"""The share of responses that a run's clip values would leave outside at its lengths. Imports neither verl nor ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy loss of one worker process shares with the trainer: records out, band state in.
+"""The recorder of a worker process: it hands the trainer records of the policy loss, and the loss its band state.
 
 verl averages what a policy loss returns as metrics over micro-batches, ranks and mini-batches, unweighted. Exact
 figures by length, and per mini-batch, therefore travel beside verl's metrics: the wrapper around each loss
@@ -87,8 +87,8 @@ def join_ranks(per_rank: Sequence[Sequence[MiniBatch] | None]) -> list[MiniBatch
     Raises:
         ValueError: if the ranks recorded different numbers of mini-batches.
     """
-    told = [recorded for recorded in per_rank if recorded is not None]
-    return [sum(ranks[1:], start=ranks[0]) for ranks in zip(*told, strict=True)]
+    by_rank = [recorded for recorded in per_rank if recorded is not None]
+    return [sum(ranks[1:], start=ranks[0]) for ranks in zip(*by_rank, strict=True)]
 
 
 def end_of_response(response_mask_BT: torch.Tensor) -> torch.Tensor:
@@ -147,7 +147,7 @@ class Recorder:
     def begin_update(
         self, band_state: BandState | None, step: int, sequences: bool = False, loss_scale: float = 1.0
     ) -> None:
-        """What the update that follows uses and keeps.
+        """Set what the next update uses and keeps.
 
         Args:
             band_state: Of the rollout batch.

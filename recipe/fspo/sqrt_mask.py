@@ -28,7 +28,7 @@ def _parts(text: Any) -> list[str]:
 
 
 def add_rule(helper: Any) -> None:
-    """Let ``compute_rollout_rejection_mask`` of verl's module ``rollout_corr_helper`` know the rule as well."""
+    """Add the rule to ``compute_rollout_rejection_mask`` of verl's module ``rollout_corr_helper``."""
     original = helper.compute_rollout_rejection_mask
 
     @wraps(original)

@@ -190,8 +190,8 @@ class RunnerHooks(PPOTrainer):
         return replay_buffer
 
     def _watch(self, buffer: ReplayBuffer) -> None:
-        """Let a buffer say at every poll how many responses and prompts are how far, so that a hang can be told from a
-        long generation; and look at the lengths of what it hands out.
+        """Report progress at every poll of a buffer (responses finished, prompts pending and running), so that a
+        long generation is not taken for a hang; and check the lengths of the responses that it hands out.
         """
         wait, sample = buffer._wait_for_next_poll, buffer.sample
 

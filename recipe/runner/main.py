@@ -89,7 +89,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
 
 
 def _further_problems(config: DictConfig | None, job: Job, overrides: Sequence[str]) -> Sequence[str]:
-    """What else is wrong with a configuration that some overrides are missing from, so that all is said at once."""
+    """Problems of the configuration without the refused overrides, so that one start names all of them."""
     if config is None or not OmegaConf.is_dict(config.run):
         return ()
     from recipe.runner.launch.prepare import prepare
@@ -132,7 +132,7 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str], whole: bo
 
 
 def _differing(config: DictConfig, overrides: Sequence[str]) -> Iterator[str]:
-    """Given keys that the run has with another value; a path that was made absolute is the same one."""
+    """Keys of the command that have another value in the run; a path that was made absolute counts as equal."""
     for override in parsed(overrides):
         key, wanted = str(override.key_or_group), override.value()
         value = OmegaConf.select(config, key) if "." in key and not override.is_delete() else wanted

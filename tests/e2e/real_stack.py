@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from benchmarks import starts
-from benchmarks.starts import MARK, SMALL, user_environment
-from recipe.runner.faults.processes import kill, processes_of
+from benchmarks.starts import MARK, SMALL, marked_processes, user_environment
+from recipe.runner.faults.processes import kill
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -47,15 +47,6 @@ def model_with_another_eos(folder: Path) -> Path:
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("{{ eos_token }}", "<eos>"))
     return folder
-
-
-def marked_processes(mark: str) -> list[psutil.Process]:
-    """Every living process that carries this mark."""
-    alive = []
-    for pid in processes_of(mark, variable=MARK):
-        with contextlib.suppress(psutil.Error):
-            alive.append(psutil.Process(pid))
-    return alive
 
 
 def run_marked(*words: str, timeout: float) -> subprocess.CompletedProcess[str]:

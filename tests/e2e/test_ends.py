@@ -142,10 +142,10 @@ class SkippingLossConfig(PolicyLossConfig):
     trigger: str = ""
 
 @register_policy_loss("skipping")
-def loss(*given, config, **named):
+def loss(*tensors, config, **named):
     if os.path.exists(config.policy_loss.trigger) and torch.distributed.get_rank() == 1:
         torch.distributed.barrier()
-    return get_policy_loss_fn("vanilla")(*given, config=config, **named)
+    return get_policy_loss_fn("vanilla")(*tensors, config=config, **named)
 """
 SKIPPING_ALGO = """# @package _global_
 fspo: {algo: skipping}
@@ -181,8 +181,8 @@ import os
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 class Long(SingleTurnAgentLoop):
-    async def run(self, sampling_params, **given):
-        return await super().run(sampling_params | {{"ignore_eos": os.path.exists({trigger!r})}}, **given)
+    async def run(self, sampling_params, **row):
+        return await super().run(sampling_params | {{"ignore_eos": os.path.exists({trigger!r})}}, **row)
 """
 
 

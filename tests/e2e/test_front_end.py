@@ -34,12 +34,13 @@ def test_the_same_responses_whole_stopped_and_aborted() -> None:
     # The token at which a response ends is a part of it.
     (ids, log_probs, reason), whole = ours["ended"], ours["whole"][0][0]
     assert ids == whole[: whole.index(whole[5]) + 1] and len(log_probs) == len(ids) and reason == "completed"
-    for each in (verls, ours):
-        for (ids, log_probs, reason), (all_ids, all_log_probs, _) in zip(each["aborted"], each["whole"], strict=True):
+    for record in (verls, ours):
+        for aborted, full in zip(record["aborted"], record["whole"], strict=True):
+            (ids, log_probs, reason), (all_ids, all_log_probs, _) = aborted, full
             assert reason == "aborted" and ids == all_ids[: len(ids)]
             # A response is rounded differently beside others.
             assert log_probs == pytest.approx(all_log_probs[: len(ids)], abs=1e-4)
-        assert [len(ids) >= 8 for ids, *_ in each["aborted"]] == [True] * 4 + [False] * 2
+        assert [len(ids) >= 8 for ids, *_ in record["aborted"]] == [True] * 4 + [False] * 2
     # Handed over once for each response; text only for the stop string.
     assert (ours["handed over"], ours["with text"]) == (15, 1) and verls["handed over"] > 15 == verls["with text"]
     # An abort would wait for those that verl still counts: for all, if nothing comes before the end.
@@ -66,12 +67,12 @@ def server(kind: type, engine: Any) -> Any:
 
 
 async def measure(server: Any) -> dict[str, Any]:
-    engine, generate, found = server.engine, server.engine.generate, {"handed over": 0, "with text": 0}
+    engine, generate, record = server.engine, server.engine.generate, {"handed over": 0, "with text": 0}
 
     async def noted(*arguments: Any, sampling_params: Any, **more: Any) -> Any:
-        found["with text"] += sampling_params.detokenize
+        record["with text"] += sampling_params.detokenize
         async for output in generate(*arguments, sampling_params=sampling_params, **more):
-            found["handed over"] += 1
+            record["handed over"] += 1
             yield output
 
     async def ask(index: int, **more: Any) -> list[Any]:
@@ -80,24 +81,24 @@ async def measure(server: Any) -> dict[str, Any]:
         return [list(got.token_ids), got.log_probs, got.stop_reason]
 
     engine.generate = noted
-    found["whole"] = [await ask(i) for i in range(len(PROMPTS))]
-    found["stopped"] = await ask(0, stop=list("0123456789"))
-    stops = {"stop_token_ids": found["whole"][0][0][5:6]}
+    record["whole"] = [await ask(i) for i in range(len(PROMPTS))]
+    record["stopped"] = await ask(0, stop=list("0123456789"))
+    stops = {"stop_token_ids": record["whole"][0][0][5:6]}
     if type(server).__module__.startswith("verl."):
-        found["ended"] = await ask(0, **stops)
+        record["ended"] = await ask(0, **stops)
     else:  # of the run's configuration
         server.config.custom = stops
-        found["ended"], server.config.custom = await ask(0), None
+        record["ended"], server.config.custom = await ask(0), None
     tasks, states = [asyncio.create_task(ask(i)) for i in range(len(PROMPTS))], engine.output_processor.request_states
     while sum(state.detokenizer.num_output_tokens() >= 8 for state in states.values()) < SEATS:
         await asyncio.sleep(0.001)
-    found["admitting"] = server._admitting
+    record["admitting"] = server._admitting
     await server.abort_all_requests()
-    found["aborted"] = await asyncio.gather(*tasks)
+    record["aborted"] = await asyncio.gather(*tasks)
     await server.resume_generation()
-    found["afterwards"] = await ask(1)
+    record["afterwards"] = await ask(1)
     engine.generate = generate
-    return found
+    return record
 
 
 async def main() -> None:

@@ -437,7 +437,7 @@ def test_logged_numbers_are_those_of_the_files(verl: Any, tmp_path: Path) -> Non
         whole = sum(parts, SequenceSums.zeros())
         counts = acceptance_counts(np.stack([part.sums_KF.numpy() for part in parts]))
         starts = equal_mass_starts(whole.column("count").numpy(), 8)
-        lre = plain_lre(*(merge_bins(each.sum(0), starts) for each in (counts.accepted, counts.total)))[0]
+        lre = plain_lre(*(merge_bins(counted.sum(0), starts) for counted in (counts.accepted, counts.total)))[0]
         assert 0.05 < logged["fspo_audit/lre"] == pytest.approx(float(lre), rel=1e-9)
         accepted = whole.total("accepted") / whole.total("count")
         assert logged["fspo_audit/accept_rate"] == pytest.approx(accepted, rel=1e-12)

@@ -239,5 +239,7 @@ def test_a_run_names_every_setting_of_its_loss() -> None:
 
 def test_a_quantised_checkpoint_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "read_model_config", lambda config: {"quantization_config": {"quant_method": "fp8"}})
-    found = list(checks.setting_problems(composed(f"actor_rollout_ref.model.path={tmp_path}")))
-    assert [text for text in found if re.search(holds(f"model.path={tmp_path} ", "quantization_config", "=fp8"), text)]
+    problems = list(checks.setting_problems(composed(f"actor_rollout_ref.model.path={tmp_path}")))
+    assert [
+        text for text in problems if re.search(holds(f"model.path={tmp_path} ", "quantization_config", "=fp8"), text)
+    ]

@@ -166,8 +166,8 @@ def test_an_audit_prints_the_override_with_the_values(
         audit.add(mini_batch * new, torch.zeros_like(new), mask, torch.ones_like(new))
         audit.end_mini_batch(1)
     (line,) = [line for line in describe(read_audit(tmp_path)).splitlines() if line.startswith("85% of these")]
-    given = dict(word.split("=") for word in line.split(" with ")[1].split())
-    assert {key.lstrip("+").removeprefix("actor_rollout_ref.actor.") for key in given} >= set(keys)
-    low, high = list(given.values())[-2:]
+    settings = dict(word.split("=") for word in line.split(" with ")[1].split())
+    assert {key.lstrip("+").removeprefix("actor_rollout_ref.actor.") for key in settings} >= set(keys)
+    low, high = list(settings.values())[-2:]
     values = dataclasses.replace(ALGORITHMS[band], clip_low=float(low), clip_high=float(high))
     assert share_inside(s, length, values) == pytest.approx(0.85, abs=0.01), "from histograms"

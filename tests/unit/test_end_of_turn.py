@@ -98,8 +98,8 @@ OTHERS = {
 def test_the_token_that_ends_a_turn(kind: str) -> None:
     template, token = ENDED[kind]
     made = tokenizer(template)
-    given = {"enable_thinking": False, "add_generation_prompt": True}
-    assert end_of_turn(made, given) == (token, made.convert_tokens_to_ids(token))
+    arguments = {"enable_thinking": False, "add_generation_prompt": True}
+    assert end_of_turn(made, arguments) == (token, made.convert_tokens_to_ids(token))
 
 
 @pytest.mark.parametrize("kind", OTHERS)

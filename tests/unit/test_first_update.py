@@ -70,8 +70,8 @@ def test_an_estimator_is_computed_by_verls_own_trainer_or_refused(estimator: str
     with pytest.raises((AssertionError, KeyError, TypeError)):
         advantages(*chosen)
     (problem,) = problems
-    said, _, choices = problem.partition("choose one of ")
-    assert f"algorithm.adv_estimator={estimator} " in said
+    sentence, _, choices = problem.partition("choose one of ")
+    assert f"algorithm.adv_estimator={estimator} " in sentence
     assert set(choices.split(", ")) == {name for name, computed in COMPUTED.items() if computed}
 
 

@@ -34,7 +34,7 @@ def child(connection, how):
         time.sleep(60)
 
 if __name__ == "__main__":
-    context, found = multiprocessing.get_context("spawn"), {}
+    context, ends = multiprocessing.get_context("spawn"), {}
     for how in ("return", "exit", "killed", "terminate", "kill"):
         ours, theirs = context.Pipe()
         process = context.Process(target=child, args=(theirs, how), name=how)
@@ -47,8 +47,8 @@ if __name__ == "__main__":
         limit = time.monotonic() + 30
         while os.path.exists(f"/proc/{pid}") and time.monotonic() < limit:
             time.sleep(0.05)
-        found[how] = [forked, group == os.getpgrp(), name == how, os.path.exists(f"/proc/{pid}"), process.exitcode]
-    print(json.dumps(found), flush=True)
+        ends[how] = [forked, group == os.getpgrp(), name == how, os.path.exists(f"/proc/{pid}"), process.exitcode]
+    print(json.dumps(ends), flush=True)
 """
 _SERVER = """
 import sys

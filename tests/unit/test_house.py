@@ -93,12 +93,12 @@ def cycle(graph: Graph) -> list[str]:
         for other in sorted(graph[path[-1]] & graph.keys()):
             if other in path:
                 return path[path.index(other) :]
-            if other not in done and (found := walk([*path, other])):
-                return found
+            if other not in done and (circle := walk([*path, other])):
+                return circle
         done.add(path[-1])
         return []
 
-    return next((found for module in graph if module not in done and (found := walk([module]))), [])
+    return next((circle for module in graph if module not in done and (circle := walk([module]))), [])
 
 
 def test_imports_go_downwards() -> None:
@@ -131,8 +131,8 @@ LIGHT = """
 import contextlib, importlib, io, pkgutil, sys
 
 def absent(*packages):
-    found = set(packages) & {name.split(".")[0] for name in sys.modules}
-    assert not found, found
+    present = set(packages) & {name.split(".")[0] for name in sys.modules}
+    assert not present, present
 
 def modules_of(package, *without):
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
@@ -186,8 +186,8 @@ VERL_ON_GPUS = """
 import sys, verl, recipe.fspo.worker
 from verl.plugin.platform import PlatformRegistry
 assert "cpu" not in PlatformRegistry.registered_names()
-found = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
-assert not found, found
+present = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
+assert not present, present
 """
 
 SOCKETS_BY_RAY = """

@@ -132,7 +132,7 @@ def test_a_truth_that_is_not_text_is_named_if_the_recipes_reward_reads_it(
     tmp_path: Path, row: int, truths: list[object]
 ) -> None:
     prompt = [{"role": "user", "content": "1"}]
-    rows = [{"data_source": "own", "prompt": prompt, "reward_model": {"ground_truth": each}} for each in truths]
+    rows = [{"data_source": "own", "prompt": prompt, "reward_model": {"ground_truth": truth}} for truth in truths]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
     (problem,) = problems(f"data.val_files={tmp_path}/own.parquet")
     says = holds(f"{tmp_path}/own.parquet", f"row {row}", f"ground_truth={truths[row]!r}", "text")

@@ -57,11 +57,11 @@ def mini_batches(step: int, ranks: int = 1, lr: float = LR, count: int = MINI_BA
 
 def fed(values: ClipValues, first: int, last: int, **options: Any) -> list[int]:
     """Feed steps; those after which a line was printed."""
-    said = []
+    printed = []
     for step in range(first, last + 1):
         if values.add(mini_batches(step, **options), outcomes(step), None, step) is not None:
-            said.append(step)
-    return said
+            printed.append(step)
+    return printed
 
 
 def test_the_loss_is_divided_by_the_mean_length_of_the_first_batch_and_then_by_no_other() -> None:

@@ -68,9 +68,9 @@ def test_a_setting_whose_package_is_missing(
     problems: Callable[..., list[str]], experiment: str, overrides: str, package: str, remedy: str
 ) -> None:
     before = problems(f"experiment={experiment}")
-    more = [each for each in problems(f"experiment={experiment}", *overrides.split()) if each not in before]
-    assert [each for each in more if re.search(holds(overrides.split()[0], f" {package} ", remedy), each)]
-    assert all(isinstance(each, MachineProblem) for each in more)  # a dry run may be for another machine
+    more = [problem for problem in problems(f"experiment={experiment}", *overrides.split()) if problem not in before]
+    assert [problem for problem in more if re.search(holds(overrides.split()[0], f" {package} ", remedy), problem)]
+    assert all(isinstance(problem, MachineProblem) for problem in more)  # a dry run may be for another machine
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_the_packages_that_the_shipped_jobs_need(problems: Callable[..., list[st
     setting = f"{MODEL}.override_config.attn_implementation=flash_attention_2"
     assert re.search(holds(setting, " flash_attn_2_cuda ", "requirements/gpu-flash-attn.txt"), flash)
     assert re.search(holds("optimizer_impl=torch.optim", " torch "), torch)
-    assert [each for each in problems("experiment=qwen3_8b", "mode=separate_async") if "cupy" in each]
-    assert not [each for each in problems("experiment=demo") if " torch " not in each]
+    assert [problem for problem in problems("experiment=qwen3_8b", "mode=separate_async") if "cupy" in problem]
+    assert not [problem for problem in problems("experiment=demo") if " torch " not in problem]
 
 
 def test_packs_need_flash_attn_only_where_it_computes_the_attention(problems: Callable[..., list[str]]) -> None:
     """transformers' sdpa tells the sequences of a pack apart by their positions; null is verl's own choice."""
     attention = f"{MODEL}.override_config.attn_implementation"
-    assert not [each for each in problems("experiment=qwen3_8b", f"{attention}=sdpa") if "flash_attn" in each]
-    (flash,) = (each for each in problems("experiment=qwen3_8b", f"~{attention}") if "flash_attn" in each)
+    assert not [problem for problem in problems("experiment=qwen3_8b", f"{attention}=sdpa") if "flash_attn" in problem]
+    (flash,) = (problem for problem in problems("experiment=qwen3_8b", f"~{attention}") if "flash_attn" in problem)
     assert re.search(holds(f"{MODEL}.use_remove_padding=true", "=sdpa"), flash)
 
 

@@ -87,8 +87,8 @@ MISTAKES = (
 @pytest.mark.parametrize("mistakes", MISTAKES, ids=lambda mistakes: next(iter(mistakes)))
 def test_planted_mistakes_are_named_with_their_remedy(mistakes: dict[str, str]) -> None:
     substitute = ("data",) if f"{_MODEL}.path=/no/model" in mistakes else ("data", "model")
-    said = problems(*mistakes, substitute=substitute)
-    assert [(mistake, said) for mistake, says in mistakes.items() if not re.search(says, said)] == []
+    printed = problems(*mistakes, substitute=substitute)
+    assert [(mistake, printed) for mistake, says in mistakes.items() if not re.search(says, printed)] == []
 
 
 def test_what_lies_on_the_disk_is_looked_at(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ def test_what_lies_on_the_disk_is_looked_at(tmp_path: Path) -> None:
     assert "is not the folder of a run" in problems(f"run.dir={tmp_path}/run")
     (tmp_path / "run" / "run.json").write_text('{"status": "failed", "versions": {}}')
     (tmp_path / "run" / "config.yaml").write_text(f"run: {{dir: {tmp_path}/run}}")
-    said = problems(f"run.dir={tmp_path}/run")
-    assert re.search(r"global_step_5.* 8 .* 16\b", said)
-    said = problems(f"data.train_files={tmp_path}/own.parquet")
-    assert re.search(r"data\.train_files: .*own\.parquet .*prompt", said)
+    printed = problems(f"run.dir={tmp_path}/run")
+    assert re.search(r"global_step_5.* 8 .* 16\b", printed)
+    printed = problems(f"data.train_files={tmp_path}/own.parquet")
+    assert re.search(r"data\.train_files: .*own\.parquet .*prompt", printed)
 
 
 def test_wrong_arguments_and_failures_end_the_command(

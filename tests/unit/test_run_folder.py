@@ -133,10 +133,10 @@ def test_a_run_is_not_mixed_with_another(tmp_path: Path, changes: list[str], say
 
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     before = contents(begun(tmp_path))
-    with run_folder.held(str(tmp_path)), pytest.raises(PreflightError, match=f"run.dir={tmp_path}"):
+    with run_folder.locked(str(tmp_path)), pytest.raises(PreflightError, match=f"run.dir={tmp_path}"):
         launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK), JOB))
     assert contents(tmp_path) == before
-    with run_folder.held(str(tmp_path)):
+    with run_folder.locked(str(tmp_path)):
         """The one before has ended."""
 
 

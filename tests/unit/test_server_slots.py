@@ -15,7 +15,7 @@ SEPARATE = ("mode=separate_async", "actor_rollout_ref.rollout.nnodes=2", "actor_
 
 
 @pytest.mark.parametrize(
-    ("overrides", "servers", "each", "slots"),
+    ("overrides", "servers", "per_server", "slots"),
     [
         ((), 4, 2048, None),
         (("mode=colocate_async",), 4, 4096, 2 * 8192 + 64),
@@ -26,10 +26,10 @@ SEPARATE = ("mode=separate_async", "actor_rollout_ref.rollout.nnodes=2", "actor_
     ],
 )
 def test_every_request_of_an_asynchronous_run_has_a_slot(
-    overrides: tuple[str, ...], servers: int, each: int, slots: int | None
+    overrides: tuple[str, ...], servers: int, per_server: int, slots: int | None
 ) -> None:
     config = composed(*JOB, *overrides)
-    assert (server_slots.servers(config), server_slots.requests_per_server(config)) == (servers, each)
+    assert (server_slots.servers(config), server_slots.requests_per_server(config)) == (servers, per_server)
     assert server_slots.slots(config) == slots
 
 

@@ -16,13 +16,13 @@ def traced(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", engine_trace.__file__, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    trace: dict[str, Any] = json.loads(done.stdout)
+    return trace
 
 
-def assert_planner_agrees(found: dict[str, Any]) -> None:
-    assert set(found["phases"]) == {"log_probs", "update"}
-    assert found["planner"] == pytest.approx(found["phases"], rel=0.05)
+def assert_planner_agrees(trace: dict[str, Any]) -> None:
+    assert set(trace["phases"]) == {"log_probs", "update"}
+    assert trace["planner"] == pytest.approx(trace["phases"], rel=0.05)
 
 
 @pytest.mark.slow

@@ -144,9 +144,9 @@ class Engine:
 @pytest.mark.parametrize(("lr", "decay", "steps"), [(1e-3, 0.1, 20), (1e-4, 0.5, 40)])
 def test_after_loading_the_optimizer_has_the_settings_of_the_configuration(lr: float, decay: float, steps: int) -> None:
     saved, never_stopped = Engine(1e-3, 0.1, 20), Engine(lr, decay, steps)
-    for each in (saved, never_stopped):
+    for engine in (saved, never_stopped):
         for _ in range(5):
-            each.step()
+            engine.step()
     worker = object.__new__(RecordingTrainingWorker)
     worker.engine = Engine(lr, decay, steps)
     worker.load_checkpoint(saved)
@@ -190,7 +190,7 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
     buffer = SimpleNamespace(_wait_for_next_poll=None, sample=sample)
     trainer._watch(buffer)
 
-    def said(partition: str, *parts: list[int]) -> list[str]:
+    def printed(partition: str, *parts: list[int]) -> list[str]:
         before = len(PROGRESS.since(0))
         if partition == "val":
             trainer.on_validate_begin()
@@ -202,12 +202,13 @@ def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batc
             trainer.on_validate_end()
         return PROGRESS.since(before)
 
-    assert said("train", [64, 64, 63, 1]) == said("train", []) == said("val", []) == []  # half of them, or none at all
-    (line,) = said("train", [64, 64, 64, 1])
+    assert printed("train", [64, 64, 63, 1]) == []  # half of them
+    assert printed("train", []) == printed("val", []) == []
+    (line,) = printed("train", [64, 64, 64, 1])
     assert re.search(
         holds("warning: 75% ", "rollout batch of step 3 ", "data.max_response_length=64", f"++{STOPS}="), line
     )
-    assert said("train", [64, 64]) == [] and said("val", [64, 1], [1, 64]) == []
-    (line,) = said("val", [64, 1], [64, 70, 2])  # of a validation as a whole, in several batches
+    assert printed("train", [64, 64]) == [] and printed("val", [64, 1], [1, 64]) == []
+    (line,) = printed("val", [64, 1], [64, 70, 2])  # of a validation as a whole, in several batches
     assert "warning: 60% " in line and "the validation after step 3 " in line
-    assert said("val", [64]) == []
+    assert printed("val", [64]) == []

@@ -46,12 +46,12 @@ def test_every_name_is_verls_and_every_number_near_its_own(monkeypatch: pytest.M
         "pred": ["4", "4", "5", "6", "4", "7", "7", "7"],
     }
     resampled, exact = (metrics(monkeypatch, exact, infos) for exact in (False, True))
-    assert {name: set(numbers) for name, numbers in exact.items()} == {
-        name: set(numbers) for name, numbers in resampled.items()
+    assert {name: set(values) for name, values in exact.items()} == {
+        name: set(values) for name, values in resampled.items()
     }
     assert {"mean@4", "std@4", "best@2/mean", "best@2/std", "worst@4/mean", "maj@4/mean"} <= set(exact["acc"])
-    for name, numbers in resampled.items():
-        for metric, number in numbers.items():
+    for name, values in resampled.items():
+        for metric, number in values.items():
             same = metric.startswith(("mean", "std", "maj"))  # not resampled, or as by verl
             assert exact[name][metric] == (number if same else pytest.approx(number, abs=0.1)), (name, metric)
 

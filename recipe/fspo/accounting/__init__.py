@@ -1,1 +1,1 @@
-"""What a step's responses and mini-batches add up to: ends by length, outcomes, metrics, records, the next band."""
+"""The accounts of a step: ends by length, outcomes, metrics, records and the next band."""

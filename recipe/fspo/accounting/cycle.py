@@ -58,7 +58,7 @@ class Cycle:
     @property
     def rows(self) -> int:
         """Responses so far."""
-        return sum(len(each.keys) for each in self._outcomes)
+        return sum(len(outcomes.keys) for outcomes in self._outcomes)
 
     @property
     def needs_sequences(self) -> bool:
@@ -74,7 +74,7 @@ class Cycle:
         return state if self._clip_values is None else self._clip_values.placed(state)
 
     def stateful_parts(self) -> dict[str, Stateful | None]:
-        """What belongs to a checkpoint."""
+        """The parts whose state a checkpoint has."""
         return {
             "diagnostics": self._diagnostics,
             "band_controller": self._band_controller,
@@ -85,7 +85,7 @@ class Cycle:
         }
 
     def note(self) -> None:
-        """What has been measured, into run.json: of this start, or of the checkpoint that it goes on from."""
+        """Write the measured values into run.json: those of this start, or of the checkpoint that it resumes."""
         facts: dict[str, object] = {}
         if self.loss_scale.length is not None:
             facts["loss_divided_by"] = self.loss_scale.length
@@ -141,7 +141,7 @@ class Cycle:
         without_gradient = 0 < whole.total("count") == whole.total("advantage_zero")
         if (warning := self._equal_rewards.warning(step, outcomes, last, without_gradient, read)) is not None:
             PROGRESS.say(warning)
-        if norms := [each.grad_norm for each in mini_batches if each.grad_norm is not None]:
+        if norms := [part.grad_norm for part in mini_batches if part.grad_norm is not None]:
             metrics["fspo/grad_norm/max"] = max(norms)
             # The share of the mini-batches in which the norm clip binds.
             bound = sum(not norm <= self._norm_clip.clip for norm in norms)

@@ -51,12 +51,12 @@ def parse(arguments: Sequence[str]) -> Request:
     Raises:
         BadInput: for an unknown value, naming the key and the choices.
     """
-    given, overrides = split_arguments(arguments, _DEFAULTS)
-    own = _DEFAULTS | given
+    settings, overrides = split_arguments(arguments, _DEFAULTS)
+    settings = _DEFAULTS | settings
     for override in overrides:
         if (key := override.partition("=")[0]) in ("algo", "seed", "run.dir"):
             raise BadInput(f"{override}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
-    seeds = as_list(own, "seeds")
+    seeds = as_list(settings, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
     overrides = [*FAIR, *overrides]
@@ -67,17 +67,17 @@ def parse(arguments: Sequence[str]) -> Request:
     if config.evaluate:
         raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(
-        out=Path(str(own["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
-        algos=tuple(as_list(own, "algos", choices("algo", overrides))),
+        out=Path(str(settings["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
+        algos=tuple(as_list(settings, "algos", choices("algo", overrides))),
         seeds=tuple(seeds),
-        clip_values=tuple(as_list(own, "clip_values", CLIP_VALUES)),
-        dry_run=bool(own["dry_run"]),
+        clip_values=tuple(as_list(settings, "clip_values", CLIP_VALUES)),
+        dry_run=bool(settings["dry_run"]),
         overrides=tuple(overrides),
-        only=own["run"],
+        only=settings["run"],
     )
     runs = len(request.runs())
     if request.only is not None and (type(request.only) is not int or not 0 <= request.only < runs):
-        raise BadInput(f"run={own['run']!r}: the grid has {runs} runs, numbered from 0 to {runs - 1}")
+        raise BadInput(f"run={settings['run']!r}: the grid has {runs} runs, numbered from 0 to {runs - 1}")
     losses.check(request.algos, overrides)
     return request
 

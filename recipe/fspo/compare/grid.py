@@ -83,8 +83,8 @@ def plan(request: Request) -> list[PlannedRun]:
             runs = earlier | runs
         elif not request.dry_run:
             for folder in folders:  # a start that came to nothing; it keeps no settings
-                if (found := run_info(folder)) is not None:
-                    write_json(folder / INFO_FILE, found | {"overrides": []})
+                if (info := run_info(folder)) is not None:
+                    write_json(folder / INFO_FILE, info | {"overrides": []})
     if not request.dry_run:
         try:
             request.out.mkdir(parents=True, exist_ok=True)
@@ -134,9 +134,9 @@ def run(request: Request) -> int:
         command = command_of(only, request)
         os.execv(command[0], command)  # in this process's place, so that a warning's signal reaches it
     code = 0 if request.dry_run else _run_all(request.runs(), request)
-    for each in runs:
-        print(f"{each.path}: {status(request.out / each.path)}")
-    if not request.dry_run and any((request.out / each.path / METRICS_FILE).is_file() for each in runs):
+    for planned in runs:
+        print(f"{planned.path}: {status(request.out / planned.path)}")
+    if not request.dry_run and any((request.out / planned.path / METRICS_FILE).is_file() for planned in runs):
         from fspo.report.build import build_report
 
         report = build_report([request.out], request.out / "report")

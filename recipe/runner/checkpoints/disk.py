@@ -19,8 +19,8 @@ from recipe.runner.faults.errors import ExplainedError
 
 #: Beyond the size of the last checkpoint: file systems round up, and logs grow during a save.
 _MARGIN = 1.02
-#: What a file system says that is full, was mounted read-only after an error, fails, or that another host has taken
-#: away; and what torch.save says instead of the system's reason.
+#: Errors of a file system that is full, read-only after an error, failing, or no longer mounted; and the message of
+#: torch.save, which does not give the system's.
 _FAILED = (
     *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ESTALE)),
     "PytorchStreamWriter failed",

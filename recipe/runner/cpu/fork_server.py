@@ -125,13 +125,13 @@ class _Client:
 
     def take_files(self) -> None:
         """Give its files the numbers that they have there, and the connection another where that is one of them."""
-        numbers, files, _, _ = socket.recv_fds(self.connection, MAX_FILES, MAX_FILES)
-        above, old = max(numbers) + 1, [self.connection.detach(), *files]
+        wanted, files, _, _ = socket.recv_fds(self.connection, MAX_FILES, MAX_FILES)
+        above, old = max(wanted) + 1, [self.connection.detach(), *files]
         connection, *files = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in old)
         for fd in old:
             os.close(fd)
         self.connection = socket.socket(fileno=connection)
-        for fd, number in zip(files, numbers, strict=True):
+        for fd, number in zip(files, wanted, strict=True):
             os.dup2(fd, number)
             os.close(fd)
 

@@ -70,18 +70,17 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = RUN_ID_VARIABLE) -> list[int]:
+def processes_of(run_id: str, foreign: set[int] | None = None) -> list[int]:
     """Living processes of the run with this id, except the calling one.
 
     Args:
-        run_id: Value of the variable.
+        run_id: Value of RUN_ID_VARIABLE in their environment.
         foreign: Processes known not to belong to the run, so that they are read once; brought up to date in place.
-        variable: Where it stands.
     """
     foreign = set() if foreign is None else foreign
     pids = set(psutil.pids()) - {os.getpid()}
     foreign &= pids
-    found = []
+    of_run = []
     for pid in sorted(pids - foreign):
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
@@ -90,13 +89,13 @@ def processes_of(run_id: str, foreign: set[int] | None = None, variable: str = R
                 is_read = bool(environment)
             except psutil.AccessDenied:  # another user's, or the kernel's; of these a node has thousands
                 environment, is_read = {}, True
-            if environment.get(variable) == run_id:
-                found.append(pid)
+            if environment.get(RUN_ID_VARIABLE) == run_id:
+                of_run.append(pid)
             # Ray starts a worker in the environment of its node, which may serve many runs, and gives it the run's by
             # replacing its program, under the same number.
             elif is_read and time.time() - process.create_time() > _SETTLED_S:
                 foreign.add(pid)
-    return [pid for pid in found if is_alive(pid)]
+    return [pid for pid in of_run if is_alive(pid)]
 
 
 def role_by_title(title: str) -> str | None:

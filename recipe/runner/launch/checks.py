@@ -28,7 +28,7 @@ Rule = Callable[[DictConfig], Iterator[str]]
 _ACTOR: Final = "actor_rollout_ref.actor"
 _MODEL: Final = "actor_rollout_ref.model"
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
-#: What the metrics by mini-batch, the export, the watch over the processes and the CPU platform are written for.
+#: The engines that the metrics by mini-batch, the export, the supervisor and the CPU platform support.
 _SERVED: Final = {"model_engine": ("dp",), f"{_ACTOR}.strategy": ("fsdp2", "fsdp"), f"{_ROLLOUT}.name": ("vllm",)}
 
 
@@ -45,14 +45,14 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     if not place.is_dir() or not os.access(place, os.W_OK):
         yield MachineProblem(f"run.dir={config.run.dir}: {place} is no folder that can be written to; give another one")
         return
-    folder, told = inputs.model_folder(config.actor_rollout_ref.model.path), inputs.read_model_config(config)
+    folder, model = inputs.model_folder(config.actor_rollout_ref.model.path), inputs.read_model_config(config)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder else 0
-    parameters = weights // (4 if (told.get("dtype") or told.get("torch_dtype")) == "float32" else 2)
+    parameters = weights // (4 if (model.get("dtype") or model.get("torch_dtype")) == "float32" else 2)
     kept = 0 if config.trainer.save_freq <= 0 else config.trainer.max_actor_ckpt_to_keep or 1
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     lora = OmegaConf.select(config, f"{_MODEL}.lora_rank") or 0
-    each = 12 if "optimizer" in contents and lora <= 0 else 4
-    needed, free = each * parameters * kept, shutil.disk_usage(place).free
+    bytes_per_parameter = 12 if "optimizer" in contents and lora <= 0 else 4
+    needed, free = bytes_per_parameter * parameters * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
         yield MachineProblem(
             f"run.dir={config.run.dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
@@ -64,9 +64,9 @@ def room_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _shape_problems(config: DictConfig) -> Iterator[str]:
-    told = inputs.read_model_config(config)
-    yield from length_problems(config, told.get("max_position_embeddings"))
-    yield from head_problems(config, told.get("num_attention_heads"))
+    model = inputs.read_model_config(config)
+    yield from length_problems(config, model.get("max_position_embeddings"))
+    yield from head_problems(config, model.get("num_attention_heads"))
 
 
 def head_problems(config: DictConfig, heads: object) -> Iterator[str]:
@@ -159,7 +159,7 @@ def length_problems(config: DictConfig, max_positions: object) -> Iterator[str]:
 
 
 def engine_problems(config: DictConfig) -> Iterator[str]:
-    """Engines that nothing here was written for; their configuration has other keys."""
+    """Engines that this package does not support; their configuration has other keys."""
     for key, served in _SERVED.items():
         value = OmegaConf.select(config, key)
         if value is not None and value not in served:

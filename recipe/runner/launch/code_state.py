@@ -51,7 +51,7 @@ class CodeState:
 
     @property
     def id(self) -> str:
-        """The same for the same code: a commit, or a hash of what differs from it."""
+        """A commit, or a hash of what differs from it; equal for equal code."""
         if not self.diff and not self.files:
             return (self.commit or "installed")[:12]
         return hashlib.sha256(repr((self.commit, self.diff, self.files)).encode()).hexdigest()[:12]

@@ -89,7 +89,7 @@ class Refused(ConfigCompositionException):
 
     Attributes:
         problems: The lines.
-        config: Of the others, so that its problems can be named in the same go; None where nothing can be composed.
+        config: Composed from the other overrides, so that its problems can be named too; None if it cannot be composed.
     """
 
     def __init__(self, problems: Sequence[str], config: DictConfig | None = None) -> None:
@@ -103,8 +103,8 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
     ``own`` are settings of the command itself, which a mistyped key may have been meant for.
 
     Raises:
-        Refused: for unknown options of a group and unknown keys, naming them, the choices and what is like them; for a
-            word in place of true or false; for a key of an earlier verl, saying what to use instead.
+        Refused: for unknown options of a group and unknown keys, with the choices and a suggestion; for a word in place
+            of true or false; for a key of an earlier verl, with the key to use instead.
         hydra.errors.HydraException: for what is no override.
     """
     good, problems = [], []
@@ -149,7 +149,7 @@ def _explained(
     own: Collection[str],
     defaults: Callable[[], DictConfig],
 ) -> tuple[str | None, str]:
-    """Which of the overrides Hydra does not compose, and why, with the choices or what is like it."""
+    """The override that Hydra refuses (None if the error names none), and why, with choices or a suggestion."""
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         like, options = did_you_mean(option, error.options), ", ".join(error.options)
@@ -170,7 +170,7 @@ def _with_key(overrides: Sequence[str], key: str) -> str | None:
 
 
 def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str:
-    """What a mistyped key may have been meant for; never a key of another part of verl, which has many names twice."""
+    """A suggestion for a mistyped key, from the same part of the configuration: verl uses many names twice."""
     keys = list(_keys(OmegaConf.to_container(defaults)))
     parts = key.split(".")
     if len(parts) == 1 or parts[0] in ("fspo", "run"):
@@ -208,7 +208,7 @@ def _keys(values: Any, place: str = "") -> Iterator[str]:
 
 
 def unexpected_key(config: DictConfig, message: str) -> str:
-    """The key, and what is like it, that ``message`` says a dataclass of verl does not have; else an empty text."""
+    """The unknown key named in verl's error, with a suggestion; empty if the error is about something else."""
     name = match[1] if (match := _UNEXPECTED.search(message)) else ""
     key = next((key for key in _keys(OmegaConf.to_container(config)) if name and key.endswith(f".{name}")), "")
     beside = OmegaConf.select(config, key.rpartition(".")[0]) if key else {}

@@ -1,4 +1,4 @@
-"""What a run reads: its model, its data and its reward function; where they are, and what is wrong with them.
+"""The inputs of a run (model, data and reward function): where they are, and what is wrong with them.
 
 Part of the checks before Ray starts (:mod:`recipe.runner.launch.checks`). Of Parquet files the columns are read and no
 rows: ``python -m fspo.data check`` does that. A JSON file has no columns without its rows, and is read whole.

@@ -76,7 +76,7 @@ class Chosen:
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """As the logger's own."""
-        shown = {name: data[name] for name in data if any(fnmatchcase(name, each) for each in self._patterns)}
+        shown = {name: data[name] for name in data if any(fnmatchcase(name, pattern) for pattern in self._patterns)}
         if shown:
             self._logger.log(data=shown, step=step)
 

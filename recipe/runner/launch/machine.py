@@ -1,4 +1,4 @@
-"""Decides once, from the experiment and the machine, whether a run uses CPUs, and what every process must know of it.
+"""Decides once, from the experiment and the machine, whether a run uses CPUs, and sets all processes' environment.
 
 The decision is the experiment's ``trainer.device``: a GPU-less login or head node never turns a GPU run into a CPU run,
 and a GPU in the machine never changes a CPU experiment.

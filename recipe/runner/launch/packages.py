@@ -43,7 +43,7 @@ class Need:
     only_with: tuple[str, Any] | None = None
 
     def of(self, config: DictConfig) -> bool:
-        """Whether a run needs the package."""
+        """Whether a run with this configuration needs the package."""
         return OmegaConf.select(config, self.key) in self.values and (
             self.only_with is None or OmegaConf.select(config, self.only_with[0]) == self.only_with[1]
         )

@@ -81,7 +81,7 @@ def _versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def held(run_dir: str) -> Iterator[None]:
+def locked(run_dir: str) -> Iterator[None]:
     """Make the run folder, and keep other starts out of it meanwhile; the lock ends with this process, however it ends.
 
     Raises:

@@ -23,7 +23,7 @@ from recipe.runner.launch.compose import own_folders, parsed, quoted, search_pat
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.values import PreflightError
 
-#: What a start replaces, or adds to.
+#: Files that a start replaces or appends to.
 _FILES: Final = (
     *(CONFIG_FILE, INFO_FILE, *STEP_FILES, "launcher.log", "phase.json", "hang.txt", "run.png", "code"),
     "checkpoints/global_step_*",
@@ -42,7 +42,8 @@ MAY_CHANGE: Final = (
     "trainer",
     "transfer_queue",
 )
-#: But these may not: they do change it. So does the run's length where the learning rate depends on it.
+#: Exceptions to MAY_CHANGE: these keys change what a step computes. So does the run's length where the learning rate
+#: depends on it (:func:`_of_schedule`).
 _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.device", "trainer.use_v1", "trainer.v1")
 #: Ray's part of a configuration names what belongs to one start: its cluster, its workers' environment.
 _OF_A_START: Final = "ray_kwargs."
@@ -55,8 +56,7 @@ _PATHS: Final = (
     "reward.custom_reward_function.path",
     "reward.reward_manager.module.path",
 )
-#: Overrides that are for one start: where it is, what the user allows this time, the cluster that it joins, and what it
-#: resumes.
+#: Overrides that hold for one start only: its folder, the changes that it allows, its Ray cluster and its checkpoint.
 _NOT_KEPT: Final = (
     "run.dir",
     "run.allow_changed",
@@ -64,7 +64,7 @@ _NOT_KEPT: Final = (
     "trainer.resume_mode",
     "trainer.resume_from_path",
 )
-#: How a run may stand, in its run.json.
+#: Values of ``status`` in run.json.
 STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
 _ABSENT: Final = "(not set)"
 
@@ -95,7 +95,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """
     new = {_key(override): override for override in parsed(arguments)}
     named = [new[key] for key in ("resume", "run.dir") if key in new]
-    if len({os.path.abspath(str(each.value())) for each in named}) > 1:
+    if len({os.path.abspath(str(override.value())) for override in named}) > 1:
         raise PreflightError(
             "resume=FOLDER is another way to write run.dir=FOLDER: give one of them. To begin another run with a "
             "checkpoint: trainer.resume_mode=resume_path trainer.resume_from_path=RUN/checkpoints/global_step_N"
@@ -111,7 +111,7 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
         for override in parsed((info or {}).get("overrides", []))
         if _key(override) not in (*new, *_NOT_KEPT)
     ]
-    return [*kept, *(f"run.dir={quoted(folder)}" if each.startswith("resume=") else each for each in arguments)]
+    return [*kept, *(f"run.dir={quoted(folder)}" if word.startswith("resume=") else word for word in arguments)]
 
 
 def kept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
@@ -189,9 +189,9 @@ def _is_below(key: str, parents: Iterable[str]) -> bool:
 def moved(value: Any, old: str, new: str) -> Any:
     """``value`` with the run folder's old place replaced by its new one: a run folder may be moved."""
     if isinstance(value, dict):
-        return {name: moved(each, old, new) for name, each in value.items()}
+        return {name: moved(part, old, new) for name, part in value.items()}
     if isinstance(value, list):
-        return [moved(each, old, new) for each in value]
+        return [moved(part, old, new) for part in value]
     return re.sub(rf"^{re.escape(old)}(?=/|$)", lambda _: new, value) if isinstance(value, str) else value
 
 
@@ -219,14 +219,14 @@ def changed_settings(config: DictConfig, before: dict[str, Any] | None) -> list[
     if before is None:
         return []
     differing = changes(before, OmegaConf.to_container(config, resolve=True))
-    return [each for each in differing if not each[0].startswith(_OF_A_START)]
+    return [change for change in differing if not change[0].startswith(_OF_A_START)]
 
 
 def allowed_changes(config: DictConfig, before: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
-    """:func:`changed_settings`, all of which are allowed.
+    """:func:`changed_settings`, if all of them are allowed.
 
     Raises:
-        PreflightError: if a setting would change that nobody has allowed to.
+        PreflightError: if one is neither in MAY_CHANGE nor in ``run.allow_changed``.
     """
     changed = changed_settings(config, before)
     fixed, allowed = [*_MAY_NOT, *_of_schedule(config)], config.run.allow_changed
@@ -234,7 +234,7 @@ def allowed_changes(config: DictConfig, before: dict[str, Any] | None) -> list[t
     def is_allowed(key: str) -> bool:
         return _is_below(key, allowed) or (_is_below(key, MAY_CHANGE) and not _is_below(key, fixed))
 
-    refused = [each for each in changed if not is_allowed(each[0])]
+    refused = [change for change in changed if not is_allowed(change[0])]
     if refused:
         raise PreflightError(
             f"{config.run.dir} holds a run with other settings: "
@@ -246,7 +246,7 @@ def allowed_changes(config: DictConfig, before: dict[str, Any] | None) -> list[t
 
 
 def _of_schedule(config: DictConfig) -> list[str]:
-    """The keys of the run's length, if the learning rate depends on it: with a cosine, or a warm-up that is a share."""
+    """The keys of the run's length, if the learning rate depends on them: a cosine, or a warm-up given as a share."""
     optim = config.actor_rollout_ref.actor.optim
     kinds = {optim.lr_scheduler_type, optim.get("warmup_style") or "constant"}  # verl's older key replaces the other
     if kinds == {"constant"} and (optim.lr_warmup_steps > 0 or optim.lr_warmup_steps_ratio <= 0):
@@ -255,7 +255,7 @@ def _of_schedule(config: DictConfig) -> list[str]:
 
 
 def recorded(step: int, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[str, Any]]:
-    """Changes as run.json has them, with the step after which they hold; the person who watches reads them, too."""
+    """Changes as run.json has them, with the step after which they hold. Prints each."""
     for key, old, new in changed:
         print(f"note: {key} was {old!r}, from step {step + 1} on it is {new!r}", flush=True)
     return [{"after_step": step, "key": key, "old": old, "new": new} for key, old, new in changed]
@@ -265,7 +265,7 @@ def recorded(step: int, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[st
 
 
 def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
-    """The commands that continue, export and report a run that has ended, as far as they would find something."""
+    """The commands that continue, export and report a run that has ended; none that would fail for lack of files."""
     name = str(config.run.dir)
     folder = shlex.quote(name)
     # Two read it, the shell and then Hydra; most names need no quotes for either.

@@ -1,4 +1,4 @@
-"""From a start that is ready to a finished run: begun, trained, ended."""
+"""Runs a prepared start: writes the run folder, trains, and records the end."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def launch(start: Start) -> None:
         TrainingFailed: if a process of the run failed or died.
     """
     run_id = own_run_id()
-    with run_folder.held(start.config.run.dir):
+    with run_folder.locked(start.config.run.dir):
         _begin(start)
         _run(start, run_id)
     start.job.conclude(start.config)
 
 
 def _begin(start: Start) -> None:
-    """Write what a run folder has before Ray starts."""
+    """Write the files of the run folder that must be there before Ray starts."""
     write_offline_task(start.config.data)
     if start.goes_on and start.checkpoint and is_checkpoint_of(start.config.trainer, start.checkpoint):
         # It may be an earlier one: later starts continue from there, too, until a newer one is saved.
@@ -97,12 +97,12 @@ def _printed_to(path: Path) -> Iterator[None]:
         with contextlib.redirect_stdout(log):
             yield
     finally:
-        with contextlib.suppress(OSError):  # the disk may be full, which is said by what fails of it
+        with contextlib.suppress(OSError):  # the disk may be full; whatever fails because of it says so
             log.close()
 
 
 def _supervisor(config: DictConfig, trainer: TrainerHandle, run_id: str) -> Supervisor:
-    """Ends the run soon after a failure, even if Ray itself is gone."""
+    """The supervisor of this start, which ends it soon after a failure, even if Ray itself is gone."""
     folder, after_s = config.run.dir, config.run.hang_after_s
     warn = functools.partial(say, out=sys.stdout)  # as it is now: it is soon redirected
     hang = None if after_s is None else HangLimit(after_s, folder, lambda: trainer.printed, warn)

@@ -53,9 +53,9 @@ class TrainerHandle:
         self._stopped_before_training = False
         self._options: dict[str, Any] = {}
 
-    def options(self, **given: Any) -> TrainerHandle:
+    def options(self, **options: Any) -> TrainerHandle:
         """verl asks for Nsight Systems (``global_profiler.tool=nsys``) this way, on GPUs."""
-        self._options = given
+        self._options = options
         return self
 
     def remote(self) -> Any:
@@ -74,15 +74,15 @@ class TrainerHandle:
 
     def print_progress(self, stop: threading.Event, out: TextIO) -> None:
         """Print the actor's lines to ``out`` until told to stop, and then those that are left."""
-        last, told = False, False
+        last, warned = False, False
         while not last:
             last = stop.wait(0.5)
             if self.handle is None:
                 continue
             try:
-                if WARNED.is_set() and not told and not last:
+                if WARNED.is_set() and not warned and not last:
                     self._pass_warning_on()
-                    told = True
+                    warned = True
                 lines = ray.get(self.handle.progress.remote(self.printed), timeout=10)
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 continue  # run_ppo reports what is wrong

@@ -1,6 +1,6 @@
-"""What a setting must be by itself, its kind and range, whatever the others are: types, which pydantic checks.
+"""Type and range of each setting by itself, checked by pydantic.
 
-The groups of our own are dataclasses; of verl's settings only those have a type here with which the checks compute.
+Our own groups are dataclasses. Of verl's settings, only those that the checks compute with have a type here.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def type_problems(config: DictConfig, types: Mapping[str, Any]) -> Iterator[str]
         try:
             TypeAdapter(kind).validate_python(plain, strict=True)
         except ValidationError as error:
-            wanted = [each["msg"].removeprefix("Input should be ") for each in error.errors()]
+            wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
             yield f"{key}={'null' if plain is None else plain} must be {' or '.join(wanted)}"
 
 

@@ -79,7 +79,7 @@ class Hardware(BaseModel, frozen=True):
         try:
             return cls(**settings)
         except ValidationError as error:
-            wrong = (f"{each['loc'][0]}={each['input']!r}: {each['msg']}" for each in error.errors())
+            wrong = (f"{problem['loc'][0]}={problem['input']!r}: {problem['msg']}" for problem in error.errors())
             raise BadInput("\n".join(wrong)) from None
 
 

@@ -30,8 +30,8 @@ def servers(config: DictConfig) -> int:
     """vLLM's replicas that answer the prompts of the training."""
     rollout = config.actor_rollout_ref.rollout
     devices = rollout if asynchronous_mode(config) == "separate_async" else config.trainer
-    each = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    return max(1, int(devices.nnodes * devices.n_gpus_per_node) // int(each))
+    per_replica = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    return max(1, int(devices.nnodes * devices.n_gpus_per_node) // int(per_replica))
 
 
 def requests_at_once(config: DictConfig) -> int:

@@ -27,7 +27,7 @@ class CopyingWorker(DetachActorWorker):
             get_torch_device().synchronize()  # verl's offloading does not wait for its copies
             state, spec = save(module)
             if next(module.parameters()).device.type == "cpu":
-                state = {name: (shard.clone(), each) for name, (shard, each) in state.items()}
+                state = {name: (shard.clone(), settings) for name, (shard, settings) in state.items()}
             return state, spec
 
         return copy if self.config.actor.strategy == "fsdp2" else save
