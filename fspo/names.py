@@ -1,4 +1,4 @@
-"""The suggestion that an error adds to a mistyped name."""
+"""What an error adds to a name that nothing has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterable
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`` (did you mean X?)`` with the nearest of the known names; an empty text if none is near.
 
-    A dotted name with the same last part counts as near, whatever precedes it; so does the only known name that begins
-    with ``name``.
+    Of dotted names, one with the same last part is near wherever it is; so is the only one that begins with the name.
     """
     name, known = str(name), list(known)
     last = name.rpartition(".")[2]

@@ -149,7 +149,7 @@ def _explained(
     own: Collection[str],
     defaults: Callable[[], DictConfig],
 ) -> tuple[str | None, str]:
-    """The override that Hydra refuses (None if the error names none), and why, with choices or a suggestion."""
+    """Which of the overrides Hydra does not compose, and why, with the choices or what is like it."""
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         like, options = did_you_mean(option, error.options), ", ".join(error.options)

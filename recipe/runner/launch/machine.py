@@ -81,7 +81,7 @@ def pass_to_ray_workers(config: DictConfig) -> None:
     """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing."""
     runtime_env = config.ray_kwargs.ray_init.runtime_env
     variables = platform_environment(config.trainer.device, config.trainer.n_gpus_per_node)
-    if not starts_ray(config.ray_kwargs.ray_init) and RUN_ID_VARIABLE in os.environ:
+    if not starts_ray(config) and RUN_ID_VARIABLE in os.environ:
         variables[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
     with open_dict(runtime_env):
         runtime_env.env_vars = {**variables, **(OmegaConf.select(runtime_env, "env_vars") or {})}
@@ -92,15 +92,15 @@ def pass_to_ray_workers(config: DictConfig) -> None:
             runtime_env.py_executable = fork_server.py_executable()
 
 
-def starts_ray(ray_init: DictConfig) -> bool:
-    """Whether the run starts a Ray of its own: neither ``ray_init.address`` nor RAY_ADDRESS names a cluster."""
-    address = ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local"
+def starts_ray(config: DictConfig) -> bool:
+    """Whether the run starts a Ray of its own: neither its configuration nor RAY_ADDRESS names a cluster."""
+    address = config.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS") or "local"
     return address == "local"
 
 
 def _can_fork(config: DictConfig) -> bool:
     """Whether all workers of the run are Ray's on this machine, without an accelerator."""
-    return config.trainer.device == "cpu" and starts_ray(config.ray_kwargs.ray_init)
+    return config.trainer.device == "cpu" and starts_ray(config)
 
 
 @contextlib.contextmanager

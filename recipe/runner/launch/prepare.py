@@ -105,7 +105,7 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> DictConfig:
         if config.data.get("offline_task"):
             config.data.offline_task.setdefault("folder", f"{config.run.dir}/data")
         ray_init = config.ray_kwargs.ray_init
-        if starts_ray(ray_init):
+        if starts_ray(config):
             # Without an address Ray joins the cluster that the temp folder names, be it one that was killed.
             ray_init.address = "local"
             if config.trainer.device == "cpu" and ray_init.get("num_gpus", 0) is None:

@@ -58,7 +58,7 @@ STEP_COLUMNS: Columns = (
 
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
-    """One line for a training step. A metric that the step lacks is shown as its column says."""
+    """One line for a training step; of a metric that it does not have what its column says."""
     columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
     values = [(label, metrics.get(key), form, absent) for label, key, form, absent in columns]
     texts = [(label, absent if value is None else form.format(value)) for label, value, form, absent in values]

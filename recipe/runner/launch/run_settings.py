@@ -265,7 +265,7 @@ def recorded(step: int, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[st
 
 
 def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
-    """The commands that continue, export and report a run that has ended; none that would fail for lack of files."""
+    """The commands that continue, export and report a run that has ended, as far as they would find something."""
     name = str(config.run.dir)
     folder = shlex.quote(name)
     # Two read it, the shell and then Hydra; most names need no quotes for either.
