@@ -511,8 +511,8 @@ def describe(records: AuditRecords) -> str:
     if line := _clip_values(records.loss, parts):
         lines.append(line)
     positions_XPF = torch.stack([x for key, x in records.positions.items() if key[1] > 0])
-    both = columns, _position_columns(positions_XPF.sum(0).numpy())
-    tables = [markdown_table(list(each), list(zip(*each.values(), strict=True))) for each in both]
+    columns_of_tables = columns, _position_columns(positions_XPF.sum(0).numpy())
+    tables = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in columns_of_tables]
     return "\n\n".join(["\n".join(lines + notes), *tables])
 
 
