@@ -82,7 +82,7 @@ flash_attention() { # FOLDER
 # the name flash-attn for its attention.
 cross_entropy() { # FOLDER SITE
     local archive version info file=flash_attn/ops/triton/cross_entropy.py
-    archive="$(find "$1" -maxdepth 1 -name 'flash_attn-*.tar.gz' -print -quit)"
+    archive="$(find "$1/" -maxdepth 1 -name 'flash_attn-*.tar.gz' -print -quit)"
     [[ -n $archive ]] || fail "$1 holds no flash_attn-*.tar.gz: bundle.sh slim and wheels load it"
     version="${archive##*/flash_attn-}" version="${version%.tar.gz}" info="$2/flash_attn_cross_entropy-$version.dist-info"
     mkdir -p "$2/${file%/*}" "$info"

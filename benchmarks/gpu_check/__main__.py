@@ -127,8 +127,10 @@ def commit() -> str:
 
 
 def shown(value: float | str) -> str:
-    """A number with three digits, or a text as it is."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """A number with three digits, or more if it is large, or a text as it is."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def summary(row: dict[str, Any]) -> str:

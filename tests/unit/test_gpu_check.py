@@ -185,7 +185,7 @@ def test_a_passed_step_is_not_repeated_and_a_failed_one_is(
     assert ran[3:] == ["loss", "noise"]
     printed = capsys.readouterr().out
     assert "versions: passed before" in printed
-    assert "loss: passed (1 s): ms: 1.23e+03; why | how: loss, with | a bar" in printed
+    assert "loss: passed (1 s): ms: 1,234; why | how: loss, with | a bar" in printed
     assert "| loss: agreement, time | passed | 1 |" in printed and f"| vLLM alone | {command.NOT_RUN} |" in printed
     monkeypatch.setattr(command, "machine", lambda *_: "another machine")
     with pytest.raises(SystemExit):
