@@ -168,6 +168,8 @@ def preemption(folder: Path, size: Size, device: str, gpus: int) -> Numbers:
     try:
         while start.process.poll() is None and not (run / "metrics.jsonl").exists():
             time.sleep(0.2)
+        if (ended := start.process.poll()) is not None:
+            raise Failed(f"the run ended with status {ended} before its first step, without a warning: {start.log}")
         start.process.send_signal(signal.SIGUSR1)
         begin = time.monotonic()
         status = start.process.wait()

@@ -259,6 +259,15 @@ def test_each_engine_alone_on_a_cpu(step: str, tmp_path: Path) -> None:
         assert row["numbers"]["front end alone, tokens/s"] > row["numbers"]["tokens/s"] > 0
 
 
+def test_a_run_that_ends_by_itself_is_not_taken_for_a_preempted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr(stack, "SHAPED_ON_A_CPU", ("no_such_key=1",))
+    with pytest.raises(steps.Failed, match=holds("before its first step", "status 2", "preemption-run.log")):
+        stack.preemption(tmp_path, SIZE, "cpu", 1)
+
+
 def test_without_flash_attn_the_stack_gets_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of its Triton cross-entropy alone has no attention."""
     assert composed(*stack.smoke_on(1), *stack.attention()).actor_rollout_ref.model.override_config == {
