@@ -26,7 +26,7 @@ LENGTHS: Final = (4, 16, 64, 256)
 #: Of synthetic log-ratios, in nats per sqrt(token): about that of the demo, and one at which clips of tokens act.
 DISPERSIONS: Final = (0.03, 0.1)
 _MINI_BATCHES, _RESPONSES, _LONGEST = 40, 128, 512
-_TOKENS, _PROBE = 12, 1e-3
+_TOKENS, _PROBE = 12, 5e-4
 #: Log-ratios of each of four tokens, nats; their sum stays below the log-ratio clamps of losses.
 _MOVES: Final = tuple(2.4 * 2 ** (-k / 4) for k in range(54))
 

@@ -53,6 +53,15 @@ def test_a_weight_is_named_rightly_or_not_at_all(weigh: Any, weight: tuple[str |
     assert weight_and_bound(policy_loss(loss)) == weight
 
 
+def test_a_mask_as_narrow_as_the_ones_in_use_hides_no_weight() -> None:
+    def loss(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
+        d_BT = (log_prob - old_log_prob).masked_fill(~response_mask, 0.0)
+        kept_B1 = d_BT.mean(-1, keepdim=True).abs() < 1e-4
+        return -(advantages * d_BT.exp() * kept_B1.detach()).sum()
+
+    assert weight_and_bound(policy_loss(loss)) == ("token", "")
+
+
 def test_a_weight_that_depends_on_the_sign_of_a_is_another() -> None:
     def loss(old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, **_: Any) -> Any:
         weight_BT = torch.where(advantages > 0, 1.0, (log_prob - old_log_prob).exp())
