@@ -119,8 +119,7 @@ def _padding(loss: PolicyLoss, batch: Batch) -> Variants:
         outside = gradient_BT.masked_fill(padded.mask_BT, 0.0).abs().max()  # a gradient of padding is a change too
         yield what, (gradient_BT[:rows, :width] + outside, value)
     empty = dataclasses.replace(batch, mask_BT=torch.zeros_like(batch.mask_BT)).padding()
-    nothing = torch.zeros_like(batch.log_prob_BT), 0.0
-    yield "a micro-batch without a token", loss.gradient(empty, whole=batch), nothing
+    yield "a micro-batch without a token", loss.gradient(empty, whole=batch), (0.0 * batch.log_prob_BT, 0.0)
 
 
 def _gaps(loss: PolicyLoss, batch: Batch) -> Variants:
@@ -243,6 +242,5 @@ def _sides(loss: PolicyLoss) -> Check:
     if good_down < math.inf and (good_up == math.inf or 2 * good_down < min(good_up, bad_down)):
         says += ": the clip acts where a good response has become less likely"
         return Check("sides", False, f"{says}; take the larger of -A r and -A clip(r)")
-    if bad_up < math.inf and bad_down == math.inf:
-        says += " (PPO's clip acts below for A < 0)"
-    return Check("sides", True, says)
+    note = " (PPO's clip acts below for A < 0)" * (bad_up < math.inf == bad_down)
+    return Check("sides", True, says + note)

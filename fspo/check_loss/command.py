@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import length_bias
 from fspo.check_loss.call import Config, LossError, PolicyLoss, synthetic_batch
@@ -167,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help=what)
     parser.add_argument("--loss-agg-mode", metavar="MODE", help="verl's averaging (default: token-mean)")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # small tensors
     status = 0
     for name in options.losses:
         try:

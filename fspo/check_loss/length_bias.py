@@ -60,8 +60,7 @@ def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedW
     """What a small move of two tokens does to the gradients of their response; empty if there are none."""
     batch = synthetic_batch((_TOKENS,) * 4, (0.01,) * 4, (advantage,) * 4, seed=3).on_policy()
     noise_BT = 1e-6 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
-    moved_T = torch.zeros(_TOKENS, dtype=torch.float64)
-    moved_T[5], moved_T[8] = 1.0, 0.5  # by two amounts: a sum is told from a largest one
+    moved_T = torch.tensor([0.0] * 5 + [1.0, 0.0, 0.0, 0.5] + [0.0] * 3).double()  # two: a sum, not a largest one
     near_BT = batch.old_log_prob_BT + noise_BT
     moves = (near_BT, near_BT + step * moved_T)
     before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)
