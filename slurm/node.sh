@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # One node's part in a job. launch.sh starts it through srun, inside the container if there is one:
-#   node.sh head FILE       Ray's head; its address goes to FILE
-#   node.sh worker ADDRESS  a Ray node that joins
+#   node.sh ray             Ray: the head on the first node, whose address goes to FSPO_LOG_DIR/ray_address; the others join
 #   node.sh run COMMAND...  a command beside Ray
 set -euo pipefail
+fail() { echo "error: $* on $(hostname)" >&2; exit 1; }
 
 # ------------------------------------------------------------------- software
 # Profiles, module files and conda's hooks use variables that nobody has set, and commands that fail.
@@ -12,12 +12,10 @@ conda_before="${CONDA_PREFIX:-}"
 if [[ -n ${FSPO_MODULES:-} ]]; then
     command -v module >/dev/null || source /etc/profile
     # shellcheck disable=SC2086  # a list of names
-    module load $FSPO_MODULES || { echo "error: FSPO_MODULES=$FSPO_MODULES: not loaded on $(hostname)" >&2; exit 1; }
+    module load $FSPO_MODULES || fail "FSPO_MODULES=$FSPO_MODULES: not loaded"
 fi
-if [[ -n ${FSPO_SETUP:-} ]]; then
-    # shellcheck source=/dev/null
-    source "$FSPO_SETUP" || { echo "error: FSPO_SETUP=$FSPO_SETUP ended with status $? on $(hostname)" >&2; exit 1; }
-fi
+# shellcheck source=/dev/null
+[[ -z ${FSPO_SETUP:-} ]] || source "$FSPO_SETUP" || fail "FSPO_SETUP=$FSPO_SETUP ended with status $?"
 set -euo pipefail
 if [[ -z ${FSPO_VENV+set} && -z ${FSPO_CONTAINER:-} ]]; then
     # Before .venv comes what is active where sbatch was called (conda's base is nearly always), or what a module or
@@ -36,56 +34,24 @@ unset PYTHONPATH
 export PYTHONUNBUFFERED=1
 if [[ -n ${FSPO_INTERFACE:-} ]]; then
     export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$FSPO_INTERFACE}" GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$FSPO_INTERFACE}"
+    address="$(ip -4 -o addr show dev "$FSPO_INTERFACE" | awk '{sub("/.*", "", $4); print $4; exit}')"
+    [[ -n $address ]] || fail "FSPO_INTERFACE=$FSPO_INTERFACE has no IPv4 address"
 fi
 
 # Compiled kernels of vLLM, Triton and FlashInfer: on the node, because by default every process of every node writes
 # them to one folder at home. Nobody else may write there: they are executed.
 cache="${FSPO_RAY_TMP:-/tmp}/fspo-cache-$UID"
 (umask 077 && mkdir -p "$cache")
-[[ -O $cache ]] || { echo "error: $cache on $(hostname) is somebody else's: set FSPO_RAY_TMP to another folder" >&2; exit 1; }
+[[ -O $cache ]] || fail "set FSPO_RAY_TMP to another folder: $cache is somebody else's"
 export VLLM_CACHE_ROOT="${VLLM_CACHE_ROOT:-$cache/vllm}" TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton}" \
     FLASHINFER_WORKSPACE_BASE="${FLASHINFER_WORKSPACE_BASE:-$cache}"
 # Ray asks for 65,536 open files; many clusters begin with 1,024.
 (($(ulimit -Sn | sed s/unlimited/65536/) >= 65536)) || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
 
-role="$1"
-shift
-if [[ $role == run ]]; then
+if [[ $1 == run ]]; then
     trap '' USR1 # until the command has a handler of its own
-    exec "$@"
+    exec "${@:2}"
 fi
-
-# ------------------------------------------------------------------- ports
-# All below 32768, where Linux begins to hand out ports by itself, and above Ray's own defaults. A job takes one block of
-# ports on each node; jobs that share a node take different ones: a lock shows blocks taken by this user's other jobs
-# (it is held as long as any process of that Ray lives), a connection shows those of anybody else.
-readonly FIRST_PORT=20000 BLOCK=400 BLOCKS=31 SERVICES=8
-
-is_free() { # PORT
-    ! (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null && ! (exec 3<>"/dev/tcp/$(hostname)/$1") 2>/dev/null
-}
-
-block_is_free() { # FIRST PORT
-    local port
-    for ((port = $1; port < $1 + SERVICES; port++)); do
-        is_free "$port" || return 1
-    done
-}
-
-take_ports() { # sets $port, the first of a block
-    local locks="/tmp/fspo-ports-$UID" try lock
-    (umask 077 && mkdir -p "$locks")
-    for ((try = 0; try < BLOCKS; try++)); do
-        port=$((FIRST_PORT + (SLURM_JOB_ID + try) % BLOCKS * BLOCK))
-        exec {lock}>"$locks/$port"
-        if flock --nonblock "$lock" && block_is_free "$port"; then
-            return 0
-        fi
-        exec {lock}>&-
-    done
-    echo "error: all $BLOCKS blocks of ports from $FIRST_PORT on are in use on $(hostname): other Ray clusters are running" >&2
-    exit 1
-}
 
 # ------------------------------------------------------------------- Ray
 node="${SLURMD_NODENAME:-$(hostname)}"
@@ -93,59 +59,37 @@ exec >"$FSPO_LOG_DIR/ray-$node.log" 2>&1
 # Before it stops, Ray would wait up to 30 s for work to move to other nodes: there is none to move.
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 # Short: Ray puts sockets there, whose paths may have 107 characters.
-temp="${FSPO_RAY_TMP:-/tmp}/fspo-$SLURM_JOB_ID-${SLURM_NODEID:-0}-$role"
+temp="${FSPO_RAY_TMP:-/tmp}/fspo-$SLURM_JOB_ID-${SLURM_NODEID:=0}"
 rm -rf "$temp" # a requeued job that was killed before may have left it, with the old address in it
-take_ports
-# What this step may use: less than the job has where SLURM confines it, more on a node that is not confined at all. The
-# variables are those that change nproc's answer.
+# A step may use less than the job has, and on a node that is not confined more. nproc obeys the two variables.
 cpus="$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
 ((cpus <= ${SLURM_CPUS_ON_NODE:?})) || cpus="$SLURM_CPUS_ON_NODE"
 options=(
     --block --disable-usage-stats --log-color=false --node-name="$node" --temp-dir="$temp"
-    --num-cpus="${FSPO_RAY_CPUS:-$cpus}"
-    --num-gpus="${FSPO_RAY_GPUS:-${SLURM_GPUS_ON_NODE:-0}}"
-    --node-manager-port="$((port + 1))"
-    --object-manager-port="$((port + 2))"
-    --runtime-env-agent-port="$((port + 3))"
-    --dashboard-agent-grpc-port="$((port + 4))"
-    --dashboard-agent-listen-port="$((port + 5))"
-    --metrics-export-port="$((port + 6))"
-    --min-worker-port="$((port + SERVICES))" --max-worker-port="$((port + BLOCK - 1))"
+    --num-cpus="${FSPO_RAY_CPUS:-$cpus}" --num-gpus="${FSPO_RAY_GPUS:-${SLURM_GPUS_ON_NODE:-0}}"
+    ${FSPO_INTERFACE:+--node-ip-address="$address"}
+    # Free ports: another job on the node may have Ray's defaults. (Ray's client, which nothing uses here, takes no 0.)
+    --dashboard-agent-listen-port=0 --min-worker-port=0 --max-worker-port=0
 )
-if [[ -n ${FSPO_INTERFACE:-} ]]; then
-    address="$(ip -4 -o addr show dev "$FSPO_INTERFACE" | awk '{sub("/.*", "", $4); print $4; exit}')"
-    [[ -n $address ]] || { echo "error: FSPO_INTERFACE=$FSPO_INTERFACE has no IPv4 address on $node" >&2; exit 1; }
-    options+=(--node-ip-address="$address")
+file="$FSPO_LOG_DIR/ray_address"
+if ((SLURM_NODEID == 0)); then
+    options+=(--head --port=0 --ray-client-server-port=$((10001 + SLURM_JOB_ID % 10000)) --include-dashboard=false)
+else
+    until [[ -s $file ]]; do sleep 0.5; done # launch.sh ends the step after FSPO_READY_TIMEOUT
+    options+=(--address="$(<"$file")")
 fi
-# shellcheck disable=SC2206  # a list of options
-options+=(${FSPO_RAY_OPTIONS:-})
-case "$role" in
-    head) options+=(--head --port="$port" --ray-client-server-port="$((port + 7))" --include-dashboard=false) ;;
-    worker) options+=(--address="$1") ;;
-    *) echo "error: node.sh $role: head, worker or run" >&2; exit 1 ;;
-esac
 
-ray_pid=''
-stopping=no
-stop() {
-    stopping=yes
-    [[ -z $ray_pid ]] || kill -TERM "$ray_pid" 2>/dev/null || true
-}
-trap stop TERM INT
-ray start "${options[@]}" &
-ray_pid=$!
-if [[ $role == head ]]; then
-    until [[ -s $temp/ray_current_cluster ]] || ! kill -0 "$ray_pid" 2>/dev/null; do sleep 0.5; done
-    if [[ -s $temp/ray_current_cluster ]]; then
-        cp "$temp/ray_current_cluster" "$1.tmp" && mv "$1.tmp" "$1"
-    fi
+stopping=no status=0
+# shellcheck disable=SC2086  # a list of options
+ray start "${options[@]}" ${FSPO_RAY_OPTIONS:-} &
+ray=$!
+trap 'stopping=yes; kill -TERM "$ray" 2>/dev/null || true' TERM INT
+if ((SLURM_NODEID == 0)); then
+    until [[ -s $temp/ray_current_cluster ]] || ! kill -0 "$ray" 2>/dev/null; do sleep 0.5; done
+    cp "$temp/ray_current_cluster" "$file.tmp" 2>/dev/null && mv "$file.tmp" "$file"
 fi
-status=0
-while kill -0 "$ray_pid" 2>/dev/null; do
-    wait "$ray_pid" || status=$? # a trap ends a wait early, hence the loop
-done
+while kill -0 "$ray" 2>/dev/null; do wait "$ray" || status=$?; done # a trap ends a wait early
 # Ray's logs outlive the node's temporary folder.
-mkdir -p "$FSPO_LOG_DIR/ray-$node"
-cp -r "$temp"/session_2*/logs/. "$FSPO_LOG_DIR/ray-$node" 2>/dev/null || true
+cp -rT "$temp/session_latest/logs" "$FSPO_LOG_DIR/ray-$node" 2>/dev/null || true
 rm -rf "$temp"
 [[ $stopping == yes ]] || exit "$((status == 0 ? 1 : status))"

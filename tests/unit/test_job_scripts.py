@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,14 @@ def test_kernels_are_kept_on_the_node_and_files_may_be_many(tmp_path: Path) -> N
 @pytest.mark.parametrize(("on_node", "counted"), [("1", 1), ("1000", len(os.sched_getaffinity(0)))])
 def test_ray_counts_the_cpus_that_its_step_may_use(tmp_path: Path, on_node: str, counted: int) -> None:
     install(tmp_path, ray='#!/bin/sh\necho "$@"\nexit 1\n')
+    (tmp_path / "ray_address").write_text("10.0.0.1:20000\n")
     bash(
-        "node.sh", "worker", "10.0.0.1:20000", FSPO_ROOT=str(tmp_path), FSPO_LOG_DIR=str(tmp_path),
-        FSPO_RAY_TMP=str(tmp_path), SLURM_JOB_ID="7", SLURMD_NODENAME="node1", SLURM_CPUS_ON_NODE=on_node,
+        "node.sh", "ray", FSPO_ROOT=str(tmp_path), FSPO_LOG_DIR=str(tmp_path), FSPO_RAY_TMP=str(tmp_path),
+        SLURM_JOB_ID="7", SLURMD_NODENAME="node2", SLURM_NODEID="1", SLURM_CPUS_ON_NODE=on_node,
         OMP_NUM_THREADS="1", PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
-    assert f" --num-cpus={counted} " in (tmp_path / "ray-node1.log").read_text()
+    options = (tmp_path / "ray-node2.log").read_text()
+    assert f" --num-cpus={counted} " in options and "--address=10.0.0.1:20000" in options
 
 
 def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: Path) -> None:
@@ -127,35 +130,61 @@ def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: 
     assert "cpus of a step: all" in noted and "variables of a step: ALL" in noted
 
 
-def test_a_restart_within_a_job_takes_a_new_container(tmp_path: Path) -> None:
-    """Ray ends on its node, which still answers, each time that it is up."""
-    head = '*node.sh\\ head*) echo a:1 >"${@: -1}" ;; *container-name*) exec sleep 30 ;;'
-    names = 'printf "%s\\n" "$@" | grep container-name >>"$CALLS"'
-    install(
-        tmp_path,
-        srun=f'#!/bin/bash\n{names}\ncase "$*" in {head} esac\n',
-        scontrol="#!/bin/sh\necho node1\n",
-        squeue="#!/bin/sh\nexit 1\n",
-    )
-    done = bash(
-        "launch.sh", "true", **SLURM, FSPO_CONTAINER="/image.sqsh", FSPO_CONTAINER_RUNTIME="pyxis", FSPO_RESTARTS="1",
-        CALLS=str(tmp_path / "calls"), FSPO_RUN_DIR=str(tmp_path / "run"), PATH=f"{tmp_path}:{os.environ['PATH']}",
-    )  # fmt: skip
-    assert done.returncode == 1 and "restarted 1 times" in done.stderr, done.stderr
-    called = dict.fromkeys((tmp_path / "calls").read_text().split())
-    assert list(called) == ["--container-name=fspo-7-0", "--container-name=fspo-7-0-2"]
+#: In place of srun: Ray runs until $CALLS.stop is there, and the command ends with the status $COMMAND.
+STEPS = """\
+#!/bin/bash
+echo "$*" >>"$CALLS"
+case "$*" in
+    *node.sh\\ ray) echo a:1 >"$FSPO_LOG_DIR/ray_address"; until [[ -e $CALLS.stop ]]; do sleep 0.1; done ;;
+    *requeues*)
+        for word in "$@"; do [[ $word != --output=* ]] || exec >"${word#--output=}"; done
+        while [[ $1 != python ]]; do shift; done
+        exec "$@" ;;
+    *node.sh\\ run\\ true) exit "$COMMAND" ;;
+esac
+"""
+STOP = '#!/bin/sh\ntouch "$CALLS.stop"\n'
+
+
+def launch(folder: Path, scancel: str = STOP, **given: str) -> tuple[int, str, list[str]]:
+    """launch.sh's exit status and what it says, and the requeues that it has asked the stubs above for."""
+    scontrol = '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >>"$CALLS.requeued"\necho node1\n'
+    install(folder, srun=STEPS, scontrol=scontrol, scancel=scancel)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    calls = {"CALLS": str(folder / "calls"), "FSPO_RUN_DIR": str(folder / "run"), "COMMAND": "75", "PATH": path}
+    (folder / "calls.stop").unlink(missing_ok=True)
+    done = bash("launch.sh", "true", **SLURM | calls | given)
+    requeued = folder / "calls.requeued"
+    return done.returncode, done.stdout + done.stderr, requeued.read_text().split() if requeued.exists() else []
 
 
 def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
-    """srun runs each step, the command ends with status 75, and squeue does not answer."""
-    run, calls = tmp_path / "run", tmp_path / "calls"
-    head = '*node.sh\\ head*) echo a:1 >"${@: -1}"; exec sleep 30'
-    steps = f'case "$*" in {head} ;; *resources*) exit 0 ;; *) exit 75 ;; esac'
-    install(
-        tmp_path,
-        srun=f"#!/bin/bash\n{steps}\n",
-        scontrol=f'#!/bin/sh\n[ "$1" != requeue ] || echo "$@" >>{calls}\necho node1\n',
-        squeue="#!/bin/sh\nexit 1\n",
-    )
-    done = bash("launch.sh", "true", **SLURM, FSPO_RUN_DIR=str(run), PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert done.returncode == 75 and calls.read_text() == "requeue 7\n", done.stdout + done.stderr
+    status, said, requeued = launch(tmp_path, scancel='#!/bin/sh\n(sleep 2; touch "$CALLS.stop") &\nexit 1\n')
+    assert (status, requeued) == (75, ["7"]), said
+
+
+def test_one_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
+    status, said, requeued = launch(tmp_path, SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="2")
+    assert (status, requeued) == (75, ["6_2"]), said
+
+
+def test_a_command_that_failed_is_not_started_again(tmp_path: Path) -> None:
+    status, said, requeued = launch(tmp_path, COMMAND="1")
+    assert (status, requeued) == (1, []), said
+
+
+def test_a_requeued_job_takes_a_new_container(tmp_path: Path) -> None:
+    launch(tmp_path, FSPO_CONTAINER="/image.sqsh", FSPO_CONTAINER_RUNTIME="pyxis", SLURM_RESTART_COUNT="2")
+    names = {word for word in (tmp_path / "calls").read_text().split() if word.startswith("--container-name")}
+    assert names == {"--container-name=fspo-7-2"}
+
+
+def test_a_fourth_requeue_without_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
+    for restart in range(4):
+        status, said, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart))
+        assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), said
+    assert "job 7 is not requeued" in said and "--time" in said and "--signal" in said and "FSPO_RUN_DIR" in said
+    assert all(f"restart {restart}: 0." in said for restart in range(4))
+    # SLURM requeues a job that it has preempted without a warning: that start ends at once.
+    status, said, requeued = launch(tmp_path, SLURM_RESTART_COUNT="4")
+    assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in said

@@ -4,17 +4,19 @@ verl asks Ray for placement groups and actors without a time limit: a run that a
 nothing and wait for ever.
 
 ``python -m recipe.runner.faults.resources NODE [NODE ...]`` waits for nodes (``slurm/launch.sh``): the names are those
-given to ``ray start --node-name``, the cluster is the one of RAY_ADDRESS.
+given to ``ray start --node-name``; the head writes its address to the file ``ray_address`` in FSPO_LOG_DIR.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 from omegaconf import DictConfig
@@ -125,12 +127,14 @@ def main() -> int:
     parser.add_argument("nodes", nargs="+", metavar="NODE")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds")
     arguments = parser.parse_args()
+    file = Path(os.environ["FSPO_LOG_DIR"], "ray_address")
 
     def lacking() -> str | None:
         alive: list[str] = []
-        with contextlib.suppress(ConnectionError):  # Ray cannot be reached yet
+        with contextlib.suppress(ConnectionError, FileNotFoundError):  # Ray's head is not up yet
             if not ray.is_initialized():
-                ray.init(address="auto", log_to_driver=False, logging_level="warning")
+                address = file.read_text(encoding="utf-8").strip()
+                ray.init(address=address, log_to_driver=False, logging_level="warning")
             alive = [node["NodeName"] for node in ray.nodes() if node["Alive"]]
         return ", ".join(name for name in arguments.nodes if name not in alive) or None
 
