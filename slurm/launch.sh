@@ -108,7 +108,7 @@ watch_step() { # PROCESS-ID
 may_go_on() { # [WHY THIS START ENDS]
     local verdict=0
     start_step requeues 1 run python -m recipe.runner.checkpoints.requeues "$FSPO_LOG_DIR" "$@"
-    ! end_within 60 "$!" || wait "$!" || verdict=$?
+    ! end_within 120 "$!" || wait "$!" || verdict=$?
     ((verdict != REFUSED)) || fail "$(<"$FSPO_LOG_DIR/requeues.log")"
 }
 

@@ -47,7 +47,6 @@ export VLLM_CACHE_ROOT="${VLLM_CACHE_ROOT:-$cache/vllm}" TRITON_CACHE_DIR="${TRI
     FLASHINFER_WORKSPACE_BASE="${FLASHINFER_WORKSPACE_BASE:-$cache}"
 # Ray asks for 65,536 open files; many clusters begin with 1,024.
 (($(ulimit -Sn | sed s/unlimited/65536/) >= 65536)) || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
-
 if [[ $1 == run ]]; then
     trap '' USR1 # until the command has a handler of its own
     exec "${@:2}"
@@ -61,6 +60,7 @@ export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 # Short: Ray puts sockets there, whose paths may have 107 characters.
 temp="${FSPO_RAY_TMP:-/tmp}/fspo-$SLURM_JOB_ID-${SLURM_NODEID:=0}"
 rm -rf "$temp" # a requeued job that was killed before may have left it, with the old address in it
+python -m recipe.runner.faults.node "$temp" "$cache"
 # A step may use less than the job has, and on a node that is not confined more. nproc obeys the two variables.
 cpus="$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
 ((cpus <= ${SLURM_CPUS_ON_NODE:?})) || cpus="$SLURM_CPUS_ON_NODE"

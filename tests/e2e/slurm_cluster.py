@@ -45,7 +45,7 @@ SelectTypeParameters=CR_Core
 GresTypes=gpu
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=10
+KillWait=30
 EnforcePartLimits=ALL
 MailProg=/bin/true
 NodeName=DEFAULT CPUs=64 RealMemory=16000 Gres=gpu:1

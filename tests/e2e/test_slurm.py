@@ -143,10 +143,10 @@ def test_the_commands_own_status_and_two_jobs_on_the_same_nodes(
 def test_a_missing_node_is_named(cluster: Cluster, submit: Submit, tmp_path: Path) -> None:
     setup = tmp_path / "setup.sh"
     setup.write_text("[[ $SLURMD_NODENAME != node2 ]] || sleep 300\n")
-    job, log, run_dir = submit(bare_job(tmp_path), "true", FSPO_SETUP=str(setup), FSPO_READY_TIMEOUT="30")
-    ended = cluster.wait_for_end(job, 180, log)
+    job, log, run_dir = submit(bare_job(tmp_path), "true", FSPO_SETUP=str(setup), FSPO_READY_TIMEOUT="90")
+    ended = cluster.wait_for_end(job, 300, log)
     assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "1:0"), tail(log)
-    assert "error: node2 did not join Ray within 30 s (FSPO_READY_TIMEOUT)" in log.read_text()
+    assert "error: node2 did not join Ray within 90 s (FSPO_READY_TIMEOUT)" in log.read_text()
     assert_nothing_left(cluster, job, run_dir)
 
 

@@ -34,7 +34,7 @@ def install(folder: Path, **programs: str) -> None:
 def bash(script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV" and "FSPO" not in name}
     words = ["bash", str(ROOT / "slurm" / script), *arguments]
-    return subprocess.run(words, env=kept | environment, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, env=kept | environment, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,25 @@ def test_kernels_are_kept_on_the_node_and_files_may_be_many(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("on_node", "counted"), [("1", 1), ("1000", len(os.sched_getaffinity(0)))])
 def test_ray_counts_the_cpus_that_its_step_may_use(tmp_path: Path, on_node: str, counted: int) -> None:
-    install(tmp_path, ray='#!/bin/sh\necho "$@"\nexit 1\n')
-    (tmp_path / "ray_address").write_text("10.0.0.1:20000\n")
+    log = join(tmp_path, "/tmp", SLURM_CPUS_ON_NODE=on_node)
+    assert f" --num-cpus={counted} " in log and "--address=10.0.0.1:20000" in log
+
+
+def test_what_keeps_ray_from_starting_on_a_node_is_named_before_it(tmp_path: Path) -> None:
+    log = join(tmp_path, str(tmp_path / ("x" * 100)), SLURM_CPUS_ON_NODE="1")
+    assert log.startswith("error: ") and "FSPO_RAY_TMP=" in log and "--num-cpus" not in log
+
+
+def join(folder: Path, ray_tmp: str, **given: str) -> str:
+    """The log of the second node of a job, whose Ray prints its options and ends."""
+    install(folder, ray='#!/bin/sh\necho "$@"\nexit 1\n')
+    (folder / "ray_address").write_text("10.0.0.1:20000")
     bash(
-        "node.sh", "ray", FSPO_ROOT=str(tmp_path), FSPO_LOG_DIR=str(tmp_path), FSPO_RAY_TMP=str(tmp_path),
-        SLURM_JOB_ID="7", SLURMD_NODENAME="node2", SLURM_NODEID="1", SLURM_CPUS_ON_NODE=on_node,
-        OMP_NUM_THREADS="1", PATH=f"{tmp_path}:{os.environ['PATH']}",
+        "node.sh", "ray", FSPO_ROOT=str(folder), FSPO_LOG_DIR=str(folder), FSPO_RAY_TMP=ray_tmp,
+        SLURM_JOB_ID=f"test{os.getpid()}", SLURMD_NODENAME="node2", SLURM_NODEID="1", OMP_NUM_THREADS="1",
+        PATH=f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}", **given,
     )  # fmt: skip
-    options = (tmp_path / "ray-node2.log").read_text()
-    assert f" --num-cpus={counted} " in options and "--address=10.0.0.1:20000" in options
+    return (folder / "ray-node2.log").read_text()
 
 
 def test_the_log_that_has_the_reason_is_named_and_a_mount_is_absolute(tmp_path: Path) -> None:
@@ -135,12 +145,13 @@ STEPS = """\
 #!/bin/bash
 echo "$*" >>"$CALLS"
 case "$*" in
-    *node.sh\\ ray) echo a:1 >"$FSPO_LOG_DIR/ray_address"; until [[ -e $CALLS.stop ]]; do sleep 0.1; done ;;
+    *node.sh\\ ray) printf a:1 >"$FSPO_LOG_DIR/ray_address"; until [[ -e $CALLS.stop ]]; do sleep 0.1; done ;;
+    *resources*) until [[ -s $FSPO_LOG_DIR/ray_address ]]; do sleep 0.1; done ;;
     *requeues*)
         for word in "$@"; do [[ $word != --output=* ]] || exec >"${word#--output=}"; done
         while [[ $1 != python ]]; do shift; done
         exec "$@" ;;
-    *node.sh\\ run\\ true) exit "$COMMAND" ;;
+    *node.sh\\ run\\ true) [[ $RAY_ADDRESS == a:1 ]] && exit "$COMMAND" ;;
 esac
 """
 STOP = '#!/bin/sh\ntouch "$CALLS.stop"\n'
@@ -184,7 +195,7 @@ def test_a_fourth_requeue_without_a_new_checkpoint_is_refused(tmp_path: Path) ->
         status, said, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart))
         assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), said
     assert "job 7 is not requeued" in said and "--time" in said and "--signal" in said and "FSPO_RUN_DIR" in said
-    assert all(f"restart {restart}: 0." in said for restart in range(4))
+    assert all(f"restart {restart}: " in said for restart in range(4))
     # SLURM requeues a job that it has preempted without a warning: that start ends at once.
     status, said, requeued = launch(tmp_path, SLURM_RESTART_COUNT="4")
     assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in said

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -18,8 +19,10 @@ from typing import Final
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
+from recipe.runner.faults import node
 from recipe.runner.launch import first_update, inputs, loggers, packages
 from recipe.runner.launch.first_update import is_computed
+from recipe.runner.launch.machine import starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.verl_patches import server_slots
 
@@ -61,6 +64,21 @@ def room_problems(config: DictConfig) -> Iterator[str]:
 
 
 # ---------------------------------------------------------------- arithmetic
+
+
+def node_problems(config: DictConfig) -> Iterator[str]:
+    """This machine, if the run starts a Ray of its own: folders for sockets and kernels, and the GPUs' mode."""
+    if not starts_ray(config):
+        return
+    temporary, own = Path(tempfile.gettempdir()), config.ray_kwargs.ray_init.get("_temp_dir")
+    variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+    parent = os.environ.get(variable, "/tmp")
+    setting = f"ray_kwargs.ray_init._temp_dir={own}" if own else f"{variable}={parent}"
+    problems = list(node.socket_problems(Path(own or f"{parent}/ray"), node.RAY, setting))
+    problems = problems or list(node.socket_problems(temporary, node.VLLM, f"TMPDIR={temporary}"))
+    if config.trainer.device != "cpu":
+        problems += [*node.kernel_problems((temporary, "TMPDIR")), *node.gpu_problems()]
+    yield from map(MachineProblem, problems)
 
 
 def _shape_problems(config: DictConfig) -> Iterator[str]:
@@ -293,6 +311,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *inputs.MODEL_AND_DATA,
     inputs.reward_problems,
     room_problems,
+    node_problems,
     loggers.problems,
     batch_problems,
     _shape_problems,
