@@ -29,14 +29,13 @@ import numpy.typing as npt
 import torch
 
 from fspo.acceptance import acceptance_counts, judged_rows, stack_sums, without_rule
-from fspo.clip_values import needed_scale, scale_for, scaled
+from fspo.conclusion import ACCEPT, Responses, conclude
 from fspo.fairness.lre import Array, equal_mass_starts, is_informative, merge_bins, plain_lre
 from fspo.files import piped
-from fspo.losses import ALGORITHMS, check_shapes
+from fspo.losses import ALGORITHMS, check_shapes, judged
 from fspo.markdown import markdown_table
-from fspo.matching import Sequences
 from fspo.positions import PositionSums, by_position
-from fspo.records import from_record, numbered_lines, to_record
+from fspo.records import from_record, numbered_lines, read_parquet, to_record
 from fspo.sums import SequenceSums
 
 if TYPE_CHECKING:
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 #: Files of an audit: the run's identifier and the rank's number stand between these.
 PREFIX, SUFFIX = "audit-", ".jsonl"
 _BINS: Final = 8
-#: Share of the responses inside the band for which the command prints clip values.
-_ACCEPT: Final = 0.85
 #: Columns of the sums that :class:`LengthBins` merges.
 _COLUMNS: Final = ("count", "accepted", "clipped_high", "clipped_low", "length", "S", "S_squared")
 
@@ -449,36 +446,14 @@ NOT_MOVED: Final = (
 )
 
 
-def _clip_values(loss: str | None, parts: Sequence[SequenceSums]) -> str | None:
-    """The clip values of the audited loss, or of ``fspo`` for one without a band, that accept :data:`_ACCEPT`, with the
-    override that sets them in plain verl; None where most S are at the centre. From histograms: within a few per cent.
+def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses | None = None) -> str:
+    """Tables by length and by position of all mini-batches in which the policy had moved, and what follows from them.
+
+    Args:
+        records: Of :func:`read_audit` or :func:`read_responses`.
+        accept: Share of the responses for whose acceptance clip values are wanted.
+        responses: Those behind the records, where they are known one by one.
     """
-    name = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
-    settings = ALGORITHMS.get(name, ALGORITHMS["fspo"])
-    if settings.needs_state:
-        return None
-    whole = sum(parts, SequenceSums.zeros())
-    length_K = (whole.column("length") / whole.column("count").clamp(min=1)).numpy()
-    sequences, _ = Sequences.from_cells(whole.cells().numpy(), length_K)
-    needed = needed_scale(sequences.log_ratio_B, np.rint(sequences.length_B), settings)
-    order = np.argsort(needed, kind="stable")
-    scale = scale_for(needed[order], sequences.count_B[order], _ACCEPT)
-    if scale <= 0:
-        return None
-    values = scaled(settings, scale)
-    low, high, key = f"{values.clip_low:.3g}", f"{values.clip_high:.3g}", "actor_rollout_ref.actor"
-    override = f"{key}.clip_ratio_low={low} {key}.clip_ratio_high={high}"
-    if loss != "gspo":
-        key = f"{key}.policy_loss"
-        override = "" if name in ALGORITHMS else f"{key}.loss_mode=fspo "
-        override += f"{key}._target_=recipe.fspo.config.SequencePolicyLossConfig"
-        override += f" +{key}.clip_low={low} +{key}.clip_high={high}"
-    band = name if name in ALGORITHMS else "fspo"
-    return f"{_ACCEPT:.0%} of these responses lie inside {band}'s band with {override}"
-
-
-def describe(records: AuditRecords) -> str:
-    """Tables by length and by position of all mini-batches in which the policy had moved; the LRE with its interval."""
     parts, notes = records.moved(), [f"note: {note}" for note in records.notes()]
     if not parts:
         return "\n".join([*notes, NOT_MOVED])
@@ -508,27 +483,61 @@ def describe(records: AuditRecords) -> str:
             if error.is_informative
             else f"nothing was {'clipped' if error.rate else 'accepted'}, so there is no LRE"
         )
-    if line := _clip_values(records.loss, parts):
-        lines.append(line)
-    positions_XPF = torch.stack([x for key, x in records.positions.items() if key[1] > 0])
-    columns_of_tables = columns, _position_columns(positions_XPF.sum(0).numpy())
+    positions = [x for key, x in records.positions.items() if key[1] > 0]
+    second = [_position_columns(torch.stack(positions).sum(0).numpy())] if positions else []
+    columns_of_tables = [columns, *second]
     tables = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in columns_of_tables]
-    return "\n\n".join(["\n".join(lines + notes), *tables])
+    follows = conclude(Responses.of_sums(parts) if responses is None else responses, records.loss, accept)
+    end = "\n".join(["What follows:", *(f"- {line}" for line in follows)])
+    return "\n\n".join(["\n".join(lines + notes), *tables, end])
+
+
+def read_responses(path: Path) -> tuple[AuditRecords, Responses]:
+    """A parquet file of responses (:func:`fspo.records.read_parquet`) as an audit of a loss without a rule.
+
+    Raises:
+        ValueError: If the file is not as it has to be; the message names it.
+    """
+    table = read_parquet(path)
+    moved = {name: column[table["minibatch"] > 0] for name, column in table.items()}
+    numbers = np.stack([moved[name] for name in ("seed", "step", "minibatch")])
+    batch_B = np.unique(numbers, axis=1, return_inverse=True)[1].reshape(-1)
+    s, length, a = (torch.from_numpy(moved[name]) for name in ("S", "L", "A"))
+    sums = {}
+    for batch in range(int(batch_B.max()) + 1):
+        index = torch.from_numpy(np.flatnonzero(batch_B == batch))
+        output = judged(s[index], length[index].long(), a[index], ALGORITHMS["fspo"])
+        sums[batch, 1] = SequenceSums.zeros().add_(output)
+    responses = Responses.of_rows(moved["S"], moved["L"], batch_B, moved.get("prompt"))
+    return AuditRecords(acceptance=False, sums=sums), responses
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m fspo.audit FOLDER``; status 1 if something is missing."""
-    parser = argparse.ArgumentParser(prog="python -m fspo.audit", description="A table by length of an audit.")
-    parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named")
+    parser = argparse.ArgumentParser(prog="python -m fspo.audit", description="Tables by length, and what follows.")
+    parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named, or a parquet file with columns S and L")
     parser.add_argument("--run", default="", help="one of several starts in the folder; the newest by default")
+    parser.add_argument(
+        "--accept", type=float, default=ACCEPT, help="share that is to lie inside (default: %(default)s)"
+    )
     chosen = parser.parse_args(arguments)
+    if not 0 < chosen.accept < 1:
+        parser.error(f"--accept {chosen.accept:g}: must lie between 0 and 1, such as 0.85")
+    if chosen.folder.suffix == ".parquet":
+        try:
+            table, responses = read_responses(chosen.folder)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        print(describe(table, chosen.accept, responses))
+        return 0
     records = read_audit(chosen.folder, chosen.run)
     if records.others:
         print(f"note: run {records.run}; --run reads another one: {', '.join(records.others)}", file=sys.stderr)
     for problem in records.problems:
         print(f"warning: {problem}", file=sys.stderr)
     if records.sums:
-        print(describe(records))
+        print(describe(records, chosen.accept))
     return 1 if records.problems else 0
 
 

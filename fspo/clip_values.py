@@ -97,7 +97,9 @@ def scale_for(sorted_B: Array, weight_B: Array, accept: float) -> float:
     return float(sorted_B[np.searchsorted(reached_B, accept * reached_B[-1] * (1 - 1e-12))])
 
 
-def estimate(needed_B: Array, group_B: npt.NDArray[np.int64], accept: float) -> Estimate | None:
+def estimate(
+    needed_B: Array, group_B: npt.NDArray[np.int64], accept: float, count_B: Array | None = None
+) -> Estimate | None:
     """The factor with which the share ``accept`` of the sequences lies inside the band.
 
     It is a quantile of :func:`needed_scale`. Responses to one prompt are no independent draws, so whole groups are
@@ -108,6 +110,7 @@ def estimate(needed_B: Array, group_B: npt.NDArray[np.int64], accept: float) -> 
         needed_B: :func:`needed_scale` of each sequence.
         group_B: A number for each prompt group.
         accept: Wanted share, in (0, 1).
+        count_B: Sequences that each entry stands for; one by default.
 
     Returns:
         None for fewer than 20 groups, or where so many S lie at the centre that the factor would be 0.
@@ -115,17 +118,18 @@ def estimate(needed_B: Array, group_B: npt.NDArray[np.int64], accept: float) -> 
     groups, group_B = np.unique(group_B, return_inverse=True)
     if len(groups) < FEWEST_GROUPS:
         return None
+    count_B = np.ones(len(needed_B)) if count_B is None else count_B
     # Groups in an order of their own, so that a draw takes the same ones however they were numbered.
-    rank_G = np.argsort(np.argsort(np.bincount(group_B, needed_B), kind="stable"), kind="stable")
+    rank_G = np.argsort(np.argsort(np.bincount(group_B, needed_B * count_B), kind="stable"), kind="stable")
     order = np.argsort(needed_B, kind="stable")
-    sorted_B, group_B = needed_B[order], rank_G[group_B[order]]
+    sorted_B, group_B, count_B = needed_B[order], rank_G[group_B[order]], count_B[order]
 
-    scale = scale_for(sorted_B, np.ones(len(sorted_B)), accept)
+    scale = scale_for(sorted_B, count_B, accept)
     if scale <= 0:
         return None
     random = np.random.default_rng(_SEED)
     draws = random.integers(0, len(groups), (_RESAMPLES, len(groups)))
-    weights = (np.bincount(draw, minlength=len(groups)).astype(np.float64)[group_B] for draw in draws)
+    weights = (np.bincount(draw, minlength=len(groups)).astype(np.float64)[group_B] * count_B for draw in draws)
     again = np.array([scale_for(sorted_B, weight_B, accept) for weight_B in weights])
     low, high = np.quantile(again, [0.025, 0.975])
     return Estimate(scale, float(low), float(high), float(again.std() / scale))

@@ -201,3 +201,38 @@ def read_sequences(run: Path) -> MiniBatches | None:
         return None
     columns = ([np.asarray(line[name], dtype=np.float64) for line in lines] for name in ("S", "L", "A"))
     return MiniBatches([line["step"] for line in lines], *columns)
+
+
+def read_parquet(path: Path) -> dict[str, Array]:
+    """The responses of a parquet file, a row each: S (nats), L and A, all finite, step, mini-batch and seed.
+
+    A is 0, step, mini-batch and seed are 1 where the file lacks them; ``prompt``, the number of the prompt group, is
+    there where the file has it. The responses of mini-batch 0 are those before which no weight had moved.
+
+    Raises:
+        ValueError: If the file cannot be read, a column is missing or holds something else, or no mini-batch is above
+            0; the message names file and column.
+    """
+    import pandas as pd
+
+    try:
+        table = pd.read_parquet(path)
+        columns = {name: table[name].to_numpy(np.float64) for name in ("S", "L")}
+        columns["A"] = table["A"].to_numpy(np.float64) if "A" in table else np.zeros(len(table))
+        for name in ("step", "minibatch", "seed"):
+            columns[name] = table.get(name, pd.Series(np.ones(len(table)))).to_numpy(np.float64)
+        if "prompt" in table:
+            columns["prompt"] = np.unique(table["prompt"].to_numpy(), return_inverse=True)[1].astype(np.float64)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: needs columns of numbers S and L ({error!r})") from error
+    if negative := sorted(columns["minibatch"][columns["minibatch"] < 0]):
+        raise ValueError(f"{path}: minibatch={negative[0]:g}: must be 0 or more; number them from 0")
+    if not (columns["minibatch"] > 0).any():
+        rest = "0 is left out; leave the column out if pi_old is another policy" if len(table) else "it is empty"
+        raise ValueError(f"{path}: no row with minibatch > 0: {rest}")
+    for name in ("S", "L", "A"):
+        values = columns[name]
+        if len(wrong := values[~np.isfinite(values) | ((values < 1) & (name == "L"))]):
+            what = f"column {name} has {len(wrong)} values that are no length or not finite, the first {wrong[0]:g}"
+            raise ValueError(f"{path}: {what} (of {len(values)}): leave out the rows of these responses")
+    return columns

@@ -14,6 +14,7 @@ import torch
 from benchmarks.pages import Table
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
+from fspo.conclusion import spread_exponent
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.lre import MIN_CLUSTERS, Array, debiased_lre, merge_bins
 from fspo.losses import ALGORITHMS, acceptance_band
@@ -192,7 +193,7 @@ def pool(records: Sequence[tuple[Path, MiniBatches]], first_step: int = 0, activ
     return Sequences.from_pairs(*columns)
 
 
-def spread_rows(group: RunGroup, starts: Array, resamples: int = 1000) -> Table:
+def spread_rows(group: RunGroup, starts: Array) -> Table:
     """How S spreads by length: mean per token, std of z = S / sqrt(L), kurtosis of z, and a in std(S) ~ L**a.
 
     For the last two, z is divided by its root mean square in the mini-batch, so that all count alike; a is the slope of
@@ -215,21 +216,15 @@ def spread_rows(group: RunGroup, starts: Array, resamples: int = 1000) -> Table:
     mean_K, second_K, third_K = e1_K / count_K, e2_K / count_K, e3_K / count_K
     fourth_K = e4_K / count_K - 4 * mean_K * third_K + 6 * mean_K**2 * second_K - 3 * mean_K**4
 
-    def exponent(chosen_MFK: Array) -> float:
-        n_K, total_K, *_, first_K, squares_K = chosen_MFK.sum(0)
-        std_K = np.sqrt(squares_K / n_K - (first_K / n_K) ** 2)
-        return float(np.polyfit(np.log(total_K / n_K), np.log(std_K), 1, w=np.sqrt(n_K))[0])
-
-    rng = np.random.default_rng(0)
-    drawn = [exponent(powers_MFK[rng.integers(0, len(powers), len(powers))]) for _ in range(resamples)]
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    exponent = spread_exponent(powers_MFK[:, 0], powers_MFK[:, 1], powers_MFK[:, -2], powers_MFK[:, -1])
     rows = [
         ["sequences", *(f"{n:.0f}" for n in count_K)],
         ["sum S / sum L, nats a token", *(f"{value:+.5f}" for value in s_K / length_K)],
         ["std of S / sqrt(L)", *(f"{value:.4f}" for value in np.sqrt(z2_K / count_K - (z_K / count_K) ** 2))],
         ["kurtosis", *(f"{value:.1f}" for value in fourth_K / (second_K - mean_K**2) ** 2)],
     ]
-    return [[group.algo, f"{exponent(powers_MFK):.2f} [{low:.2f}, {high:.2f}]", *row] for row in rows]
+    shown = f"{exponent.value:.2f} [{exponent.low:.2f}, {exponent.high:.2f}]"
+    return [[group.algo, shown, *row] for row in rows]
 
 
 def spread_table(groups: Sequence[RunGroup], starts: Array) -> Table:

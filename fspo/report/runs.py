@@ -30,6 +30,7 @@ from fspo.records import (
     from_record,
     numbered_steps,
     read_object,
+    read_parquet,
 )
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
@@ -182,25 +183,18 @@ def load_runs(path: Path) -> list[Run]:
 
 
 def _parquet_runs(path: Path) -> list[Run]:
-    import pandas as pd
-
     try:
-        table = pd.read_parquet(path)
-        columns = {name: torch.tensor(table[name].to_numpy(np.float64)) for name in ("S", "L", "A")}
-        one = np.ones(len(table), np.int64)
-        rows = table.groupby([table.get(name, one).astype(np.int64) for name in ("step", "minibatch")]).indices
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Run(path, problems=[f"{path}: needs columns of numbers S, L and A ({error!r})"])]
-    if negative := sorted(key for key in rows if key[1] < 0):
-        return [Run(path, problems=[f"{path}: minibatch={negative[0][1]}: must be 0 or more; number them from 0"])]
-    if not any(minibatch > 0 for _, minibatch in rows):
-        rest = "0 is left out; leave the column out if pi_old is another policy" if len(table) else "it is empty"
-        return [Run(path, problems=[f"{path}: no row with minibatch > 0: {rest}"])]
-    for name, values in columns.items():
-        if len(wrong := values[~values.isfinite() | ((values < 1) & (name == "L"))]):
-            what = f"column {name} has {len(wrong)} values that are no length or not finite, the first {wrong[0]:g}"
-            return [Run(path, problems=[f"{path}: {what} (of {len(values)}): leave out the rows of these responses"])]
-    s, length, a = columns["S"], columns["L"].long(), columns["A"]
+        table = read_parquet(path)
+    except ValueError as error:
+        return [Run(path, problems=[str(error)])]
+    numbers = np.stack([table["step"], table["minibatch"]], axis=1).astype(np.int64)
+    keys, batch_B = np.unique(numbers, axis=0, return_inverse=True)
+    rows = {
+        (int(step), int(minibatch)): np.flatnonzero(batch_B.reshape(-1) == number)
+        for number, (step, minibatch) in enumerate(keys)
+    }
+    s, length, a = (torch.from_numpy(table[name]) for name in ("S", "L", "A"))
+    length = length.long()
     runs = []
     for name, loss in BANDS.items():
         settings = ALGORITHMS[loss]

@@ -1,0 +1,289 @@
+"""What follows from recorded responses: how S spreads, which band is even, clip values, rounding or movement.
+
+Defined here. The responses are S and L alone, of any loss. Intervals are 95%, by bootstrap over prompt groups where the
+responses have them, else over mini-batches; fewer than :data:`fspo.clip_values.FEWEST_GROUPS` give no conclusion.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fspo.clip_values import FEWEST_GROUPS, estimate, needed_scale, scaled
+from fspo.fairness.lre import (
+    Array,
+    Interval,
+    LengthReweightingError,
+    debiased_lre,
+    equal_mass_starts,
+    length_reweighting_error,
+    merge_bins,
+)
+from fspo.losses import ALGORITHMS
+from fspo.matching import Sequences
+from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+
+#: Share of the responses that is to lie inside the band.
+ACCEPT: Final = 0.85
+#: The bands by their shape, and the loss that has each.
+BANDS: Final = {"sqrt(L)": "fspo", "constant": "seq_rloo", "linear": "seq_gspo"}
+_BINS: Final = 8
+_FEWEST_BINS: Final = 3
+_RESAMPLES: Final = 1000
+#: So many clusters at most, for the time that the resampling takes; mini-batches beyond it are joined in order.
+_MOST_BATCHES: Final = 100
+_SEED: Final = 0
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Recorded responses, whose clusters are resampled as a whole.
+
+    Attributes:
+        log_ratio_B, length_B: S in nats and L in tokens.
+        count_B: Responses that an entry stands for.
+        batch_B: Mini-batch of each, from 0: its responses share one policy.
+        cluster_B: Prompt group or mini-batch, from 0.
+        unit: What a cluster is, in the plural.
+    """
+
+    log_ratio_B: Array
+    length_B: Array
+    count_B: Array
+    batch_B: npt.NDArray[np.int64]
+    cluster_B: npt.NDArray[np.int64]
+    unit: str
+
+    @classmethod
+    def of_rows(
+        cls,
+        log_ratio_B: npt.ArrayLike,
+        length_B: npt.ArrayLike,
+        batch_B: npt.ArrayLike,
+        group_B: npt.ArrayLike | None = None,
+    ) -> Responses:
+        """One row for each response, with the number of its mini-batch, and of its prompt group if it has one."""
+        s, length = (np.asarray(x, dtype=np.float64) for x in (log_ratio_B, length_B))
+        batch = np.unique(np.asarray(batch_B), return_inverse=True)[1]
+        cluster = batch if group_B is None else np.unique(np.asarray(group_B), return_inverse=True)[1]
+        return cls(s, length, np.ones_like(s), batch, cluster, "mini-batches" if group_B is None else "prompt groups")
+
+    @classmethod
+    def of_sums(cls, parts: Sequence[SequenceSums]) -> Responses:
+        """From the histograms of mini-batches; within a cell evenly in log |S|, so within a per cent."""
+        parts = [part for part in parts if part.total("count")]
+        if len(parts) > _MOST_BATCHES:
+            cuts = np.linspace(0, len(parts), _MOST_BATCHES + 1).astype(int)
+            parts = [sum(parts[low:high], SequenceSums.zeros()) for low, high in itertools.pairwise(cuts)]
+        whole = sum(parts, SequenceSums.zeros())
+        length_K = np.rint((whole.column("length") / whole.column("count").clamp(min=1)).numpy())
+        columns = []
+        for number, part in enumerate(parts):
+            points, _ = Sequences.from_cells(part.cells().numpy(), length_K)
+            columns.append((points.log_ratio_B, points.length_B, points.count_B, np.full(len(points.count_B), number)))
+        if not columns:
+            return cls(*(np.zeros(0),) * 3, *(np.zeros(0, np.int64),) * 2, "mini-batches")
+        s, length, count, batch = (np.concatenate(column) for column in zip(*columns, strict=True))
+        return cls(s, length, count, batch, batch, "mini-batches")
+
+    def too_few(self) -> str | None:
+        """Why nothing follows from so few responses, in a sentence; None if there are enough."""
+        clusters = len(np.unique(self.cluster_B))
+        if clusters < FEWEST_GROUPS:
+            return f"too few responses for a conclusion: {clusters} {self.unit}, and it needs {FEWEST_GROUPS}"
+        if not self.log_ratio_B.any():
+            return "no conclusion: every S is 0"
+        bins = self.by_bin(self.count_B).shape[1]
+        if bins < _FEWEST_BINS:
+            return f"no conclusion about length: {bins} bins of length, and it needs {_FEWEST_BINS}; others are as long"
+        return None
+
+    def by_bin(self, values_B: Array) -> Array:
+        """Sums by cluster and bin of length, [M, J]; eight bins of equal mass."""
+        size = len(FINE_LENGTH_EDGES) - 1
+        k_B = np.searchsorted(FINE_LENGTH_EDGES.numpy(), self.length_B, side="right") - 1
+        starts = equal_mass_starts(np.bincount(k_B, self.count_B, size), _BINS)
+        clusters = int(self.cluster_B.max()) + 1
+        flat = np.bincount(self.cluster_B * size + k_B, values_B * self.count_B, clusters * size)
+        return merge_bins(flat.reshape(clusters, size), starts)
+
+    def moments(self, scale_B: Array | float = 1.0) -> tuple[Array, Array, Array, Array]:
+        """Number, tokens, sum of S and of its square by cluster and bin, S times ``scale_B``."""
+        s = self.log_ratio_B * scale_B
+        return self.by_bin(np.ones_like(s)), self.by_bin(self.length_B), self.by_bin(s), self.by_bin(s**2)
+
+
+def _resampled(statistic: Callable[..., float], moments: Sequence[Array], resamples: int = _RESAMPLES) -> Interval:
+    """A statistic of sums over clusters, each [J], with the percentiles over resampled clusters."""
+    clusters, size = moments[0].shape
+    flat_MX, rng = np.concatenate(moments, axis=1), np.random.default_rng(_SEED)
+
+    def of(weight_M: Array) -> float:
+        return statistic(*(weight_M @ flat_MX).reshape(-1, size))
+
+    draws = (rng.integers(0, clusters, clusters) for _ in range(resamples))
+    drawn = [of(np.bincount(draw, minlength=clusters).astype(np.float64)) for draw in draws]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return Interval(of(np.ones(clusters)), float(low), float(high), clusters)
+
+
+def spread_exponent(count_MJ: Array, tokens_MJ: Array, s_MJ: Array, squares_MJ: Array) -> Interval:
+    """a in std(S) ~ L**a: the slope of log std(S) on log L over bins of length. Defined here.
+
+    Args:
+        count_MJ, tokens_MJ, s_MJ, squares_MJ: Number of responses, and sums of L, S and S squared, by cluster and bin;
+            each S divided by the root mean square of S / sqrt(L) in its mini-batch, so that all count alike.
+    """
+
+    def exponent(n_J: Array, tokens_J: Array, s_J: Array, squares_J: Array) -> float:
+        filled = n_J > 0
+        n_J, tokens_J, s_J, squares_J = (x[filled] for x in (n_J, tokens_J, s_J, squares_J))
+        std_J = np.sqrt(np.maximum(squares_J / n_J - (s_J / n_J) ** 2, np.finfo(np.float64).tiny))
+        return float(np.polyfit(np.log(tokens_J / n_J), np.log(std_J), 1, w=np.sqrt(n_J))[0])
+
+    return _resampled(exponent, (count_MJ, tokens_MJ, s_MJ, squares_MJ))
+
+
+def exponent_of(responses: Responses) -> Interval:
+    """:func:`spread_exponent` of recorded responses."""
+    batches, z_squared = int(responses.batch_B.max()) + 1, responses.log_ratio_B**2 / responses.length_B
+    number_M = np.bincount(responses.batch_B, responses.count_B, batches)
+    rms_M = np.sqrt(np.bincount(responses.batch_B, z_squared * responses.count_B, batches) / number_M)
+    scale_M = np.divide(1.0, rms_M, out=np.zeros_like(rms_M), where=rms_M > 0)
+    return spread_exponent(*responses.moments(scale_M[responses.batch_B]))
+
+
+def drift_share(responses: Responses) -> Interval:
+    """The mean of S over -Var(S) / 2 at one length: 1 where S is a policy's movement, 0 where it is rounding.
+
+    ``E_old[exp S] = 1`` holds for responses that pi_old has written, hence the mean of S that moves is -Var(S) / 2.
+    Rounding knows no direction.
+    """
+
+    def share(n_J: Array, _: Array, s_J: Array, squares_J: Array) -> float:
+        filled = n_J > 0
+        variance = (squares_J[filled] - s_J[filled] ** 2 / n_J[filled]).sum()
+        return float(-2 * s_J.sum() / variance)
+
+    return _resampled(share, responses.moments())
+
+
+@dataclass(frozen=True)
+class BandError:
+    """A band at the clip value that accepts the wanted share: its LRE, and what :func:`even_bands` compares."""
+
+    error: LengthReweightingError
+    accepted_MJ: Array
+    total_MJ: Array
+
+
+def even_bands(responses: Responses, accept: float = ACCEPT) -> dict[str, BandError]:
+    """Each of :data:`BANDS` at the clip value with which the share ``accept`` of all responses lies inside."""
+    total_MJ, bands = responses.by_bin(np.ones_like(responses.log_ratio_B)), {}
+    for name, loss in BANDS.items():
+        needed_B = needed_scale(responses.log_ratio_B, responses.length_B, ALGORITHMS[loss])
+        factor = estimate(needed_B, responses.cluster_B, accept, responses.count_B)
+        if factor is not None:
+            accepted_MJ = responses.by_bin((needed_B <= factor.scale).astype(np.float64))
+            bands[name] = BandError(length_reweighting_error(accepted_MJ, total_MJ), accepted_MJ, total_MJ)
+    return bands
+
+
+def _shown(value: Interval, form: str = ".2f") -> str:
+    return f"{value.value:{form}} [{value.low:{form}}, {value.high:{form}}]"
+
+
+def _spread_line(responses: Responses) -> str:
+    exponent = exponent_of(responses)
+    named = {"more slowly than sqrt(L)": exponent.high < 0.5, "faster than sqrt(L)": exponent.low > 0.5}
+    words = next((words for words, holds in named.items() if holds), "no other than sqrt(L) is shown")
+    return f"S spreads like L^{_shown(exponent)}, {words} ({exponent.n} {responses.unit} resampled)"
+
+
+def _band_line(responses: Responses, accept: float) -> str | None:
+    # scipy takes a second to load, and training, which imports this with the audit, has no use for it.
+    from fspo.fairness.bootstrap import pooled_difference
+
+    bands = even_bands(responses, accept)
+    if len(bands) < len(BANDS):
+        return None
+    first, *others = sorted(bands, key=lambda name: bands[name].error.debiased.value)
+    level = [
+        name
+        for name in others
+        if not pooled_difference(
+            [(bands[first].accepted_MJ, bands[first].total_MJ)],
+            [(bands[name].accepted_MJ, bands[name].total_MJ)],
+            debiased_lre,
+        ).excludes_zero
+    ]
+    values = ", ".join(f"{name} {_shown(bands[name].error.debiased, '.3f')}" for name in (first, *others))
+    if len(level) == len(others):
+        verdict = "no band is shown to be the most even"
+    elif level:
+        verdict = f"{first} and {' and '.join(level)} are the most even, and not told apart"
+    else:
+        verdict = f"{first} is the most even"
+    return f"with {accept:.0%} inside, {verdict}; LRE: {values}"
+
+
+def _clip_line(responses: Responses, loss: str | None, accept: float) -> str | None:
+    """The clip values of the audited loss, or of ``fspo`` for one without a band, and the override that sets them in
+    plain verl; None for a loss whose band is measured, and where most S are at the centre.
+    """
+    name = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
+    name = name if name in ALGORITHMS else "fspo"
+    settings = ALGORITHMS[name]
+    if settings.needs_state:
+        return None
+    needed_B = needed_scale(responses.log_ratio_B, responses.length_B, settings)
+    factor = estimate(needed_B, responses.cluster_B, accept, responses.count_B)
+    if factor is None:
+        return None
+    value, low, high = (scaled(settings, scale) for scale in (factor.scale, factor.low, factor.high))
+
+    def side(key: str) -> str:
+        return f"{getattr(value, key):.3g} [{getattr(low, key):.3g}, {getattr(high, key):.3g}]"
+
+    upper, lower, actor = f"{value.clip_high:.3g}", f"{value.clip_low:.3g}", "actor_rollout_ref.actor"
+    override = f"{actor}.clip_ratio_low={lower} {actor}.clip_ratio_high={upper}"
+    if loss != "gspo":
+        key = f"{actor}.policy_loss"
+        override = "" if name == loss else f"{key}.loss_mode={name} "
+        override += f"{key}._target_=recipe.fspo.config.SequencePolicyLossConfig"
+        override += f" +{key}.clip_low={lower} +{key}.clip_high={upper}"
+    same = value.clip_low == value.clip_high
+    sides = f"c = {side('clip_high')}" if same else f"{side('clip_low')} below and {side('clip_high')} above"
+    return f"{accept:.0%} of these responses lie inside {name}'s band with {sides}:\n  {override}"
+
+
+def _mean_line(responses: Responses) -> str:
+    share = drift_share(responses)
+    if share.low > 0.5 and share.high < 1.5:
+        verdict = "that of movement"
+    elif share.low > -0.5 and share.high < 0.5:
+        verdict = "that of rounding"
+    elif share.low > 1.5 or share.high < -0.5:
+        verdict = "neither that of movement nor of rounding: pi_old may not have written these responses"
+    else:
+        verdict = "between the two, and it needs more responses to tell"
+    return f"the mean of S is {verdict}: {_shown(share)} times -Var(S) / 2 (movement 1, rounding 0)"
+
+
+def conclude(responses: Responses, loss: str | None = None, accept: float = ACCEPT) -> list[str]:
+    """What follows, a sentence each; a single one that says what is missing where the responses are too few.
+
+    Args:
+        responses: Of mini-batches before which a weight had moved.
+        loss: Whose clip values are wanted; of one without a band FSPO's.
+        accept: Share of the responses that is to lie inside.
+    """
+    if (reason := responses.too_few()) is not None:
+        return [reason]
+    lines = (_spread_line(responses), _band_line(responses, accept), _clip_line(responses, loss, accept))
+    return [line for line in (*lines, _mean_line(responses)) if line is not None]

@@ -1,0 +1,158 @@
+"""What the audit concludes, on sums with a known answer and on recorded runs.
+
+The bounds: 7,680 responses in eight bins give log std(S) of a bin to 0.023, the exponent to 0.007, and the 85% quantile
+to 1.4% of the spread; the tests allow 4.4 standard errors and more, which chance exceeds once in 100,000 runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fspo import audit
+from fspo.audit import AuditRecords, describe
+from fspo.conclusion import BANDS, Responses, conclude, drift_share, even_bands, exponent_of
+from fspo.losses import ALGORITHMS, judged
+from fspo.records import read_parquet
+from fspo.sums import SequenceSums
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDY = ROOT / "benchmarks/study"
+BATCHES, SIZE = 30, 256
+
+
+def drawn(exponent: float = 0.5, sigma: float = 0.04, drift: bool = False, batches: int = BATCHES) -> pd.DataFrame:
+    """S and L of mini-batches: S is normal with standard deviation sigma L**exponent, L log-uniform from 8 to 511."""
+    draw = np.random.default_rng(0)
+    length = np.exp(draw.uniform(np.log(8), np.log(512), batches * SIZE)).astype(int)
+    std = sigma * length**exponent
+    s = draw.normal(-(std**2) / 2 * drift, std)
+    return pd.DataFrame({"S": s, "L": length, "minibatch": np.repeat(np.arange(batches), SIZE) + 1})
+
+
+def rows_of(table: pd.DataFrame, **columns: object) -> Responses:
+    return Responses.of_rows(table["S"], table["L"], table["minibatch"], **columns)
+
+
+def sums_of(table: pd.DataFrame) -> list[SequenceSums]:
+    tensors = [[torch.tensor(part[name].to_numpy()) for name in "SL"] for _, part in table.groupby("minibatch")]
+    return [SequenceSums.zeros().add_(judged(s, n, torch.ones_like(s), ALGORITHMS["fspo"])) for s, n in tensors]
+
+
+@pytest.mark.parametrize("kind", ["rows", "sums"])
+@pytest.mark.parametrize(("exponent", "band"), [(0.0, "constant"), (0.5, "sqrt(L)"), (1.0, "linear")])
+def test_the_exponent_and_the_even_band_are_those_of_the_sums(kind: str, exponent: float, band: str) -> None:
+    table = drawn(exponent, sigma=0.04 if exponent < 1 else 0.001)
+    responses = rows_of(table) if kind == "rows" else Responses.of_sums(sums_of(table))
+    a = exponent_of(responses)
+    assert a.value == pytest.approx(exponent, abs=0.03)
+    assert 0.015 < a.high - a.low < 0.05  # 2 x 1.96 x 0.0068, with what 30 clusters make of it
+    bands = even_bands(responses)
+    assert bands[band].error.debiased.value < 0.03
+    assert all(bands[other].error.debiased.low > 0.06 for other in BANDS.keys() - {band})
+    assert f"{band} is the most even" in conclude(responses)[1]
+    rates = [one.accepted_MJ.sum() / one.total_MJ.sum() for one in bands.values()]
+    assert rates == pytest.approx([0.85] * 3, abs=2e-3)
+
+
+@pytest.mark.parametrize(("loss", "key", "value"), [
+    ("fspo", "clip_low", 1.44 * 0.04), ("mine", "clip_high", 1.44 * 0.04), ("seq_rloo", "clip_high", None),
+])  # fmt: skip
+def test_the_clip_value_is_that_of_the_loss_for_the_wanted_share(loss: str, key: str, value: float | None) -> None:
+    responses = Responses.of_sums(sums_of(drawn()))
+    text = "\n".join(conclude(responses, loss))
+    shown = float(re.findall(rf"policy_loss\.{key}=([\d.e-]+)", text)[0])
+    assert value is None or shown == pytest.approx(value, rel=0.07)
+    assert ("policy_loss.loss_mode=fspo" in text) == (loss == "mine")
+    assert all(not line.startswith("50%") for line in text.splitlines())
+    (half,) = [line for line in conclude(responses, loss, 0.5) if line.startswith("50%")]
+    assert float(re.findall(rf"{key}=([\d.e-]+)", half)[0]) < 0.6 * shown
+
+
+@pytest.mark.parametrize(("drift", "says"), [(True, "that of movement"), (False, "that of rounding")])
+def test_the_mean_of_s_is_that_of_movement_or_of_rounding(drift: bool, says: str) -> None:
+    table = drawn(drift=drift)  # the mean variance is 0.19, so the share is known to 2 / sqrt(7680 x 0.19) = 0.05
+    responses = Responses.of_sums(sums_of(table))
+    assert drift_share(responses).value == pytest.approx(float(drift), abs=0.25)
+    assert says in conclude(responses)[-1]
+    table["S"] = table["S"] + 3 * table["S"].std()
+    assert "neither" in conclude(rows_of(table))[-1]
+
+
+def test_whole_prompt_groups_are_resampled_where_there_are_some() -> None:
+    """Eight equal responses to a prompt are worth one: the interval is sqrt(8) times as wide as of single ones."""
+    table = drawn().iloc[::8].loc[lambda rows: rows.index.repeat(8)].reset_index(drop=True)
+    widths = {}
+    for name, group in {"group": np.arange(len(table)) // 8, "row": np.arange(len(table))}.items():
+        responses = rows_of(table, group_B=group)
+        interval = exponent_of(responses)
+        assert (interval.n, responses.unit) == (len(set(group)), "prompt groups")
+        widths[name] = interval.high - interval.low
+    assert widths["group"] / widths["row"] == pytest.approx(8**0.5, rel=0.2)
+
+
+def test_too_few_responses_give_a_reason_and_no_number() -> None:
+    few, equal, still = drawn(batches=19), drawn(), drawn()
+    equal["L"], still["S"] = 64, 0.0
+    for table, says in ((few, "19 mini-batches, and it needs 20"), (equal, "length"), (still, "every S is 0")):
+        for responses in (rows_of(table), Responses.of_sums(sums_of(table))):
+            (line,) = conclude(responses)
+            assert says in line and "LRE" not in line and "L^" not in line
+    text = describe(AuditRecords(acceptance=False, sums={(1, n): part for n, part in enumerate(sums_of(few), 1)}))
+    assert text.splitlines()[-1].startswith("- too few responses") and "clip_low" not in text
+    assert conclude(Responses.of_sums([]))[0].startswith("too few")
+
+
+def alike(printed: str, page: str) -> bool:
+    """Whether the words are the same, and the numbers but for the last digit, which another processor may round."""
+    number = r"[-+]?\d+\.?\d*(?:e-?\d+)?"
+    words = [re.sub(number, "#", text).strip() for text in (printed, page)]
+    values = [np.array(re.findall(number, text), float) for text in (printed, page)]
+    return words[0] == words[1] and bool(np.allclose(*values, rtol=0.02, atol=0.0015))
+
+
+def test_the_page_shows_what_the_command_prints_of_a_real_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
+    (file,) = re.findall(r"^python -m fspo\.audit (benchmarks/study/\w+\.parquet)$", page, re.M)
+    assert audit.main([str(ROOT / file)]) == 0
+    printed = capsys.readouterr().out
+    (block,) = [text for text in re.findall(r"```text\n(.*?)```", page, re.S) if "S spreads like" in text]
+    assert alike(printed, block), printed
+
+
+def test_of_a_loss_in_bf16_the_mean_is_that_of_rounding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit.main([str(STUDY / "long_in_bf16.parquet")]) == 0
+    text = capsys.readouterr().out
+    assert "that of rounding" in text and "252 prompt groups" in text and "sqrt(L) is the most even" in text
+
+
+def test_a_file_that_is_no_record_of_responses_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "own.parquet"
+    for columns, says in (({"S": [0.1]}, "'L'"), ({"S": [0.1], "L": [0]}, "column L"), (None, "own.parquet")):
+        path.write_text("no table") if columns is None else pd.DataFrame(columns).to_parquet(path)
+        assert audit.main([str(path)]) == 2
+        assert str(path) in (message := capsys.readouterr().err) and says in message
+    pd.DataFrame({"S": [0.1, 0.2], "L": [3, 4]}).to_parquet(path)
+    assert read_parquet(path)["A"].tolist() == [0, 0] and audit.main([str(path)]) == 0
+    assert "too few responses" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        audit.main([str(path), "--accept", "85"])
+    assert "--accept 85" in (message := capsys.readouterr().err) and "0.85" in message
+
+
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT / "examples")
+    notebook = json.loads(Path("audit.ipynb").read_text(encoding="utf-8"))
+    namespace: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), namespace)
+            stored = "".join(text for output in cell["outputs"] for text in output["text"])
+            assert alike(capsys.readouterr().out, stored)
+    assert sum(cell["cell_type"] == "code" for cell in notebook["cells"]) >= 3
