@@ -33,4 +33,4 @@ def on_files(files: Files, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    return markdown if page.file.generated_by else re.sub(r"\((tables/[\w-]+)\.csv\)", r"(\1.md)", markdown)
+    return markdown if page.file.generated_by else re.sub(r"\(((?:\.\./)?tables/[\w-]+)\.csv\)", r"(\1.md)", markdown)

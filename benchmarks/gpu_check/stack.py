@@ -107,7 +107,7 @@ def verdict(steps: Sequence[Mapping[str, float]]) -> Numbers:
     if margin < SAFE_MARGIN:
         raise Failed(
             f"rounding between the two passes is within {margin:.1f} of the band's edge ({floor}margin below "
-            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/results.md)",
+            f"{SAFE_MARGIN:.0f}): compute in fp16 or fp32 (docs/studies/noise-floor.md)",
             numbers,
         )
     return numbers

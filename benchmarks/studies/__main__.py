@@ -1,4 +1,5 @@
-"""``python -m benchmarks.studies``: the tables and figures of README.md and docs/results.md, from benchmarks/study.
+"""``python -m benchmarks.studies``: the tables and figures of README.md, docs/results.md and docs/studies, from
+benchmarks/study; ``python -m benchmarks.studies figures``: the figures alone.
 
 ``python -m benchmarks.studies clip_values FOLDER``: the tables of the open study, from its runs or its records. The
 code of a closed study is at the commit that its page names.
@@ -86,9 +87,12 @@ def settings_table(tables: Mapping[str, Table]) -> Table:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", choices=("clip_values",), help="only this study")
-    parser.add_argument("folder", nargs="?", type=Path, help="its runs (see docs/results.md), or benchmarks/study")
+    parser.add_argument("study", nargs="?", choices=("clip_values", "figures"), help="only this study, or figures")
+    parser.add_argument("folder", nargs="?", type=Path, help="its runs (see docs/studies), or benchmarks/study")
     asked = parser.parse_args()
+    if asked.study == "figures":
+        figures.draw()
+        return 0
     if asked.study is not None:
         if asked.folder is None:
             parser.error("clip_values needs a FOLDER: that of its runs, or benchmarks/study for its records")

@@ -1,4 +1,4 @@
-"""Measured clip values beside published ones, in three settings; docs/results.md. What has no run is ``not run``."""
+"""Measured clip values beside published ones, in three settings (docs/studies/clip-values.md); else ``not run``."""
 
 from __future__ import annotations
 

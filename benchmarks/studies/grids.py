@@ -1,4 +1,4 @@
-"""Tables of docs/results.md from the runs of a grid. Missing cells are ``not run``."""
+"""Tables of docs/studies from the runs of a grid. Missing cells are ``not run``."""
 
 from __future__ import annotations
 

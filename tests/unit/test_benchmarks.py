@@ -14,19 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks import code_bases, faults, public_losses, versus_verl
 from benchmarks.checkouts import Call, Source, adapted
 from benchmarks.code_bases import CODE_BASES
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
 from benchmarks.pages import TABLES, Table, as_csv
-from benchmarks.studies import clip_values, grids
+from benchmarks.studies import clip_values, figures, grids
 from benchmarks.studies.__main__ import GRIDS, grid_tables, settings_table
 from benchmarks.studies.figures import STUDY
 from fspo.calibration import active_line, leans
 from fspo.check_loss import configured
 from fspo.check_loss.call import PolicyLoss
 from fspo.check_loss.length_bias import normalisation
+from fspo.conclusion import Responses
 from fspo.losses import ALGORITHMS
 from fspo.matching import match_clip
 from fspo.records import complete_lines
@@ -199,6 +201,28 @@ def test_the_table_of_settings_is_made_of_the_others_and_stands_in_readme_and_re
         for setting, exponent, *errors in table[1:]:
             row = f"L^{exponent.split()[0]}", *errors
             assert any(all(cell in line for cell in row) for line in lines), (page, setting)
+
+
+@pytest.mark.parametrize(("exponent", "band"), [(0.0, "rloo"), (0.5, "fspo"), (1.0, "gspo")])
+def test_the_line_of_the_even_band_goes_through_the_dots(exponent: float, band: str) -> None:
+    """10,000 normal S: std(S) of a bin is known to 2%, and the ratio of line and dot in all bins to 14%."""
+    draw = np.random.default_rng(0)
+    length = np.exp(draw.uniform(np.log(8), np.log(512), 10_000)).astype(int)
+    axes = Figure().subplots()
+    figures.spread_by_length(axes, Responses.of_rows(draw.normal(0, 1e-3 * length**exponent), length, length > 0))
+    lines = {line.get_label(): np.array(line.get_data()) for line in axes.lines}
+    x, dots = lines.pop("std(S)")
+    off = {name: np.abs(np.interp(np.log(x), np.log(at), y) / dots - 1).max() for name, (at, y) in lines.items()}
+    assert off[figures.BANDS[band]] < 0.14 and sorted(off.values())[1] > 0.5
+
+
+def test_the_figure_of_lres_has_every_row_of_the_settings() -> None:
+    axes = Figure().subplots()
+    figures.forest(axes)
+    with (TABLES / "settings.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for band, bars in zip(figures.BANDS, axes.containers, strict=True):
+        assert [f"{x:.3f}" for x in bars.lines[0].get_xdata()] == [row[band].split()[0] for row in rows]
 
 
 def test_ten_lines_of_the_card_judge_a_band_of_ones_own(

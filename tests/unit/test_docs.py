@@ -71,7 +71,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert {page.stem for page in ON_THE_SITE} <= {file.stem for file in built}
     tables = {path.stem: path for path in tmp_path.glob("tables/*.html")}
     assert tables.keys() == {path.stem for path in DOCS.glob("tables/*.csv")}
-    assert 'href="tables/demo-own.html"' in (tmp_path / "results.html").read_text(encoding="utf-8")
+    assert 'href="../tables/demo-own.html"' in (tmp_path / "studies/demo.html").read_text(encoding="utf-8")
     assert "<td>fspo_quantile (n = 5)</td>" in tables["demo-own"].read_text(encoding="utf-8")
     loads = r"""<(?:(?:script|img|iframe|source)[^>]+src|link[^>]+href)=["']?((?:https?:)?//[^"' >]+)"""
     loads += r"""|(?:url\(|@import\s)[\"']?(?:https?:)?//"""
