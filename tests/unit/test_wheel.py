@@ -59,6 +59,7 @@ def test_the_wheel_holds_what_a_run_needs_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     conf = {"recipe/fspo/conf/fspo.yaml", "recipe/fspo/conf/experiment/demo.yaml", "recipe/runner/conf/run.yaml"}
     assert conf <= names
+    assert "fspo/py.typed" in names
     assert any(name.startswith("fspo/data/assets/demo_model/") and name.endswith(".safetensors") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"fspo", "recipe"}, "conf, tests or scripts would be in everybody's way"
@@ -87,8 +88,9 @@ def test_the_configuration_composes_and_the_model_and_the_plugins_are_found(outs
 
 
 def test_the_library_needs_torch_numpy_and_scipy_only(wheel: Path, tmp_path: Path) -> None:
-    """In an environment of its own; the page's examples compute a loss, a band and an LRE."""
-    examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs/audit.md").read_text(), re.S)
+    """In an environment of its own; the examples compute a loss, a band and an LRE."""
+    examples = [(ROOT / "examples/own_loop.py").read_text()]
+    examples += re.findall(r"```python\n(.*?)```", (ROOT / "docs/audit.md").read_text(), re.S)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True, timeout=60)
     python = tmp_path / "venv/bin/python"
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]

@@ -1,0 +1,126 @@
+"""``python -m benchmarks.settings``: writes docs/settings.md from conf/, the runner's settings and the loss's type."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fspo.files import atomic_path
+from fspo.types import SequenceLossSettings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/settings.md"
+#: Where the settings of a group stand, each with a comment beside it.
+FILES = {"fspo": ROOT / "conf/base.yaml", "run": ROOT / "recipe/runner/conf/run.yaml"}
+#: Groups of one file per option; algo= has a page of its own.
+GROUPS = ("mode", "advantage", "match_scale", "clip_values", "experiment")
+HEAD = """\
+# Settings
+
+Every setting of this project, with its default, made from the program by `python -m benchmarks.settings`. On a command
+line each is `KEY=VALUE`, and all settings of verl's go beside it. `python -m recipe.fspo.main dry_run=full` prints the
+values of one run. `algo=` names the loss: [all names](algorithms.md#all-names).
+"""
+TAIL = """\
+## What next
+
+[What the settings of a loss mean together](algorithms.md#settings) · [your script with this
+trainer](your-script.md) · [what a run writes, and how it resumes](runs.md)
+"""
+
+
+def _linked(comment: str) -> str:
+    """A page that a comment names, as a link of the site."""
+    return re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?", r"[\1](\1\2)", comment)
+
+
+def _table(head: str, rows: list[tuple[str, ...]]) -> str:
+    columns = head.split("|")
+    lines = [columns, ["---"] * len(columns), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(cell.strip() for cell in line)} |\n" for line in lines)
+
+
+def settings_of(group: str) -> Iterator[tuple[str, str, str]]:
+    """Key, default and comment of each setting of a group.
+
+    Raises:
+        ValueError: If a setting has no comment beside it.
+    """
+    text = FILES[group].read_text(encoding="utf-8")
+    content = yaml.safe_load(text)
+    inside = {f"{group}.{key}": (f"  {key}", value) for key, value in content[group].items()}
+    alone = {key: (key, value) for key, value in content.items() if not isinstance(value, dict)}
+    for name, (key, value) in (alone | inside).items():
+        line = re.search(rf"^{key}: (.*?) +# (.+)$", text, re.M)
+        if line is None:
+            raise ValueError(f"{FILES[group]}: {name}={value} has no comment beside it: write one")
+        yield f"`{name}`", f"`{line[1]}`", _linked(line[2])
+
+
+def other_defaults(group: str) -> str:
+    """KEY=VALUE of each key of verl's that a file gives another default."""
+
+    def leaves(node: Any, key: str) -> Iterator[str]:
+        if isinstance(node, dict):
+            for name, value in node.items():
+                yield from leaves(value, f"{key}.{name}" if key else name)
+        else:
+            yield f"{key}={json.dumps(node).strip(chr(34))}"
+
+    content = yaml.safe_load(FILES[group].read_text(encoding="utf-8"))
+    return "\n".join(leaves({key: v for key, v in content.items() if key != group and isinstance(v, dict)}, ""))
+
+
+def options_of(group: str) -> Iterator[tuple[str, str]]:
+    """Each option of a group of the configuration, and the comment at the head of its file."""
+    for path in sorted((ROOT / "conf" / group).glob("*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comments = [line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")]
+        yield f"`{group}={path.stem}`", _linked(" ".join(comments))
+
+
+def settings_of_the_loss() -> Iterator[tuple[str, str, str]]:
+    """Key, default and the first sentences of its documentation, of each setting of a sequence-level loss."""
+    attributes = (SequenceLossSettings.__doc__ or "").partition("Attributes:")[2].partition("Raises:")[0]
+    for field in dataclasses.fields(SequenceLossSettings):
+        entry = re.search(rf"^ +{field.name}: (.+?)(?=^ {{8}}\w+: |\Z)", attributes, re.M | re.S)
+        if entry is None:
+            raise ValueError(f"SequenceLossSettings.{field.name} has no entry under Attributes: write one")
+        text = re.sub(r":(?:func|class|attr):`[~.]?([\w.]+)`", r"`\1`", " ".join(entry[1].split()))
+        yield f"`{field.name}`", f"`{field.default!r}`".replace("'", ""), text.replace("``", "`")
+
+
+def page() -> str:
+    """The page as it should be."""
+    loss = "Keys of `actor_rollout_ref.actor.policy_loss`. Defaults are those of the type; `algo=` sets its own.\n"
+    parts = [
+        HEAD,
+        "## Of the recipe\n",
+        _table("setting | default | meaning", list(settings_of("fspo"))),
+        "## Of the run's machinery\n",
+        _table("setting | default | meaning", list(settings_of("run"))),
+        f"## Of a sequence-level loss\n\n{loss}",
+        _table("setting | default | meaning", list(settings_of_the_loss())),
+        "## Groups\n\nThe option that a run has unless it names another stands in `conf/fspo.yaml`.\n",
+        *(_table("option | meaning", list(options_of(group))) for group in GROUPS),
+        "## Keys of verl's with another default here\n\nAn experiment may set them again.\n",
+        *(f"```text\n{other_defaults(group)}\n```\n" for group in FILES),
+        TAIL,
+    ]
+    return "\n".join(parts)
+
+
+def main() -> None:
+    """Write the page."""
+    with atomic_path(PAGE) as temporary:
+        temporary.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
