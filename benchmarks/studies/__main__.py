@@ -46,7 +46,7 @@ GRIDS: Final = {
     "pretrained": Grid("pretrained", common=True, measured=True),
     "clipping": Grid("clipping", "comparison-4", spread="matched_active"),
 }
-#: By setting of README's table: table, and clip values; of common records those of FSPO's runs.
+#: By setting of the results page's table: table, and clip values; of common records those of FSPO's runs.
 SETTINGS: Final = {
     "demo": ("demo", "own", "matched"),
     "demo, 7 times the learning rate": ("clipping", "own", "matched_active"),
@@ -71,7 +71,7 @@ def grid_tables(name: str) -> dict[str, Table]:
 
 
 def settings_table(tables: Mapping[str, Table]) -> Table:
-    """README's table: how S spreads in FSPO's runs, and the symmetric LRE of three bands at a matched clip rate."""
+    """The results page's table: spread of S in FSPO's runs, symmetric LRE of three bands at a matched clip rate."""
     rows = [["setting", "a in std(S) ~ L^a", *figures.BANDS]]
     for setting, (grid, kind, origin) in SETTINGS.items():
         errors = {

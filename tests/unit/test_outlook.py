@@ -11,7 +11,7 @@ from recipe.fspo.outlook import outlook
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        # README's figures: 44%, 54% and 79% are those of the command with these lengths and sigma=0.036.
+        # 44%, 54% and 79% are those of the command with these lengths and sigma=0.036.
         ((), ("clip_low=0.03", "measured", "2000 and 8192 tokens", "54%, 79% if the policy moves", "40%, 40% if S is")),
         (("algo=fspo_v1",), ("40%, 40% if the policy moves",)),
         (("algo=gspo",), ("clip_low=0.0003 clip_high=0.0004", "76%, 81% if the policy moves")),
