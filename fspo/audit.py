@@ -35,7 +35,15 @@ from fspo.files import piped
 from fspo.losses import ALGORITHMS, check_shapes, judged
 from fspo.markdown import markdown_table
 from fspo.positions import PositionSums, by_position
-from fspo.records import from_record, numbered_lines, read_parquet, to_record
+from fspo.records import (
+    GRID_FILE,
+    INFO_FILE,
+    METRICS_FILE,
+    from_record,
+    numbered_lines,
+    read_parquet,
+    to_record,
+)
 from fspo.sums import SequenceSums
 
 if TYPE_CHECKING:
@@ -301,8 +309,8 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
     for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
         by_run[path.name.removeprefix(PREFIX).rpartition("-")[0]].append(path)
     if not by_run or (run and run not in by_run):
-        of_run = f" of run {run}; there are {', '.join(by_run)}" if by_run else ""
-        records.problems.append(f"{folder}: no file {PREFIX}*{SUFFIX}{of_run}; give the folder that FSPO_AUDIT named")
+        absent = f"{folder}: no file {PREFIX}*{SUFFIX} of run {run}; there are {', '.join(by_run)}"
+        records.problems.append(absent if by_run else _what_it_is(folder))
         return records
     records.run = run or list(by_run)[-1]
     records.others = [name for name in by_run if name != records.run]
@@ -340,6 +348,19 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
         if key != last:
             records.problems.append(f"{folder}: step {key[0]}, mini-batch {key[1]} is left out: some rank lacks it")
     return records
+
+
+def _what_it_is(folder: Path) -> str:
+    """What a folder is that holds no file of an audit, and what to give instead."""
+    if not folder.is_dir():
+        what = "is a file, and no .parquet" if folder.exists() else "does not exist"
+    elif any((folder / name).is_file() for name in (INFO_FILE, METRICS_FILE, GRID_FILE)):
+        return f"{folder} is the folder of a run or a grid: python -m fspo.report {folder} --out DIR reads it"
+    elif below := sorted({path.parent for path in folder.glob(f"*/{PREFIX}*{SUFFIX}")}):
+        return f"{folder}: no file {PREFIX}*{SUFFIX}; there are some in {', '.join(map(str, below))}"
+    else:
+        what = f"holds no file {PREFIX}*{SUFFIX}"
+    return f"{folder} {what}: give the folder that FSPO_AUDIT named"
 
 
 @dataclass(frozen=True)
@@ -513,7 +534,7 @@ def read_responses(path: Path) -> tuple[AuditRecords, Responses]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m fspo.audit FOLDER``; status 1 if something is missing."""
+    """``python -m fspo.audit FOLDER``; status 1 if something is missing, 2 if there is no audit to read."""
     parser = argparse.ArgumentParser(prog="python -m fspo.audit", description="Tables by length, and what follows.")
     parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named, or a parquet file with columns S and L")
     parser.add_argument("--run", default="", help="one of several starts in the folder; the newest by default")
@@ -535,9 +556,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if records.others:
         print(f"note: run {records.run}; --run reads another one: {', '.join(records.others)}", file=sys.stderr)
     for problem in records.problems:
-        print(f"warning: {problem}", file=sys.stderr)
+        print(f"{'warning' if records.run else 'error'}: {problem}", file=sys.stderr)
     if records.sums:
         print(describe(records, chosen.accept))
+    if not records.run:
+        return 2
     return 1 if records.problems else 0
 
 

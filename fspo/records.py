@@ -44,6 +44,16 @@ class PlannedRun:
     clip_values: str = "published"
 
 
+def grid_of(run: Path) -> Path | None:
+    """The folder of the grid that has planned a run, by the run's folder; None for a run by itself."""
+    for folder in run.parents:
+        if (folder / GRID_FILE).is_file():
+            planned = read_object(folder / GRID_FILE).get("runs")
+            paths = [each.get("path") for each in planned or () if isinstance(each, dict)]
+            return folder if str(run.relative_to(folder)) in paths else None
+    return None
+
+
 def _object(text: str, where: str, problems: list[str]) -> dict[str, Any] | None:
     try:
         value = json.loads(text)

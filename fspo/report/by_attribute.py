@@ -57,12 +57,17 @@ def _mini_batches(run: Run) -> Iterator[tuple[dict[str, list[str]], list[int]]]:
 
 
 def attribute_table(groups: Sequence[RunGroup]) -> Table | None:
-    """Debiased LRE over each attribute's bins, and acceptance in each bin, by group; None if no run recorded them."""
+    """Debiased LRE over each attribute's bins, and acceptance in each bin, by group.
+
+    An attribute whose sequences all lie in one bin has no rows; None if no attribute has any.
+    """
     recorded = [[part for run in group.runs for part in _mini_batches(run)] for group in groups]
     rows = []
     for attribute in dict.fromkeys(name for parts in recorded for labels, _ in parts for name in labels):
         seen = {label for parts in recorded for labels, _ in parts for label in labels[attribute]}
         order = [label for label in _LABELS.get(attribute, sorted(seen)) if label in seen]
+        if len(order) < 2:  # one acceptance rate, which the final numbers have
+            continue
         counts = [[_count(labels[attribute], accepted, order) for labels, accepted in parts] for parts in recorded]
         arrays = [np.array(part).reshape(-1, 2, len(order)) for part in counts]
         errors = [length_reweighting_error(part[:, 0], part[:, 1]) if part.size else None for part in arrays]

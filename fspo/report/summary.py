@@ -30,11 +30,14 @@ def summarise(folder: Path) -> str:
     for name in run.validation_metrics():
         steps, values = run.series(name)
         lines.append(f"held-out {name.removeprefix('val-core/')}")
-        for label, place in [("once  ", -1)] if len(steps) == 1 else [("before", 0), ("after ", -1)]:
-            text = f"  {label} (step {steps[place]}): {values[place]:.3f}"
+        for place in dict.fromkeys((0, len(steps) - 1)):
+            text = f"  {_when(steps[place], run)} (step {steps[place]}): {values[place]:.3f}"
             if (over := problems_interval([run], name, values[place])) is not None:
                 text += f"  95% interval [{over[1]:.3f}, {over[2]:.3f}] over {over[0]} problems"
             lines.append(text)
+        if steps[-1] < run.last_step:
+            every = run.settings().get("trainer.test_freq")
+            lines.append(f"  of the run's last step, {run.last_step}, there is none (trainer.test_freq={every})")
     steps, cut = run.series("fspo/truncated_frac")
     if len(cut) and cut[-1] >= _MANY:
         lines.append(f"note: in step {steps[-1]} {cut[-1]:.0%} of the responses were cut at data.max_response_length")
@@ -46,11 +49,16 @@ def summarise(folder: Path) -> str:
     return "\n".join([*lines, f"status: {run.status}", f"metrics: {folder / METRICS_FILE}", f"figure: {picture}"])
 
 
+def _when(step: int, run: Run) -> str:
+    """Where in the training a validation was: it also validates where it is resumed."""
+    return "before" if step == 0 else "after " if step == run.last_step else "during"
+
+
 def _lre(run: Run, profile: LengthProfile | None) -> str:
     """The run's LRE, or why there is none."""
     if profile is None:
         return f"{NOTHING} (no mini-batch came after an update, so nothing could be clipped)"
-    shown, why = show_lre(profile.error), "a step's line: of its window"
+    shown, why = show_lre(profile.error), "95% interval; 0: all lengths are accepted equally often"
     if shown == NOTHING:
         sums = dict(zip(FIELDS, run.lengths.sums_MKF.sum((0, 1)).tolist(), strict=True))
         could = could_clip(sums.__getitem__)

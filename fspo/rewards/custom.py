@@ -56,7 +56,8 @@ def reads_text(path: str) -> bool:
 def _module(path: str) -> ModuleType:
     file = Path(path.removeprefix(_FILE))
     if not path.startswith(_PACKAGE) and (file.suffix != ".py" or not file.is_file()):
-        raise BadReward(f"{file} is no Python file (.py): correct the path, or give pkg://package.module")
+        wrong = "is no Python file (.py)" if file.is_file() else "is a folder" if file.is_dir() else "does not exist"
+        raise BadReward(f"{file} {wrong}: correct the path, or give pkg://package.module")
     try:
         if path.startswith(_PACKAGE):
             return importlib.import_module(path.removeprefix(_PACKAGE).replace("/", "."))

@@ -84,7 +84,7 @@ JOB: Final = Job(
     ),
     columns=(
         ("clipped", "fspo/clip_frac", "{:.1%}", "-"),
-        ("LRE", "fspo/lre_debiased", "{:.3f}", "-"),
+        ("LRE", "fspo/lre_debiased fspo/lre_ci_low fspo/lre_ci_high", "{:.3f} [{:.3f}, {:.3f}]", "-"),
         ("KL to start", "fspo/kl_to_start", "{:.4f}", ""),
     ),
 )

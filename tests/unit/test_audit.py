@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_module
+from messages import holds
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from fspo import audit as library
@@ -288,7 +290,28 @@ def broken(folder: Path, how: str) -> str:
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = broken(tmp_path, how) if how != "empty" else str(tmp_path)
     assert any(expected in problem for problem in read_audit(tmp_path).problems)
-    assert library.main([str(tmp_path)]) == 1 and expected in capsys.readouterr().err
+    assert library.main([str(tmp_path)]) == (2 if how == "empty" else 1) and expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [
+        ("nowhere", ("nowhere", "does not exist", "FSPO_AUDIT")),
+        ("run/run.json", ("run.json", "is a file", "FSPO_AUDIT")),
+        ("run", ("run", "python -m fspo.report")),
+        ("grid", ("grid", "python -m fspo.report")),
+        ("above", ("above", "above/audit")),
+    ],
+)
+def test_a_folder_of_another_kind_is_named_with_what_reads_it(
+    tmp_path: Path, folder: str, names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("run/run.json", "grid/grid.json"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}")
+    train(tmp_path / "above/audit")
+    assert library.main([str(tmp_path / folder)]) == 2
+    assert re.search(holds("error: ", *names), capsys.readouterr().err)
 
 
 def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -121,7 +122,11 @@ def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
     plan(parse(["algos=[fspo,rloo]", "seeds=[1,2]", f"out={out}"]))  # and interrupted
     assert grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={out}"])) == 0
     assert runs.begun == ["measured/fspo/seed1", "measured/fspo/seed2"]
-    assert "measured/rloo/seed1: not run" in capsys.readouterr().out, "the report is on all that was planned"
+    printed = capsys.readouterr().out
+    assert "measured/rloo/seed1: not run" in printed, "the report is on all that was planned"
+    assert re.search(holds("run 1 of 2: fspo, seed 1", "run 2 of 2: fspo, seed 2"), printed)
+    grid.run(parse(["algos=[fspo]", "seeds=[2,3]", f"out={out}"]))
+    assert re.search(holds("run 1 of 2: fspo, seed 2", "finished", "run 2 of 2: fspo, seed 3"), capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

@@ -37,4 +37,6 @@ def test_packages_and_other_files() -> None:
     assert problem_of("pkg://recipe.fspo.reward", "compute_score", {"time_limit_s": 2}) is None
     assert problem_of("pkg://recipe/fspo/reward", "compute_score", {}, ["reward_router_address"]) is None
     assert problem_of(f"{ROOT}/benchmarks/models/words.py", "compute_score", {}) is None  # of experiment=demo_words
-    assert "/no/reward.py" in (problem_of("/no/reward.py", "compute_score", {}) or "")
+    for path, what in (("/no/reward.py", "does not exist"), (str(ROOT), "is a folder"), (f"{ROOT}/Makefile", ".py")):
+        problem = problem_of(path, "compute_score", {}) or ""
+        assert path in problem and what in problem and "pkg://" in problem, problem

@@ -158,6 +158,8 @@ def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) 
     nothing_clipped = {"critic/rewards/mean": 0.5, "fspo/clip_frac": 0.0}
     assert step_line(3, 20, nothing_clipped) == "step 3/20  reward 0.500  clipped 0.0%  LRE -"
     assert step_line(3, 20, {"timing_s/step": 2.0}) == "step 3/20  clipped -  LRE -  s 2.0"
+    noise = {"fspo/lre_debiased": 0.0, "fspo/lre_ci_low": 0.0, "fspo/lre_ci_high": 0.136}
+    assert step_line(2, 20, noise) == "step 2/20  clipped -  LRE 0.000 [0.000, 0.136]"
     assert validation_line(3, {"critic/rewards/mean": 0.5}) == ""
     assert validation_line(3, {"val-core/a/b/acc/mean@1": 0.25}) == "held-out after step 3:  a/b/acc/mean@1 0.250"
 
@@ -333,6 +335,13 @@ def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> No
     commands = next_commands(config, JOB, finished=True)
     assert [line.partition(":")[0] for line in commands] == ["continue", "export", "report"]
     assert commands[0].endswith(" trainer.total_training_steps=N")
+    grid = {"overrides": [], "runs": [{"path": "a b", "algo": "fspo", "seed": 1}]}
+    (tmp_path / "grid.json").write_text(json.dumps(grid))
+    assert next_commands(config, JOB, finished=True) == [], "its runs would differ in length"
+    (commands,) = next_commands(config, JOB, finished=False)
+    assert f"the grid in {tmp_path}" in commands and "resume=" not in commands
+    (tmp_path / "grid.json").write_text(json.dumps(grid | {"runs": []}))
+    assert len(next_commands(config, JOB, finished=True)) == 3, "another run that lies in the grid's folder"
 
 
 @pytest.mark.parametrize("evaluate", [False, True])

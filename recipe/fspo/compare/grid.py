@@ -100,6 +100,11 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
     return [sys.executable, "-m", "recipe.fspo.main", *overrides, f"run.dir={quoted(request.out / run.path)}"]
 
 
+def _announce(run: PlannedRun, number: int, of: int, is_done: bool = False) -> None:
+    done = ": finished before" if is_done else ""
+    print(f"run {number} of {of}: {run.algo}, seed {run.seed}, {run.clip_values} clip values{done}", flush=True)
+
+
 def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
     """Run what is not finished; 0 if everything is, then.
 
@@ -111,9 +116,11 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
     """
     failed = 0
     with Starts() as starts:
-        for run in runs:
+        for number, run in enumerate(runs, 1):
             folder = request.out / run.path
-            if status(folder) == "finished" or (code := starts.run(command_of(run, request))) == 0:
+            is_done = status(folder) == "finished"
+            _announce(run, number, len(runs), is_done)
+            if is_done or (code := starts.run(command_of(run, request))) == 0:
                 continue
             if starts.ended_by is not None:
                 raise KeyboardInterrupt
@@ -132,6 +139,7 @@ def run(request: Request) -> int:
             print(f"{only.path}: finished")
             return 0
         command = command_of(only, request)
+        _announce(only, request.only + 1, len(request.runs()))
         os.execv(command[0], command)  # in this process's place, so that a warning's signal reaches it
     code = 0 if request.dry_run else _run_all(request.runs(), request)
     for planned in runs:

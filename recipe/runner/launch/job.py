@@ -76,8 +76,8 @@ class Job:
         old_keys: Keys that earlier releases of verl had and that nothing reads now, and what to give instead, as a
             sentence. A key stands for all that lies below it, too.
         headline: Metrics that ``run.log=headline`` sends to the loggers, as patterns, besides the runner's own.
-        columns: Further numbers of a step's line: label, metric, format, and what stands for one that a step does not
-            have; empty: nothing.
+        columns: Further numbers of a step's line: label, metrics (blanks between them), format, and what stands for
+            those that a step does not have; empty: nothing.
     """
 
     command: str

@@ -22,7 +22,8 @@ def say(text: str, out: TextIO) -> None:
             os.dup2(nothing.fileno(), out.fileno())
 
 
-#: Numbers of a step's line: label, metric, format, and what stands for one that a step does not have; empty: nothing.
+#: Numbers of a step's line: label, metrics (blanks between them), format, and what stands for those that a step does
+#: not have; empty: nothing.
 Columns = tuple[tuple[str, str, str, str], ...]
 
 
@@ -59,9 +60,10 @@ STEP_COLUMNS: Columns = (
 
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
     """One line for a training step; of a metric that it does not have what its column says."""
-    columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
-    values = [(label, metrics.get(key), form, absent) for label, key, form, absent in columns]
-    texts = [(label, absent if value is None else form.format(value)) for label, value, form, absent in values]
+    texts = []
+    for label, names, form, absent in (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:]):
+        values = [metrics.get(name) for name in names.split()]
+        texts.append((label, absent if None in values else form.format(*values)))
     return f"step {step}/{total_steps}  " + "  ".join(f"{label} {text}" for label, text in texts if text)
 
 

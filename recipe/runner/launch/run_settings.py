@@ -17,7 +17,7 @@ from typing import Any, Final
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.records import CONFIG_FILE, INFO_FILE, STEP_FILES, read_object
+from fspo.records import CONFIG_FILE, INFO_FILE, STEP_FILES, grid_of, read_object
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
 from recipe.runner.launch.job import Job
@@ -265,7 +265,13 @@ def recorded(step: int, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[st
 
 
 def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:
-    """The commands that continue, export and report a run that has ended, as far as they would find something."""
+    """The commands that continue, export and report a run that has ended, as far as they would find something.
+
+    A run of a grid goes on, and is reported on, with the others: alone it might get another length than theirs.
+    """
+    if (grid := grid_of(Path(config.run.dir).absolute())) is not None:
+        again = f"continue: the command that began the grid in {grid}; it goes on where this run has stopped"
+        return [] if finished else [again]
     name = str(config.run.dir)
     folder = shlex.quote(name)
     # Two read it, the shell and then Hydra; most names need no quotes for either.
