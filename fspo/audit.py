@@ -309,8 +309,8 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
     for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
         by_run[path.name.removeprefix(PREFIX).rpartition("-")[0]].append(path)
     if not by_run or (run and run not in by_run):
-        absent = f"{folder}: no file {PREFIX}*{SUFFIX} of run {run}; there are {', '.join(by_run)}"
-        records.problems.append(absent if by_run else _what_it_is(folder))
+        unknown = f"{folder}: no file {PREFIX}*{SUFFIX} of run {run}; there are {', '.join(by_run)}"
+        records.problems.append(unknown if by_run else _what_it_is(folder))
         return records
     records.run = run or list(by_run)[-1]
     records.others = [name for name in by_run if name != records.run]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig
 from recipe.fspo import CONF_DIR
-from recipe.fspo.old_keys import OLD_KEYS
+from recipe.fspo.old_keys import INSTEAD, OLD_KEYS
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job, Passes, Row
 
@@ -70,6 +70,7 @@ JOB: Final = Job(
     outlook=_outlook,
     conclude=_conclude,
     old_keys=OLD_KEYS,
+    instead=INSTEAD,
     headline=(
         "fspo/advantage_zero_frac",
         "fspo/clip_active_frac",

@@ -11,3 +11,5 @@ OVERLONG: Final = (
 )
 
 OLD_KEYS: Final = {"reward_model.overlong_buffer": OVERLONG, "reward_model.reward_kwargs": OVERLONG}
+#: Keys that only verl's own reward managers read.
+INSTEAD: Final = {"reward.reward_kwargs": OVERLONG}

@@ -107,9 +107,11 @@ def problems(config: DictConfig) -> Iterator[str]:
             f"actor_rollout_ref.model.external_lib or _target_, or choose one of {', '.join(sorted(known))}"
         )
     elif lacks_class:
-        wrong = f"with _target_={target}, the class of other losses," if target else "without _target_"
-        way = f"{'' if target else 'leave ~' + _POLICY_LOSS + '._target_ out, and '}give {overrides_of(loss_mode)}"
-        yield f"{named} {wrong} has no settings: {way}"
+        if target:
+            yield f"{named} has other settings than those of _target_={target}: give {overrides_of(loss_mode)}"
+        else:
+            way = f"leave ~{_POLICY_LOSS}._target_ out, and give {overrides_of(loss_mode)}"
+            yield f"{named} without _target_ has no settings: {way}"
 
 
 def _reason(error: InstantiationException, actor: DictConfig) -> str:

@@ -39,7 +39,8 @@ ROWS: Final[tuple[Row, ...]] = (
         f"{_POLICY_LOSS}.loss_mode",
         "a sequence-level loss",
         is_by_sequence,
-        f"its band is {_POLICY_LOSS}.clip_low and clip_high, in units of its own (docs/algorithms.md)",
+        f"leave it out, because the band has {_POLICY_LOSS}.clip_low and clip_high, in units of its own, which a run "
+        "measures (docs/algorithms.md); or give algo=grpo, dapo or gspo_verl, which read it",
         "always refused",
     ),
     Row(

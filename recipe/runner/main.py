@@ -13,7 +13,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipe.runner.faults.preemption import end_on_signals, watch_for_warning
 from recipe.runner.faults.processes import own_run_id
-from recipe.runner.launch.commands import BAD_INPUT, BadInput, launch_or_exit, split_arguments
+from recipe.runner.launch.commands import (
+    BAD_INPUT,
+    BadInput,
+    launch_or_exit,
+    split_arguments,
+    without_hydra_options,
+)
 from recipe.runner.launch.compose import Refused, compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
@@ -35,7 +41,8 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--package", "-p")
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
-    flags, rest = parser.parse_known_args(arguments)
+    rest, problems = without_hydra_options(arguments)
+    flags, rest = parser.parse_known_args(rest)
     if flags.help:
         print(usage, end="")
         return
@@ -44,7 +51,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         rest = [
             word.lstrip("+") if word.lstrip("+").startswith(tuple(f"{key}=" for key in _OWN)) else word for word in rest
         ]
-        settings, overrides = split_arguments(rest, ["dry_run"])
+        settings, overrides = split_arguments(rest, ["dry_run"], problems)
         dry_run = settings.get("dry_run", False)
         if type(dry_run) is not bool and dry_run != "full":
             raise BadInput(f"dry_run={dry_run}: give true, false, or full for the whole configuration")
@@ -56,7 +63,12 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         overrides = with_settings_of_run(overrides)
         if kept := overrides[: len(overrides) - new]:
             print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
-        config = compose(job, overrides, _OWN)
+        try:
+            config = compose(job, overrides, _OWN)
+        except Refused as error:
+            raise Refused([*problems, *error.problems], error.config) from error
+        if problems:
+            raise Refused(problems, config)
         if not OmegaConf.is_dict(config.run):
             raise BadInput(f"run={config.run}: run is a group of settings; give run.dir=FOLDER, for example")
         if flags.cfg or flags.package or flags.resolve:
@@ -77,8 +89,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         print(error, file=sys.stderr)
         sys.exit(BAD_INPUT)
     except Refused as error:
-        print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
-        for problem in _further_problems(error.config, job, overrides):
+        for problem in dict.fromkeys([*error.problems, *_further_problems(error.config, job, overrides)]):
             print(f"error: {problem}", file=sys.stderr)
         sys.exit(BAD_INPUT)
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:

@@ -166,8 +166,14 @@ FUNCTION, MANAGER = "reward.custom_reward_function", "reward.reward_manager"
         ),
         ([f"+{FUNCTION}.reward_kwargs.format_weight=abc"], ("format_weight=abc", "number")),
         ([f"+{FUNCTION}.reward_kwargs.time_limit_s=-1"], ("time_limit_s=-1",)),
-        (["custom_reward_function.path=x.py"], ("custom_reward_function ", FUNCTION)),
-        (["reward_model.reward_manager=dapo"], ("reward_model ", "reward.reward_model")),
+        (["custom_reward_function.path=x.py"], ("custom_reward_function.path=x.py", f"{FUNCTION}.path=x.py")),
+        (["reward_model.reward_manager=dapo"], ("reward_model.reward_manager=dapo", f"{MANAGER}.name=dapo {MANAGER}.")),
+        (["reward_model.model.path=/rm"], ("reward_model.model.path=/rm", "reward.reward_model.model_path=/rm")),
+        (
+            ["reward_model.rollout.name=vllm"],
+            ("reward_model.rollout.name=vllm", "reward.reward_model.rollout.name=vllm"),
+        ),
+        (["reward_model.model.trust_remote_code=true"], ("model.trust_remote_code=True", "leave it out")),
         ([f"{MANAGER}.name=dapo"], (f"{MANAGER}.name=dapo ", "source=register", "recipe.fspo.reward_manager")),
         (
             [f"{MANAGER}.name=TokenLenghtRewardManager"],

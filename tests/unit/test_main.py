@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from recipe.fspo.job import choices, compose
 from recipe.fspo.main import main, usage
-from recipe.runner.launch.old_keys import OLD_KEYS
+from recipe.runner.launch.old_keys import OLD_KEYS, OTHER_NAMES
 
 
 def test_every_choice_is_named_and_every_named_key_exists() -> None:
@@ -47,6 +47,15 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         ("--config-dir=mine", ["--config-dir=mine", "hydra.searchpath", "--help"]),
         ("--config-name=ppo_megatron_trainer", ["--config-name=ppo_megatron_trainer", "hydra.searchpath"]),
         ("data.train_batch_size=8\r", ["data.train_batch_size=8", "\\r", "take it out"]),
+        (" ", ["' '", "backslash"]),
+        ("b.parquet]", ["'b.parquet]'", "quotes"]),
+        ("trainer.experiment_name=a:(b)", ["trainer.experiment_name=a:(b)", """'trainer.experiment_name='"'"'a:(b)"""]),
+        ("+data.train_batch_size=8", ["+data.train_batch_size=8", "leave the + out"]),
+        ("data.apply_chat_template_kwargs.effort=high", ["+data.apply_chat_template_kwargs.effort=high adds it"]),
+        ("trainer.nothing_like_it=8", ["trainer.nothing_like_it", "leave it out"]),
+        ("~trainer.nothing_like_it", ["~trainer.nothing_like_it", "leave it out"]),
+        ("trainer.logger.name=wandb", ["trainer.logger.name"]),
+        ("reward.reward_kwargs.overlong_buffer_cfg.enable=True", ["overlong_buffer_cfg.enable", ".overlong_buffer="]),
         *((f"{group}=null", [f"{group}=null", f"~{group}"]) for group in ("experiment", "algo", "mode", "match_scale")),
         ("--cfg=hydra", ["--cfg", "hydra", "job"]),
         ("dry_run=ture", ["dry_run=ture", "true"]),
@@ -86,6 +95,14 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
         ("fspo.clip_low=1", "actor_rollout_ref.actor.policy_loss.clip_low"),
         ("trainer.n_gpus=1", "trainer.n_gpus_per_node"),
         ("resum=1", "resume"),
+        ("actor_rollout_ref.actor.optim.learning_rate=1e-5", "actor_rollout_ref.actor.optim.lr"),
+        ("critic.optim.learning_rate=1e-5", "critic.optim.lr"),
+        ("learning_rate=1e-5", "actor_rollout_ref.actor.optim.lr"),
+        ("trainer.max_steps=100", "trainer.total_training_steps"),
+        ("actor_rollout_ref.rollout.num_generations=8", "actor_rollout_ref.rollout.n"),
+        ("data.max_completion_length=8", "data.max_response_length"),
+        ("rollout.nnodes=2", "actor_rollout_ref.rollout.nnodes"),
+        ("actor.optim.lr=1", "actor_rollout_ref.actor.optim.lr"),
     ],
 )
 def test_a_mistyped_key_gets_a_suggestion(override: str, meant: str) -> None:
@@ -100,6 +117,8 @@ def test_a_mistyped_key_gets_a_suggestion(override: str, meant: str) -> None:
         ("actor_rollout_ref.actor.tensor_model_parallel_size=2", "rollout.tensor"),
         ("actor_rollout_ref.actor.model_engine=megatron", "did you mean"),
         ("actor_rollout_ref.rollout.use_kl_loss=true", "actor.use_kl_loss"),
+        ("actor_rollout_ref.rollout.learning_rate=1", "did you mean"),
+        ("actor_rollout_ref.actor.optim.no_such_name=1", "did you mean"),
     ],
 )
 def test_no_suggestion_is_in_another_part_of_verl(override: str, not_meant: str) -> None:
@@ -129,12 +148,28 @@ def test_no_old_key_is_one_of_verls_today() -> None:
     assert [key for key in OLD_KEYS if OmegaConf.select(config, key, default=re) is not re] == []
 
 
+def test_other_names_are_those_of_keys() -> None:
+    config = composed()
+    groups = ("", "actor_rollout_ref.", "actor_rollout_ref.actor.")
+    places = [[f"{group}{name}" for group in groups] for name in OTHER_NAMES.values()]
+    assert [of for of in places if all(OmegaConf.select(config, key, default=re) is re for key in of)] == []
+
+
+def test_all_keys_of_a_group_that_has_gone_have_one_line() -> None:
+    keys = [f"actor_rollout_ref.actor.megatron.{name}" for name in ("grad_offload", "use_mbridge")]
+    with pytest.raises(HydraException) as error:
+        compose([f"{keys[0]}=true", "trainer.nnodes=2", f"+{keys[1]}=true"])
+    (line,) = str(error.value).splitlines()
+    assert re.search(holds(*keys, "Megatron is not served"), line)
+
+
 def test_all_problems_are_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown keys and options, and what is wrong with the rest."""
     wrong = ("algo=fsop", "trainer.n_gpus=1", "evaluate=ture", "mode=null", "actor_rollout_ref.rollout.n=0")
-    error = refused(monkeypatch, capsys, "experiment=demo", *wrong, "dry_run=true")
-    for name in ("algo=fsop", "trainer.n_gpus", "evaluate=ture", "mode=null", "actor_rollout_ref.rollout.n=0"):
-        assert name in error, error
+    more = ("--config-name=mine", "'b'", "+data.seed=3", "trainer.experiment_name=a:(b)", "trainer.nothing_like_it=1")
+    error = refused(monkeypatch, capsys, "experiment=demo", *wrong, *more, "--config-path", "config", "dry_run=true")
+    for name in (*wrong, *more, "--config-path=config"):
+        assert name.removesuffix("=1") in error, error
 
 
 def test_a_word_for_true_or_false_is_refused() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from composing import composed
+from hydra.errors import InstantiationException
 from messages import holds
 from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
@@ -283,6 +284,23 @@ def test_a_run_has_one_folder(tmp_path: Path) -> None:
     assert with_settings_of_run([f"resume={run}/", f"run.dir={run}"])[-1] == f"run.dir={run}"
     with pytest.raises(PreflightError, match=r"trainer\.default_local_dir=/big.*run\.dir="):
         on_this_machine(composed("trainer.default_local_dir=/big"))
+    with pytest.raises(PreflightError, match=r"(?s)default_local_dir=/big.*data\.train_batch_size=30") as error:
+        prepare(composed("trainer.default_local_dir=/big", "data.train_batch_size=30", *SMALL_TASK), JOB)
+    assert len(error.value.problems) == 2, "all at once"
+
+
+def test_what_verl_reads_of_a_model_elsewhere_is_not_checked_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reads(*_: object, **__: object) -> None:
+        raise InstantiationException("critic") from OSError("no connection to the hub\nand more")
+
+    monkeypatch.setattr("verl.utils.config.validate_config", reads)
+    config = composed(f"run.dir={tmp_path}", *SMALL_TASK)
+    (left,) = prepare(config, JOB, elsewhere=True).unsettled
+    assert "no connection to the hub" in left
+    with pytest.raises(PreflightError, match="no connection to the hub"):
+        prepare(config, JOB)
 
 
 def test_an_edited_reward_is_noted_and_both_versions_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
 
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted
+from recipe.runner.launch.compose import parsed, quoted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers
 from recipe.runner.launch.run_settings import next_commands
@@ -33,33 +36,62 @@ class BadInput(ValueError):
     """The command line asks for something that cannot be done; the message names the argument and what to change."""
 
 
-def split_arguments(arguments: Sequence[str], own: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+def without_hydra_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments without Hydra's options for another configuration, and what to give in place of these."""
+    words, named, rest = [], [], iter(arguments)
+    for word in rest:
+        option, equals, _ = word.partition("=")
+        if option in _OF_HYDRA:
+            named.append(word if equals else f"{option}={next(rest, '')}")
+        else:
+            words.append(word)
+    if not named:
+        return words, []
+    return words, [
+        f"{', '.join(named)}: leave it out; the configuration is this program's, which begins with verl's "
+        "ppo_trainer. Give what your file adds as KEY=VALUE, or put it as experiment/NAME.yaml into a folder and give "
+        "hydra.searchpath=[FOLDER] experiment=NAME; see --help"
+    ]
+
+
+def split_arguments(
+    arguments: Sequence[str], own: Collection[str], problems: list[str] | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """The command's own settings, read as YAML values, and the other arguments, which are Hydra overrides.
 
+    What cannot be read is added to ``problems`` and left out.
+
     Raises:
-        BadInput: for an argument that is not KEY=VALUE, or an own value that cannot be read.
+        BadInput: without that list, for all arguments that cannot be read.
     """
     values: dict[str, Any] = {}
     overrides = []
+    arguments, wrong = without_hydra_options(arguments)
     for argument in arguments:
-        if set("\r\n") & set(argument):
-            raise BadInput(f"{argument!r} has a line break in it, as a file written on Windows has (\\r): take it out")
         key, equals, value = argument.partition("=")
-        if key in _OF_HYDRA:
-            raise BadInput(
-                f"{argument}: leave --config-path, --config-name and --config-dir out; the configuration is this "
-                "program's. Give what your file adds as KEY=VALUE, or put it as experiment/NAME.yaml into a folder and "
-                "give hydra.searchpath=[FOLDER] experiment=NAME; see --help"
-            )
-        if not argument.startswith("~") and (not equals or key.startswith("-")):
-            raise BadInput(f"{argument!r} is not KEY=VALUE; see --help")
-        if key not in own:
-            overrides.append(argument)
-            continue
-        try:  # out is a name as it stands: 2026_11_23 is a folder and not a number
-            values[key] = value if key == "out" else yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise BadInput(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]") from None
+        if set("\r\n") & set(argument):
+            wrong.append(f"{argument!r} has a line break in it, as a file written on Windows has (\\r): take it out")
+        elif not argument.strip():
+            wrong.append(f"{argument!r} is not KEY=VALUE: at the end of a line, take out the blank after the backslash")
+        elif not argument.startswith("~") and (not equals or key.startswith("-")):
+            wrong.append(f"{argument!r} is not KEY=VALUE: a value with blanks in it needs quotes; see --help")
+        elif key not in own:
+            try:
+                parsed([argument])
+            except HydraException as error:
+                why, way = str(error).splitlines()[0], shlex.quote(f"{key}={quoted(value)}")
+                wrong.append(f"{argument}: the value cannot be read ({why}); a text is {way}, a list KEY=[A,B]")
+            else:
+                overrides.append(argument)
+        else:
+            try:  # out is a name as it stands: 2026_11_23 is a folder and not a number
+                values[key] = value if key == "out" else yaml.safe_load(value)
+            except yaml.YAMLError:
+                wrong.append(f"{key}={value!r} is not a value: write numbers, or lists as [fspo,gspo]")
+    if wrong and problems is None:
+        raise BadInput("\n".join(wrong))
+    if problems is not None:
+        problems += wrong
     return values, overrides
 
 

@@ -12,7 +12,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.names import did_you_mean
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.old_keys import OLD_KEYS
+from recipe.runner.launch.old_keys import OLD_KEYS, OTHER_NAMES
 
 #: Configuration files of the runner, for a job's defaults list.
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
@@ -32,7 +32,10 @@ SEARCH_PATH = "hydra.searchpath"
 #: What people write for true and false; Hydra reads the first two only.
 _LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
-_NO_SUCH_KEY = re.compile(r"Could not override '([^']+)'\.|Could not delete from config\. '([^']+)'")
+_NO_SUCH: Final = re.compile(r"Could not override '|Could not delete ")
+_ABSENT: Final = object()
+#: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
+HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
 
 
 def parsed(overrides: Iterable[str]) -> list[Override]:
@@ -107,22 +110,17 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
             of true or false; for a key of an earlier verl, with the key to use instead.
         hydra.errors.HydraException: for what is no override.
     """
-    good, problems = [], []
+    good, problems = _without_old_keys(job, overrides)
     defaults = functools.cache(lambda: _compose(job, []))  # asked for something that is wrong, and only then
-    for override in overrides:
-        if (problem := _problem_of(job, override)) is None:
-            good.append(override)
-        else:
-            problems.append(problem)
     while True:
         try:
             config = _compose(job, good)
-        except ConfigCompositionException as error:
-            bad, problem = _explained(job, good, error, own, defaults)
-            if bad is None:
-                raise Refused([*problems, problem]) from error
-            good.remove(bad)
-            problems.append(problem)
+        except (ConfigCompositionException, ValueError) as error:  # the latter for a name below a list
+            wrong = _wrong_keys(job, good, own, defaults) or _explained(job, good, error, own, defaults)
+            if not wrong:
+                raise Refused([*problems, str(error)]) from error
+            good = [override for override in good if override not in wrong]
+            problems += wrong.values()
             continue
         problems += _wrong_switches(good, defaults)
         if problems:
@@ -130,55 +128,117 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
         return config
 
 
-def _problem_of(job: Job, text: str) -> str | None:
-    """What is wrong with an override by itself, in a sentence."""
-    (override,) = parsed([text])
-    key = str(override.key_or_group)
-    if (job.config.parent / key).is_dir() and override.value() is None and not override.is_delete():
-        return f"{key}=null: {key} is a group of settings; leave it out, or write ~{key} to run without one"
-    for old, remedy in {**OLD_KEYS, **job.old_keys}.items():
-        if f"{key}.".startswith(f"{old}."):
-            return f"{key}: there is no {old}; {remedy}"
-    return None
+def _without_old_keys(job: Job, overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides that can be composed as far as they themselves tell, and what is wrong with the others."""
+    good, problems, by_old = [], [], dict[str, list[str]]()
+    olds = {**OLD_KEYS, **job.old_keys}
+    for text in overrides:
+        (override,) = parsed([text])
+        key = str(override.key_or_group)
+        if (job.config.parent / key).is_dir() and override.value() is None and not override.is_delete():
+            problems.append(f"{key}=null: {key} is a group of settings; leave it out, or write ~{key} for none")
+        elif old := next((old for old in olds if f"{key}.".startswith(f"{old}.")), None):
+            by_old.setdefault(old, []).append(key)
+        else:
+            good.append(text)
+    # One line for all keys of a group that has gone: a script of Megatron's has dozens.
+    return good, [*problems, *(f"{', '.join(keys)}: there is no {old}; {olds[old]}" for old, keys in by_old.items())]
+
+
+def _wrong_keys(
+    job: Job, overrides: Sequence[str], own: Collection[str], defaults: Callable[[], DictConfig]
+) -> dict[str, str]:
+    """The overrides of keys that there are not, and those that add a key which is there, with what to write instead.
+
+    All at once; empty where the groups of the configuration are wrong, which has to be mended first.
+    """
+    of = {text: parsed([text])[0] for text in overrides}
+    try:
+        config = _compose(job, [text for text, override in of.items() if "." not in str(override.key_or_group)])
+    except (ConfigCompositionException, ValueError):
+        return {}
+    added = [str(override.key_or_group) for override in of.values() if override.is_add() or override.is_force_add()]
+    wrong = {}
+    for text, override in of.items():
+        key, value = str(override.key_or_group), override.value()
+        if "." not in key or override.is_force_add() or override.package is not None or key.startswith("hydra."):
+            continue
+        if override.is_add():
+            if OmegaConf.select(config, key) is not None and not isinstance(value, dict | list):
+                wrong[text] = f"{text}: there is {key} already; leave the + out"
+        elif not has_key(config, key) and not any(f"{key}.".startswith(f"{other}.") for other in added):
+            wrong[text] = _no_such(job, text, key, own, defaults())
+    return wrong
+
+
+def has_key(config: DictConfig, key: str) -> bool:
+    """Whether a configuration has a key, whatever its value, a missing one (``???``) included."""
+    group, _, name = key.rpartition(".")
+    above = OmegaConf.select(config, group)
+    if OmegaConf.is_list(above):
+        return name.isdigit() and int(name) < len(above)
+    return OmegaConf.is_dict(above) and name in list(above)
+
+
+def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: DictConfig) -> str:
+    """That there is no such key, and what to write instead."""
+    if text.startswith("~"):
+        return f"{text}: there is no such key; leave it out"
+    for group, instead in job.instead.items():
+        if f"{key}.".startswith(f"{group}."):
+            return f"{key}: there is no such key; {instead}"
+    like = _like(job, key, own, defaults)
+    if HANDED_ON.search(key):
+        return f"{key}: there is no such key yet{like}; +{text} adds it"
+    if like:
+        return f"{key}: there is no such key{like}"
+    return f"{key}: there is no such key; leave it out (+{text} would add it, for code of yours that reads it)"
 
 
 def _explained(
     job: Job,
     overrides: Sequence[str],
-    error: ConfigCompositionException,
+    error: Exception,
     own: Collection[str],
     defaults: Callable[[], DictConfig],
-) -> tuple[str | None, str]:
-    """Which of the overrides Hydra does not compose, and why, with the choices or what is like it."""
+) -> dict[str, str]:
+    """The override that Hydra does not compose, and why, with the choices or what is like it; empty without one."""
+    keys = {str(parsed([text])[0].key_or_group): text for text in overrides}
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         like, options = did_you_mean(option, error.options), ", ".join(error.options)
-        return _with_key(overrides, group), f"there is no {group}={option}{like}: give one of {options}"
-    match = _NO_SUCH_KEY.search(str(error))
-    if match is None:
-        return None, str(error)
-    key = match[1] or match[2]
-    first, newline, rest = str(error).partition("\n")
-    return _with_key(overrides, key), f"{first}{_like(job, key, own, defaults())}{newline}{rest}".rstrip()
-
-
-def _with_key(overrides: Sequence[str], key: str) -> str | None:
-    for override in overrides:
-        if str(parsed([override])[0].key_or_group) == key:
-            return override
-    return None
+        of = [text for key, text in keys.items() if key.partition("@")[0] == group]
+        return {text: f"there is no {group}={option}{like}: give one of {options}" for text in of}
+    for form in (r"'{}(?=['=@])", r"(?<![\w.]){}(?!\w|\.\w)"):
+        for key, text in keys.items():
+            if not re.search(form.format(re.escape(key)), str(error)):
+                continue
+            if _NO_SUCH.search(str(error)):
+                return {text: _no_such(job, text, key, own, defaults())}
+            return {text: f"{text}: {' '.join(f'{error} {error.__cause__ or str()}'.split())}"}
+    return {}
 
 
 def _like(job: Job, key: str, own: Collection[str], defaults: DictConfig) -> str:
     """A suggestion for a mistyped key, from the same part of the configuration: verl uses many names twice."""
     keys = list(_keys(OmegaConf.to_container(defaults)))
     parts = key.split(".")
+    part = ".".join(parts[: 2 if parts[0] == "actor_rollout_ref" else 1]) + "."
+    # There is a critic's key beside many of the actor's.
+    everywhere = [other for other in keys if not other.startswith("critic.")]
+    beside = [other for other in keys if other.startswith(part)]
+    if name := OTHER_NAMES.get(parts[-1]):
+        is_general = len(parts) == 1 or parts[0] in ("trainer", "data", "algorithm")
+        for known in (beside, everywhere if is_general else ()):
+            if named := [other for other in known if f".{other}".endswith(f".{name}")]:
+                return f" (did you mean {named[0]}?)"
+    if not beside and (whole := [other for other in everywhere if other.endswith(f".{key}")]):
+        return f" (did you mean {whole[0]}?)"  # without the groups above it, as people speak of it
     if len(parts) == 1 or parts[0] in ("fspo", "run"):
         groups = [path.name for path in job.config.parent.iterdir() if path.is_dir()]
-        # There is a critic's key beside many of the actor's.
-        return did_you_mean(key, [*own, *groups, *(other for other in keys if not other.startswith("critic."))])
-    part = ".".join(parts[: 2 if parts[0] == "actor_rollout_ref" else 1]) + "."
-    like = did_you_mean(key.removeprefix(part), [other.removeprefix(part) for other in keys if other.startswith(part)])
+        known = [*own, *groups, *everywhere]
+        return did_you_mean(key, known) or did_you_mean(parts[-1], known)
+    like = did_you_mean(key.removeprefix(part), [other.removeprefix(part) for other in beside])
     return like.replace("did you mean ", f"did you mean {part}")
 
 

@@ -20,6 +20,7 @@ from fspo.data.check import NO_ROWS, column_problems, columns_and_rows, join_pro
 from fspo.data.offline_task import SPLITS, Split
 from fspo.names import did_you_mean
 from fspo.rewards.custom import class_problem, problem_of, reads_text
+from recipe.runner.launch.compose import has_key
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
@@ -30,6 +31,15 @@ _CONFIG: Final = "config.json"
 _MODEL: Final = "actor_rollout_ref.model"
 _REWARD: Final = "reward.custom_reward_function"
 _MANAGER: Final = "reward.reward_manager"
+#: Where settings of verl's older reward groups are now, if not at the same place below ``reward``.
+_MOVED: Final = {
+    "reward_model.model.path": "reward.reward_model.model_path={}",
+    "reward_model.num_workers": "reward.num_workers={}",
+    "reward_model.reward_loop_class_name": f"{_MANAGER}.name={{}}",
+    "reward_model.reward_loop_module_path": f"{_MANAGER}.module.path={{}}",
+    "reward_model.reward_loop_source": f"{_MANAGER}.source={{}}",
+    "reward_model.reward_manager": f"{_MANAGER}.name={{}} {_MANAGER}.source=register",
+}
 #: Rewards that start with this belong to a recipe; to import one starts nothing.
 _RECIPES: Final = "pkg://recipe."
 _FILE: Final = "file://"
@@ -240,8 +250,13 @@ def steps_of_epochs(config: DictConfig) -> int | None:
 def reward_problems(config: DictConfig) -> Iterator[str]:
     """A reward that verl could not load or call, and keys of older releases, which verl's main_ppo no longer reads."""
     for old in ("custom_reward_function", "reward_model", "sandbox_fusion"):
-        if any(value is not None for value in _values(config.get(old))):
-            yield f"{old} is set, and verl's main_ppo no longer reads it: use reward.{old}, or another key of reward"
+        if values := {key: value for key, value in _leaves(old, config.get(old)) if value is not None}:
+            keys = ", ".join(f"{key}={value}" for key, value in values.items())
+            ways = [_MOVED.get(key, f"reward.{key}={{}}").format(value) for key, value in values.items()]
+            known = [way for way in ways if has_key(config, way.partition("=")[0])]
+            rest = ["leave the rest out" if known else "leave it out"] * (len(known) < len(ways))
+            way = ", and ".join([f"give {' '.join(known)}"] * bool(known) + rest)
+            yield f"{keys}: verl's main_ppo no longer reads {old}; {way}"
     if problem := _manager_problem(config.reward.reward_manager):
         yield problem
     custom = config.reward.custom_reward_function
@@ -254,9 +269,12 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
         yield f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}: {problem}"
 
 
-def _values(group: Any) -> list[Any]:
-    """All values of a group and of those inside it."""
-    return [value for name in group for value in _values(group[name])] if OmegaConf.is_dict(group) else [group]
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values of a group, and of those inside it."""
+    for name in value if OmegaConf.is_dict(value) else ():
+        yield from _leaves(f"{key}.{name}", value[name])
+    if not OmegaConf.is_dict(value):
+        yield key, value
 
 
 def _manager_problem(manager: DictConfig) -> str | None:

@@ -75,6 +75,7 @@ class Job:
         resumes: Whether the run goes on in its folder, so that its settings must be those of the folder.
         old_keys: Keys that earlier releases of verl had and that nothing reads now, and what to give instead, as a
             sentence. A key stands for all that lies below it, too.
+        instead: Keys that verl reads if they are added with a plus, and what this job has in their place.
         headline: Metrics that ``run.log=headline`` sends to the loggers, as patterns, besides the runner's own.
         columns: Further numbers of a step's line: label, metrics (blanks between them), format, and what stands for
             those that a step does not have; empty: nothing.
@@ -91,5 +92,6 @@ class Job:
     conclude: Callable[[DictConfig], None] = lambda config: None
     resumes: bool = True
     old_keys: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
     headline: tuple[str, ...] = ()
     columns: tuple[tuple[str, str, str, str], ...] = ()

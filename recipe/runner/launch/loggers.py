@@ -92,7 +92,9 @@ def problems(config: DictConfig) -> Iterator[str]:
         if name not in _LOGGERS:
             yield f"trainer.logger: {name} is none of verl's loggers; choose from {', '.join(_LOGGERS)}"
         elif importlib.util.find_spec(package) is None:
-            yield f"trainer.logger: {name} needs the package {package}, which is not installed: pip install {package}"
+            yield MachineProblem(
+                f"trainer.logger: {name} needs the package {package}, which is not installed: pip install {package}"
+            )
     online = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
     if "wandb" in names and online and not os.environ.get("WANDB_API_KEY"):
         host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]

@@ -1,6 +1,7 @@
 """Keys that verl had in its releases 0.3 to 0.8 and that 0.9.1 does not have, with what to give instead.
 
-From the composed ``ppo_trainer`` of each tag. A key stands for all that lies below it.
+From the composed ``ppo_trainer`` of each tag. A key stands for all that lies below it. :data:`OTHER_NAMES` are those
+that settings of verl have elsewhere.
 """
 
 from __future__ import annotations
@@ -54,4 +55,38 @@ OLD_KEYS: Final = {
     "trainer.use_legacy_worker_impl": "there is one implementation; " + _OUT,
     "trainer.val_generations_to_log_to_wandb": "use trainer.log_val_generations",
     "trainer.worker_nsight_options": "use global_profiler.global_tool_config.nsys",
+}
+
+#: The last part of keys of verl, by the name that TRL and transformers have for it.
+OTHER_NAMES: Final = {
+    "batch_size": "data.train_batch_size",
+    "beta": "actor.kl_loss_coef",
+    "epsilon": "actor.clip_ratio",
+    "epsilon_high": "actor.clip_ratio_high",
+    "eval_steps": "trainer.test_freq",
+    "gradient_checkpointing": "model.enable_gradient_checkpointing",
+    "kl_coef": "actor.kl_loss_coef",
+    "learning_rate": "optim.lr",
+    "logging_dir": "run.dir",
+    "lr_scheduler": "optim.lr_scheduler_type",
+    "max_completion_length": "data.max_response_length",
+    "max_grad_norm": "optim.clip_grad",
+    "max_new_tokens": "data.max_response_length",
+    "max_prompt_len": "data.max_prompt_length",
+    "max_steps": "trainer.total_training_steps",
+    "mini_batch_size": "actor.ppo_mini_batch_size",
+    "model_name_or_path": "model.path",
+    "num_generations": "rollout.n",
+    "num_gpus": "trainer.n_gpus_per_node",
+    "num_iterations": "actor.ppo_epochs",
+    "num_nodes": "trainer.nnodes",
+    "num_train_epochs": "trainer.total_epochs",
+    "output_dir": "run.dir",
+    "per_device_train_batch_size": "actor.ppo_micro_batch_size_per_gpu",
+    "report_to": "trainer.logger",
+    "save_steps": "trainer.save_freq",
+    "save_total_limit": "trainer.max_actor_ckpt_to_keep",
+    "tensor_parallel_size": "rollout.tensor_model_parallel_size",
+    "warmup_ratio": "optim.lr_warmup_steps_ratio",
+    "warmup_steps": "optim.lr_warmup_steps",
 }

@@ -29,7 +29,7 @@ from recipe.runner.launch.inputs import absolute_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import pass_to_ray_workers, starts_ray
 from recipe.runner.launch.run_folder import Start
-from recipe.runner.launch.values import MachineProblem, PreflightError, value_problems
+from recipe.runner.launch.values import MachineProblem, PreflightError, folder_problem, value_problems
 from recipe.runner.launch.without_effect import ROWS, CommandKeys, judged
 
 #: Arguments of ``ray.init`` that describe a cluster to start; it refuses them when it joins one.
@@ -45,6 +45,19 @@ def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhe
     Raises:
         PreflightError: if the configuration, the machine or the folder cannot serve the run.
     """
+    if (problem := folder_problem(config)) is None:
+        return _prepared(config, job, overrides, elsewhere)
+    # Many scripts give another one: what else is wrong with them is said in the same go.
+    config = copy.deepcopy(config)
+    config.trainer.default_local_dir = f"{config.run.dir}/checkpoints"
+    try:
+        _prepared(config, job, overrides, elsewhere)
+    except PreflightError as error:
+        raise PreflightError(problem, *error.problems) from error
+    raise PreflightError(problem)
+
+
+def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere: bool) -> Start:
     config = on_this_machine(config, elsewhere)  # a copy, which the rest of this step completes in place
     folder, trainer = Path(config.run.dir), config.trainer
     info, evaluates = run_settings.run_info(folder), bool(config.get("evaluate"))
@@ -226,7 +239,10 @@ def check(
     except (AssertionError, ValueError, TypeError, InstantiationException) as error:
         # Hydra wraps what one of verl's dataclasses refuses, some without a word: then it names the dataclass.
         text = str(error.__cause__ or "") or str(error)
-        raise PreflightError(f"verl refuses the configuration: {text}{unexpected_key(config, text)}") from error
+        if not (elsewhere and isinstance(error.__cause__, OSError)):
+            raise PreflightError(f"verl refuses the configuration: {text}{unexpected_key(config, text)}") from error
+        # It reads a model's files, a critic's for example, which may be on that machine only.
+        unsettled.append(MachineProblem(f"verl's own checks, for want of a file: {text.splitlines()[0]}"))
     return notes.getvalue(), facts, unsettled
 
 

@@ -131,9 +131,16 @@ def value_problems(config: DictConfig) -> Iterator[str]:
     yield from type_problems(config, _TYPES | types_of("run", RunSettings))
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
+    if problem := folder_problem(config):
+        yield problem
+
+
+def folder_problem(config: DictConfig) -> str | None:
+    """Why the run would not save in its own folder; None if it does."""
     saved = str(config.trainer.default_local_dir)
-    if os.path.abspath(saved) != os.path.abspath(f"{config.run.dir}/checkpoints"):
-        yield (
-            f"trainer.default_local_dir={saved}: a run saves in its folder, where all commands look for checkpoints; "
-            "leave it out, and give run.dir=FOLDER on the disk that has the room"
-        )
+    if os.path.abspath(saved) == os.path.abspath(f"{config.run.dir}/checkpoints"):
+        return None
+    return (
+        f"trainer.default_local_dir={saved}: a run saves in its folder, where all commands look for checkpoints; "
+        "leave it out, and give run.dir=FOLDER on the disk that has the room"
+    )

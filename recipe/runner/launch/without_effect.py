@@ -20,7 +20,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch import inputs
-from recipe.runner.launch.compose import CONF_DIR, SEARCH_PATH, compose, parsed, verl_config_dir
+from recipe.runner.launch.compose import CONF_DIR, HANDED_ON, SEARCH_PATH, compose, parsed, verl_config_dir
 from recipe.runner.launch.job import Becomes, Job, Row
 from recipe.runner.verl_patches import server_slots
 
@@ -32,8 +32,6 @@ _CORRECTION: Final = "algorithm.rollout_correction"
 _FILTER: Final = "algorithm.filter_groups"
 _REWARD_MODEL: Final = "reward.reward_model"
 _ABSENT: Final = object()
-#: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
-HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
 _UNKNOWN: Final = "neither verl's code nor this recipe's has the name"
 
 
