@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import functools
 import importlib.util
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -24,14 +24,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TextIO
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra.plugins.config_source import ConfigResult
+from hydra import compose as hydra_compose
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fspo.files import atomic_path
 from fspo.markdown import markdown_table
 from recipe.fspo.job import JOB, compose
 from recipe.runner import main as runner
+from recipe.runner.launch import compose as runner_compose
+from recipe.runner.launch.compose import SEARCH_PATH
 from recipe.runner.launch.machine import export_platform
 from recipe.runner.launch.without_effect import ROWS, CommandKeys
 
@@ -141,12 +144,15 @@ class Answer:
 
 
 @functools.cache
-def _code() -> str:
-    """The lines of verl and of the recipe that may read a setting, without declarations and engines not served."""
+def _names() -> frozenset[str]:
+    """The names in the code of verl and of the recipe that may read a setting: no declarations, no other engines."""
     verl = Path(importlib.util.find_spec("verl").submodule_search_locations[0])  # type: ignore[union-attr,index]
     recipe = Path(__file__).resolve().parents[1] / "recipe"
     files = [file for folder in (verl, recipe) for file in folder.rglob("*.py") if not _NOT_READ.search(str(file))]
-    return "\n".join(file.read_text(encoding="utf-8") for file in files if file.name != "without_effect.py")
+    texts = (
+        file.read_text(encoding="utf-8") for file in files if file.name not in ("without_effect.py", "old_keys.py")
+    )
+    return frozenset(name for text in texts for name in re.findall(r"""(?:\.|["'\s(])(\w+)""", text))
 
 
 def _without_reader(key: str, config: DictConfig) -> str | None:
@@ -155,7 +161,7 @@ def _without_reader(key: str, config: DictConfig) -> str | None:
     No line of code has its name, or a group above it is switched off by its own ``enable``.
     """
     *groups, name = key.split(".")
-    if not re.search(rf"""(?:\.|["'\s(]){re.escape(name)}\b""", _code()) and not _FREE.search(key):
+    if name not in _names() and not _FREE.search(key):
         return "no code reads it"
     for n in range(len(groups), 0, -1):
         switch = OmegaConf.select(config, ".".join([*groups[:n], "enable"]), default=None)
@@ -204,34 +210,58 @@ def _answer(words: Sequence[str], out: TextIO) -> None:
 
 
 def edited(words: Sequence[str], errors: Sequence[str]) -> list[str]:
-    """The command without the keys that the errors name as wrong, and what lies below them: not always the remedy."""
-    named = {key for error in errors for key in re.findall(r"(?:^|[ ,])([\w.]+)(?==)", error.partition(": ")[0])}
-    named |= {key for error in errors for key in re.findall(r"^(?:Could not override '|')?([\w.]+)", error)}
+    """The command as the errors want it: with ``algo=`` or without a ``+`` where they say so.
+
+    Otherwise without the keys that they name as wrong, and what lies below them, which is not always the remedy.
+    """
+    named: set[str] = set()
+    algos, plain = [], []
+    for error in errors:
+        what, _, way = error.partition(": ")
+        if algo := re.search(r"(?:give |token-level loss \()(algo=\w+)(?:[ ),]|$)", way or error):
+            algos.append(algo[1])
+        elif what.startswith("+") and "leave the + out" in way:
+            plain.append(what)
+        else:
+            named |= {key for part in what.split(", ") for key in re.findall(r"^'?[+~]?([-\w.@]+)(?:=|$| )", part)}
+            named |= set(re.findall(r"(?:^|[ ,])([\w.]+)(?==)", what))
     below = tuple(f"{name}." for name in named)
-    keys = {word: word.lstrip("+~").partition("=")[0] for word in words}
-    return [word for word, key in keys.items() if not f"{key}.".startswith(below)]
+    words = [word.removeprefix("+") if word in plain else word for word in words]
+    return [
+        *(word for word in words if not f"{word.lstrip('+~').partition('=')[0]}.".startswith(below)),
+        *(algo for algo in algos if algo not in words),
+    ]
 
 
-def _keep_files() -> None:
-    """Read every file of the configuration once, before the children: half of the time of a composition."""
-    load = FileConfigSource.load_config
-    kept: dict[tuple[str, str], ConfigResult] = {}
+def _compose_once(base: str) -> None:
+    """Put each choice of groups together once, for all children; values are set afterwards, as Hydra does itself."""
+    whole, kept = hydra_compose, dict[tuple[str, ...], bytes]()
 
-    def load_once(source: FileConfigSource, name: str) -> ConfigResult:
-        if (source.path, name) not in kept:
-            kept[source.path, name] = load(source, name)
-        return copy.deepcopy(kept[source.path, name])
+    def compose_once(config_name: str, overrides: list[str]) -> DictConfig:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        values = [each for each in parsed if "." in each.key_or_group and each.key_or_group != SEARCH_PATH]
+        choices = tuple(str(each.input_line) for each in parsed if each not in values)
+        if choices not in kept:
+            kept[choices] = pickle.dumps(whole(config_name, overrides=list(choices)))
+        config: DictConfig = pickle.loads(kept[choices])
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        return config
 
-    FileConfigSource.load_config = load_once
-    compose([])
-    compose(["~experiment"])
+    runner_compose.hydra_compose = compose_once  # type: ignore[attr-defined]
+    for choices in ([], [base], *([base, f"algo={algo}"] for algo in ("grpo", "gspo_verl"))):
+        compose(choices)
+
+
+def _is_of_another_engine(said: Answer) -> bool:
+    """Whether a script is refused for what trains or generates: no edit of it would be the same experiment."""
+    return any("not served" in error for error in said.errors)
 
 
 def tried(words: Sequence[str]) -> tuple[Answer, int, Answer]:
     """The answer to a command, after how many edits it passes or no edit is left, and the answer then."""
     first = last = answer(words)
     edits = 0
-    while last.status and not last.traceback and edits < _MOST_EDITS:
+    while last.status and not last.traceback and edits < _MOST_EDITS and not _is_of_another_engine(last):
         rest = edited(words, last.errors)
         if len(rest) == len(words):
             break
@@ -256,9 +286,9 @@ def main() -> None:
     export_platform(compose(["~experiment"]), elsewhere=True)  # as the command does, before verl is imported
     for module in ("recipe.runner.launch.start", "recipe.fspo.without_effect", "recipe.runner.plan.prediction"):
         importlib.import_module(module)  # once, and not in every child
-    os.environ["WANDB_MODE"] = "offline"  # or the login of this machine would be asked for
-    _keep_files()
     base = f"experiment={args.experiment}" if args.experiment else "~experiment"
+    _compose_once(base)
+    _names()
     sums, silent = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         for path, words in arguments(
