@@ -139,7 +139,7 @@ ray=$!
 start_step ready 1 run python -m recipe.runner.faults.resources --timeout "$ready_within" "${nodes[@]}"
 watch_step $!
 ((status == 0)) || pause # Ray's step may end for the same reason, which it says better
-ray_is_whole || fail "$lost"
+ray_is_whole || { ((restart > 0)) && requeue "$lost" 1; } || fail "$lost" # what has run once may run again
 ((status == 0)) || fail "$(tail -n 1 "$FSPO_LOG_DIR/ready.log"); see ready.log and ray-*.log in $FSPO_LOG_DIR"
 RAY_ADDRESS="$(<"$FSPO_LOG_DIR/ray_address")" && export RAY_ADDRESS
 say "Ray is up on ${#nodes[@]} node(s) at $RAY_ADDRESS"
