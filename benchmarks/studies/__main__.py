@@ -100,7 +100,7 @@ def main() -> int:
         return 0
     tables = {name: table for grid in GRIDS for name, table in grid_tables(grid).items()}
     tables["settings"] = settings_table(tables)
-    tables["clip-values-batches"] = clip_values.batches_table(figures.STUDY)
+    tables |= {f"clip-values-{kind}": table for kind, table in clip_values.tables(figures.STUDY).items()}
     write_tables(tables)
     figures.draw()
     return 0

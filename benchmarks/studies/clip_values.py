@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.pages import Table
+from benchmarks.pages import Table, opened
 from benchmarks.studies.grids import lre_cell, own_counts
 from fspo.clip_values import BATCHES, estimate, needed_scale
 from fspo.fairness.bootstrap import mean_interval
@@ -75,10 +75,8 @@ def batches_table(folder: Path) -> Table:
     return rows
 
 
-def tables(folder: Path) -> dict[str, Table]:
-    """The table of FOLDER/SETTING/CLIP_VALUES/ALGO/seedN: shares outside, LRE, held-out accuracy; of a folder with
-    records, :func:`batches_table`, too.
-    """
+def shares_table(folder: Path) -> Table:
+    """The table of the runs FOLDER/SETTING/CLIP_VALUES/ALGO/seedN: shares outside, LRE, held-out accuracy."""
     parts = [f"outside, steps {first} to {last}" for first, last in PARTS]
     rows = [["setting", "clip values", "algo", "runs", *parts, "LRE, steps 11 to 20, symmetric", "held-out accuracy"]]
     for setting in SETTINGS:
@@ -100,5 +98,12 @@ def tables(folder: Path) -> dict[str, Table]:
             [setting, origin, algo, str(len(of_cell)), *_row(of_cell, starts)]
             for (origin, algo), of_cell in runs.items()
         ]
-    records = (folder / f"{SETTINGS[0]}.parquet").is_file()
-    return {"shares": rows} | ({"batches": batches_table(folder)} if records else {})
+    return rows
+
+
+def tables(folder: Path) -> dict[str, Table]:
+    """:func:`shares_table` of a folder of runs; of their archive beside the records, :func:`batches_table`, too."""
+    if not (archive := folder / "clip_values.tar.xz").is_file():
+        return {"shares": shares_table(folder)}
+    with opened(archive) as runs:
+        return {"shares": shares_table(runs), "batches": batches_table(folder)}
