@@ -98,9 +98,11 @@ class Responses:
             return f"too few responses for a conclusion: {clusters} {self.unit}, and it needs {FEWEST_GROUPS}"
         if not self.log_ratio_B.any():
             return "no conclusion: every S is 0"
-        bins = self.by_bin(self.count_B).shape[1]
-        if bins < _FEWEST_BINS:
-            return f"no conclusion about length: {bins} bins of length, and it needs {_FEWEST_BINS}; others are as long"
+        number_J = self.by_bin(np.ones_like(self.count_B)).sum(0)
+        if len(number_J) < _FEWEST_BINS:
+            return f"no conclusion about length: {len(number_J)} bins of length, and it needs {_FEWEST_BINS}"
+        if (fewest := number_J.min()) < FEWEST_GROUPS:
+            return f"too few responses for a conclusion: {fewest:.0f} in a bin of length, and it needs {FEWEST_GROUPS}"
         return None
 
     def by_bin(self, values_B: Array) -> Array:
@@ -128,7 +130,7 @@ def _resampled(statistic: Callable[..., float], moments: Sequence[Array], resamp
 
     draws = (rng.integers(0, clusters, clusters) for _ in range(resamples))
     drawn = [of(np.bincount(draw, minlength=clusters).astype(np.float64)) for draw in draws]
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    low, high = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
     return Interval(of(np.ones(clusters)), float(low), float(high), clusters)
 
 
@@ -141,10 +143,13 @@ def spread_exponent(count_MJ: Array, tokens_MJ: Array, s_MJ: Array, squares_MJ: 
     """
 
     def exponent(n_J: Array, tokens_J: Array, s_J: Array, squares_J: Array) -> float:
-        filled = n_J > 0
-        n_J, tokens_J, s_J, squares_J = (x[filled] for x in (n_J, tokens_J, s_J, squares_J))
-        std_J = np.sqrt(np.maximum(squares_J / n_J - (s_J / n_J) ** 2, np.finfo(np.float64).tiny))
-        return float(np.polyfit(np.log(tokens_J / n_J), np.log(std_J), 1, w=np.sqrt(n_J))[0])
+        filled_J = np.maximum(n_J, 1)
+        variance_J = squares_J / filled_J - (s_J / filled_J) ** 2
+        spread = variance_J > 1e-12 * squares_J / filled_J  # a bin of equal S says nothing of the slope
+        if spread.sum() < _FEWEST_BINS:
+            return float("nan")
+        n_J, tokens_J, variance_J = n_J[spread], tokens_J[spread], variance_J[spread]
+        return float(np.polyfit(np.log(tokens_J / n_J), np.log(variance_J) / 2, 1, w=np.sqrt(n_J))[0])
 
     return _resampled(exponent, (count_MJ, tokens_MJ, s_MJ, squares_MJ))
 
@@ -168,7 +173,7 @@ def drift_share(responses: Responses) -> Interval:
     def share(n_J: Array, _: Array, s_J: Array, squares_J: Array) -> float:
         filled = n_J > 0
         variance = (squares_J[filled] - s_J[filled] ** 2 / n_J[filled]).sum()
-        return float(-2 * s_J.sum() / variance)
+        return float(-2 * s_J.sum() / variance) if variance > 1e-12 * squares_J.sum() else float("nan")
 
     return _resampled(share, responses.moments())
 
@@ -200,6 +205,8 @@ def _shown(value: Interval, form: str = ".2f") -> str:
 
 def _spread_line(responses: Responses) -> str:
     exponent = exponent_of(responses)
+    if not np.isfinite(exponent.value):
+        return f"no exponent: S spreads in fewer than {_FEWEST_BINS} bins of length"
     named = {"more slowly than sqrt(L)": exponent.high < 0.5, "faster than sqrt(L)": exponent.low > 0.5}
     words = next((words for words, holds in named.items() if holds), "no other than sqrt(L) is shown")
     return f"S spreads like L^{_shown(exponent)}, {words} ({exponent.n} {responses.unit} resampled)"
@@ -264,14 +271,18 @@ def _clip_line(responses: Responses, loss: str | None, accept: float) -> str | N
 
 def _mean_line(responses: Responses) -> str:
     share = drift_share(responses)
+    if not np.isfinite(share.value):
+        return "the mean of S says nothing: S has one value at each length"
     if share.low > 0.5 and share.high < 1.5:
         verdict = "that of movement"
     elif share.low > -0.5 and share.high < 0.5:
         verdict = "that of rounding"
     elif share.low > 1.5 or share.high < -0.5:
         verdict = "neither that of movement nor of rounding: pi_old may not have written these responses"
+    elif share.low > 0 and share.high < 1:
+        verdict = "between those of movement and of rounding"
     else:
-        verdict = "between the two, and it needs more responses to tell"
+        verdict = "not told apart from that of movement or of rounding, which needs more responses"
     return f"the mean of S is {verdict}: {_shown(share)} times -Var(S) / 2 (movement 1, rounding 0)"
 
 
@@ -285,5 +296,12 @@ def conclude(responses: Responses, loss: str | None = None, accept: float = ACCE
     """
     if (reason := responses.too_few()) is not None:
         return [reason]
-    lines = (_spread_line(responses), _band_line(responses, accept), _clip_line(responses, loss, accept))
-    return [line for line in (*lines, _mean_line(responses)) if line is not None]
+    band, clip = _band_line(responses, accept), _clip_line(responses, loss, accept)
+    # Whoever audits another band may want to change to FSPO's, whose clip value is of another size.
+    other = (
+        _clip_line(responses, None, accept) if clip is not None and loss in {*ALGORITHMS, "gspo"} - {"fspo"} else None
+    )
+    if band is None:
+        band = f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes"
+    lines = (_spread_line(responses), band, clip, other, _mean_line(responses))
+    return [line for line in lines if line is not None]

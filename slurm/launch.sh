@@ -9,6 +9,9 @@ readonly PREEMPTED=75 REFUSED=3 restart="${SLURM_RESTART_COUNT:-0}"
 say() { echo "[$(date +%H:%M:%S)] $*"; }
 fail() { say "error: $*" >&2; exit 1; }
 is_running() { kill -0 "$@" 2>/dev/null; } # PROCESS-ID...: one of them
+steps=() ray='' command='' lost='' warned=no cancelled=no # process ids of srun; which node was lost
+# First of all: a warning without a trap ends the script, and checksums may take minutes.
+trap 'warned=yes; say "warning signal: the command is told to save after the step in progress"' USR1
 
 (($# > 0)) || fail "usage: launch.sh COMMAND [ARGUMENT...]"
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is not a SLURM job: submit one of slurm/*.sh with sbatch"
@@ -52,8 +55,6 @@ case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
 esac
 
 # ------------------------------------------------------------------- job steps
-steps=() ray='' command='' lost='' warned=no # process ids of srun; which node was lost
-
 # Starts a job step in the background. --overlap: the steps share the job's cores, memory and GPUs.
 start_step() { # NAME COUNT ARGUMENT-OF-node.sh...
     local list
@@ -71,7 +72,7 @@ end_within() { timeout "$1" tail --pid="$2" --follow /dev/null; } # SECONDS PROC
 
 # TERM to the processes of all steps, KILL after a while. (TERM to srun itself would be a KILL for its processes.)
 stop_steps() {
-    trap '' TERM INT USR1
+    trap cancelled=yes TERM INT && trap '' USR1
     rm -f "${RAY_AUTH_TOKEN_PATH:-}" # before the steps end: SLURM kills a cancelled job soon
     is_running "${steps[@]}" || return 0
     # The signal goes out; some versions then report an unknown job all the same.
@@ -92,8 +93,7 @@ ray_is_whole() {
     return 1
 }
 
-# Waits for a step to end by itself; its exit status is in $status. If a Ray node ends first, $lost says which.
-watch_step() { # PROCESS-ID
+watch_step() { # PROCESS-ID: until it ends, with its status in $status, or a Ray node does, which $lost names
     status=0
     while is_running "$1"; do
         ray_is_whole || return 0
@@ -104,31 +104,31 @@ watch_step() { # PROCESS-ID
     wait "$1" || status=$?
 }
 
-# Ends the job if too many of its starts in a row have saved no checkpoint. If nobody can tell, the job goes on.
-may_go_on() { # [WHY THIS START ENDS]
+# Ends the job if too many of its starts in a row have saved no checkpoint. If nobody can tell, ten starts are granted.
+may_go_on() { # SECONDS [WHY THIS START ENDS]
     local verdict=0
-    start_step requeues 1 run python -m recipe.runner.checkpoints.requeues "$FSPO_LOG_DIR" "$@"
-    ! end_within 120 "$!" || wait "$!" || verdict=$?
+    start_step requeues 1 run python -m recipe.runner.checkpoints.requeues "$FSPO_LOG_DIR" "${@:2}"
+    { end_within "$1" "$!" && wait "$!"; } || verdict=$?
     ((verdict != REFUSED)) || fail "$(<"$FSPO_LOG_DIR/requeues.log")"
+    ((verdict == 0 || restart < 10)) || fail "starts without a checkpoint cannot be counted; see $FSPO_LOG_DIR/*requeues.log"
 }
 
 # The same job once more, with the same run folder.
 requeue() { # WHY STATUS
     say "this start ends: $1"
-    may_go_on "$1"
+    may_go_on 120 "$1"
     stop_steps
     trap - EXIT
+    [[ $cancelled == no ]] || exit 143
     say "requeueing job $job: it continues from its last checkpoint"
-    timeout 60 scontrol requeue "$job" || say "error: SLURM refused the requeue; submit the job again by hand" >&2
+    timeout 60 scontrol requeue "$job" || fail "SLURM refused the requeue; submit the job again by hand"
     exit "$2"
 }
 
 trap stop_steps EXIT
 trap 'say cancelled; exit 143' TERM INT
-trap 'warned=yes; say "warning signal: the command is told to save after the step in progress"' USR1
 
-# ------------------------------------------------------------------- Ray and the command
-((restart < 4)) || may_go_on # SLURM requeues a job without a warning, too
+((restart < 4)) || may_go_on "$ready_within" # SLURM requeues a job without a warning, too
 printf '%s\n' "${nodes[@]}" >"$FSPO_LOG_DIR/nodes"
 # A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"

@@ -108,7 +108,7 @@ def _further_problems(config: DictConfig | None, job: Job, overrides: Sequence[s
     try:
         export_platform(config, elsewhere=True)
         prepare(config, job, overrides, elsewhere=True)
-    except PreflightError as error:
+    except (PreflightError, Refused) as error:
         return error.problems
     except (HydraException, OmegaConfBaseException, WrongMachineError) as error:
         return (str(error),)

@@ -167,7 +167,7 @@ def test_an_audit_prints_the_override_with_the_values(
         audit.add(new[rows] * (mini_batch > 0), 0 * new[rows], mask[rows], torch.ones_like(new[rows]))
         audit.end_mini_batch(1)
     lines = describe(read_audit(tmp_path)).splitlines()
-    (index,) = [index for index, line in enumerate(lines) if line.startswith("- 85% of these")]
+    index, *_ = [index for index, line in enumerate(lines) if line.startswith("- 85% of these")]
     settings = dict(word.split("=") for word in lines[index + 1].split())
     assert {key.lstrip("+").removeprefix("actor_rollout_ref.actor.") for key in settings} >= set(keys)
     low, high = list(settings.values())[-2:]

@@ -69,9 +69,9 @@ def test_the_clip_value_is_that_of_the_loss_for_the_wanted_share(loss: str, key:
     text = "\n".join(conclude(responses, loss))
     shown = float(re.findall(rf"policy_loss\.{key}=([\d.e-]+)", text)[0])
     assert value is None or shown == pytest.approx(value, rel=0.07)
-    assert ("policy_loss.loss_mode=fspo" in text) == (loss == "mine")
+    assert ("policy_loss.loss_mode=fspo" in text) == (loss != "fspo"), "whoever audits another may want to change"
     assert all(not line.startswith("50%") for line in text.splitlines())
-    (half,) = [line for line in conclude(responses, loss, 0.5) if line.startswith("50%")]
+    half, *_ = [line for line in conclude(responses, loss, 0.5) if line.startswith("50%")]
     assert float(re.findall(rf"{key}=([\d.e-]+)", half)[0]) < 0.6 * shown
 
 
@@ -156,3 +156,18 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
             stored = "".join(text for output in cell["outputs"] for text in output["text"])
             assert alike(capsys.readouterr().out, stored)
     assert sum(cell["cell_type"] == "code" for cell in notebook["cells"]) >= 3
+
+
+def test_a_bin_of_equal_s_and_few_responses_decide_nothing() -> None:
+    rng = np.random.default_rng(0)
+    length = np.repeat([1, 10, 40, 160], 400)
+    s = np.where(length > 1, 0.03 * np.sqrt(length) * rng.standard_normal(1600), 0.0)
+    spread, *_ = conclude(Responses.of_rows(s, length, np.arange(1600) // 16))
+    exponent = float(re.findall(r"L\^(-?[\d.]+)", spread)[0])
+    assert exponent == pytest.approx(0.5, abs=0.2), "its standard deviation is below 0.03"
+    few = conclude(Responses.of_rows(s[::80], length[::80], np.arange(20)))
+    assert len(few) == 1 and "too few" in few[0] and "20" in few[0]
+    nothing = "\n".join(
+        conclude(Responses.of_rows(0.1 * np.arange(4)[np.arange(1600) // 400], length, np.arange(1600) // 16))
+    )
+    assert "nan" not in nothing and "no exponent" in nothing

@@ -157,14 +157,18 @@ esac
 STOP = '#!/bin/sh\ntouch "$CALLS.stop"\n'
 
 
-def launch(folder: Path, scancel: str = STOP, **given: str) -> tuple[int, str, list[str]]:
+SCONTROL = '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >>"$CALLS.requeued"\necho node1\n'
+
+
+def launch(
+    folder: Path, scancel: str = STOP, steps: str = STEPS, scontrol: str = SCONTROL, **variables: str
+) -> tuple[int, str, list[str]]:
     """launch.sh's exit status and what it says, and the requeues that it has asked the stubs above for."""
-    scontrol = '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >>"$CALLS.requeued"\necho node1\n'
-    install(folder, srun=STEPS, scontrol=scontrol, scancel=scancel)
+    install(folder, srun=steps, scontrol=scontrol, scancel=scancel)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     calls = {"CALLS": str(folder / "calls"), "FSPO_RUN_DIR": str(folder / "run"), "COMMAND": "75", "PATH": path}
     (folder / "calls.stop").unlink(missing_ok=True)
-    done = bash("launch.sh", "true", **SLURM | calls | given)
+    done = bash("launch.sh", "true", **SLURM | calls | variables)
     requeued = folder / "calls.requeued"
     return done.returncode, done.stdout + done.stderr, requeued.read_text().split() if requeued.exists() else []
 
@@ -172,6 +176,32 @@ def launch(folder: Path, scancel: str = STOP, **given: str) -> tuple[int, str, l
 def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
     status, said, requeued = launch(tmp_path, scancel='#!/bin/sh\n(sleep 2; touch "$CALLS.stop") &\nexit 1\n')
     assert (status, requeued) == (75, ["7"]), said
+
+
+def test_a_warning_during_the_checksums_requeues(tmp_path: Path) -> None:
+    up = 'p=$PPID; while ps -o args= -p "$(ps -o ppid= -p $p)" | grep -q launch.sh; do p=$(ps -o ppid= -p $p); done'
+    install(tmp_path, sha256sum=f"#!/bin/sh\n{up}; kill -USR1 $p\n")
+    status, said, requeued = launch(tmp_path, FSPO_MANIFEST=str(tmp_path / "manifest"), COMMAND="0")
+    assert (status, requeued) == (75, ["7"]), said
+
+
+def test_starts_that_nobody_can_count_are_ten(tmp_path: Path) -> None:
+    broken = STEPS.replace('exec "$@" ;;', "exit 127 ;;")
+    assert broken != STEPS
+    assert launch(tmp_path, steps=broken, SLURM_RESTART_COUNT="9")[::2] == (75, ["7"])
+    status, said, requeued = launch(tmp_path, steps=broken, SLURM_RESTART_COUNT="10")
+    assert (status, requeued) == (1, ["7"]) and "requeues.log" in said, said
+
+
+def test_a_job_that_is_cancelled_while_it_ends_is_not_requeued(tmp_path: Path) -> None:
+    cancel = f'{STOP}kill -TERM "$(ps -o ppid= -p "$PPID")"\n'  # timeout's parent is launch.sh
+    status, said, requeued = launch(tmp_path, scancel=cancel)
+    assert (status, requeued) == (143, []), said
+
+
+def test_a_refused_requeue_is_no_success(tmp_path: Path) -> None:
+    status, said, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
+    assert status == 1 and "by hand" in said, said
 
 
 def test_one_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Start:
 def starts_of(job: str, folder: Path) -> Iterator[Start]:
     """The starts of a job whose logs lie in ``folder``, oldest first, but for the one that has just begun."""
     logs = (path for path in folder.glob(f"{job}-restart-*") if (path / "nodes").exists())
-    numbered = sorted((int(path.name.rpartition("-")[2]), path) for path in logs)
+    numbered = sorted((int(number), path) for path in logs if (number := path.name.rpartition("-")[2]).isdigit())
     for number, path in numbered:
         end = path / "requeue"
         if end.exists():

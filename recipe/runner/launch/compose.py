@@ -20,6 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fspo.names import did_you_mean
 from recipe.runner.launch.job import Job
@@ -33,7 +34,6 @@ SEARCH_PATH = "hydra.searchpath"
 _LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 _NO_SUCH: Final = re.compile(r"Could not override '|Could not delete ")
-_ABSENT: Final = object()
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
 HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|teacher_models\.|ray_init\.")
 
@@ -115,7 +115,12 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
     while True:
         try:
             config = _compose(job, good)
-        except (ConfigCompositionException, ValueError) as error:  # the latter for a name below a list
+        except (
+            ConfigCompositionException,
+            OmegaConfBaseException,
+            TypeError,
+            ValueError,
+        ) as error:  # below a list, a scalar
             wrong = _wrong_keys(job, good, own, defaults) or _explained(job, good, error, own, defaults)
             if not wrong:
                 raise Refused([*problems, str(error)]) from error
@@ -155,7 +160,7 @@ def _wrong_keys(
     of = {text: parsed([text])[0] for text in overrides}
     try:
         config = _compose(job, [text for text, override in of.items() if "." not in str(override.key_or_group)])
-    except (ConfigCompositionException, ValueError):
+    except (ConfigCompositionException, OmegaConfBaseException, ValueError):
         return {}
     added = [str(override.key_or_group) for override in of.values() if override.is_add() or override.is_force_add()]
     wrong = {}
@@ -164,7 +169,11 @@ def _wrong_keys(
         if "." not in key or override.is_force_add() or override.package is not None or key.startswith("hydra."):
             continue
         if override.is_add():
-            if OmegaConf.select(config, key) is not None and not isinstance(value, dict | list):
+            if (
+                has_key(config, key)
+                and OmegaConf.select(config, key) is not None
+                and not isinstance(value, dict | list)
+            ):
                 wrong[text] = f"{text}: there is {key} already; leave the + out"
         elif not has_key(config, key) and not any(f"{key}.".startswith(f"{other}.") for other in added):
             wrong[text] = _no_such(job, text, key, own, defaults())
@@ -174,7 +183,10 @@ def _wrong_keys(
 def has_key(config: DictConfig, key: str) -> bool:
     """Whether a configuration has a key, whatever its value, a missing one (``???``) included."""
     group, _, name = key.rpartition(".")
-    above = OmegaConf.select(config, group)
+    try:
+        above = OmegaConf.select(config, group, throw_on_resolution_failure=False)
+    except (OmegaConfBaseException, TypeError, ValueError):  # below a list
+        return False
     if OmegaConf.is_list(above):
         return name.isdigit() and int(name) < len(above)
     return OmegaConf.is_dict(above) and name in list(above)
