@@ -1,4 +1,4 @@
-"""The share of responses that a run's clip values would leave outside at its lengths. Imports neither verl nor ray."""
+"""What a run's loss would do that its command does not say. Imports neither verl nor ray."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from fspo.types import NO_CLIP
 #: Spread of S in nats per square root of a token: between the 0.034 and 0.039 of published runs of Qwen3 4B and 14B
 #: (CTPO, arXiv 2605.07331, figure 1).
 SIGMA: Final = 0.036
+#: verl 0.9.1's ``loss_agg_mode``.
+VERLS_MODE: Final = "token-mean"
 
 
 def outlook(config: DictConfig) -> Iterator[str]:
-    """Two lines: the clip values with their origin, and the shares outside under both means of S; none without a band.
+    """Two lines of a band: the clip values with their origin, and the shares outside under both means of S.
 
-    The model is that of :mod:`fspo.expected_clip`.
+    The model is that of :mod:`fspo.expected_clip`. One line of verl's losses, if their tokens are not weighed as verl
+    weighs them by default: a command of ``main_ppo`` that relies on the default would train another loss.
     """
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     settings = resolve_settings(loss)
+    if settings is None and (mode := config.actor_rollout_ref.actor.loss_agg_mode) != VERLS_MODE:
+        yield f"actor_rollout_ref.actor.loss_agg_mode={mode}; verl's default is {VERLS_MODE}"
     if settings is None or settings.calibrated or settings.clip_high >= NO_CLIP:
         return
     longest = config.data.max_response_length

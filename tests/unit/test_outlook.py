@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from composing import composed
+from verl.workers.config import ActorConfig
 
 from recipe.fspo.outlook import outlook
 
@@ -29,6 +32,15 @@ def test_a_job_names_its_clip_values_and_what_they_would_leave_outside(
     assert ("measured" in lines[0]) == ("clip_values=published" not in overrides)
 
 
-@pytest.mark.parametrize("algo", ["unclipped", "fspo_quantile", "grpo", "gspo_verl"])
+def test_another_mean_over_tokens_than_verls_default_is_named() -> None:
+    default = next(field.default for field in dataclasses.fields(ActorConfig) if field.name == "loss_agg_mode")
+    for algo in ("grpo", "gspo_verl"):
+        (line,) = outlook(composed("experiment=own", f"algo={algo}"))
+        assert "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in line and default in line
+        key = f"actor_rollout_ref.actor.loss_agg_mode={default}"
+        assert list(outlook(composed("experiment=own", f"algo={algo}", key))) == []
+
+
+@pytest.mark.parametrize("algo", ["unclipped", "fspo_quantile", "dapo"])
 def test_a_loss_without_clip_values_of_a_band_has_no_line(algo: str) -> None:
     assert list(outlook(composed("experiment=qwen3_8b", f"algo={algo}"))) == []
