@@ -27,7 +27,8 @@ def outlook(config: DictConfig) -> Iterator[str]:
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     settings = resolve_settings(loss)
     if settings is None and (mode := config.actor_rollout_ref.actor.loss_agg_mode) != VERLS_MODE:
-        yield f"actor_rollout_ref.actor.loss_agg_mode={mode}; verl's default is {VERLS_MODE}"
+        key = "actor_rollout_ref.actor.loss_agg_mode"
+        yield f"{key}={mode}: a script that relies on verl's default needs {key}={VERLS_MODE}"
     if settings is None or settings.calibrated or settings.clip_high >= NO_CLIP:
         return
     longest = config.data.max_response_length

@@ -347,7 +347,7 @@ def test_a_validation_before_the_last_step_is_not_called_the_one_after_training(
     (folder / "length_stats.jsonl").unlink()
     (folder / "config.yaml").write_text("trainer: {test_freq: -1}\n")
     text = summarise(folder)
-    assert re.search(r"before +\(step 0\): 0\.250", text) and "after" not in text, text
+    assert re.search(r"before +\(step 0\): 0\.250", text) and "after  (step" not in text, text
     assert re.search(r"during +\(step 1\): 0\.250(.|\n)* 3.*trainer\.test_freq=-1", text), text
 
 
