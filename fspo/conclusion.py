@@ -6,7 +6,6 @@ responses have them, else over mini-batches; fewer than :data:`fspo.clip_values.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -35,8 +34,8 @@ BANDS: Final = {"sqrt(L)": "fspo", "constant": "seq_rloo", "linear": "seq_gspo"}
 _BINS: Final = 8
 _FEWEST_BINS: Final = 3
 _RESAMPLES: Final = 1000
-#: So many clusters at most, for the time that the resampling takes; mini-batches beyond it are joined in order.
-_MOST_BATCHES: Final = 100
+#: So many clusters at most, for the time that the resampling takes: of more mini-batches neighbours are one cluster.
+_MOST_CLUSTERS: Final = 100
 _SEED: Final = 0
 
 
@@ -77,9 +76,6 @@ class Responses:
     def of_sums(cls, parts: Sequence[SequenceSums]) -> Responses:
         """From the histograms of mini-batches; within a cell evenly in log |S|, so within a per cent."""
         parts = [part for part in parts if part.total("count")]
-        if len(parts) > _MOST_BATCHES:
-            cuts = np.linspace(0, len(parts), _MOST_BATCHES + 1).astype(int)
-            parts = [sum(parts[low:high], SequenceSums.zeros()) for low, high in itertools.pairwise(cuts)]
         whole = sum(parts, SequenceSums.zeros())
         length_K = np.rint((whole.column("length") / whole.column("count").clamp(min=1)).numpy())
         columns = []
@@ -89,7 +85,10 @@ class Responses:
         if not columns:
             return cls(*(np.zeros(0),) * 3, *(np.zeros(0, np.int64),) * 2, "mini-batches")
         s, length, count, batch = (np.concatenate(column) for column in zip(*columns, strict=True))
-        return cls(s, length, count, batch, batch, "mini-batches")
+        if len(parts) <= _MOST_CLUSTERS:
+            return cls(s, length, count, batch, batch, "mini-batches")
+        cluster = batch * _MOST_CLUSTERS // len(parts)
+        return cls(s, length, count, batch, cluster, "groups of neighbouring mini-batches")
 
     def too_few(self) -> str | None:
         """Why nothing follows from so few responses, in a sentence; None if there are enough."""

@@ -223,8 +223,11 @@ def read_parquet(path: Path) -> dict[str, Array]:
         ValueError: If the file cannot be read, a column is missing or holds something else, or no mini-batch is above
             0; the message names file and column.
     """
-    import pandas as pd
-
+    try:
+        import pandas as pd
+        import pyarrow  # noqa: F401  (what pandas reads with)
+    except ImportError as error:
+        raise ValueError(f"{path}: a parquet file needs pandas and pyarrow: pip install '.[report]'") from error
     try:
         table = pd.read_parquet(path)
         columns = {name: table[name].to_numpy(np.float64) for name in ("S", "L")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +172,17 @@ def test_a_bin_of_equal_s_and_few_responses_decide_nothing() -> None:
         conclude(Responses.of_rows(0.1 * np.arange(4)[np.arange(1600) // 400], length, np.arange(1600) // 16))
     )
     assert "nan" not in nothing and "no exponent" in nothing
+
+
+def test_each_of_many_mini_batches_is_scaled_by_itself() -> None:
+    table = drawn(batches=250)
+    responses = Responses.of_sums(sums_of(table))
+    assert len(np.unique(responses.batch_B)) == 250 and exponent_of(responses).n == 100
+    assert "(100 groups of neighbouring mini-batches resampled)" in conclude(responses)[0]
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+def test_a_missing_extra_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=r"rows\.parquet.*pandas and pyarrow.*\[report\]"):
+        read_parquet(Path("rows.parquet"))
