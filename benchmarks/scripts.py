@@ -68,7 +68,7 @@ _FREE: Final = re.compile(
 _SILENT: Final = "without a word: "
 _MOST_EDITS: Final = 10
 #: The page that shows the table of keys without effect, between these lines.
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "runs.md"
+PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "keys-without-effect.md"
 _TABLE: Final = re.compile(r"(?<=<!-- python -m benchmarks.scripts --write -->\n).*?(?=<!-- end -->)", re.S)
 
 
@@ -276,7 +276,9 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, nargs="?", help="a checkout of verl, or of recipes for it")
     parser.add_argument("--experiment", help="one to put the arguments on; without it none, as with ~experiment")
     parser.add_argument("--only", default="", help="a part of the paths to try")
-    parser.add_argument("--write", action="store_true", help="write the table of keys without effect into docs/runs.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table of keys without effect into docs/keys-without-effect.md"
+    )
     args = parser.parse_args()
     if args.write:
         with atomic_path(PAGE) as temporary:

@@ -1,10 +1,10 @@
 """Keys that a command gives and that nothing reads, because of another setting.
 
-:data:`ROWS` is the table; a job adds its own (:attr:`recipe.runner.launch.job.Job.without_effect`), and docs/runs.md
-shows both. A key counts that the user gave, on the command line or, in a resumed run, when it began; a default or an
-experiment's value does not. What would change the training is refused, with the remedy. It is only noted if the run
-does anyway what the key asks for: the value is the one that holds without it, it asks for nothing, or the user gave the
-setting that disables it, too.
+:data:`ROWS` is the table; a job adds its own (:attr:`recipe.runner.launch.job.Job.without_effect`), and
+docs/keys-without-effect.md shows both. A key counts that the user gave, on the command line or, in a resumed run, when
+it began; a default or an experiment's value does not. What would change the training is refused, with the remedy. It is
+only noted if the run does anyway what the key asks for: the value is the one that holds without it, it asks for
+nothing, or the user gave the setting that disables it, too.
 """
 
 from __future__ import annotations
