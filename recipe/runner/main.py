@@ -54,11 +54,12 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         settings, overrides = split_arguments(rest, ["dry_run"], problems)
         dry_run = settings.get("dry_run", False)
         if type(dry_run) is not bool and dry_run != "full":
-            raise BadInput(f"dry_run={dry_run}: give true, false, or full for the whole configuration")
+            problems.append(f"dry_run={dry_run}: give true, false, or full for the whole configuration")
         sweeps = [str(override.input_line) for override in parsed(overrides) if override.is_sweep_override()]
         if flags.multirun or sweeps:
             what = sweeps[0] if sweeps else "--multirun"
-            raise BadInput(f"{what}: one command is one run; for several use {several}")
+            problems.append(f"{what}: one command is one run; for several use {several}")
+            overrides = [override for override in overrides if override not in sweeps]
         new = len(overrides)
         overrides = with_settings_of_run(overrides)
         if kept := overrides[: len(overrides) - new]:

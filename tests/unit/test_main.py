@@ -55,6 +55,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         ("trainer.nothing_like_it=8", ["trainer.nothing_like_it", "leave it out"]),
         ("~trainer.nothing_like_it", ["~trainer.nothing_like_it", "leave it out"]),
         ("trainer.logger.name=wandb", ["trainer.logger.name"]),
+        ("trainer.logger.console.foo=1", ["trainer.logger.console.foo"]),
+        ("+trainer.logger.console.foo=1", ["+trainer.logger.console.foo=1"]),
         ("reward.reward_kwargs.overlong_buffer_cfg.enable=True", ["overlong_buffer_cfg.enable", ".overlong_buffer="]),
         *((f"{group}=null", [f"{group}=null", f"~{group}"]) for group in ("experiment", "algo", "mode", "match_scale")),
         ("--cfg=hydra", ["--cfg", "hydra", "job"]),
@@ -161,6 +163,14 @@ def test_all_keys_of_a_group_that_has_gone_have_one_line() -> None:
         compose([f"{keys[0]}=true", "trainer.nnodes=2", f"+{keys[1]}=true"])
     (line,) = str(error.value).splitlines()
     assert re.search(holds(*keys, "Megatron is not served"), line)
+
+
+def test_what_no_run_can_be_is_named_beside_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused(monkeypatch, capsys, "seed=1,2", "dry_run=maybe", "trainer.nothing_like_it=8", "--config-name=mine")
+    for name in ("seed=1,2", "recipe.fspo.compare", "dry_run=maybe", "trainer.nothing_like_it", "--config-name"):
+        assert name in error, error
 
 
 def test_all_problems_are_named_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
