@@ -63,9 +63,6 @@ def room_problems(config: DictConfig) -> Iterator[str]:
         )
 
 
-# ---------------------------------------------------------------- arithmetic
-
-
 def node_problems(config: DictConfig) -> Iterator[str]:
     """This machine, if the run starts a Ray of its own: folders for sockets and kernels, and the GPUs' mode."""
     if not starts_ray(config):
@@ -79,6 +76,9 @@ def node_problems(config: DictConfig) -> Iterator[str]:
     if config.trainer.device != "cpu":
         problems += [*node.kernel_problems((temporary, "TMPDIR")), *node.gpu_problems()]
     yield from map(MachineProblem, problems)
+
+
+# ---------------------------------------------------------------- arithmetic
 
 
 def _shape_problems(config: DictConfig) -> Iterator[str]:
