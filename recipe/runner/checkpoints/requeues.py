@@ -23,7 +23,8 @@ from recipe.runner.checkpoints.integrity import latest
 LIMIT: Final = 3
 #: Exit status if the job may not be requeued.
 REFUSED: Final = 3
-_RUN_FOLDER: Final = "run folder: "
+#: What a run prints before its folder (recipe/runner/launch/start.py), and what is looked for in the log.
+RUN_FOLDER: Final = "run folder: "
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ def starts_of(job: str, folder: Path) -> Iterator[Start]:
 def run_folders(job: str, folder: Path) -> list[Path]:
     """Folders of the runs that the job's starts began, as their commands have printed them."""
     folders = dict.fromkeys(
-        Path(line.removeprefix(_RUN_FOLDER))
+        Path(line.removeprefix(RUN_FOLDER))
         for log in folder.glob(f"{job}-restart-*/command.log")
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.startswith(_RUN_FOLDER)
+        if line.startswith(RUN_FOLDER)
     )
     return list(folders)
 

@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from verl.trainer.main_ppo import run_ppo
 
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, name_latest
+from recipe.runner.checkpoints.requeues import RUN_FOLDER
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.processes import own_run_id
@@ -54,7 +55,7 @@ def _begin(start: Start) -> None:
 def _run(start: Start, run_id: str) -> None:
     """Start Ray, train, and end whatever was started."""
     config = start.config
-    print(f"run folder: {config.run.dir}\nstarting Ray", flush=True)
+    print(f"{RUN_FOLDER}{config.run.dir}\nstarting Ray", flush=True)
     log = Path(config.run.dir) / "launcher.log"
     trainer, stop = TrainerHandle(start.job), threading.Event()
     supervisor = trainer.supervisor = _supervisor(config, trainer, run_id)
