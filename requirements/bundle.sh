@@ -27,7 +27,13 @@ pack() { # FOLDER OUT
 }
 
 decompressed() { # the first part, which says whether the bundle is compressed
-    if [[ $(head -c 6 "$1" | tr -d '\0') == $'\xfd7zXZ' ]]; then xz -dc -T0; else cat; fi
+    if [[ $(head -c 6 "$1" | tr -d '\0') != $'\xfd7zXZ' ]]; then
+        cat
+    elif command -v xz >/dev/null; then
+        xz -dc -T0
+    else # an image may lack it
+        python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(lzma.open(sys.stdin.buffer), sys.stdout.buffer)'
+    fi
 }
 
 unpack() { # OUT NEW
@@ -90,6 +96,22 @@ cross_entropy() { # FOLDER SITE
     tar -xzf "$archive" -O "flash_attn-$version/$file" >"$2/$file"
     printf 'Metadata-Version: 2.1\nName: flash-attn-cross-entropy\nVersion: %s\n' "$version" >"$info/METADATA"
     echo flash_attn >"$info/top_level.txt"
+    echo bundle.sh >"$info/INSTALLER"
+    printf '%s,,\n' flash_attn/{,ops/,ops/triton/}__init__.py "$file" \
+        "${info##*/}"/{INSTALLER,METADATA,RECORD,top_level.txt} >"$info/RECORD"
+}
+
+# pip notes where a wheel lay, the programs it made, and files that are not carried: paths of this machine, and hashes of
+# this repository's code, without which the same packages make the same parts.
+forget_machine() { # SITE
+    local record line
+    find "$1" -name direct_url.json -delete
+    for record in "$1"/*.dist-info/RECORD; do
+        while IFS= read -r line; do
+            [[ $line == ../* || ! -e $1/${line%,*,*} ]] || echo "$line"
+        done <"$record" >"$record.new"
+        mv "$record.new" "$record"
+    done
 }
 
 wheels() { # OUT
@@ -103,6 +125,7 @@ wheels() { # OUT
 
 slim() { # OUT
     local name site part
+    umask 022 # modes of files are part of the parts
     load "$1/downloads/base" 3.12 35 < <(grep -v '^#' "$here/slim.txt" | while read -r name; do
         if [[ $name == *==* ]]; then echo "$name"; else grep "^$name==" "$here/gpu.txt" || echo "$name==is-not-in-gpu.txt"; fi
     done)
@@ -126,7 +149,9 @@ slim() { # OUT
     (cd "$1/vllm.site/vllm" && rm -rf vllm_flash_attn/_vllm_fa2_C.* _moe_C_* vllm-rs third_party/deep_gemm/include \
         third_party/fmha_sm100/cutlass && find third_party -name '*cpython-3*' ! -name '*cpython-312-*' -delete)
     for part in base ray vllm; do
-        COMPRESS="xz -6 -T0" PART_BYTES=45000000 pack "$1/$part.site" "$1/$part"
+        forget_machine "$1/$part.site"
+        # With one thread xz writes other bytes than with several.
+        COMPRESS="xz -6 -T4" PART_BYTES=45000000 pack "$1/$part.site" "$1/$part"
         rm -rf "$1/$part.site"
     done
     du -sh "$1"/{base,ray,vllm}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import venv
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,13 @@ def test_a_compressed_bundle_is_unpacked_by_the_same_command(tmp_path: Path) -> 
     assert 1 < len(list((tmp_path / "out").glob("part-*"))) < 100
     done, new = unpack(tmp_path / "out")
     assert done.returncode == 0 and (new / "zeros.py").stat().st_size == 1_000_000, done.stderr
+    shutil.rmtree(new)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").symlink_to(sys.executable)
+    for name in ("bash", "cat", "cp", "cut", "dirname", "head", "mkdir", "mv", "rm", "sha256sum", "tar", "tr", "xargs"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    without_xz = bash(REQUIREMENTS / "bundle.sh", "unpack", tmp_path / "out", new, PATH=str(tmp_path / "bin"))
+    assert without_xz.returncode == 0 and (new / "zeros.py").stat().st_size == 1_000_000, without_xz.stderr
 
 
 def test_flash_attns_cross_entropy_alone_is_not_taken_for_its_attention(tmp_path: Path) -> None:
@@ -89,6 +97,11 @@ def test_flash_attns_cross_entropy_alone_is_not_taken_for_its_attention(tmp_path
         words, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True
     )
     assert seen.stdout == "in Triton False\n", seen.stderr[-2000:]
+    (package,) = distributions(path=[str(tmp_path / "site")])
+    site = tmp_path / "site"
+    files = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    assert {str(name) for name in package.files or ()} == {name for name in files if "__pycache__" not in name}
+    assert package.read_text("INSTALLER")
 
 
 def test_every_package_of_the_slim_bundle_has_a_version() -> None:
