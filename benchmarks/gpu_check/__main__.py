@@ -11,6 +11,7 @@ Results are one file, OUT/results.json. ``--write`` runs nothing: it takes this 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -93,10 +94,12 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
     for old in (folder / f"{step}.log", *folder.glob(f"{step}-*.json")):
         old.unlink(missing_ok=True)
     ranks = gpus if step == "update" else 1
-    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if step == "update" else []
+    # The name of a machine without a network may have no address, and torchrun would look it up.
+    torchrun = ["torch.distributed.run", "--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "-m"]
     options = ["--device", device, "--gpus", str(gpus), "--out", str(folder), "--in-this-process", step]
     begin = time.monotonic()
-    start = Start(folder, *torchrun, "benchmarks.gpu_check", *options, log=f"{step}.log", PYTHONPATH=PATH)
+    words = [*(torchrun if step == "update" else []), "benchmarks.gpu_check", *options]
+    start = Start(folder, *words, log=f"{step}.log", PYTHONPATH=PATH)
     status = f"killed after {LIMIT_S} s"
     try:
         status = f"status {start.process.wait(LIMIT_S)}"
@@ -121,9 +124,11 @@ def machine(device: str, gpus: int) -> str:
 
 
 def commit() -> str:
-    """Of this checkout; a copy without git's folder has none."""
-    done = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    """Of this checkout; a copy without git's folder has none, and a machine may have no git."""
+    command = ["git", "rev-parse", "--short=12", "HEAD"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+    return "unknown"
 
 
 def shown(value: float | str) -> str:

@@ -313,7 +313,7 @@ def process_group(device: str) -> Iterator[int]:
     """The ranks that torchrun has started, or this process alone; yields their number."""
     if device == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    backend = {"cuda": "nccl", "cpu": "gloo"}[device]
+    backend = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}[device]  # as verl's workers
     if "RANK" in os.environ:
         distributed.init_process_group(backend)
     else:

@@ -11,19 +11,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import two_ranks
-from tensordict import TensorDict
-from verl.utils import tensordict_utils as tu
-from verl.workers.utils.padding import response_from_nested
 
+from benchmarks.gpu_check.engine import PROMPT, Policy
 from recipe.fspo.job import compose
-from recipe.fspo.recorder import RECORDER
-from recipe.fspo.worker import FSPOWorker
 
-SEQUENCES, MINI_BATCH, PROMPT, LONGEST, BUDGET = 48, 16, 4, 40, 96
+SEQUENCES, MINI_BATCH, LONGEST, BUDGET = 48, 16, 40, 96
 ACTOR = "actor_rollout_ref.actor"
 
 
@@ -35,43 +33,22 @@ def split_k(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return total if bias is None else total + bias
 
 
-def sequences(rank: int, ranks: int) -> TensorDict:
+def sequences(rank: int, ranks: int) -> list[torch.Tensor]:
     """This rank's part of a batch whose mini-batches are of very different lengths."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, LONGEST + 1, (SEQUENCES,), generator=generator).tolist()
     rows = [torch.randint(0, 512, (PROMPT + length,), generator=generator) for length in lengths]
-    advantages = torch.randn(SEQUENCES, generator=generator)
-    mine = [i for i in range(SEQUENCES) if i % ranks == rank]
-    columns = {
-        "prompts": [rows[i][:PROMPT] for i in mine],
-        "responses": [rows[i][PROMPT:] for i in mine],
-        "input_ids": [rows[i] for i in mine],
-        "position_ids": [torch.arange(len(rows[i])) for i in mine],
-        "response_mask": [torch.ones(lengths[i], dtype=torch.int64) for i in mine],
-        "loss_mask": [torch.ones(lengths[i], dtype=torch.int64) for i in mine],
-        "advantages": [advantages[i].expand(lengths[i]) for i in mine],
-    }
-    nested = {name: torch.nested.as_nested_tensor(values, layout=torch.jagged) for name, values in columns.items()}
-    return TensorDict(nested, batch_size=len(mine))
+    return rows[rank::ranks]
 
 
-def largest_by_mini_batch(worker: FSPOWorker, ulysses: int, asked: dict[str, int]) -> list[float] | None:
-    """Largest |S| of each mini-batch."""
-    data = sequences(dist.get_rank() // ulysses, 2 // ulysses)
-    question = data.clone()
-    tu.assign_non_tensor(question, calculate_entropy=True, compute_loss=False, temperature=1.0, **asked)
-    answer = [worker.compute_log_prob(question)]
-    if ulysses > 1:  # verl hands on what the first rank of a group answers, through its queue
-        dist.broadcast_object_list(answer, src=0)
-    data["old_log_probs"] = response_from_nested(answer[0]["log_probs"], data["response_mask"])
-    RECORDER.begin_update(None, step=1, sequences=True)
-    of_update = {"global_batch_size": MINI_BATCH, "mini_batch_size": MINI_BATCH, "epochs": 1, "seed": 1}
-    tu.assign_non_tensor(
-        data, calculate_entropy=False, dataloader_kwargs={"shuffle": False}, temperature=1.0, **of_update
-    )
-    worker.update_actor(data)
-    recorded = worker.pop_mini_batches()
-    return None if recorded is None else [float(abs(mini_batch.sequences[0]).max()) for mini_batch in recorded]
+class Spread(Policy):
+    """A policy of which each sequence may be spread over ranks."""
+
+    def answer(self, question: Any) -> Any:
+        answers = [super().answer(question)]
+        if self.worker.config.actor.ulysses_sequence_parallel_size > 1:
+            dist.broadcast_object_list(answers, src=0)  # verl hands on what the first rank of a group answers
+        return answers[0]
 
 
 def rank_of_two(rank: int, folder: str, ulysses: int) -> None:
@@ -90,15 +67,13 @@ def rank_of_two(rank: int, folder: str, ulysses: int) -> None:
             f"{ACTOR}.ulysses_sequence_parallel_size={ulysses}",
         ]
     )
-    worker = FSPOWorker(config=config.actor_rollout_ref, role="actor")
-    worker.init_model()
-    for module in worker.actor.engine.module.modules():
+    policy = Spread(config, Path(folder), sequences(rank // ulysses, 2 // ulysses), MINI_BATCH)
+    for module in policy.worker.actor.engine.module.modules():
         if hasattr(module, "config"):
             module.config._attn_implementation = "flash_attention_2"
-    worker.record(run_dir=folder)
     torch.nn.functional.linear = split_k
-    for way, asked in (("as the update", {"mini_batch_size": MINI_BATCH}), ("as verl", {})):
-        if (largest := largest_by_mini_batch(worker, ulysses, asked)) is not None:
+    for way, same_packs in (("as the update", True), ("as verl", False)):
+        if largest := policy.update(policy.log_probs(same_packs)):
             line = json.dumps({"rank": rank, "ulysses": ulysses, "way": way, "largest": largest})
             print(f"{line}\n", end="", flush=True)  # in one write: two ranks share the pipe
 

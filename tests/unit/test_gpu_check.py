@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from benchmarks.gpu_check import __main__ as command
-from benchmarks.gpu_check import stack, steps
+from benchmarks.gpu_check import engine, stack, steps
 from benchmarks.pages import as_csv
 from fspo.diagnostics import NoiseFloor
 from fspo.markdown import markdown_table
@@ -62,7 +63,7 @@ def test_the_first_four_steps_measure_what_they_say() -> None:
 def test_the_first_four_steps_need_torch_and_transformers_alone() -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({NOT_NEEDED}));"
-        "import json, torch; torch.set_num_threads(1); from benchmarks.gpu_check import steps;"
+        "import json, torch; torch.set_num_threads(1); from benchmarks.gpu_check import __main__, engine, steps;"
         "names = ('versions', 'loss', 'noise', 'update');"
         "print(json.dumps({n: getattr(steps, n)(steps.SIZES['cpu'], 'cpu') for n in names}))"
     )
@@ -174,6 +175,15 @@ def test_gpu_smoke_has_what_the_8b_job_has(gpus: int) -> None:
     for vocabulary, width, *_ in (stack.WIDE, steps.SIZES["cuda"].shape):
         assert 4 * vocabulary * width > bucket, "the way of weights larger than a bucket is not taken"
     assert stack.WIDE[1] == json.loads((ROOT / "recipe/runner/plan/models/Qwen3-8B.json").read_text())["hidden_size"]
+
+
+def test_each_peak_of_the_engine_has_a_plan_beside_it(tmp_path: Path) -> None:
+    """Only a GPU has peaks; a phase that the planner does not know would count as nothing."""
+    shutil.copy(ROOT / "recipe/runner/plan/models/Qwen3-8B.json", tmp_path / "config.json")
+    peaks = {"log_probs": 1.0, "update": 1.0, "save": 1.0}
+    numbers = engine.compared(composed(*stack.smoke_on(1, 8192)), tmp_path, peaks)
+    planned = [value for name, value in numbers.items() if "planner" in name]
+    assert len(planned) == len(peaks) and min(map(float, planned)) > 0
 
 
 def test_what_a_cpu_starts_composes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,7 +128,8 @@ def largest(tmp_path_factory: pytest.TempPathFactory) -> Largest:
     """By Ulysses size and way of inferring: largest |S| of each mini-batch, on each rank."""
     script = Path(__file__).with_name("same_packs.py")
     command = [sys.executable, "-W", "ignore", str(script), str(tmp_path_factory.mktemp("packs"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    environment = {**os.environ, "PYTHONPATH": str(script.parents[2])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     by_way: Largest = {}
     for line in done.stdout.splitlines():
