@@ -239,8 +239,8 @@ def _compose_once(base: str) -> None:
 
     def compose_once(config_name: str, overrides: list[str]) -> DictConfig:
         parsed = OverridesParser.create().parse_overrides(overrides)
-        values = [each for each in parsed if "." in each.key_or_group and each.key_or_group != SEARCH_PATH]
-        choices = tuple(str(each.input_line) for each in parsed if each not in values)
+        values = [one for one in parsed if "." in one.key_or_group and one.key_or_group != SEARCH_PATH]
+        choices = tuple(str(one.input_line) for one in parsed if one not in values)
         if choices not in kept:
             kept[choices] = pickle.dumps(whole(config_name, overrides=list(choices)))
         config: DictConfig = pickle.loads(kept[choices])
@@ -252,9 +252,9 @@ def _compose_once(base: str) -> None:
         compose(choices)
 
 
-def _is_of_another_engine(said: Answer) -> bool:
+def _is_of_another_engine(last: Answer) -> bool:
     """Whether a script is refused for what trains or generates: no edit of it would be the same experiment."""
-    return any("not served" in error for error in said.errors)
+    return any("not served" in error for error in last.errors)
 
 
 def tried(words: Sequence[str]) -> tuple[Answer, int, Answer]:

@@ -49,7 +49,7 @@ def grid_of(run: Path) -> Path | None:
     for folder in run.parents:
         if (folder / GRID_FILE).is_file():
             planned = read_object(folder / GRID_FILE).get("runs")
-            paths = [each.get("path") for each in planned or () if isinstance(each, dict)]
+            paths = [entry.get("path") for entry in planned or () if isinstance(entry, dict)]
             return folder if str(run.relative_to(folder)) in paths else None
     return None
 

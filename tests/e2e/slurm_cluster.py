@@ -175,7 +175,7 @@ class Cluster:
         """The node and all that runs on it is gone from one moment to the next."""
         tasks = [task for task in self._job_processes() if task.environ().get("SLURMD_NODENAME") == node]
         stepds = {parent for task in tasks if (parent := task.parent()) is not None and "slurmstepd" in parent.name()}
-        daemon = next(each for each in self.daemons if each.args == ("slurmd", "-D", "-N", node))
+        daemon = next(one for one in self.daemons if one.args == ("slurmd", "-D", "-N", node))
         self.daemons.remove(daemon)
         daemon.kill()
         for process in [*stepds, *tasks]:

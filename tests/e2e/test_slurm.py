@@ -110,8 +110,8 @@ def test_demo_trains_on_two_nodes(cluster: Cluster, submit: Submit) -> None:
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
     assert steps(run_dir) == [1, 2]
     assert json.loads((run_dir / "run.json").read_text())["status"] == "finished"
-    said = log.read_text()
-    assert "Ray is up on 2 node(s)" in said and "step 2/2" in said
+    text = log.read_text()
+    assert "Ray is up on 2 node(s)" in text and "step 2/2" in text
     # An FSDP rank on each node: its output is in that node's own Ray logs.
     (logs,) = (run_dir / "slurm").glob(f"{job}-restart-0")
     for node in ("node1", "node2"):
@@ -179,11 +179,11 @@ def test_a_dead_node_costs_a_requeue(cluster: Cluster, submit: Submit, tmp_path:
     finally:
         cluster.bring_back("node2")
     ended = cluster.wait_for_end(job, 300, log)
-    said = log.read_text()
+    text = log.read_text()
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), tail(log)
     # Ray itself may lose a node once more on a busy machine: that costs another requeue, and the job still ends.
-    assert int(ended["Restarts"]) >= 1 and said.count("Ray is up on 2 node(s)") >= 2
-    assert "node node2 does not answer" in said or "Ray ended on node node2" in said
+    assert int(ended["Restarts"]) >= 1 and text.count("Ray is up on 2 node(s)") >= 2
+    assert "node node2 does not answer" in text or "Ray ended on node node2" in text
     shutil.rmtree(f"/tmp/fspo-{job}-1", ignore_errors=True)  # the dead node's
     assert_nothing_left(cluster, job, run_dir)
 
@@ -193,8 +193,8 @@ def test_requeues_without_a_checkpoint_are_three_at_most(cluster: Cluster, submi
     job, log, run_dir = submit(*command)
     ended = cluster.wait_for_end(job, 600, log)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "1:0", "3"), tail(log)
-    said = log.read_text()
-    assert said.count("requeueing job") == 3 and "restart 3: " in said and "--time" in said
+    text = log.read_text()
+    assert text.count("requeueing job") == 3 and "restart 3: " in text and "--time" in text
     assert_nothing_left(cluster, job, run_dir)
 
 

@@ -38,7 +38,7 @@ def bash(script: str, *arguments: str, **environment: str) -> subprocess.Complet
 
 
 @pytest.mark.parametrize(
-    ("given", "used"),
+    ("variables", "used"),
     [
         ({}, "ROOT/.venv"),
         ({"VIRTUAL_ENV": "/active"}, "/active"),
@@ -50,10 +50,10 @@ def bash(script: str, *arguments: str, **environment: str) -> subprocess.Complet
     ],
 )
 def test_a_node_takes_the_active_environment_before_the_repositorys(
-    tmp_path: Path, given: dict[str, str], used: str | None
+    tmp_path: Path, variables: dict[str, str], used: str | None
 ) -> None:
     (tmp_path / ".venv").mkdir()
-    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", FSPO_ROOT=str(tmp_path), **given)
+    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", FSPO_ROOT=str(tmp_path), **variables)
     path = os.environ["PATH"] if used is None else f"{used}/bin:{os.environ['PATH']}"
     assert done.stdout.strip() == path.replace("ROOT", str(tmp_path)), done.stderr
 
@@ -73,9 +73,9 @@ def test_an_environment_that_the_set_up_brings_comes_before_the_repositorys(
     (tmp_path / ".venv").mkdir()
     install(tmp_path, ray="#!/bin/sh\n")
     (tmp_path / "setup.sh").write_text(setup.replace("ROOT", str(tmp_path)) + "\n")
-    given = {"FSPO_ROOT": str(tmp_path), "FSPO_SETUP": str(tmp_path / "setup.sh"), "CONDA_PREFIX": ""}
-    given["PATH"] = "/usr/bin:/bin"  # without a Ray
-    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", **given)
+    variables = {"FSPO_ROOT": str(tmp_path), "FSPO_SETUP": str(tmp_path / "setup.sh"), "CONDA_PREFIX": ""}
+    variables["PATH"] = "/usr/bin:/bin"  # without a Ray
+    done = bash("node.sh", "run", "/bin/bash", "-c", "echo $PATH", **variables)
     assert done.stdout.split(":")[0] == first.replace("ROOT", str(tmp_path)), done.stderr
 
 
@@ -113,14 +113,14 @@ def test_what_keeps_ray_from_starting_on_a_node_is_named_before_it(tmp_path: Pat
     assert log.startswith("error: ") and "FSPO_RAY_TMP=" in log and "--num-cpus" not in log
 
 
-def join(folder: Path, ray_tmp: str, **given: str) -> str:
+def join(folder: Path, ray_tmp: str, **variables: str) -> str:
     """The log of the second node of a job, whose Ray prints its options and ends."""
     install(folder, ray='#!/bin/sh\necho "$@"\nexit 1\n')
     (folder / "ray_address").write_text("10.0.0.1:20000")
     bash(
         "node.sh", "ray", FSPO_ROOT=str(folder), FSPO_LOG_DIR=str(folder), FSPO_RAY_TMP=ray_tmp,
         SLURM_JOB_ID=f"test{os.getpid()}", SLURMD_NODENAME="node2", SLURM_NODEID="1", OMP_NUM_THREADS="1",
-        PATH=f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}", **given,
+        PATH=f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}", **variables,
     )  # fmt: skip
     return (folder / "ray-node2.log").read_text()
 
@@ -174,44 +174,44 @@ def launch(
 
 
 def test_a_busy_slurm_keeps_no_job_from_being_requeued(tmp_path: Path) -> None:
-    status, said, requeued = launch(tmp_path, scancel='#!/bin/sh\n(sleep 2; touch "$CALLS.stop") &\nexit 1\n')
-    assert (status, requeued) == (75, ["7"]), said
+    status, output, requeued = launch(tmp_path, scancel='#!/bin/sh\n(sleep 2; touch "$CALLS.stop") &\nexit 1\n')
+    assert (status, requeued) == (75, ["7"]), output
 
 
 def test_a_warning_during_the_checksums_requeues(tmp_path: Path) -> None:
     up = 'p=$PPID; while ps -o args= -p "$(ps -o ppid= -p $p)" | grep -q launch.sh; do p=$(ps -o ppid= -p $p); done'
     install(tmp_path, sha256sum=f"#!/bin/sh\n{up}; kill -USR1 $p\n")
-    status, said, requeued = launch(tmp_path, FSPO_MANIFEST=str(tmp_path / "manifest"), COMMAND="0")
-    assert (status, requeued) == (75, ["7"]), said
+    status, output, requeued = launch(tmp_path, FSPO_MANIFEST=str(tmp_path / "manifest"), COMMAND="0")
+    assert (status, requeued) == (75, ["7"]), output
 
 
 def test_starts_that_nobody_can_count_are_ten(tmp_path: Path) -> None:
     broken = STEPS.replace('exec "$@" ;;', "exit 127 ;;")
     assert broken != STEPS
     assert launch(tmp_path, steps=broken, SLURM_RESTART_COUNT="9")[::2] == (75, ["7"])
-    status, said, requeued = launch(tmp_path, steps=broken, SLURM_RESTART_COUNT="10")
-    assert (status, requeued) == (1, ["7"]) and "requeues.log" in said, said
+    status, output, requeued = launch(tmp_path, steps=broken, SLURM_RESTART_COUNT="10")
+    assert (status, requeued) == (1, ["7"]) and "requeues.log" in output, output
 
 
 def test_a_job_that_is_cancelled_while_it_ends_is_not_requeued(tmp_path: Path) -> None:
     cancel = f'{STOP}kill -TERM "$(ps -o ppid= -p "$PPID")"\n'  # timeout's parent is launch.sh
-    status, said, requeued = launch(tmp_path, scancel=cancel)
-    assert (status, requeued) == (143, []), said
+    status, output, requeued = launch(tmp_path, scancel=cancel)
+    assert (status, requeued) == (143, []), output
 
 
 def test_a_refused_requeue_is_no_success(tmp_path: Path) -> None:
-    status, said, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
-    assert status == 1 and "by hand" in said, said
+    status, output, _ = launch(tmp_path, scontrol='#!/bin/sh\n[ "$1" != requeue ] || exit 1\necho node1\n')
+    assert status == 1 and "by hand" in output, output
 
 
 def test_one_task_of_an_array_is_requeued_alone(tmp_path: Path) -> None:
-    status, said, requeued = launch(tmp_path, SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="2")
-    assert (status, requeued) == (75, ["6_2"]), said
+    status, output, requeued = launch(tmp_path, SLURM_ARRAY_JOB_ID="6", SLURM_ARRAY_TASK_ID="2")
+    assert (status, requeued) == (75, ["6_2"]), output
 
 
 def test_a_command_that_failed_is_not_started_again(tmp_path: Path) -> None:
-    status, said, requeued = launch(tmp_path, COMMAND="1")
-    assert (status, requeued) == (1, []), said
+    status, output, requeued = launch(tmp_path, COMMAND="1")
+    assert (status, requeued) == (1, []), output
 
 
 def test_a_requeued_job_takes_a_new_container(tmp_path: Path) -> None:
@@ -222,10 +222,12 @@ def test_a_requeued_job_takes_a_new_container(tmp_path: Path) -> None:
 
 def test_a_fourth_requeue_without_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
     for restart in range(4):
-        status, said, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart))
-        assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), said
-    assert "job 7 is not requeued" in said and "--time" in said and "--signal" in said and "FSPO_RUN_DIR" in said
-    assert all(f"restart {restart}: " in said for restart in range(4))
+        status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT=str(restart))
+        assert (status, len(requeued)) == ((75, restart + 1) if restart < 3 else (1, 3)), output
+    assert (
+        "job 7 is not requeued" in output and "--time" in output and "--signal" in output and "FSPO_RUN_DIR" in output
+    )
+    assert all(f"restart {restart}: " in output for restart in range(4))
     # SLURM requeues a job that it has preempted without a warning: that start ends at once.
-    status, said, requeued = launch(tmp_path, SLURM_RESTART_COUNT="4")
-    assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in said
+    status, output, requeued = launch(tmp_path, SLURM_RESTART_COUNT="4")
+    assert (status, len(requeued)) == (1, 3) and "job 7 is not requeued" in output

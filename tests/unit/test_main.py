@@ -54,9 +54,11 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         ("data.apply_chat_template_kwargs.effort=high", ["+data.apply_chat_template_kwargs.effort=high adds it"]),
         ("trainer.nothing_like_it=8", ["trainer.nothing_like_it", "leave it out"]),
         ("~trainer.nothing_like_it", ["~trainer.nothing_like_it", "leave it out"]),
-        ("trainer.logger.name=wandb", ["trainer.logger.name"]),
-        ("trainer.logger.console.foo=1", ["trainer.logger.console.foo"]),
-        ("+trainer.logger.console.foo=1", ["+trainer.logger.console.foo=1"]),
+        ("trainer.logger.name=wandb", ["trainer.logger.name", "trainer.logger=["]),
+        *(
+            (f"{plus}trainer.logger.a.b=1", [f"{plus}trainer.logger.a.b=1", "trainer.logger=["])
+            for plus in ("", "+", "++")
+        ),
         ("reward.reward_kwargs.overlong_buffer_cfg.enable=True", ["overlong_buffer_cfg.enable", ".overlong_buffer="]),
         *((f"{group}=null", [f"{group}=null", f"~{group}"]) for group in ("experiment", "algo", "mode", "match_scale")),
         ("--cfg=hydra", ["--cfg", "hydra", "job"]),

@@ -61,14 +61,14 @@ def end_on_signals() -> None:
     """
 
     def end(signum: int, _: object) -> None:
-        for each in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(each, signal.SIG_IGN)  # the end takes a few seconds, and is under way
+        for warning in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(warning, signal.SIG_IGN)  # the end takes a few seconds, and is under way
         ENDED_BY.append(signal.Signals(signum))
         raise KeyboardInterrupt
 
-    for each in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(each) is not signal.SIG_IGN:  # nohup
-            signal.signal(each, end)
+    for warning in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(warning) is not signal.SIG_IGN:  # nohup
+            signal.signal(warning, end)
 
 
 class StopRequest:

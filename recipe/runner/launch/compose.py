@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.util
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -166,7 +167,12 @@ def _wrong_keys(
     wrong = {}
     for text, override in of.items():
         key, value = str(override.key_or_group), override.value()
-        if "." not in key or override.is_force_add() or override.package is not None or key.startswith("hydra."):
+        if "." not in key or override.package is not None or key.startswith("hydra."):
+            continue
+        if (above := _list_above(config, key)) and not has_key(config, key):
+            wrong[text] = f"{text}: {above} is a list; give the whole of it, {above}=[...]"
+            continue
+        if override.is_force_add():
             continue
         if override.is_add():
             if (
@@ -190,6 +196,17 @@ def has_key(config: DictConfig, key: str) -> bool:
     if OmegaConf.is_list(above):
         return name.isdigit() and int(name) < len(above)
     return OmegaConf.is_dict(above) and name in list(above)
+
+
+def select(config: DictConfig, key: str, default: Any) -> Any:
+    """``OmegaConf.select``, with the default for a name below a list, too."""
+    return OmegaConf.select(config, key, default=default) if has_key(config, key) else default
+
+
+def _list_above(config: DictConfig, key: str) -> str | None:
+    """The list that a key has in the middle, such as ``trainer.logger`` in ``trainer.logger.console``."""
+    groups = itertools.accumulate(key.split(".")[:-1], "{}.{}".format)
+    return next((group for group in groups if OmegaConf.is_list(select(config, group, None))), None)
 
 
 def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: DictConfig) -> str:

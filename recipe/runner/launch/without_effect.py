@@ -20,7 +20,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 
 from recipe.runner.launch import inputs
-from recipe.runner.launch.compose import CONF_DIR, HANDED_ON, SEARCH_PATH, compose, parsed, verl_config_dir
+from recipe.runner.launch.compose import CONF_DIR, HANDED_ON, SEARCH_PATH, compose, parsed, select, verl_config_dir
 from recipe.runner.launch.job import Becomes, Job, Row
 from recipe.runner.verl_patches import server_slots
 
@@ -70,7 +70,7 @@ class CommandKeys:
         return {str(override.key_or_group) for override in parsed(self.begun_with)}
 
     def _leaves_of(self, key: str) -> Iterator[tuple[str, Any]]:
-        return _leaves(key, OmegaConf.select(self.config, key, default=_ABSENT))
+        return _leaves(key, select(self.config, key, _ABSENT))
 
     @cached_property
     def without(self) -> DictConfig:
@@ -96,7 +96,7 @@ def judged(command: CommandKeys, rows: Sequence[Row]) -> tuple[list[str], list[s
             judged_keys.add(key)
             is_note = row.becomes == "note" or (row.becomes == "refused" and row.switch in command.values)
             is_note = is_note or not row.asks(value) or key in command.trained_with
-            is_note = is_note or value == OmegaConf.select(command.without, key)
+            is_note = is_note or value == select(command.without, key, None)
             sentences.setdefault((is_note, row), []).append(f"{key}={'null' if value is None else value}")
     texts = {
         at: f"{', '.join(keys)}: no effect{_because(at[1], config)}; {at[1].remedy}" for at, keys in sentences.items()
@@ -110,7 +110,7 @@ def judged(command: CommandKeys, rows: Sequence[Row]) -> tuple[list[str], list[s
 
 def _is_unknown(command: CommandKeys, key: str) -> bool:
     """Whether an added key is new to the configuration, below no group that hands on what it holds, and in no code."""
-    is_new = OmegaConf.select(command.without, key, default=_ABSENT) is _ABSENT and not HANDED_ON.search(key)
+    is_new = select(command.without, key, _ABSENT) is _ABSENT and not HANDED_ON.search(key)
     return is_new and not re.search(rf"\b{re.escape(key.rpartition('.')[2])}\b", _code())
 
 
