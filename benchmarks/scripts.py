@@ -29,6 +29,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from benchmarks.settings import linked
 from fspo.files import atomic_path
 from fspo.markdown import markdown_table
 from recipe.fspo.job import JOB, compose
@@ -79,12 +80,12 @@ def with_table(page: str) -> str:
             ", ".join(f"`{key}`" for key in row.keys),
             f"`{row.switch}`: {row.when}" if row.switch else "always",
             row.becomes,
-            row.remedy,
+            linked(row.remedy),
         ]
         for row in (*JOB.without_effect(), *ROWS)
     ]
     return _TABLE.sub(
-        lambda _: markdown_table(["given", "no effect because of", "", "why, or instead"], rows) + "\n", page
+        lambda _: markdown_table(["key", "no effect because of", "it is", "why, or instead"], rows) + "\n", page
     )
 
 

@@ -13,6 +13,8 @@ import yaml
 
 from fspo.files import atomic_path
 from fspo.types import SequenceLossSettings
+from recipe.fspo.compare.__main__ import SETTINGS as OF_COMPARE
+from recipe.runner.main import SETTINGS as OF_MAIN
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/settings.md"
@@ -25,7 +27,8 @@ HEAD = """\
 
 Every setting of this project, with its default, made from the program by `python -m benchmarks.settings`. On a command
 line each is `KEY=VALUE`, and all settings of verl's go beside it. `python -m recipe.fspo.main dry_run=full` prints the
-values of one run. `algo=` names the loss: [all names](algorithms.md#all-names).
+values of one run. `algo=` names the loss: [all names](algorithms.md#all-names). The planner's assumptions:
+`python -m recipe.fspo.plan --help`.
 """
 TAIL = """\
 ## What next
@@ -35,7 +38,7 @@ trainer](your-script.md) · [what a run writes, and how it resumes](runs.md)
 """
 
 
-def _linked(comment: str) -> str:
+def linked(comment: str) -> str:
     """A page that a comment names, as a link of the site."""
     return re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?", r"[\1](\1\2)", comment)
 
@@ -60,7 +63,15 @@ def settings_of(group: str) -> Iterator[tuple[str, str, str]]:
         line = re.search(rf"^{key}: (.*?) +# (.+)$", text, re.M)
         if line is None:
             raise ValueError(f"{FILES[group]}: {name}={value} has no comment beside it: write one")
-        yield f"`{name}`", f"`{line[1]}`", _linked(line[2])
+        yield f"`{name}`", f"`{line[1]}`", linked(line[2])
+
+
+def settings_of_a_command(settings: dict[str, tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """Key, default and meaning of each setting that a command reads itself."""
+    return [
+        (f"`{name}`", f"`{default}`" if default else "", linked(meaning))
+        for name, (default, meaning) in settings.items()
+    ]
 
 
 def other_defaults(group: str) -> str:
@@ -77,12 +88,19 @@ def other_defaults(group: str) -> str:
     return "\n".join(leaves({key: v for key, v in content.items() if key != group and isinstance(v, dict)}, ""))
 
 
+def default_of(group: str) -> str:
+    """A sentence with the option that a run has unless it names another."""
+    (line,) = re.findall(rf"^  - {group}: (.+)$", (ROOT / "conf/fspo.yaml").read_text(encoding="utf-8"), re.M)
+    option, _, comment = line.partition("#")
+    return f"By default {comment.strip()}:" if comment else f"By default `{group}={option.strip()}`:"
+
+
 def options_of(group: str) -> Iterator[tuple[str, str]]:
     """Each option of a group of the configuration, and the comment at the head of its file."""
     for path in sorted((ROOT / "conf" / group).glob("*.yaml")):
         lines = path.read_text(encoding="utf-8").splitlines()
         comments = [line[2:] for line in lines if line.startswith("# ") and not line.startswith("# @")]
-        yield f"`{group}={path.stem}`", _linked(" ".join(comments))
+        yield f"`{group}={path.stem}`", linked(" ".join(comments))
 
 
 def settings_of_the_loss() -> Iterator[tuple[str, str, str]]:
@@ -101,14 +119,18 @@ def page() -> str:
     loss = "Keys of `actor_rollout_ref.actor.policy_loss`. Defaults are those of the type; `algo=` sets its own.\n"
     parts = [
         HEAD,
+        "## Of the commands\n\n`python -m recipe.fspo.main`:\n",
+        _table("setting | default | meaning", settings_of_a_command(OF_MAIN)),
+        "`python -m recipe.fspo.compare` takes the settings of a run, too:\n",
+        _table("setting | default | meaning", settings_of_a_command(OF_COMPARE)),
         "## Of the recipe\n",
         _table("setting | default | meaning", list(settings_of("fspo"))),
         "## Of the run's machinery\n",
         _table("setting | default | meaning", list(settings_of("run"))),
         f"## Of a sequence-level loss\n\n{loss}",
         _table("setting | default | meaning", list(settings_of_the_loss())),
-        "## Groups\n\nThe option that a run has unless it names another stands in `conf/fspo.yaml`.\n",
-        *(_table("option | meaning", list(options_of(group))) for group in GROUPS),
+        "## Groups\n\nA group is a file of settings that are chosen together.\n",
+        *(f"{default_of(group)}\n\n{_table('option | meaning', list(options_of(group)))}" for group in GROUPS),
         "## Keys of verl's with another default here\n\nAn experiment may set them again.\n",
         *(f"```text\n{other_defaults(group)}\n```\n" for group in FILES),
         TAIL,

@@ -1,4 +1,4 @@
-"""A hook of mkdocs (mkdocs.yml): the site shows each table of docs/tables as a page, and links to it lead there."""
+"""Hooks of mkdocs (mkdocs.yml): the site shows each table of docs/tables as a page, and links to it lead there."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def on_files(files: Files, config: Any) -> None:
             heads, *rows = [[re.sub(r"([*_])", r"\\\1", html.escape(cell)) for cell in row] for row in csv.reader(file)]
         page = _PAGE.format(name=path.stem, table=markdown_table(heads, rows))
         files.append(File.generated(config, f"tables/{path.stem}.md", content=page))
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """A key in a cell of a table may break after its dots; a browser would break it at any letter, or nowhere."""
+
+    def breaking(cell: re.Match[str]) -> str:
+        return re.sub(r"<code>.*?</code>", lambda code: re.sub(r"[.=/](?=\w)", r"\g<0><wbr>", code[0]), cell[0])
+
+    return re.sub(r"<td.*?</td>", breaking, content, flags=re.S)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -26,8 +27,11 @@ from recipe.runner.launch.machine import WrongMachineError, export_platform
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
-#: Settings of the command itself.
-_OWN = ("resume", "dry_run")
+#: Settings of the command itself: default and meaning of each (docs/settings.md).
+SETTINGS: Final = {
+    "resume": ("", "a run's folder, which must be there: go on with its settings (docs/runs.md#continuing-a-run)"),
+    "dry_run": ("false", "true: check and plan the run, and write nothing; full: print its whole configuration, too"),
+}
 
 
 def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
@@ -49,7 +53,8 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     try:
         # Settings of the command: with a + Hydra would take them for new keys of the configuration.
         rest = [
-            word.lstrip("+") if word.lstrip("+").startswith(tuple(f"{key}=" for key in _OWN)) else word for word in rest
+            word.lstrip("+") if word.lstrip("+").startswith(tuple(f"{key}=" for key in SETTINGS)) else word
+            for word in rest
         ]
         settings, overrides = split_arguments(rest, ["dry_run"], problems)
         dry_run = settings.get("dry_run", False)
@@ -65,7 +70,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         if kept := overrides[: len(overrides) - new]:
             print(f"note: the run folder keeps {' '.join(kept)}", file=sys.stderr)
         try:
-            config = compose(job, overrides, _OWN)
+            config = compose(job, overrides, SETTINGS)
         except Refused as error:
             raise Refused([*problems, *error.problems], error.config) from error
         if problems:

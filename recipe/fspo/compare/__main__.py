@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import yaml
 from hydra.errors import HydraException
 from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import CLIP_VALUES, Request
@@ -16,33 +17,27 @@ from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_l
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
 FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")
 
-USAGE: Final = """\
+#: Settings of the command: default and meaning of each (docs/settings.md).
+SETTINGS: Final = {
+    "algos": ("[fspo,rloo,gspo]", "values of algo (ls conf/algo); the first is compared with the others"),
+    "seeds": ("[1,2,3]", "seeds of data order and sampling"),
+    "clip_values": ("[measured]", "or [published], or both (docs/algorithms.md#clip-values)"),
+    "out": ("runs/compare/EXPERIMENT", "where the runs and the report go"),
+    "run": ("null", "only run N of the grid, counted from 0, and no report: a job array's task (slurm/compare.sh)"),
+    "dry_run": ("false", "true: only print what is there and what would be run; writes nothing"),
+}
+_ROWS: Final = "\n".join(f"  {f'{name}={default}':28} {meaning}" for name, (default, meaning) in SETTINGS.items())
+USAGE: Final = f"""\
 usage: python -m recipe.fspo.compare [KEY=VALUE ...] [any Hydra override of recipe.fspo.main ...]
 
 Trains every algorithm with every seed and writes a report. Interrupted, the same command goes on where it stopped.
 
-  algos=[fspo,rloo,gspo]    values of algo, the first is compared with the others (ls conf/algo)
-  seeds=[1,2,3]             seeds of data order and sampling
-  clip_values=[measured]    measured: each run measures its own, so that the same share (fspo.accept) lies inside;
-                            published: each loss's own; or both
-  out=FOLDER                where the runs and the report go (runs/compare/EXPERIMENT)
-  run=N                     only run number N of the grid, counted from 0, and no report: a task of a job array
-                            (slurm/compare.sh)
-  dry_run=false             true: only say what is there and what would be run; writes nothing
+{_ROWS}
 
 example: python -m recipe.fspo.compare experiment=demo algos=[fspo,rloo,gspo] seeds=[1,2,3]
 Each run shares the rest of its configuration; by default advantage=shared match_scale=matched. A loss of your own is
 one more value of algos; what it needs: docs/extending.md.
 """
-
-_DEFAULTS: Final[dict[str, Any]] = {
-    "algos": ["fspo", "rloo", "gspo"],
-    "seeds": [1, 2, 3],
-    "clip_values": ["measured"],
-    "out": None,
-    "run": None,
-    "dry_run": False,
-}
 
 
 def parse(arguments: Sequence[str]) -> Request:
@@ -51,8 +46,8 @@ def parse(arguments: Sequence[str]) -> Request:
     Raises:
         BadInput: for an unknown value, naming the key and the choices.
     """
-    settings, overrides = split_arguments(arguments, _DEFAULTS)
-    settings = _DEFAULTS | settings
+    settings, overrides = split_arguments(arguments, SETTINGS)
+    settings = {name: yaml.safe_load(default) for name, (default, _) in SETTINGS.items() if name != "out"} | settings
     for override in overrides:
         if (key := override.partition("=")[0]) in ("algo", "seed", "run.dir"):
             raise BadInput(f"{override}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
@@ -61,13 +56,13 @@ def parse(arguments: Sequence[str]) -> Request:
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")
     overrides = [*FAIR, *overrides]
     try:
-        config = compose(overrides, _DEFAULTS)
+        config = compose(overrides, SETTINGS)
     except HydraException as error:
         raise BadInput(str(error)) from None
     if config.evaluate:
         raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(
-        out=Path(str(settings["out"] or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
+        out=Path(str(settings.get("out") or f"runs/compare/{config.trainer.experiment_name}")).absolute(),
         algos=tuple(as_list(settings, "algos", choices("algo", overrides))),
         seeds=tuple(seeds),
         clip_values=tuple(as_list(settings, "clip_values", CLIP_VALUES)),
