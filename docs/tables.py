@@ -36,7 +36,7 @@ def on_page_content(content: str, **_: Any) -> str:
     """A key in a cell of a table may break after its dots; a browser would break it at any letter, or nowhere."""
 
     def breaking(cell: re.Match[str]) -> str:
-        return re.sub(r"(?<=[a-z_])[.=/](?=[a-z_*])(?![^<>]*>)", r"\g<0><wbr>", cell[0])  # outside of tags
+        return re.sub(r"(?<=[a-z_])[.=/](?=[a-z_*])(?!(?:md|py|sh)\b|[^<>]*>)", r"\g<0><wbr>", cell[0])  # not in a tag
 
     return re.sub(r"<td.*?</td>", breaking, content, flags=re.S)
 
