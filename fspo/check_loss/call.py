@@ -131,7 +131,7 @@ class PolicyLoss:
         self._config.global_batch_info.update(sizes, dp_size=dp_size, loss_scale_factor=scale)
         try:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)
                 of_batch = batch.old_log_prob_BT, batch.log_prob_BT, batch.advantages_BT, batch.mask_BT
                 rest = self.loss_agg_mode, self._config, weight_BT
                 result = self._function(**dict(zip(ARGUMENTS, (*of_batch, *rest), strict=True)))

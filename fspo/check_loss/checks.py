@@ -22,7 +22,7 @@ _TOLERANCE: Final = 1e-5
 _FLOAT32_DIFFERENCES: Final = 3e-2
 #: What to change in a loss that fails a check of several variants.
 _REMEDIES: Final = {
-    "repeats": "keep no state between calls, and draw from torch's generator only",
+    "repeats": "keep no state between calls, and draw no random numbers",
     "padding": "apply torch.where(response_mask, ..., 0.0) before each sum, and divide by no width or number of rows",
     "gaps": "count tokens by response_mask.sum(-1) and response_mask.cumsum(-1), not by columns",
     "weights": "multiply the loss of each token by rollout_is_weights, once",

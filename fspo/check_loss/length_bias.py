@@ -62,11 +62,11 @@ def _weights(loss: PolicyLoss, advantage: float, step: float) -> list[UnclippedW
     noise_BT = 1e-6 * torch.linspace(-1, 1, 4 * _TOKENS, dtype=torch.float64).reshape(4, _TOKENS)
     moved_T = torch.tensor([0.0] * 5 + [1.0, 0.0, 0.0, 0.5] + [0.0] * 3).double()  # two: a sum, not a largest one
     near_BT = batch.old_log_prob_BT + noise_BT
-    moves = (near_BT, near_BT + step * moved_T)
+    moves = (near_BT, near_BT + step * moved_T * (torch.arange(4)[:, None] < 3))  # one stays: some compare responses
     before_BT, after_BT = (loss.gradient(dataclasses.replace(batch, log_prob_BT=x))[0].abs() for x in moves)
     if not before_BT.any():
         return []
-    response_T = ((after_BT.log() - before_BT.log()) / step).median(dim=0).values
+    response_T = ((after_BT.log() - before_BT.log()) / step)[:3].median(dim=0).values
     shapes: dict[UnclippedWeight, torch.Tensor] = {
         "none": 0 * moved_T,
         "token": moved_T,

@@ -43,6 +43,7 @@ def test_normalisation(name: str, exponent: float) -> None:
         (lambda d, mask: torch.ones_like(d), ("none", "")),
         (lambda d, mask: d.exp().amax(-1, keepdim=True), (None, "")),
         (lambda d, mask: d.cumsum(-1).exp(), ("prefix", "")),
+        (lambda d, mask: (d.sum(-1, keepdim=True) - d.sum(-1).mean()).exp(), (None, "")),
     ],
 )
 def test_a_weight_is_named_rightly_or_not_at_all(weigh: Any, weight: tuple[str | None, str]) -> None:
