@@ -193,7 +193,7 @@ def _parquet_runs(path: Path) -> list[Run]:
         (int(step), int(minibatch)): np.flatnonzero(batch_B.reshape(-1) == number)
         for number, (step, minibatch) in enumerate(keys)
     }
-    s, length, a = (torch.from_numpy(table[name]) for name in ("S", "L", "A"))
+    s, length, a = (torch.tensor(table[name]) for name in ("S", "L", "A"))
     length = length.long()
     runs = []
     for name, loss in BANDS.items():

@@ -526,6 +526,7 @@ def test_a_missing_extra_ends_in_a_sentence(
     assert "matplotlib" in error and "fspo[report]" in error and error.count("\n") == 1
 
 
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 def test_an_audit_and_a_parquet_of_sequences_are_reported(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     audit, tables = Audit(tmp_path / "audit", ALGORITHMS["fspo"], loss="fspo"), []
