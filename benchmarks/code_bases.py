@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.checkouts import Call, Known, Source, adapted
+from benchmarks.checkouts import Call, Known, Source, adapted, not_run
 from fspo.check_loss.call import Config
 
 #: GSPO's clip values, from its authors (verl#2775), and PPO's.
@@ -25,7 +25,7 @@ PPO: Final = (0.2, 0.2)
 def verl(source: Source) -> Iterator[Known]:
     """verl's losses by their own signature, with verl's default averaging, token-mean."""
     masked = source.definitions("verl/utils/torch_functional.py", ("masked_sum", "masked_mean"))
-    names = ("gspo", "vanilla", "sapo", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "gpg", "clip_cov", "kl_cov")
+    names = ("gspo", "vanilla", "sapo", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "gpg", "clip_cov", "kl_cov", "dro")
     functions = [f"compute_policy_loss_{name}" for name in names]
     space = {"ActorConfig": Config, "AlgoConfig": type("AlgoConfig", (), {}), "verl_F": masked}
     losses = source.definitions("verl/trainer/ppo/core_algos.py", ("agg_loss", *functions), space)
@@ -35,15 +35,17 @@ def verl(source: Source) -> Iterator[Known]:
             f"policy_loss.clip_cov_{key}": value for key, value in (("ratio", 2e-4), ("lb", 1.0), ("ub", 5.0))
         },
         "kl_cov": {"policy_loss.kl_cov_ratio": 2e-4, "policy_loss.ppo_kl_coef": 1.0},
+        "dro": {"policy_loss.dro_beta": 0.1},
     } | {name: {"clip_ratio_c": 20.0} for name in ("dppo_tv", "dppo_kl")}
     for name in names:
         yield Known(f"{name}, token-mean", getattr(losses, f"compute_policy_loss_{name}"), settings.get(name, {}))
+    yield not_run("bypass_mode", "imports the rest of its package")
 
 
 def verl_recipe(source: Source) -> Iterator[Known]:
     """Losses of recipes that are not verl's; scaled by the share of the responses, as their actors do.
 
-    GVPO is missing, because it needs the groups of the responses. FlowRL with log Z = 0 and pi_ref = pi_old.
+    FlowRL with log Z = 0 and pi_ref = pi_old.
     """
 
     def mean(tensor: Any, mask: Any, axis: Any = None) -> Any:
@@ -70,10 +72,11 @@ def verl_recipe(source: Source) -> Iterator[Known]:
 
     for name, loss in (("gspo, copy in GVPO", copied), ("sppo", of_sppo), ("flowrl", of_flowrl)):
         yield adapted(name, lambda c, loss=loss: loss(c) / c.responses * c.ranks)  # type: ignore[misc]
+    yield not_run("gvpo", "compares the responses of a prompt")
 
 
 def trl(source: Source) -> Iterator[Known]:
-    """``GRPOTrainer._compute_loss``, with as many accumulation steps as micro-batches of the size.
+    """``_compute_loss`` of four trainers, with as many accumulation steps as micro-batches of the size.
 
     TRL's micro-batches have one size, so the number of steps is right there and a stand-in for others. Its means count
     responses whose tokens are all masked; the wrapper cannot show that.
@@ -81,6 +84,15 @@ def trl(source: Source) -> Iterator[Known]:
     names = ("_compute_loss", "get_gamma_weights", "get_off_policy_mask")
     space = {"nanmin": torch.min, "nanmax": torch.max}
     methods = source.definitions("trl/trainer/grpo_trainer.py", [f"GRPOTrainer.{name}" for name in names], space)
+    others = {
+        "sequence_token": ("trl/experimental/gspo_token/grpo_trainer.py", "GRPOTrainer"),
+        "gmpo": ("trl/experimental/gmpo/gmpo_trainer.py", "GMPOTrainer"),
+        "rloo": ("trl/trainer/rloo_trainer.py", "RLOOTrainer"),
+    }
+    computes = {
+        name: source.definitions(path, (f"{owner}._compute_loss",), space)._compute_loss
+        for name, (path, owner) in others.items()
+    }
 
     def known(name: str, level: str, low: float, high: float, delta: Any = None, **more: Any) -> Known:
         args = SimpleNamespace(
@@ -112,12 +124,16 @@ def trl(source: Source) -> Iterator[Known]:
             batch = dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids"), ids)
             batch |= {"completion_mask": c.mask.to(c.new.dtype), "advantages": c.of_response}
             batch |= {"old_per_token_logps": c.old, "num_items_in_batch": torch.tensor(c.tokens)}
-            return methods._compute_loss(trainer, None, batch)
+            batch |= {"old_logps": (c.old * c.mask).sum(-1)}
+            compute = computes.get(name) or computes.get(level) or methods._compute_loss
+            unscaled = trainer.current_gradient_accumulation_steps if name == "rloo" else 1.0  # transformers divides
+            return compute(trainer, None, batch) / unscaled
 
         mask = ", off-policy mask" if "off_policy_mask_threshold" in more else ""
         return adapted(f"{name}, {level}{f', delta {delta:g}' if delta else ''}{mask}", loss)
 
     yield known("grpo", "sequence", *GSPO)
+    yield known("grpo", "sequence_token", *GSPO)
     for name in ("grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo"):
         yield known(name, "token", *PPO)
     yield known("luspo", "sequence", *GSPO)
@@ -125,6 +141,8 @@ def trl(source: Source) -> Iterator[Known]:
     yield known("grpo", "sequence", *GSPO, off_policy_mask_threshold=0.05)
     yield known("vespo", "token", *PPO)
     yield known("cispo", "token", 0.2, 5.0)
+    yield known("gmpo", "sequence", 0.4, 0.4)
+    yield known("rloo", "sequence", *PPO)
 
 
 def skyrl(source: Source) -> Iterator[Known]:
@@ -268,7 +286,7 @@ def openrlhf(source: Source) -> Iterator[Known]:
     yield known("gspo, without the mini-batch's sizes", sizes=False, **gspo)
     yield known("ppo")
     yield known("ppo, dual clip", dual_clip=3.0)
-    for kind, bounds in (("tis", [0.5, 5.0]), ("seq-mask-tis", [0.999, 1.002])):
+    for kind, bounds in (("tis", [0.5, 5.0]), ("icepop", [0.5, 5.0]), ("seq-mask-tis", [0.999, 1.002])):
         settings = {"vllm_is_correction_type": kind, "vllm_is_truncated_threshold": bounds}
         yield known(f"ppo, one update, {kind}", enable_vllm_is_correction=True, **settings)
 
@@ -326,8 +344,9 @@ def areal(source: Source) -> Iterator[Known]:
     """AReaL's losses on packed tokens, weighed by the share of the tokens as its engine does, and once without."""
     names = ("_compute_sequence_level_ratio_and_advantages", "ppo_actor_loss_fn", "sapo_loss_fn")
     losses = source.definitions("areal/utils/functional/functional.py", names)
+    m2po = source.definitions("areal/trainer/ppo/actor.py", ("_apply_m2po_masking", "_get_m2po_loss_mask"))
 
-    def known(name: str, level: str, weighed: bool = True, **settings: Any) -> Known:
+    def known(name: str, level: str, weighed: bool = True, m2: float | None = None, **settings: Any) -> Known:
         def loss(c: Call) -> Any:
             rows, width = c.mask.shape
             packed = {"importance_sampling_level": level, "cu_seqlens": torch.arange(rows + 1) * width}
@@ -335,6 +354,10 @@ def areal(source: Source) -> Iterator[Known]:
             packed |= {"advantages": c.advantages.flatten(), "loss_mask": c.mask.flatten()}
             if "eps_clip" in settings:
                 packed["proximal_logprobs"] = packed["old_logprobs"]
+            if m2:
+                now, of_rollout = packed["logprobs"].detach(), packed["old_logprobs"]
+                mask = m2po._apply_m2po_masking(of_rollout, now, packed["loss_mask"], m2)
+                packed |= {"proximal_logprobs": now, "loss_mask": mask}
             function = losses.ppo_actor_loss_fn if "eps_clip" in settings else losses.sapo_loss_fn
             share = int(c.mask.sum()) / c.tokens * c.ranks if weighed else 1.0
             return function(**packed, **settings)[0] * share
@@ -346,6 +369,7 @@ def areal(source: Source) -> Iterator[Known]:
     yield known("gspo, without its engine's weights", "sequence", weighed=False, **gspo)
     yield known("grpo", "token", eps_clip=0.2)
     yield known("grpo, dual clip", "token", eps_clip=0.2, c_clip=3.0)
+    yield known("grpo, one update, m2po", "token", m2=0.04, eps_clip=0.2)
     for level in ("token", "sequence"):
         yield known(f"sapo, {level}", level, tau_pos=1.0, tau_neg=1.05)
 
@@ -353,9 +377,11 @@ def areal(source: Source) -> Iterator[Known]:
 def roll(source: Source) -> Iterator[Known]:
     """ROLL's variants of its agentic worker, aggregated as its ``loss_agg_mode`` says; A is 0 on masked tokens there.
 
-    ``segment`` has one ratio per turn, so that what is between turns counts by design.
+    ``segment`` has one ratio per turn, so that what is between turns counts by design. GSPO is its worker for
+    verifiable rewards with ``importance_sampling=seq``.
     """
-    functionals = source.definitions("roll/utils/functionals.py", ("agg_loss", "masked_mean", "masked_sum"))
+    names = ["agg_loss", "masked_mean", "masked_sum", "compute_approx_kl"]
+    functionals = source.definitions("roll/utils/functionals.py", names)
     segments = source.definitions("roll/pipeline/agentic/utils.py", ("compute_segment_masked_mean",))
     scores = {"get_episode_scores": lambda advantages: advantages.amax(-1) + advantages.amin(-1)}
     space = {**vars(functionals), **scores, "current_platform": SimpleNamespace(device_type="cpu")}
@@ -387,6 +413,35 @@ def roll(source: Source) -> Iterator[Known]:
 
         return adapted(f"{name}, {mode}{', segment' if segment else ''}", loss)
 
+    names = ["ActorWorker.loss_func", "ActorWorker.compute_sample_weights"]
+    worker = source.definitions("roll/pipeline/rlvr/actor_worker.py", names, vars(functionals))
+
+    def gspo(mode: str) -> Known:
+        pipeline = SimpleNamespace(
+            **{"importance_sampling": "seq", "loss_agg_mode": mode, "use_pg_clip_range": True, "rl_loss_coef": 1.0},
+            **{"pg_clip_low": GSPO[0], "pg_clip_high": GSPO[1], "entropy_loss_coef": 0.0},
+            **{"enable_old_logprobs_recompute": True, "dual_clip_loss": False, "use_kl_loss": False},
+            **{"difficulty_loss_weight": False, "length_loss_weight": False},
+            train_infer_correction=SimpleNamespace(is_weight=SimpleNamespace(enabled=False)),
+        )
+
+        def loss(c: Call) -> Any:
+            sizes = {"batch_num_tokens": c.tokens, "global_valid_samples": c.responses}
+            batch = {"response_mask": torch.nn.functional.pad(c.mask, (1, 0)), "advantages": c.advantages}
+            batch |= dict.fromkeys(("ref_log_probs", "train_infer_is_weight", "input_ids"), c.old)
+            data = SimpleNamespace(batch=batch, meta_info={k: {"response_mask": size} for k, size in sizes.items()})
+            self = SimpleNamespace(
+                pipeline_config=pipeline,
+                strategy=SimpleNamespace(op_compute_log_probs=lambda **_: c.new),
+                get_old_log_probs_with_cache=lambda *_: c.old,
+            )
+            self.compute_sample_weights = partial(worker.compute_sample_weights, self)
+            return worker.loss_func(self, data, None)[0] * c.ranks
+
+        return adapted(f"gspo, {mode}", loss)
+
+    for mode in ("seq-mean-token-mean", "seq-mean-token-sum"):
+        yield gspo(mode)
     for name in variants:
         yield known(name)
     yield known("ppo", "token-mean")
@@ -448,6 +503,7 @@ def tinker(source: Source) -> Iterator[Known]:
     yield adapted(
         "cispo, as documented", lambda c: summed(c, -ratio(c).detach().clamp(0.0, 4.0) * c.advantages * c.new)
     )
+    yield adapted("dro, as documented", lambda c: summed(c, 0.05 / 2 * (c.new - c.old) ** 2 - c.advantages * c.new))
 
 
 #: Each code base by a file that only it has.

@@ -1,7 +1,8 @@
 """``python -m benchmarks.public_losses CHECKOUT ...``: other code bases' losses under fspo.check_loss, one table.
 
 CHECKOUT is a git checkout (or its git directory) of a code base that benchmarks/code_bases.py knows, told by its files,
-or a folder of installed packages for verl's release. Writes public-losses.csv, with commit and date.
+or a folder of installed packages for verl's release. Writes public-losses.csv, with commit and date. A loss that raises
+has a row that says why it was not run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks.code_bases import CODE_BASES
 from benchmarks.pages import Table, write_tables
 from fspo.acceptance import UnclippedWeight
 from fspo.check_loss import check, configured
-from fspo.check_loss.call import PolicyLoss
+from fspo.check_loss.call import LossError, PolicyLoss
 from fspo.check_loss.length_bias import DISPERSIONS, clip_by_length, sides, synthetic
 from fspo.check_loss.robust import survived
 
@@ -79,9 +80,11 @@ def table(checkouts: Sequence[Path]) -> Table:
                 config = configured([f"{key}={value}" for key, value in settings.items()])
                 config.policy_loss["loss_mode"] = name.partition(",")[0]
                 takes_weights = "rollout_is_weights" in inspect.signature(function).parameters
-                rows.append(
-                    [code_base, *source.version(code_base), name, *row(PolicyLoss(function, config), takes_weights)]
-                )
+                try:
+                    cells = row(PolicyLoss(function, config), takes_weights)
+                except LossError as error:
+                    cells = [f"not run: {error.__cause__ or error}", *["-"] * (len(heads) - 5)]
+                rows.append([code_base, *source.version(code_base), name, *cells])
     return rows
 
 

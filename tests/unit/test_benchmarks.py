@@ -17,7 +17,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from benchmarks import code_bases, faults, public_losses, versus_verl
-from benchmarks.checkouts import Call, Source, adapted
+from benchmarks.checkouts import Call, Source, adapted, not_run
 from benchmarks.code_bases import CODE_BASES
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
 from benchmarks.pages import TABLES, Table, as_csv
@@ -268,6 +268,16 @@ def test_verls_release_is_read_where_it_is_installed_and_its_gspo_follows_the_av
     config = configured([f"{key}={value}" for key, value in gspo.settings.items()])
     assert normalisation(PolicyLoss(gspo.loss, config))[1] == pytest.approx(0, abs=0.01)
     assert normalisation(PolicyLoss(gspo.loss, config, "seq-mean-token-mean"))[1] == pytest.approx(-1, abs=0.01)
+
+
+def test_a_loss_that_cannot_run_has_a_row_that_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fake-1.0.dist-info").mkdir()
+    (tmp_path / "fake.py").touch()
+    monkeypatch.setattr(
+        public_losses, "CODE_BASES", {"Fake": ("fake.py", lambda source: [not_run("paired", "needs pairs")])}
+    )
+    heads, row = public_losses.table([tmp_path])
+    assert row[:6] == ["Fake", "1.0", "installed", "paired", "not run: needs pairs", "-"] and len(row) == len(heads)
 
 
 def test_masks_of_three_shapes_keep_other_lengths_at_one_clip_rate(monkeypatch: pytest.MonkeyPatch) -> None:
