@@ -138,7 +138,7 @@ def test_python_examples_run(
 
 
 #: Commands that belong to the system: nothing of this project could make them wrong.
-OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tensorboard", "wandb", "mlflow", "hf"}
+OF_THE_SYSTEM = {"cd", "export", "source", "git", "ray", "tar", "tensorboard", "wandb", "mlflow", "hf"}
 #: Options of sbatch that the documentation uses; a misspelt one would only be noticed on a cluster.
 SBATCH_OPTIONS = {"nodes", "array", "account", "partition", "signal", "gpus-per-node", "time"}
 
@@ -280,6 +280,8 @@ def check(command: str) -> None:
     environment: dict[str, str] = {}
     while re.fullmatch(r"[A-Z_]+=.*", words[0]):
         name, _, environment[name] = words.pop(0).partition("=")
+    if words[0] == "timeout":
+        del words[:2]
     program = words[0].removeprefix(".venv/bin/")
     if program.startswith("python"):
         check_python(words)
