@@ -157,7 +157,7 @@ def _name(known: Mapping[str, dict[str, Any]], name: str) -> str:
 
 
 def _checks(report: Report) -> str:
-    failed = [each.name for each in report.checks if not each.passed]
+    failed = [one.name for one in report.checks if not one.passed]
     return f"fails {', '.join(failed)}" if failed else "all pass"
 
 
@@ -182,7 +182,7 @@ def table_of_aggregations(known: Mapping[str, dict[str, Any]]) -> Table:
     rows = []
     for mode in _AGGREGATIONS:
         report = check(policy_loss(known["grpo"] | {"loss_agg_mode": mode}))
-        wrong = next((f": {each.says}" for each in report.checks if not each.passed), "")
+        wrong = next((f": {one.says}" for one in report.checks if not one.passed), "")
         rows.append([mode, f"{_checks(report)}{wrong}", _exponent(report)])
     return [["loss_agg_mode", "checks", "gradient per token"], *rows]
 
@@ -195,7 +195,7 @@ def recorded(records: Path) -> list[Batch]:
     sequences keeps is therefore that of the records; of a loss of tokens it depends on the drawn tokens too.
     """
     with opened(records) as folder:
-        runs = [read_sequences(each.parent) for each in sorted(folder.rglob("sequences.jsonl"))]
+        runs = [read_sequences(one.parent) for one in sorted(folder.rglob("sequences.jsonl"))]
     pairs = [
         (s[a != 0], length[a != 0].astype(np.int64), a[a != 0])
         for run in runs
@@ -212,7 +212,7 @@ def recorded(records: Path) -> list[Batch]:
 def _with_tokens(s_B: Array, length_B: np.ndarray, a_B: Array, kinds: TokenKinds, rng: np.random.Generator) -> Batch:
     """Drawn tokens; their logits are moved by one amount per response, the new up and the old down, to give its S."""
     new_BT, old_BT, mask_BT = kinds.log_probs(length_B, int(length_B.max()), rng)
-    new_logit_BT, old_logit_BT = (each - torch.log(-torch.expm1(each.clamp(max=-1e-12))) for each in (new_BT, old_BT))
+    new_logit_BT, old_logit_BT = (one - torch.log(-torch.expm1(one.clamp(max=-1e-12))) for one in (new_BT, old_BT))
     move_B1, target_B1 = torch.zeros(len(s_B), 1, dtype=torch.float64), torch.from_numpy(s_B)[:, None]
 
     def moved(move_B1: torch.Tensor) -> list[torch.Tensor]:
@@ -231,15 +231,15 @@ def _with_tokens(s_B: Array, length_B: np.ndarray, a_B: Array, kinds: TokenKinds
 def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """The settings of an actor with the clip of its loss ``factor`` times as wide."""
     loss = dict(actor["policy_loss"])
-    found = dict(actor)
+    changed = dict(actor)
     defaults = {"tau_pos": 1.0, "tau_neg": 1.05} if loss["loss_mode"] == "sapo" else {}
     if loss["loss_mode"] in ALGORITHMS:
         settings = ALGORITHMS[loss["loss_mode"]]
         defaults = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
         loss |= defaults
     else:
-        found |= defaults
-    for level in (found, loss):
+        changed |= defaults
+    for level in (changed, loss):
         for key in level:
             if key == "clip_ratio_low" and loss["loss_mode"] == "cispo":
                 continue  # 10 is none
@@ -251,7 +251,7 @@ def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:
                 level[key] /= factor
             elif key in ("k_pos", "k_neg"):
                 level[key] = 1 + (level[key] - 1) / factor  # phi(w) / w is a power of what it was
-    return found | {"policy_loss": loss}
+    return changed | {"policy_loss": loss}
 
 
 def matched(known: Mapping[str, dict[str, Any]], name: str, weight: UnclippedWeight, samples: Sequence[Batch]) -> float:

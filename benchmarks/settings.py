@@ -25,10 +25,10 @@ GROUPS = ("mode", "advantage", "match_scale", "clip_values", "experiment")
 HEAD = """\
 # Settings
 
-Every setting of this project, with its default, made from the program by `python -m benchmarks.settings`. On a command
-line each is `KEY=VALUE`, and all settings of verl's go beside it. `python -m recipe.fspo.main dry_run=full` prints the
-values of one run. `algo=` names the loss: [all names](algorithms.md#all-names). The planner's assumptions:
-`python -m recipe.fspo.plan --help`.
+Every setting of a run and of a comparison, with its default, made from the program by `python -m benchmarks.settings`.
+On a command line each is `KEY=VALUE`, and all settings of verl's go beside it. The values of one run:
+`python -m recipe.fspo.main dry_run=full`. `algo=` names the loss: [all names](algorithms.md#all-names). The other
+commands have a `--help`.
 """
 TAIL = """\
 ## What next
@@ -92,7 +92,8 @@ def default_of(group: str) -> str:
     """A sentence with the option that a run has unless it names another."""
     (line,) = re.findall(rf"^  - {group}: (.+)$", (ROOT / "conf/fspo.yaml").read_text(encoding="utf-8"), re.M)
     option, _, comment = line.partition("#")
-    return f"By default {comment.strip()}:" if comment else f"By default `{group}={option.strip()}`:"
+    # Where there is no option, the comment says what decides.
+    return f"By default {comment.strip()}:" if option.strip() == "null" else f"By default `{group}={option.strip()}`:"
 
 
 def options_of(group: str) -> Iterator[tuple[str, str]]:

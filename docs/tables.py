@@ -33,10 +33,12 @@ def on_files(files: Files, config: Any) -> None:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """A key in a cell of a table may break after its dots; a browser would break it at any letter, or nowhere."""
+    """Code in a cell of a table may break between its words; a browser would break it at any letter, or nowhere."""
 
-    def breaking(cell: re.Match[str]) -> str:
-        return re.sub(r"(?<=[a-z_])[.=/](?=[a-z_*])(?!(?:md|py|sh)\b|[^<>]*>)", r"\g<0><wbr>", cell[0])  # not in a tag
+    def breaking(part: re.Match[str]) -> str:
+        if part[0].startswith("<td"):
+            return re.sub(r"<code.*?</code>", breaking, part[0], flags=re.S)
+        return re.sub(r"(?<=[a-z_])[.=/](?=[a-z_*])(?![^<>]*>)", r"\g<0><wbr>", part[0])  # not in a tag
 
     return re.sub(r"<td.*?</td>", breaking, content, flags=re.S)
 

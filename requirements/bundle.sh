@@ -101,8 +101,8 @@ cross_entropy() { # FOLDER SITE
         "${info##*/}"/{INSTALLER,METADATA,RECORD,top_level.txt} >"$info/RECORD"
 }
 
-# pip notes where a wheel lay, the programs it made, and files that are not carried: paths of this machine, and hashes of
-# this repository's code, without which the same packages make the same parts.
+# pip writes where a wheel lay, and the programs that it made: paths of this machine. A RECORD also lists files that the
+# parts leave out.
 forget_machine() { # SITE
     local record line
     find "$1" -name direct_url.json -delete
@@ -161,7 +161,7 @@ case "${1:-}-$#" in
     wheels-2) wheels "$2" ;;
     slim-2) slim "$2" ;;
     pack-3) pack "$2" "$3" ;;
-    cross-entropy-3) cross_entropy "$2" "$3" ;;
+    cross-entropy-3) cross_entropy "$2" "$3" && forget_machine "$3" ;;
     unpack-3) unpack "$2" "$3" ;;
     *) fail "usage: bundle.sh wheels OUT | slim OUT | pack FOLDER OUT | unpack OUT NEW | cross-entropy FOLDER SITE" ;;
 esac

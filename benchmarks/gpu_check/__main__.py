@@ -15,6 +15,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,13 @@ STEPS = {
     "preemption": "the same, warned and resumed",
 }
 LIMIT_S = 1800
+#: Weights that a step writes, up to 28 GB at 8B's width; they go when it ends, however it ends.
+WEIGHTS: Final = {
+    "engine": "engine",
+    "vllm": "vllm",
+    "smoke": "smoke/checkpoints",
+    "preemption": "preemption/checkpoints",
+}
 #: Packages may lie in folders of their own (requirements/bundle.sh slim).
 PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 NOT_RUN: Final = "not run"
@@ -107,6 +115,8 @@ def run(step: str, device: str, gpus: int, folder: Path) -> dict[str, Any]:
         pass
     finally:
         start.stop()  # after Ctrl-C, too: nothing may be left on the GPU
+        if step in WEIGHTS:
+            shutil.rmtree(folder / WEIGHTS[step], ignore_errors=True)
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{step}-*.json"))]
     row = next((row for row in rows if row["verdict"] == "failed"), rows[0] if len(rows) == ranks else None)
     lost = f"{len(rows)} of {ranks} process(es) gave a result ({status})"

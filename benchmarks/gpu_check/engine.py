@@ -21,8 +21,8 @@ GIB = 2**30
 PEAK_FLOPS = 989e12
 #: Tokens of a prompt, and parts of the batch. On a GPU its sequences have 16 to 2,048 tokens.
 PROMPT, MINI_BATCHES = 4, 2
-#: By how much of its length an update may differ when it is repeated. A GPU adds in another order each time, in
-#: attention's backward pass and into embeddings; without Adam's moments the update would be of another size altogether.
+#: By how much of its change the weights' norm may differ when an update is repeated. A GPU adds in another order each
+#: time, in attention's backward pass and into embeddings; without Adam's moments the change would be quite another.
 REPEATED = {"cpu": 1e-3, "cuda": 0.05}
 
 
@@ -169,7 +169,6 @@ def engine(folder: Path, size: Size, device: str) -> Numbers:
         numbers["tokens/s"] = count / seconds
         numbers["share of the peak"] = 10 * parameters * count / seconds / PEAK_FLOPS
         numbers |= compared(config, folder / "model", peaks)
-    shutil.rmtree(folder)  # 28 GB at 8B's width
     if largest[0] != 0:
         raise Failed("before any update, with equal packs, S should be exactly 0", numbers)
     if loaded != after or abs(again - second) > REPEATED[device] * abs(second - after):
@@ -231,7 +230,6 @@ def vllm(folder: Path, size: Size, device: str) -> Numbers:
         "tokens/s": tokens / seconds,
         "front end alone, tokens/s": tokens / sum(in_front_end),
     }
-    shutil.rmtree(folder)  # 4 GB at 8B's width
     if device == "cuda":
         begin = time.perf_counter()
         llm.sleep(level=2)

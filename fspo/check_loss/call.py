@@ -64,7 +64,7 @@ class Batch:
 
     def to(self, dtype: torch.dtype) -> Batch:
         """With floating tensors of another type."""
-        return self.map(lambda each: each.to(dtype) if each.is_floating_point() else each)
+        return self.map(lambda one: one.to(dtype) if one.is_floating_point() else one)
 
     def padding(self, *values: float) -> Batch:
         """With these values of log_prob, old_log_prob and A outside the mask; 0 by default."""
@@ -122,7 +122,7 @@ class PolicyLoss:
     ) -> torch.Tensor:
         """The scalar of one micro-batch of ``whole``, with ``weight_BT`` for rollout_is_weights.
 
-        A loss that draws random numbers draws the same ones with the same ``seed``; those of the process stay.
+        A loss that draws from torch's CPU generator draws the same with the same ``seed``; the process's state stays.
         LossError if the loss raises, or returns no scalar that depends on log_prob.
         """
         mask_BT = (whole or batch).mask_BT
@@ -137,7 +137,7 @@ class PolicyLoss:
                 result = self._function(**dict(zip(ARGUMENTS, (*of_batch, *rest), strict=True)))
         except (Exception, SystemExit) as error:
             frames = traceback.extract_tb(error.__traceback__)
-            place = next(each for each in reversed(frames) if each.filename != __file__)
+            place = next(one for one in reversed(frames) if one.filename != __file__)
             remedy = "it is called as verl calls it, with tensors [responses, tokens] and the settings of the actor"
             if key := self._missing(error):
                 remedy = f"a setting that config lacks is given with --config {key}=VALUE"

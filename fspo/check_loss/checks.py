@@ -51,17 +51,17 @@ def _mini_batch() -> Batch:
 def checks(loss: PolicyLoss) -> list[Check]:
     """Every check, in the order of the report; LossError if the loss cannot be called at all."""
     batch = _mini_batch()
-    found = loss.gradient(batch.map(torch.clone))  # what a call changes in place is not changed by a second one
-    if not all(torch.as_tensor(x).isfinite().all() for x in found):
+    first = loss.gradient(batch.map(torch.clone))  # what a call changes in place is not changed by a second one
+    if not all(torch.as_tensor(x).isfinite().all() for x in first):
         return [Check("direction", False, "the loss or its gradient is not finite: look for a division by 0")]
     return [
-        _repeats(loss, batch, found),
-        _compared("padding", "no value outside the mask matters", found, _padding(loss, batch)),
-        _compared("gaps", "masked tokens inside a response, a tool's, count nowhere", found, _gaps(loss, batch)),
-        _weights(loss, batch, found),
-        _compared("micro-batches", "the gradient does not depend on the split", found, _splits(loss, batch)),
-        _compared("order", "the order of the responses does not matter", found, _orders(loss, batch)),
-        _compared("ranks", "two ranks give the gradient of one", found, _ranks(loss, batch)),
+        _repeats(loss, batch, first),
+        _compared("padding", "no value outside the mask matters", first, _padding(loss, batch)),
+        _compared("gaps", "masked tokens inside a response, a tool's, count nowhere", first, _gaps(loss, batch)),
+        _weights(loss, batch, first),
+        _compared("micro-batches", "the gradient does not depend on the split", first, _splits(loss, batch)),
+        _compared("order", "the order of the responses does not matter", first, _orders(loss, batch)),
+        _compared("ranks", "two ranks give the gradient of one", first, _ranks(loss, batch)),
         _differences(loss),
         _direction(loss, batch),
         _sides(loss),
@@ -73,9 +73,9 @@ Outcome = tuple[torch.Tensor, float]
 Variants = Iterator[tuple[str, Outcome] | tuple[str, Outcome, Outcome]]
 
 
-def _change(found: Outcome, other: Outcome) -> tuple[float, str]:
+def _change(first: Outcome, other: Outcome) -> tuple[float, str]:
     """How far the second outcome is from the first, over the tolerance, and in words."""
-    (gradient_BT, value), (other_BT, other_value) = found, other
+    (gradient_BT, value), (other_BT, other_value) = first, other
     largest = float(gradient_BT.abs().max()) or 1.0
     gap = float((gradient_BT - other_BT).abs().max()) / largest
     value_gap = abs(value - other_value) / max(1.0, abs(value))
@@ -86,12 +86,12 @@ def _change(found: Outcome, other: Outcome) -> tuple[float, str]:
     return value_gap / _TOLERANCE, f"the loss changes from {value:.6g} to {other_value:.6g}"
 
 
-def _compared(name: str, good: str, found: Outcome, others: Variants) -> Check:
+def _compared(name: str, good: str, first: Outcome, others: Variants) -> Check:
     """The worst of several variants that must give the same outcome."""
     worst, says = 1.0, good
     try:
         for what, other, *expected in others:
-            change, words = _change(expected[0] if expected else found, other)
+            change, words = _change(expected[0] if expected else first, other)
             if change > worst:
                 worst, says = change, f"{what}: {words}; {_REMEDIES[name]}"
     except LossError as error:
@@ -99,13 +99,13 @@ def _compared(name: str, good: str, found: Outcome, others: Variants) -> Check:
     return Check(name, worst <= 1.0, says)
 
 
-def _repeats(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
+def _repeats(loss: PolicyLoss, batch: Batch, first: Outcome) -> Check:
     before = batch.map(torch.clone)
     again = loss.gradient(batch, seed=1)
     names = [field.name for field in dataclasses.fields(Batch)]
     if changed := [name for name in names if not torch.equal(getattr(batch, name), getattr(before, name))]:
         return Check("repeats", False, f"a call changes {', '.join(changed).replace('_BT', '')} in place: clone it")
-    return _compared("repeats", "two calls agree and leave their inputs alone", found, iter([("a second call", again)]))
+    return _compared("repeats", "two calls agree and leave their inputs alone", first, iter([("a second call", again)]))
 
 
 def _padding(loss: PolicyLoss, batch: Batch) -> Variants:
@@ -139,7 +139,7 @@ def _moved(to_BT: torch.Tensor, columns: int, x_BT: torch.Tensor) -> torch.Tenso
     return x_BT.new_zeros(len(x_BT), columns).scatter(1, to_BT, x_BT)
 
 
-def _weights(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
+def _weights(loss: PolicyLoss, batch: Batch, first: Outcome) -> Check:
     weight_BT = torch.linspace(0.5, 1.5, len(batch.mask_BT), dtype=torch.float64)[:, None] * batch.mask_BT
     says = "rollout_is_weights scale the gradient of their response"
     first_BT = batch.mask_BT & (batch.mask_BT.cumsum(-1) == 1)
@@ -150,15 +150,15 @@ def _weights(loss: PolicyLoss, batch: Batch, found: Outcome) -> Check:
         yield "rollout_is_weights of 1", loss.gradient(batch, weight_BT=batch.mask_BT.double())
         gradient_BT, value = loss.gradient(batch, weight_BT=weight_BT)
         in_ratio_BT, _ = loss.gradient(dataclasses.replace(batch, old_log_prob_BT=shifted_BT))
-        if torch.equal(gradient_BT, found[0]):
+        if torch.equal(gradient_BT, first[0]):
             says = "ignores rollout_is_weights: a correction of the rollout does not reach this loss"
         elif torch.allclose(gradient_BT, in_ratio_BT, 1e-4, 1e-9):
             says = "rollout_is_weights are a factor of the ratio of their response"
         else:
-            both = (gradient_BT * batch.mask_BT, value), (found[0] * weight_BT, value)
+            both = (gradient_BT * batch.mask_BT, value), (first[0] * weight_BT, value)
             yield "each response by its rollout_is_weights, beside such weights inside", *both
 
-    check = _compared("weights", "", found, variants())
+    check = _compared("weights", "", first, variants())
     return check._replace(says=says) if check.passed else check
 
 

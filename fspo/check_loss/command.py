@@ -53,7 +53,7 @@ class Report:
 
     def text(self) -> str:
         """For the terminal."""
-        lines = [f"{'ok  ' if each.passed else 'FAIL'}  {each.name:13}  {each.says}" for each in self.checks]
+        lines = [f"{'ok  ' if check.passed else 'FAIL'}  {check.name:13}  {check.says}" for check in self.checks]
         weight = self.weight or "another (the clip is measured against 1)"
         lines += [
             f"\nrobust, apart from right: {self.robust}\n",
@@ -74,7 +74,7 @@ class Report:
                 error, lre = clip.errors[view], clip.errors[view].debiased
                 shown = f"{lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}], noise {error.noise_floor:.3f}"
                 lines.append(f"  LRE {view:9}  {shown if error.is_informative else '-'}")
-        failed = ", ".join(each.name for each in self.checks if not each.passed)
+        failed = ", ".join(check.name for check in self.checks if not check.passed)
         verdict = f"does not conform: {failed}" if failed else f"conforms: {len(self.checks)} checks passed"
         return "\n".join([*lines, "", verdict])
 

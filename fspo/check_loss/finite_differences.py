@@ -54,7 +54,7 @@ class _Held(TorchFunctionMode):
                 return value
             return self._recorded[min(len(self.seen), len(self._recorded)) - 1].clone()
         if isinstance(value, dict):
-            return {key: self._hold(each) for key, each in value.items()}
+            return {key: self._hold(one) for key, one in value.items()}
         return type(value)(map(self._hold, value)) if type(value) in (list, tuple) else value
 
 
@@ -62,7 +62,7 @@ def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor)
     """Central differences by the entries of ``at_BT`` (float64) inside the mask, 0 elsewhere, one for each step."""
     with _Held() as base:
         value(at_BT.clone().requires_grad_())
-    recorded = [each.detach() for each in base.seen]
+    recorded = [one.detach() for one in base.seen]
 
     def moved(index: tuple[int, ...], by: float) -> float:
         point_BT = at_BT.clone()
@@ -71,10 +71,10 @@ def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor)
             result = value(point_BT.requires_grad_())
         return float(result.detach())
 
-    found = []
+    differences = []
     for step in _STEPS:
         difference_BT = torch.zeros_like(at_BT)
         for index in map(tuple, mask_BT.nonzero().tolist()):
             difference_BT[index] = (moved(index, step) - moved(index, -step)) / (2 * step)
-        found.append(difference_BT)
-    return found
+        differences.append(difference_BT)
+    return differences

@@ -134,11 +134,11 @@ def synthetic(sigma: float, mini_batches: int = _MINI_BATCHES) -> list[Batch]:
     """Mini-batches of responses of 4 to 512 tokens, A independent of S; float32. sigma: nats per sqrt(token)."""
     rng = np.random.default_rng(0)
     kinds = TokenKinds.random(sigma, rng)
-    found = []
+    batches = []
     for _ in range(mini_batches):
         length_B = np.exp(rng.uniform(np.log(4), np.log(_LONGEST + 1), _RESPONSES)).astype(np.int64)
         log_prob_BT, old_log_prob_BT, mask_BT = kinds.log_probs(length_B, _LONGEST, rng)
         advantage_B = torch.from_numpy(rng.choice([-1.0, 1.0], _RESPONSES))
         batch = Batch(log_prob_BT, old_log_prob_BT, advantage_B[:, None].expand_as(log_prob_BT), mask_BT)
-        found.append(batch.padding().to(torch.float32))
-    return found
+        batches.append(batch.padding().to(torch.float32))
+    return batches

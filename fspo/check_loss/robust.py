@@ -52,7 +52,7 @@ def _survives(loss: PolicyLoss, d: float, length: int) -> bool:
     # The second response is an ordinary one: a fault of the first must not reach it.
     batch = Batch(torch.stack([old_BT[0] + d, old_BT[1]]), old_BT, torch.ones_like(old_BT), old_BT < 0)
     scaled = (dataclasses.replace(batch, advantages_BT=a * batch.advantages_BT) for a in (1.0, -1.0, 30.0))
-    return all(_finite(loss, each.to(dtype)) for each in scaled for dtype in (torch.float32, torch.bfloat16))
+    return all(_finite(loss, one.to(dtype)) for one in scaled for dtype in (torch.float32, torch.bfloat16))
 
 
 def _finite(loss: PolicyLoss, batch: Batch) -> bool:

@@ -30,7 +30,8 @@ Trains a policy with verl, Ray, FSDP and vLLM. Keys to swap:
 Settings often changed, of the recipe and of verl:
 
   run.dir=FOLDER        metrics, checkpoints, figure; give the same one again to resume, with the settings that it keeps
-  resume=FOLDER         the same for a folder that must be there
+  resume=FOLDER         {runner.SETTINGS["resume"][1]}
+  dry_run=false         {runner.SETTINGS["dry_run"][1]}
   run.allow_changed=[KEY]                                  settings that a resumed run may change; recorded in run.json
   actor_rollout_ref.actor.policy_loss.clip_low=0.05         band below; clip_high above; given ones are not measured
   actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
@@ -46,7 +47,6 @@ Settings often changed, of the recipe and of verl:
   hydra.searchpath=[FOLDER]                                 your algo/ (own loss: docs/extending.md) or experiment/
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there, ~KEY removes one).
-dry_run=true checks and plans the run and ends before Ray, writing nothing; dry_run=full prints its configuration, too;
 --cfg job prints the configuration as it is composed (--resolve, --package GROUP).
 Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted (saved, unless no step was done),
 {INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or a closed terminal.

@@ -85,22 +85,28 @@ def test_flash_attns_cross_entropy_alone_is_not_taken_for_its_attention(tmp_path
     with tarfile.open(tmp_path / "flash_attn-2.8.3.tar.gz", "w:gz") as archive:
         archive.add(source, source.name)
     (tmp_path / "downloads").symlink_to(tmp_path)
-    done = bash(REQUIREMENTS / "bundle.sh", "cross-entropy", tmp_path / "downloads", tmp_path / "site")
+    site = tmp_path / "site"
+    of_pip = site / "other-1.dist-info"
+    of_pip.mkdir(parents=True)
+    (site / "other.py").touch()
+    (of_pip / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (of_pip / "direct_url.json").write_text('{"url": "file:///home/maker/other.whl"}')
+    (of_pip / "RECORD").write_text("other.py,,\n../../bin/other,sha256=1,2\nleft_out.py,sha256=1,2\n")
+    done = bash(REQUIREMENTS / "bundle.sh", "cross-entropy", tmp_path / "downloads", site)
     assert done.returncode == 0, done.stderr
+    assert not (of_pip / "direct_url.json").exists() and (of_pip / "RECORD").read_text() == "other.py,,\n"
     code = (
         "from flash_attn.ops.triton.cross_entropy import cross_entropy_loss;"
         "from transformers.utils.import_utils import is_flash_attn_2_available, is_torch_cuda_available;"
         "print(cross_entropy_loss, is_flash_attn_2_available())"
     )
     words = [sys.executable, "-W", "ignore", "-c", code]
-    seen = subprocess.run(
-        words, env=os.environ | {"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True
-    )
+    seen = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(site)}, capture_output=True, text=True)
     assert seen.stdout == "in Triton False\n", seen.stderr[-2000:]
-    (package,) = distributions(path=[str(tmp_path / "site")])
-    site = tmp_path / "site"
+    (package,) = (package for package in distributions(path=[str(site)]) if package.name != "other")
     files = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
-    assert {str(name) for name in package.files or ()} == {name for name in files if "__pycache__" not in name}
+    files = {name for name in files if "__pycache__" not in name and not name.startswith("other")}
+    assert {str(name) for name in package.files or ()} == files
     assert package.read_text("INSTALLER")
 
 

@@ -337,7 +337,7 @@ def test_float32_inside_does_not_hide_half_a_gradient() -> None:
     ],
 )  # fmt: skip
 def test_what_is_legal_and_worth_knowing_is_said(loss: Loss, check: str, says: str) -> None:
-    report = {each.name: each for each in checks(PolicyLoss(loss, Config(global_batch_info={})))}
+    report = {one.name: one for one in checks(PolicyLoss(loss, Config(global_batch_info={})))}
     assert report[check].passed and says in report[check].says, report[check]
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -526,6 +527,15 @@ def test_a_missing_extra_ends_in_a_sentence(
     assert "matplotlib" in error and "fspo[report]" in error and error.count("\n") == 1
 
 
+@pytest.fixture
+def every_warning_of_torch() -> Iterator[None]:
+    """Torch gives a warning of its own once in a process, unless it is asked for all."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.usefixtures("every_warning_of_torch")
 @pytest.mark.filterwarnings("error:The given NumPy array is not writable")
 def test_an_audit_and_a_parquet_of_sequences_are_reported(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -21,9 +21,9 @@ FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences
 SETTINGS: Final = {
     "algos": ("[fspo,rloo,gspo]", "values of algo (ls conf/algo); the first is compared with the others"),
     "seeds": ("[1,2,3]", "seeds of data order and sampling"),
-    "clip_values": ("[measured]", "or [published], or both (docs/algorithms.md#clip-values)"),
+    "clip_values": ("[measured]", "each run measures its own; published: each loss's own; or both"),
     "out": ("runs/compare/EXPERIMENT", "where the runs and the report go"),
-    "run": ("null", "only run N of the grid, counted from 0, and no report: a job array's task (slurm/compare.sh)"),
+    "run": ("null", "all; N: only run N, counted from 0, and no report (slurm/compare.sh)"),
     "dry_run": ("false", "true: only print what is there and what would be run; writes nothing"),
 }
 _ROWS: Final = "\n".join(f"  {f'{name}={default}':28} {meaning}" for name, (default, meaning) in SETTINGS.items())

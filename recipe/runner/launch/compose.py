@@ -169,7 +169,7 @@ def _wrong_keys(
         key, value = str(override.key_or_group), override.value()
         if "." not in key or override.package is not None or key.startswith("hydra."):
             continue
-        if (above := _list_above(config, key)) and not has_key(config, key):
+        if above := _list_above(config, key):
             wrong[text] = f"{text}: {above} is a list; give the whole of it, {above}=[...]"
             continue
         if override.is_force_add():
@@ -204,9 +204,12 @@ def select(config: DictConfig, key: str, default: Any) -> Any:
 
 
 def _list_above(config: DictConfig, key: str) -> str | None:
-    """The list that a key has in the middle, such as ``trainer.logger`` in ``trainer.logger.console``."""
-    groups = itertools.accumulate(key.split(".")[:-1], "{}.{}".format)
-    return next((group for group in groups if OmegaConf.is_list(select(config, group, None))), None)
+    """The list below which a key names something else than an entry, as in ``trainer.logger.console``."""
+    prefixes = list(itertools.accumulate(key.split("."), "{}.{}".format))
+    for group, below in itertools.pairwise(prefixes):
+        if OmegaConf.is_list(select(config, group, None)) and not has_key(config, below):
+            return group
+    return None
 
 
 def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: DictConfig) -> str:
