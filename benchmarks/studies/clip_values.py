@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -40,12 +41,29 @@ def _accuracy(run: Run) -> float:
     return float(values[-1])
 
 
+def second_over_first(runs: Sequence[Run]) -> float:
+    """Ratio of the runs' second clip values to their first, both summed, as factors on the upper bound of S."""
+    bounds = [
+        [one["clip_high"] if run.info["loss"]["band"] == "sqrt" else math.log1p(one["clip_high"]) for one in measured]
+        for run in runs
+        for measured in [run.info["clip_values_measured"]]
+    ]
+    first, second = np.sum(bounds, axis=0)
+    return float(second / first)
+
+
 def _row(runs: Sequence[Run], starts: np.ndarray | None) -> list[str]:
     if not runs or starts is None:
-        return [NOT_RUN] * (len(PARTS) + 2)
+        return [NOT_RUN] * (len(PARTS) + 3)
     shares = [show_interval(mean_interval([outside(run, *part) for run in runs]), "{:.3f}") for part in PARTS]
     counts = [own_counts(run, "symmetric", PARTS[2][0]) for run in runs]
-    return [*shares, lre_cell(counts, starts), show_interval(mean_interval(list(map(_accuracy, runs))), "{:.3f}")]
+    change = f"{second_over_first(runs):.2f}" if runs[0].clip_values == "measured" else "-"
+    return [
+        *shares,
+        change,
+        lre_cell(counts, starts),
+        show_interval(mean_interval(list(map(_accuracy, runs))), "{:.3f}"),
+    ]
 
 
 def batches_table(folder: Path) -> Table:
@@ -78,7 +96,18 @@ def batches_table(folder: Path) -> Table:
 def shares_table(folder: Path) -> Table:
     """The table of the runs FOLDER/SETTING/CLIP_VALUES/ALGO/seedN: shares outside, LRE, held-out accuracy."""
     parts = [f"outside, steps {first} to {last}" for first, last in PARTS]
-    rows = [["setting", "clip values", "algo", "runs", *parts, "LRE, steps 11 to 20, symmetric", "held-out accuracy"]]
+    rows = [
+        [
+            "setting",
+            "clip values",
+            "algo",
+            "runs",
+            *parts,
+            "second value / first",
+            "LRE, steps 11 to 20, symmetric",
+            "held-out accuracy",
+        ]
+    ]
     for setting in SETTINGS:
         places = {
             (origin, algo): [folder / setting / origin / algo / f"seed{seed}" for seed in SEEDS]
