@@ -213,8 +213,9 @@ def check_plain_verl(*arguments: str) -> None:
 
     from recipe.fspo.config import plain_problems
 
-    if arguments[0] == "...":  # the reader's own command; the page's complete one will do
-        arguments = (*next(split_commands(blocks(DOCS / "from-main-ppo.md", "bash")[0]))[3:], *arguments[1:])
+    if arguments[0] == "...":  # the reader's own command; the page's complete one will do, without its loss
+        own = next(split_commands(blocks(DOCS / "from-main-ppo.md", "bash")[0]))[3:]
+        arguments = (*(word for word in own if ".policy_loss." not in word), *arguments[1:])
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(verl_config_dir()), version_base=None):
         config = hydra_compose("ppo_trainer", overrides=[os.path.expandvars(argument) for argument in arguments])
