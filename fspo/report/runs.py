@@ -15,7 +15,9 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from fspo.acceptance import stack_sums
-from fspo.audit import NOT_MOVED, PREFIX, SUFFIX, read_audit
+from fspo.audit.description import NOT_MOVED
+from fspo.audit.reading import read_audit
+from fspo.audit.recording import PREFIX, SUFFIX
 from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
 from fspo.losses import ALGORITHMS, judged, resolve_settings

@@ -19,10 +19,10 @@ from hydra import compose, initialize_config_module
 from messages import holds
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-from fspo import audit as library
 from fspo import expected_clip
 from fspo.acceptance import acceptance_counts
-from fspo.audit import Audit, GrowingAudit, describe, live_metrics, read_audit
+from fspo.audit import Audit, GrowingAudit, describe, from_packed, live_metrics, read_audit
+from fspo.audit.__main__ import main
 from fspo.diagnostics import NormClipWatch
 from fspo.fairness.lre import equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -82,7 +82,7 @@ def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
     spread, reach = s_B[~s_B.isnan()].std(correction=0), (~s_B.isnan()).sum()
     rms = d_BT[:, 15:31].square().nanmean().sqrt()
     assert f"| 16 | {reach} | {spread:.4f} | {spread / 4:.4f} | {rms:.4f} |" in table
-    assert library.main([str(tmp_path)]) == 0
+    assert main([str(tmp_path)]) == 0
 
 
 def test_without_a_rule_nothing_is_claimed_of_acceptance(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_response_that_is_not_finite_is_left_out_counted_and_named_in_all_read
     assert "NaN" not in next(tmp_path.glob("*.jsonl")).read_text()
     records = read_audit(tmp_path)
     assert (records.left_out, records.problems) == (2, [])
-    assert library.main([str(tmp_path)]) == 0
+    assert main([str(tmp_path)]) == 0
     output = capsys.readouterr()
     assert "2 responses with a log-probability that is not finite left out" in output.out and "nan" not in output.out
     assert expected_clip.main([f"audit={tmp_path}"]) == 0
@@ -178,16 +178,16 @@ def test_no_width_adds_nothing_and_one_advantage_a_response_may_be_a_column(rule
 def test_packed_sequences_are_those_of_rows() -> None:
     new, old, mask, a = micro_batch(2)
     cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int32), mask.sum(1).cumsum(0).int()])
-    packed = [library.from_packed(x[mask], cu_seqlens) for x in (new, old, torch.ones_like(new))]
+    packed = [from_packed(x[mask], cu_seqlens) for x in (new, old, torch.ones_like(new))]
     rows, packs = Audit(None, GSPO), Audit(None, GSPO)
     rows.add(new, old, mask, a)
     packs.add(*packed, a)
     assert torch.allclose(rows.sums.sums_KF, packs.sums.sums_KF) and rows.sums.total("count") > 10
     assert torch.allclose(rows.positions.token_LPF, packs.positions.token_LPF)
-    assert torch.equal(library.from_packed(new[mask][None], cu_seqlens), packed[0])
+    assert torch.equal(from_packed(new[mask][None], cu_seqlens), packed[0])
     for wrong in (cu_seqlens[:-1], cu_seqlens + 1, cu_seqlens.flip(0), cu_seqlens[None]):
         with pytest.raises(ValueError, match="cu_seqlens"):
-            library.from_packed(new[mask], wrong)
+            from_packed(new[mask], wrong)
 
 
 def first_mini_batch(tmp_path: Path, off: Any, on_policy: bool = True) -> list[str]:
@@ -290,7 +290,7 @@ def broken(folder: Path, how: str) -> str:
 def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = broken(tmp_path, how) if how != "empty" else str(tmp_path)
     assert any(expected in problem for problem in read_audit(tmp_path).problems)
-    assert library.main([str(tmp_path)]) == (2 if how == "empty" else 1) and expected in capsys.readouterr().err
+    assert main([str(tmp_path)]) == (2 if how == "empty" else 1) and expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_folder_of_another_kind_is_named_with_what_reads_it(
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
     train(tmp_path / "above/audit")
-    assert library.main([str(tmp_path / folder)]) == 2
+    assert main([str(tmp_path / folder)]) == 2
     assert re.search(holds("error: ", *names), capsys.readouterr().err)
 
 
@@ -325,7 +325,7 @@ def test_of_several_runs_in_a_folder_the_newest_is_read_and_the_others_are_named
     for records in (again, first):
         assert records.problems == []
         assert records.sums[1, 2].total("count") == once.sums[1, 2].total("count")
-    assert library.main([str(tmp_path), "--run", "run"]) == 0 and "run2" in capsys.readouterr().err
+    assert main([str(tmp_path), "--run", "run"]) == 0 and "run2" in capsys.readouterr().err
     assert "run3" in read_audit(tmp_path, "run3").problems[0]
 
 

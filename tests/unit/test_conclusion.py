@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 import torch
 
-from fspo import audit
 from fspo.audit import AuditRecords, describe
+from fspo.audit.__main__ import main
 from fspo.conclusion import BANDS, Responses, conclude, drift_share, even_bands, exponent_of
 from fspo.losses import ALGORITHMS, judged
 from fspo.records import read_parquet
@@ -121,14 +121,14 @@ def alike(printed: str, page: str) -> bool:
 def test_the_page_shows_what_the_command_prints_of_a_real_run(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs/audit.md").read_text(encoding="utf-8")
     (file,) = re.findall(r"^python -m fspo\.audit (benchmarks/study/\w+\.parquet)$", page, re.M)
-    assert audit.main([str(ROOT / file)]) == 0
+    assert main([str(ROOT / file)]) == 0
     printed = capsys.readouterr().out
     (block,) = [text for text in re.findall(r"```text\n(.*?)```", page, re.S) if "S spreads like" in text]
     assert alike(printed, block), printed
 
 
 def test_of_a_loss_in_bf16_the_mean_is_that_of_rounding(capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit.main([str(STUDY / "long_in_bf16.parquet")]) == 0
+    assert main([str(STUDY / "long_in_bf16.parquet")]) == 0
     text = capsys.readouterr().out
     assert "that of rounding" in text and "252 prompt groups" in text and "sqrt(L) is the most even" in text
 
@@ -137,13 +137,13 @@ def test_a_file_that_is_no_record_of_responses_is_named(tmp_path: Path, capsys: 
     path = tmp_path / "own.parquet"
     for columns, says in (({"S": [0.1]}, "'L'"), ({"S": [0.1], "L": [0]}, "column L"), (None, "own.parquet")):
         path.write_text("no table") if columns is None else pd.DataFrame(columns).to_parquet(path)
-        assert audit.main([str(path)]) == 2
+        assert main([str(path)]) == 2
         assert str(path) in (message := capsys.readouterr().err) and says in message
     pd.DataFrame({"S": [0.1, 0.2], "L": [3, 4]}).to_parquet(path)
-    assert read_parquet(path)["A"].tolist() == [0, 0] and audit.main([str(path)]) == 0
+    assert read_parquet(path)["A"].tolist() == [0, 0] and main([str(path)]) == 0
     assert "too few responses" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        audit.main([str(path), "--accept", "85"])
+        main([str(path), "--accept", "85"])
     assert "--accept 85" in (message := capsys.readouterr().err) and "0.85" in message
 
 
