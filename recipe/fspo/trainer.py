@@ -156,7 +156,7 @@ class FSPOHooks(RunnerHooks):
         self._enter("update")
         outcomes = read_outcomes(batch, self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path is not None)
         cycle = self._cycle
-        cycle.begin(outcomes)
+        cycle.loss_scale.measure(outcomes.length_B)
         if cycle.needs_sequences:
             batch = send_rows(batch, outcomes, cycle.rows)
         options = {"sequences": cycle.needs_sequences, "loss_scale": cycle.loss_scale.factor}

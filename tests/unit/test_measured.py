@@ -66,11 +66,24 @@ def fed(values: ClipValues, first: int, last: int, **options: Any) -> list[int]:
 
 def test_the_loss_is_divided_by_the_mean_length_of_the_first_batch_and_then_by_no_other() -> None:
     scale, length = LossScale(completed()), torch.tensor([10, 30, 80])
-    assert scale.factor == 1 and scale.measure(length)
-    assert not scale.measure(2 * length) and scale.factor == pytest.approx(1 / 40)
+    assert scale.factor == 1
+    scale.measure(length)
+    assert scale.factor == pytest.approx(1 / 40) and scale.settle() and not scale.settle()
+    scale.measure(2 * length)
+    assert scale.factor == pytest.approx(1 / 40)
     resumed = LossScale(completed())
     resumed.load_state_dict(scale.state_dict())
-    assert not resumed.measure(2 * length) and resumed.factor == scale.factor
+    resumed.measure(2 * length)
+    assert not resumed.settle() and resumed.factor == scale.factor
+
+
+def test_updates_with_parts_of_a_rollout_batch_end_with_the_mean_of_all_of_it() -> None:
+    scale, factors = LossScale(completed()), []
+    for part in ([10, 20], [60], [70, 40]):  # those that end first are the shortest
+        scale.measure(torch.tensor(part))
+        factors.append(scale.factor)
+    assert factors == pytest.approx([1 / 15, 1 / 30, 1 / 40])
+    assert scale.settle() and scale.length == 40
 
 
 @pytest.mark.parametrize(

@@ -94,15 +94,6 @@ class Cycle:
         if facts:
             run_folder.note(self._config.run.dir, **facts)
 
-    def begin(self, outcomes: Outcomes) -> None:
-        """Before an update of the actor with these responses."""
-        if self.loss_scale.measure(outcomes.length_B):
-            PROGRESS.say(
-                f"gradient scale: the loss is divided by {self.loss_scale.length:.4g}, the mean length of the first "
-                "rollout batch (match_scale=matched)"
-            )
-            self.note()
-
     def add(self, batch: KVBatchMeta, outcomes: Outcomes, mini_batches: Sequence[MiniBatch], step: int) -> None:
         """Take in one update of the actor."""
         self._mini_batches += mini_batches
@@ -116,6 +107,12 @@ class Cycle:
         """
         mini_batches, outcomes, last = self._mini_batches, Outcomes.join(self._outcomes), self._outcomes[-1]
         self._mini_batches, self._outcomes = [], []
+        if self.loss_scale.settle():
+            PROGRESS.say(
+                f"gradient scale: the loss is divided by {self.loss_scale.length:.4g}, the mean length of the first "
+                "rollout batch (match_scale=matched)"
+            )
+            self.note()
         unmoved = sum(mini_batch.number == 0 for mini_batch in mini_batches)
         sums = [mini_batch.sums for mini_batch in mini_batches]
         metrics = self._diagnostics.update(sums[:1] + sums[unmoved:])

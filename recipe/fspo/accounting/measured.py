@@ -22,25 +22,34 @@ _FULL = 1 - 1e-6
 
 class LossScale:
     """What ``match_scale=matched`` divides a loss by that sums over tokens: the mean length of the first rollout batch,
-    taken before its first update, unless ``fspo.reference_length`` gives it. Defined here.
+    unless ``fspo.reference_length`` gives it. Defined here.
+
+    Where an update takes a part of a rollout batch (``mode=separate_async``), it is the mean of the responses so far.
+    The first part alone would not do: it holds the responses that end first, which are the shortest.
     """
 
     def __init__(self, config: DictConfig) -> None:
         loss = config.actor_rollout_ref.actor.policy_loss
-        self._applies = config.fspo.match_scale == "matched" and scales_with_length(loss)
-        self.length: float | None = config.fspo.reference_length if self._applies else None
+        applies = config.fspo.match_scale == "matched" and scales_with_length(loss)
+        self.length: float | None = config.fspo.reference_length if applies else None
+        self._open = applies and self.length is None
+        self._lengths: list[torch.Tensor] = []
 
     @property
     def factor(self) -> float:
         """By which the loss is multiplied."""
         return 1.0 if self.length is None else 1 / self.length
 
-    def measure(self, length_B: torch.Tensor) -> bool:
-        """Take the responses of the first batch; whether they have settled the scale."""
-        if not self._applies or self.length is not None:
-            return False
-        self.length = max(1.0, float(length_B.to(torch.float64).mean()))
-        return True
+    def measure(self, length_B: torch.Tensor) -> None:
+        """Take in responses of the first rollout batch, before the update with them."""
+        if self._open:
+            self._lengths.append(length_B)
+            self.length = max(1.0, float(torch.cat(self._lengths).to(torch.float64).mean()))
+
+    def settle(self) -> bool:
+        """Hold the length fixed from now on, after a rollout batch; whether it was not before."""
+        settled, self._open, self._lengths = self._open, False, []
+        return settled
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -49,6 +58,7 @@ class LossScale:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self.length = state["length"]
+        self._open &= self.length is None
 
 
 class ClipValues:
