@@ -240,7 +240,8 @@ def _band_line(responses: Responses, accept: float) -> str | None:
 
 def _clip_line(responses: Responses, loss: str | None, accept: float) -> str | None:
     """The clip values of the audited loss, or of ``fspo`` for one without a band, and the override that sets them in
-    plain verl; None for a loss whose band is measured, and where most S are at the centre.
+    plain verl, for another loss with 1 over the mean length as factor on the gradient; None for a loss whose band is
+    measured, and where most S are at the centre.
     """
     name = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
     name = name if name in ALGORITHMS else "fspo"
@@ -263,6 +264,10 @@ def _clip_line(responses: Responses, loss: str | None, accept: float) -> str | N
         override = "" if name == loss else f"{key}.loss_mode={name} "
         override += f"{key}._target_=recipe.fspo.config.SequencePolicyLossConfig"
         override += f" +{key}.clip_low={lower} +{key}.clip_high={upper}"
+        if name != loss and settings.grad_scale == "1":
+            # The gradient of a sum over tokens is far larger than that of the means by token that it replaces.
+            mean_length = np.average(responses.length_B, weights=responses.count_B)
+            override += f" +{key}.grad_multiplier={1 / mean_length:.2g}"
     same = value.clip_low == value.clip_high
     sides = f"c = {side('clip_high')}" if same else f"{side('clip_low')} below and {side('clip_high')} above"
     return f"{accept:.0%} of these responses lie inside {name}'s band with {sides}:\n  {override}"

@@ -151,7 +151,11 @@ def test_it_goes_on_from_a_checkpoint_in_the_middle_and_refuses_one_of_another_s
         ("fspo", "fspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
         ("seq_gspo", "seq_gspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
         ("gspo", "seq_gspo", ("clip_ratio_low", "clip_ratio_high")),  # verl's
-        ("vanilla", "fspo", ("policy_loss.loss_mode", "policy_loss.clip_low", "policy_loss.clip_high")),
+        (
+            "vanilla",
+            "fspo",
+            ("policy_loss.loss_mode", "policy_loss.clip_low", "policy_loss.clip_high", "policy_loss.grad_multiplier"),
+        ),
     ],
 )
 def test_an_audit_prints_the_override_with_the_values(
@@ -168,8 +172,11 @@ def test_an_audit_prints_the_override_with_the_values(
         audit.end_mini_batch(1)
     lines = describe(read_audit(tmp_path)).splitlines()
     index, *_ = [index for index, line in enumerate(lines) if line.startswith("- 85% of these")]
-    settings = dict(word.split("=") for word in lines[index + 1].split())
-    assert {key.lstrip("+").removeprefix("actor_rollout_ref.actor.") for key in settings} >= set(keys)
-    low, high = list(settings.values())[-2:]
-    values = dataclasses.replace(ALGORITHMS[band], clip_low=float(low), clip_high=float(high))
+    words = [word.lstrip("+").removeprefix("actor_rollout_ref.actor.").split("=") for word in lines[index + 1].split()]
+    settings = dict(words)
+    assert set(settings) - {"policy_loss._target_"} == set(keys)
+    low, high = (float(value) for key, value in settings.items() if key.endswith(("_low", "_high")))
+    values = dataclasses.replace(ALGORITHMS[band], clip_low=low, clip_high=high)
     assert share_inside(s, length, values) == pytest.approx(0.85, abs=0.01), "from histograms"
+    if "policy_loss.grad_multiplier" in settings:  # where FSPO's loss comes in place of another
+        assert float(settings["policy_loss.grad_multiplier"]) == pytest.approx(1 / np.mean(length), rel=0.05)
