@@ -198,7 +198,8 @@ def _differences(loss: PolicyLoss) -> Check:
 
     gradient_BT, _ = loss.gradient(batch)
     largest = float(gradient_BT[batch.mask_BT].abs().max()) or 1.0
-    fine_BT, coarse_BT = finite_differences(value, batch.log_prob_BT, batch.mask_BT)
+    with torch.compiler.set_stance("force_eager"):  # compiled code detaches more than the loss does
+        fine_BT, coarse_BT = finite_differences(value, batch.log_prob_BT, batch.mask_BT)
     # Rounding of a value in float32 spoils the fine step, a thousand times as much as the coarse one.
     apart_BT = (fine_BT - coarse_BT).abs()
     noise = float(apart_BT[apart_BT > 0].median().nan_to_num()) / largest

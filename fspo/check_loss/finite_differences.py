@@ -50,9 +50,7 @@ class _Held(TorchFunctionMode):
             if not value.requires_grad:
                 return value
             self.seen.append(value)
-            if not self._recorded:
-                return value
-            return self._recorded[min(len(self.seen), len(self._recorded)) - 1].clone()
+            return self._recorded[min(len(self.seen), len(self._recorded)) - 1].clone() if self._recorded else value
         if isinstance(value, dict):
             return {key: self._hold(one) for key, one in value.items()}
         return type(value)(map(self._hold, value)) if type(value) in (list, tuple) else value

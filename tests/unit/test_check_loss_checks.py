@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fspo.check_loss.call import Config, LossError, PolicyLoss
-from fspo.check_loss.checks import _mini_batch, checks
+from fspo.check_loss.checks import _differences, _mini_batch, checks
 from fspo.check_loss.robust import in_words, survived
 from fspo.losses import ALGORITHMS, sequence_log_ratio, sequence_policy_loss
 
@@ -237,6 +237,15 @@ def test_what_is_detached_counts_as_constant() -> None:
 
     report = {check.name: check for check in checks(PolicyLoss(cispo, Config(global_batch_info={})))}
     assert report["gradient"].passed and "held fixed" in report["gradient"].says
+
+
+def test_a_compiled_loss_is_differentiated_as_its_source() -> None:
+    def clipped(d_BT: torch.Tensor, a_BT: torch.Tensor) -> torch.Tensor:
+        return torch.max(-a_BT * d_BT.exp(), -a_BT * d_BT.exp().clamp(0.8, 1.2))
+
+    compiled = torch.compile(clipped, backend="aot_eager", dynamic=True)
+    check = _differences(PolicyLoss(partial(token_loss, term=compiled), Config(global_batch_info={})))
+    assert check.passed, check.says
 
 
 @pytest.mark.parametrize("cut", [torch.tensor, lambda d: d.new_tensor(d), lambda d: d.data, in_inference_mode])
