@@ -2,7 +2,7 @@
 # Carries large folders to a machine without a network, in parts of at most 60 MB with checksums:
 #   bundle.sh wheels OUT        everything in gpu.txt for Python PYTHON (3.12), then as pack; goes on where it stopped
 #   bundle.sh slim OUT          for half an hour on one GPU that has torch 2.11 already (slim.txt): OUT/{base,ray,vllm},
-#                               packed and compressed in parts of at most 45 MB; unpacked, each goes on PYTHONPATH
+#                               packed and compressed in parts of at most 42 MB; unpacked, each goes on PYTHONPATH
 #   bundle.sh pack FOLDER OUT   any folder, a model or data say: OUT/part-*, parts.sha256, files.sha256
 #   bundle.sh unpack OUT NEW    checks every part, joins them, checks every file; NEW appears only when it is complete
 #   bundle.sh cross-entropy FOLDER SITE    flash-attn's cross-entropy alone, from its source archive in FOLDER
@@ -37,8 +37,11 @@ decompressed() { # the first part, which says whether the bundle is compressed
 }
 
 unpack() { # OUT NEW
+    local list
     set -- "$1" "${2%/}"
-    [[ -f $1/parts.sha256 ]] || fail "$1 has no parts.sha256: it is not a bundle"
+    for list in parts.sha256 files.sha256; do
+        [[ -f $1/$list ]] || fail "$1 has no $list: carry it there, too"
+    done
     if [[ -d $2 ]]; then
         (cd "$2" && sha256sum --check --quiet SHA256SUMS) || fail "$2 exists and is not what was packed: remove it"
         return
@@ -151,7 +154,7 @@ slim() { # OUT
     for part in base ray vllm; do
         forget_machine "$1/$part.site"
         # With one thread xz writes other bytes than with several.
-        COMPRESS="xz -6 -T4" PART_BYTES=45000000 pack "$1/$part.site" "$1/$part"
+        COMPRESS="xz -6 -T4" PART_BYTES=42000000 pack "$1/$part.site" "$1/$part"
         rm -rf "$1/$part.site"
     done
     du -sh "$1"/{base,ray,vllm}

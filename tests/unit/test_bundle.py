@@ -116,6 +116,14 @@ def test_every_package_of_the_slim_bundle_has_a_version() -> None:
     assert not [line for line in lines if "==" not in line and line.lower() not in pinned]
 
 
+@pytest.mark.parametrize("name", ["parts.sha256", "files.sha256"])
+def test_a_list_that_did_not_arrive_is_named_before_anything_is_unpacked(packed: Path, name: str) -> None:
+    (packed / name).unlink()
+    done, new = unpack(packed)
+    assert done.returncode == 1 and f"{packed} has no {name}" in done.stderr and "carry it" in done.stderr
+    assert not new.exists() and not list(packed.parent.glob("new*"))
+
+
 def test_a_name_with_a_slash_is_the_same_folder_and_other_files_stay(packed: Path, tmp_path: Path) -> None:
     done = bash(REQUIREMENTS / "bundle.sh", "unpack", packed, f"{tmp_path}/new/")
     assert done.returncode == 0 and (tmp_path / "new/model.safetensors").is_file(), done.stderr

@@ -259,6 +259,14 @@ def test_the_tables_of_the_pages_are_those_of_the_record() -> None:
     assert markdown_table(heads, cells) in (ROOT / "docs/performance.md").read_text(encoding="utf-8")
 
 
+def test_the_page_plans_every_step_in_the_order_of_the_program() -> None:
+    page = (ROOT / "docs/clusters.md").read_text(encoding="utf-8")
+    table = page.split("| step | needs | minutes planned |")[1].split("\n\n")[0]
+    rows = [row.split("|")[1:4] for row in table.splitlines()[2:]]
+    assert [step for steps, *_ in rows for step in steps.strip("` ").split()] == list(command.STEPS)
+    assert all(int(minutes) > 0 for _, _, minutes in rows)
+
+
 @pytest.mark.slow
 def test_a_step_that_breaks_leaves_its_reason_and_the_next_one_runs(tmp_path: Path) -> None:
     arguments = ["--device", "cuda", "--out", str(tmp_path), "--steps", "versions", "update"]
