@@ -2,7 +2,7 @@
 
 The function has the signature of verl's registry (:mod:`fspo.check_loss.call`); verl itself is not needed. Exit status:
 0 if every check passed, 1 if one failed, 2 if a loss could not be checked. What it survives, and what it does by
-length, is reported and never failed (docs/algorithms.md).
+length, is reported and never failed (docs/check-loss.md).
 """
 
 from __future__ import annotations

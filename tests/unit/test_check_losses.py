@@ -1,4 +1,4 @@
-"""Every loss of verl's registry under fspo.check_loss: what docs/algorithms.md says of them, and the league's table."""
+"""Every loss of verl's registry under fspo.check_loss: what docs/check-loss.md says of them, and the league's table."""
 
 from __future__ import annotations
 
