@@ -6,7 +6,7 @@ and a worker sees one micro-batch. So the estimates are *causal*: the driver mak
 :class:`~fspo.types.BandState` before the next update.
 
 All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the abstract, the
-introduction and summaries were available. ``docs/algorithms.md`` gives the measurements behind the choices.
+introduction and summaries were available. docs/architecture.md gives the measurements behind the choices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
 
     S is measured on samples of pi_old, so ``-sum S / sum L`` estimates KL(pi_old || pi) per token without bias and
     without assuming a distribution. It is also what the centre of the band needs, the mean of S itself.
-    docs/algorithms.md compares it with other estimators.
+    docs/tables/drift-estimators.csv compares it with other estimators.
 
     Args:
         log_ratio_sum: Sum of S over the sequences.

@@ -238,13 +238,14 @@ def _band_line(responses: Responses, accept: float) -> str | None:
     return f"with {accept:.0%} inside, {verdict}; LRE: {values}"
 
 
-def _clip_line(responses: Responses, loss: str | None, accept: float) -> str | None:
-    """The clip values of the audited loss, or of ``fspo`` for one without a band, and the override that sets them in
-    plain verl, for another loss with 1 over the mean length as factor on the gradient; None for a loss whose band is
-    measured, and where most S are at the centre.
+def _clip_line(responses: Responses, name: str, audited: str | None, accept: float) -> str | None:
+    """The clip values of the loss ``name``, and the override that sets them in plain verl.
+
+    None for a loss whose band is measured, and where most S are at the centre.
+
+    Where ``name`` sums over tokens and comes in place of a loss that takes means (of this package by its 1/L, any other
+    by verl's default), its override has 1 over the mean length as factor on the gradient.
     """
-    name = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
-    name = name if name in ALGORITHMS else "fspo"
     settings = ALGORITHMS[name]
     if settings.needs_state:
         return None
@@ -259,13 +260,13 @@ def _clip_line(responses: Responses, loss: str | None, accept: float) -> str | N
 
     upper, lower, actor = f"{value.clip_high:.3g}", f"{value.clip_low:.3g}", "actor_rollout_ref.actor"
     override = f"{actor}.clip_ratio_low={lower} {actor}.clip_ratio_high={upper}"
-    if loss != "gspo":
+    if (name, audited) != ("seq_gspo", "gspo"):
         key = f"{actor}.policy_loss"
-        override = "" if name == loss else f"{key}.loss_mode={name} "
+        override = "" if name == audited else f"{key}.loss_mode={name} "
         override += f"{key}._target_=recipe.fspo.config.SequencePolicyLossConfig"
         override += f" +{key}.clip_low={lower} +{key}.clip_high={upper}"
-        if name != loss and settings.grad_scale == "1":
-            # The gradient of a sum over tokens is far larger than that of the means by token that it replaces.
+        before = ALGORITHMS.get(str(audited))
+        if settings.grad_scale == "1" and (before is None or before.grad_scale != "1"):
             mean_length = np.average(responses.length_B, weights=responses.count_B)
             override += f" +{key}.grad_multiplier={1 / mean_length:.2g}"
     same = value.clip_low == value.clip_high
@@ -300,11 +301,11 @@ def conclude(responses: Responses, loss: str | None = None, accept: float = ACCE
     """
     if (reason := responses.too_few()) is not None:
         return [reason]
-    band, clip = _band_line(responses, accept), _clip_line(responses, loss, accept)
+    own = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
+    own = own if own in ALGORITHMS else "fspo"
+    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept)
     # Whoever audits another band may want to change to FSPO's, whose clip value is of another size.
-    other = (
-        _clip_line(responses, None, accept) if clip is not None and loss in {*ALGORITHMS, "gspo"} - {"fspo"} else None
-    )
+    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept)
     if band is None:
         band = f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes"
     lines = (_spread_line(responses), band, clip, other, _mean_line(responses))

@@ -87,6 +87,9 @@ def test_a_mode_trains_is_stopped_resumes_and_counts_every_response(
         assert ended(record, "trained") == RESPONSES
         under_way += record["started"] - sum(ended(record, stage) for stage in STAGES)
         assert record["under_way"] == under_way >= 0
+    # The gradient scale is of the whole first step, of which separate_async trains on the shortest responses first.
+    info = json.loads((run.run_dir / "run.json").read_text())
+    assert info["loss_divided_by"] == pytest.approx(funnel[1]["tokens"]["trained"] / RESPONSES)
 
     # Of what has been trained on, the queue of a resumed run holds the responses of the step that was saved only.
     state = tmp_path / "run" / "checkpoints" / f"global_step_{STEPS}" / "transfer_queue" / "controller_state.pkl"
@@ -155,6 +158,7 @@ def test_replayed_rollouts_give_the_losses_of_synchronous_training(start: Starte
             "skip.rollout_tq.steps=[1,2,3]",
             "data.shuffle=false",
             "data.gen_batch_size=1",  # as in separate_async, and a part of the recording's name
+            "match_scale=native",  # in the first step of separate_async the other one's factor grows with the responses
             f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
             *overrides,
         )

@@ -150,6 +150,8 @@ def test_it_goes_on_from_a_checkpoint_in_the_middle_and_refuses_one_of_another_s
     [
         ("fspo", "fspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
         ("seq_gspo", "seq_gspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
+        ("seq_rloo", "seq_rloo", ("policy_loss.clip_low", "policy_loss.clip_high")),
+        ("luspo", "luspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
         ("gspo", "seq_gspo", ("clip_ratio_low", "clip_ratio_high")),  # verl's
         (
             "vanilla",
@@ -171,12 +173,20 @@ def test_an_audit_prints_the_override_with_the_values(
         audit.add(new[rows] * (mini_batch > 0), 0 * new[rows], mask[rows], torch.ones_like(new[rows]))
         audit.end_mini_batch(1)
     lines = describe(read_audit(tmp_path)).splitlines()
-    index, *_ = [index for index, line in enumerate(lines) if line.startswith("- 85% of these")]
-    words = [word.lstrip("+").removeprefix("actor_rollout_ref.actor.").split("=") for word in lines[index + 1].split()]
-    settings = dict(words)
+    index, *others = [index for index, line in enumerate(lines) if line.startswith("- 85% of these")]
+
+    def settings_at(index: int) -> dict[str, str]:
+        words = (word.lstrip("+").removeprefix("actor_rollout_ref.actor.") for word in lines[index + 1].split())
+        return dict(word.split("=") for word in words)
+
+    settings = settings_at(index)
     assert set(settings) - {"policy_loss._target_"} == set(keys)
     low, high = (float(value) for key, value in settings.items() if key.endswith(("_low", "_high")))
     values = dataclasses.replace(ALGORITHMS[band], clip_low=low, clip_high=high)
     assert share_inside(s, length, values) == pytest.approx(0.85, abs=0.01), "from histograms"
-    if "policy_loss.grad_multiplier" in settings:  # where FSPO's loss comes in place of another
-        assert float(settings["policy_loss.grad_multiplier"]) == pytest.approx(1 / np.mean(length), rel=0.05)
+    assert len(others) == (band != "fspo")
+    for instead in map(settings_at, others if others else [index] * (loss == "vanilla")):
+        # FSPO's loss in place of the audited one: the factor makes up for a sum over tokens in place of means.
+        assert instead["policy_loss.loss_mode"] == "fspo"
+        factor = float(instead.get("policy_loss.grad_multiplier", 1))
+        assert factor == pytest.approx(1 if loss in ("seq_rloo", "luspo") else 1 / np.mean(length), rel=0.05)
