@@ -73,6 +73,7 @@ def test_a_launcher_that_is_about_to_end_is_replaced(scorer: MathScorer, monkeyp
     launcher_of(scorer).kill()
     launcher_of(scorer).wait(10)
     monkeypatch.setattr(type(launcher), "ended", seems_to_run)
+    gc.collect()  # what other tests have left in this process is not of the pool
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert scorer.score(r"\boxed{w+2}", "2+w").status is Status.CORRECT
