@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fspo.fairness.lre import Array
+from fspo.fairness.lre import Array, percentile_ends
 from fspo.losses import acceptance_band
 from fspo.types import SequenceLossSettings
 
@@ -131,8 +131,7 @@ def estimate(
     draws = random.integers(0, len(groups), (_RESAMPLES, len(groups)))
     weights = (np.bincount(draw, minlength=len(groups)).astype(np.float64)[group_B] * count_B for draw in draws)
     again = np.array([scale_for(sorted_B, weight_B, accept) for weight_B in weights])
-    low, high = np.quantile(again, [0.025, 0.975])
-    return Estimate(scale, float(low), float(high), float(again.std() / scale))
+    return Estimate(scale, *percentile_ends(again, len(groups)), float(again.std() / scale))
 
 
 class ClipMeasurement:

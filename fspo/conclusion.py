@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -21,11 +22,12 @@ from fspo.fairness.lre import (
     debiased_lre,
     equal_mass_starts,
     length_reweighting_error,
-    merge_bins,
+    percentile_ends,
 )
 from fspo.losses import ALGORITHMS
 from fspo.matching import Sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
+from fspo.types import SequenceLossSettings
 
 #: Share of the responses that is to lie inside the band.
 ACCEPT: Final = 0.85
@@ -37,6 +39,11 @@ _RESAMPLES: Final = 1000
 #: So many clusters at most, for the time that the resampling takes: of more mini-batches neighbours are one cluster.
 _MOST_CLUSTERS: Final = 100
 _SEED: Final = 0
+_LARGEST_LOG: Final = 700.0
+#: No clip value is given where so many of the responses have |S| above s_max; a length-normalised weight may have
+#: responses so long that S is, so there also above so many nats a token.
+_DIVERGED_SHARE: Final = 0.05
+_DIVERGED_TOKEN: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -104,23 +111,23 @@ class Responses:
             return f"too few responses for a conclusion: {fewest:.0f} in a bin of length, and it needs {FEWEST_GROUPS}"
         return None
 
-    def by_bin(self, values_B: Array) -> Array:
-        """Sums by cluster and bin of length, [M, J]; eight bins of equal mass."""
+    @cached_property
+    def bin_B(self) -> npt.NDArray[np.int64]:
+        """Bin of length of each; eight bins of equal mass."""
         size = len(FINE_LENGTH_EDGES) - 1
         k_B = np.searchsorted(FINE_LENGTH_EDGES.numpy(), self.length_B, side="right") - 1
         starts = equal_mass_starts(np.bincount(k_B, self.count_B, size), _BINS)
-        clusters = int(self.cluster_B.max()) + 1
-        flat = np.bincount(self.cluster_B * size + k_B, values_B * self.count_B, clusters * size)
-        return merge_bins(flat.reshape(clusters, size), starts)
+        return np.searchsorted(starts, k_B, side="right") - 1
 
-    def moments(self, scale_B: Array | float = 1.0) -> tuple[Array, Array, Array, Array]:
-        """Number, tokens, sum of S and of its square by cluster and bin, S times ``scale_B``."""
-        s = self.log_ratio_B * scale_B
-        return self.by_bin(np.ones_like(s)), self.by_bin(self.length_B), self.by_bin(s), self.by_bin(s**2)
+    def by_bin(self, values_B: Array) -> Array:
+        """Sums by cluster and bin of length, [M, J]."""
+        clusters, bins = int(self.cluster_B.max()) + 1, int(self.bin_B.max()) + 1
+        flat = np.bincount(self.cluster_B * bins + self.bin_B, values_B * self.count_B, clusters * bins)
+        return np.asarray(flat.reshape(clusters, bins))
 
 
 def _resampled(statistic: Callable[..., float], moments: Sequence[Array], resamples: int = _RESAMPLES) -> Interval:
-    """A statistic of sums over clusters, each [J], with the percentiles over resampled clusters."""
+    """A statistic of sums over clusters, each [J], with its interval by resampled clusters."""
     clusters, size = moments[0].shape
     flat_MX, rng = np.concatenate(moments, axis=1), np.random.default_rng(_SEED)
 
@@ -129,52 +136,91 @@ def _resampled(statistic: Callable[..., float], moments: Sequence[Array], resamp
 
     draws = (rng.integers(0, clusters, clusters) for _ in range(resamples))
     drawn = [of(np.bincount(draw, minlength=clusters).astype(np.float64)) for draw in draws]
-    low, high = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
-    return Interval(of(np.ones(clusters)), float(low), float(high), clusters)
+    return Interval(of(np.ones(clusters)), *percentile_ends(drawn, clusters), clusters)
 
 
-def spread_exponent(count_MJ: Array, tokens_MJ: Array, s_MJ: Array, squares_MJ: Array) -> Interval:
+def spread_exponent(count_MJ: Array, tokens_MJ: Array, squares_MJ: Array) -> Interval:
     """a in std(S) ~ L**a: the slope of log std(S) on log L over bins of length. Defined here.
 
     Args:
-        count_MJ, tokens_MJ, s_MJ, squares_MJ: Number of responses, and sums of L, S and S squared, by cluster and bin;
-            each S divided by the root mean square of S / sqrt(L) in its mini-batch, so that all count alike.
+        count_MJ, tokens_MJ: Number of responses and sum of L, by cluster and bin.
+        squares_MJ: Sum of :func:`squares_about_mean`.
     """
 
-    def exponent(n_J: Array, tokens_J: Array, s_J: Array, squares_J: Array) -> float:
-        filled_J = np.maximum(n_J, 1)
-        variance_J = squares_J / filled_J - (s_J / filled_J) ** 2
-        spread = variance_J > 1e-12 * squares_J / filled_J  # a bin of equal S says nothing of the slope
+    def exponent(n_J: Array, tokens_J: Array, squares_J: Array) -> float:
+        spread = squares_J > 0  # a bin of equal S says nothing of the slope
         if spread.sum() < _FEWEST_BINS:
             return float("nan")
-        n_J, tokens_J, variance_J = n_J[spread], tokens_J[spread], variance_J[spread]
-        return float(np.polyfit(np.log(tokens_J / n_J), np.log(variance_J) / 2, 1, w=np.sqrt(n_J))[0])
+        n_J, tokens_J, squares_J = n_J[spread], tokens_J[spread], squares_J[spread]
+        return float(np.polyfit(np.log(tokens_J / n_J), np.log(squares_J / n_J) / 2, 1, w=np.sqrt(n_J))[0])
 
-    return _resampled(exponent, (count_MJ, tokens_MJ, s_MJ, squares_MJ))
+    return _resampled(exponent, (count_MJ, tokens_MJ, squares_MJ))
+
+
+def squares_about_mean(
+    values_B: Array, cell_B: npt.NDArray[np.int64], count_B: Array | None = None
+) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Squares about the mean of a cell of n, times n / (n - 1), so that their mean is the variance within cells.
+
+    Args:
+        values_B: Of each response.
+        cell_B: Number of its cell, from 0.
+        count_B: Responses that an entry stands for; one by default.
+
+    Returns:
+        The squares, 0 for values that are equal but for rounding, and whether the cell has more than one response.
+    """
+    count_B = np.ones_like(values_B) if count_B is None else count_B
+    n, total = np.bincount(cell_B, count_B), np.bincount(cell_B, values_B * count_B)
+    n_B = n[cell_B]
+    about_B = values_B - total[cell_B] / n_B
+    about_B[np.abs(about_B) <= 1e-12 * np.abs(values_B)] = 0.0
+    return about_B**2 * n_B / np.maximum(n_B - 1, 1), n_B > 1
 
 
 def exponent_of(responses: Responses) -> Interval:
-    """:func:`spread_exponent` of recorded responses."""
-    batches, z_squared = int(responses.batch_B.max()) + 1, responses.log_ratio_B**2 / responses.length_B
-    number_M = np.bincount(responses.batch_B, responses.count_B, batches)
-    rms_M = np.sqrt(np.bincount(responses.batch_B, z_squared * responses.count_B, batches) / number_M)
-    scale_M = np.divide(1.0, rms_M, out=np.zeros_like(rms_M), where=rms_M > 0)
-    return spread_exponent(*responses.moments(scale_M[responses.batch_B]))
+    """:func:`spread_exponent` of recorded responses, by their variance within mini-batch and bin.
 
-
-def drift_share(responses: Responses) -> Interval:
-    """The mean of S over -Var(S) / 2 at one length: 1 where S is a policy's movement, 0 where it is rounding.
-
-    ``E_old[exp S] = 1`` holds for responses that pi_old has written, hence the mean of S that moves is -Var(S) / 2.
-    Rounding knows no direction.
+    A policy moves farther in one mini-batch than in another, and the mean of S with it: that is no spread of S. Each S
+    is divided by the root mean square of S / sqrt(L) in its mini-batch, so that all count alike.
     """
+    batch_B, s_B = responses.batch_B, responses.log_ratio_B
+    number_M = np.bincount(batch_B, responses.count_B)
+    rms_M = np.sqrt(np.bincount(batch_B, s_B**2 / responses.length_B * responses.count_B) / number_M)
+    scaled_B = s_B * np.divide(1.0, rms_M, out=np.zeros_like(rms_M), where=rms_M > 0)[batch_B]
+    cell_B = batch_B * (int(responses.bin_B.max()) + 1) + responses.bin_B
+    squares_B, several_B = squares_about_mean(scaled_B, cell_B, responses.count_B)
+    columns = (np.ones_like(s_B), responses.length_B, squares_B)
+    return spread_exponent(*(responses.by_bin(column * several_B) for column in columns))
 
-    def share(n_J: Array, _: Array, s_J: Array, squares_J: Array) -> float:
-        filled = n_J > 0
-        variance = (squares_J[filled] - s_J[filled] ** 2 / n_J[filled]).sum()
-        return float(-2 * s_J.sum() / variance) if variance > 1e-12 * squares_J.sum() else float("nan")
 
-    return _resampled(share, responses.moments())
+def rounding_share(responses: Responses) -> Interval:
+    """log E[exp S] over log E[cosh S], by bin of length: 0 where S is a policy's movement, 1 where it is rounding.
+
+    ``E_old[exp S] = 1`` holds for responses that pi_old has written, however S is distributed. Rounding has no
+    direction: S and -S are equally likely, so ``E[exp S] = E[cosh S]``, which for a normal S is exp(Var(S) / 2). Both
+    hold of mini-batches together where they hold in each. Defined here.
+
+    A bin weighs by n c / (exp(2 c) - 1), c its log E[cosh S]: the mean of exp(S) of a bin that spreads far hangs on a
+    few responses. For a normal S that moves, this is the weight of the smallest variance.
+    """
+    # The largest that exp takes; expm1 and sinh keep the digits of a small S.
+    s_B = np.clip(responses.log_ratio_B, -_LARGEST_LOG, _LARGEST_LOG)
+
+    def share(n_J: Array, exp_J: Array, cosh_J: Array) -> float:
+        spread = cosh_J > 0
+        n_J, exp_J, cosh_J = n_J[spread], exp_J[spread], cosh_J[spread]
+        if len(n_J) == 0:
+            return float("nan")
+        log_exp_J = np.log1p(np.maximum(exp_J / n_J, -1 + 1e-15))
+        log_cosh_J = np.log1p(cosh_J / n_J)
+        weight_J = n_J * log_cosh_J * np.exp(-2 * log_cosh_J) / -np.expm1(-2 * log_cosh_J)
+        if not weight_J.any():
+            return float("nan")
+        return float(weight_J @ log_exp_J / (weight_J @ log_cosh_J))
+
+    columns = (np.ones_like(s_B), np.expm1(s_B), 2 * np.sinh(s_B / 2) ** 2)
+    return _resampled(share, [responses.by_bin(column) for column in columns])
 
 
 @dataclass(frozen=True)
@@ -207,7 +253,7 @@ def _spread_line(responses: Responses) -> str:
     if not np.isfinite(exponent.value):
         return f"no exponent: S spreads in fewer than {_FEWEST_BINS} bins of length"
     named = {"more slowly than sqrt(L)": exponent.high < 0.5, "faster than sqrt(L)": exponent.low > 0.5}
-    words = next((words for words, holds in named.items() if holds), "no other than sqrt(L) is shown")
+    words = next((words for words, holds in named.items() if holds), "not shown to differ from sqrt(L)")
     return f"S spreads like L^{_shown(exponent)}, {words} ({exponent.n} {responses.unit} resampled)"
 
 
@@ -238,8 +284,8 @@ def _band_line(responses: Responses, accept: float) -> str | None:
     return f"with {accept:.0%} inside, {verdict}; LRE: {values}"
 
 
-def _clip_line(responses: Responses, name: str, audited: str | None, accept: float) -> str | None:
-    """The clip values of the loss ``name``, and the override that sets them in plain verl.
+def _clip_line(responses: Responses, name: str, audited: str | None, accept: float, wrong: str | None) -> str | None:
+    """The clip values of the loss ``name``, and the override that sets them in plain verl; or why there are none.
 
     None for a loss whose band is measured, and where most S are at the centre.
 
@@ -249,6 +295,8 @@ def _clip_line(responses: Responses, name: str, audited: str | None, accept: flo
     settings = ALGORITHMS[name]
     if settings.needs_state:
         return None
+    if (reason := wrong or _diverged(responses, settings)) is not None:
+        return f"no clip value for {name}: {reason}"
     needed_B = needed_scale(responses.log_ratio_B, responses.length_B, settings)
     factor = estimate(needed_B, responses.cluster_B, accept, responses.count_B)
     if factor is None:
@@ -274,38 +322,60 @@ def _clip_line(responses: Responses, name: str, audited: str | None, accept: flo
     return f"{accept:.0%} of these responses lie inside {name}'s band with {sides}:\n  {override}"
 
 
+def movement_verdict(share: Interval) -> str:
+    """``movement`` or ``rounding`` if the interval of :func:`rounding_share` holds that one, else both or neither."""
+    movement, rounding = (share.low <= value <= share.high for value in (0, 1))
+    if movement == rounding:
+        return "both" if movement else "neither"
+    return "movement" if movement else "rounding"
+
+
+_VERDICTS: Final = {
+    "movement": "that of movement",
+    "rounding": "that of rounding",
+    "both": "not told apart from that of movement or of rounding, which needs more responses",
+    "neither": "neither that of movement nor of rounding: pi_old is another policy than the one that wrote the "
+    "responses (a temperature or top_p other than 1, another engine or precision), or groups were left out by reward",
+}
+
+
 def _mean_line(responses: Responses) -> str:
-    share = drift_share(responses)
-    if not np.isfinite(share.value):
-        return "the mean of S says nothing: S has one value at each length"
-    if share.low > 0.5 and share.high < 1.5:
-        verdict = "that of movement"
-    elif share.low > -0.5 and share.high < 0.5:
-        verdict = "that of rounding"
-    elif share.low > 1.5 or share.high < -0.5:
-        verdict = "neither that of movement nor of rounding: pi_old may not have written these responses"
-    elif share.low > 0 and share.high < 1:
-        verdict = "between those of movement and of rounding"
-    else:
-        verdict = "not told apart from that of movement or of rounding, which needs more responses"
-    return f"the mean of S is {verdict}: {_shown(share)} times -Var(S) / 2 (movement 1, rounding 0)"
+    share = rounding_share(responses)
+    if not np.isfinite((share.value, share.low, share.high)).all():
+        return "the mean of exp(S) says nothing: S hardly varies, or by hundreds of nats"
+    verdict = _VERDICTS[movement_verdict(share)]
+    return f"the mean of exp(S) is {verdict}; share of rounding {_shown(share)} (movement 0, rounding 1)"
 
 
-def conclude(responses: Responses, loss: str | None = None, accept: float = ACCEPT) -> list[str]:
+def _diverged(responses: Responses, settings: SequenceLossSettings) -> str | None:
+    """Why no clip value of this loss means anything, where S is far past what its weight is made for."""
+    sequence = settings.weight == "sequence"
+    limit_B = settings.s_max if sequence else np.maximum(settings.s_max, _DIVERGED_TOKEN * responses.length_B)
+    share = np.average(np.abs(responses.log_ratio_B) > limit_B, weights=responses.count_B)
+    if share <= _DIVERGED_SHARE:
+        return None
+    limit = f"s_max={settings.s_max:g}" + ("" if sequence else f" and {_DIVERGED_TOKEN:g} a token")
+    return f"|S| is above {limit} in {share:.0%} of the responses: the policy has diverged from pi_old"
+
+
+def conclude(
+    responses: Responses, loss: str | None = None, accept: float = ACCEPT, wrong: str | None = None
+) -> list[str]:
     """What follows, a sentence each; a single one that says what is missing where the responses are too few.
 
     Args:
         responses: Of mini-batches before which a weight had moved.
         loss: Whose clip values are wanted; of one without a band FSPO's.
         accept: Share of the responses that is to lie inside.
+        wrong: What makes these log-ratios wrong, if something does; then there is no clip value.
     """
     if (reason := responses.too_few()) is not None:
         return [reason]
     own = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
     own = own if own in ALGORITHMS else "fspo"
-    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept)
+    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept, wrong)
     # Whoever audits another band may want to change to FSPO's, whose clip value is of another size.
-    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept)
+    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept, wrong)
     if band is None:
         band = f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes"
     lines = (_spread_line(responses), band, clip, other, _mean_line(responses))

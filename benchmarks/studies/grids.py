@@ -14,7 +14,7 @@ import torch
 from benchmarks.pages import Table
 from fspo.acceptance import Counts, acceptance_counts
 from fspo.calibration import BandController, leans
-from fspo.conclusion import spread_exponent
+from fspo.conclusion import spread_exponent, squares_about_mean
 from fspo.fairness.bootstrap import pooled_difference
 from fspo.fairness.lre import MIN_CLUSTERS, Array, debiased_lre, merge_bins
 from fspo.losses import ALGORITHMS, acceptance_band
@@ -209,14 +209,17 @@ def spread_rows(group: RunGroup, starts: Array) -> Table:
         z = s / np.sqrt(length)
         even = z / np.sqrt(np.mean(z**2))
         even_s = even * np.sqrt(length)
-        columns = (np.ones_like(s), length, s, z, z**2, *(even**n for n in range(1, 5)), even_s, even_s**2)
+        cell = np.searchsorted(starts, _bin(length), side="right") - 1
+        squares, several = squares_about_mean(even_s, cell)
+        within = (several.astype(np.float64), length * several, squares * several)
+        columns = (np.ones_like(s), length, s, z, z**2, *(even**n for n in range(1, 5)), *within)
         powers.append(merge_bins(np.stack([np.bincount(_bin(length), column, size) for column in columns]), starts))
     powers_MFK = np.stack(powers)
     count_K, length_K, s_K, z_K, z2_K, e1_K, e2_K, e3_K, e4_K, *_ = powers_MFK.sum(0)
     mean_K, second_K, third_K = e1_K / count_K, e2_K / count_K, e3_K / count_K
     fourth_K = e4_K / count_K - 4 * mean_K * third_K + 6 * mean_K**2 * second_K - 3 * mean_K**4
 
-    exponent = spread_exponent(powers_MFK[:, 0], powers_MFK[:, 1], powers_MFK[:, -2], powers_MFK[:, -1])
+    exponent = spread_exponent(*(powers_MFK[:, column] for column in (-3, -2, -1)))
     rows = [
         ["sequences", *(f"{n:.0f}" for n in count_K)],
         ["sum S / sum L, nats a token", *(f"{value:+.5f}" for value in s_K / length_K)],

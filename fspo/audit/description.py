@@ -127,6 +127,7 @@ def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses
     second = [_position_columns(torch.stack(positions).sum(0).numpy())] if positions else []
     columns_of_tables = [columns, *second]
     tables = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in columns_of_tables]
-    follows = conclude(Responses.of_sums(parts) if responses is None else responses, records.loss, accept)
+    responses = Responses.of_sums(parts) if responses is None else responses
+    follows = conclude(responses, records.loss, accept, records.wrong())
     end = "\n".join(["What follows:", *(f"- {line}" for line in follows)])
     return "\n\n".join(["\n".join(lines + notes), *tables, end])

@@ -56,21 +56,29 @@ class AuditRecords:
         """The sums of all mini-batches but those with the number 0, in order."""
         return [self.sums[key] for key in sorted(self.sums) if key[1] > 0]
 
-    def notes(self) -> list[str]:
-        """What a reader has to know beside the tables: responses left out, and a first mini-batch that is off."""
-        notes = [left_out_words(self.left_out)] if self.left_out else []
+    def _first_mini_batch(self) -> tuple[str | None, str | None]:
+        """What is wrong with pi_old by the mini-batches before any weight had moved, and what is only to be noted."""
         first = sum((self.sums[key] for key in sorted(self.sums) if key[1] == 0), SequenceSums.zeros())
         if (count := first.total("count")) == 0:
-            return notes
+            return None, None
         rms, rms_S = (math.sqrt(first.total(name) / count) for name in ("z_squared", "S_squared"))
         # Rounding has no direction: its mean over many sequences is far below its root mean square.
         leans = count >= _FEWEST and abs(first.total("S")) / count > 0.5 * rms_S
         if rms > _FLOORS["bf16"] or (leans and rms > _FLOORS["fp32"]):
             what = "old log-probabilities are not the policy's: look for another temperature, top_p or precision, a "
-            notes.append(f"{_first(rms)}: {what}shifted mask, dropout, or old log-probabilities of the rollout engine")
-        elif rms > _FLOORS["fp32"]:
-            notes.append(f"{_first(rms)}: rounding in bf16 explains it, in fp32 nothing does but another old policy")
-        return notes
+            return f"{_first(rms)}: {what}shifted mask, dropout, or old log-probabilities of the rollout engine", None
+        if rms > _FLOORS["fp32"]:
+            return None, f"{_first(rms)}: rounding in bf16 explains it, in fp32 nothing does but another old policy"
+        return None, None
+
+    def wrong(self) -> str | None:
+        """What makes all of S wrong, so that no clip value follows; None if nothing does."""
+        return "old log-probabilities are not the policy's (see the note)" if self._first_mini_batch()[0] else None
+
+    def notes(self) -> list[str]:
+        """What a reader has to know beside the tables: responses left out, and a first mini-batch that is off."""
+        notes = [left_out_words(self.left_out)] if self.left_out else []
+        return notes + [note for note in self._first_mini_batch() if note]
 
 
 def read_audit(folder: str | Path, run: str = "") -> AuditRecords:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats  # type: ignore[import-untyped]
 
-from fspo.fairness.lre import Array, Interval, length_reweighting_error
+from fspo.fairness.lre import Array, Interval, length_reweighting_error, percentile_ends
 
 Counts = tuple[Array, Array]
 """Of one run: accepted and all sequences by mini-batch and length bin, ``(accepted_MK, total_MK)``."""
@@ -47,10 +47,9 @@ def mean_interval(values: Sequence[float], *, resamples: int = 10_000, seed: int
 def ratio_interval(sums: npt.ArrayLike, counts: npt.ArrayLike, *, resamples: int = 10_000, seed: int = 0) -> Interval:
     """Ratio of sums over problems, ``sum(sums) / sum(counts)``, with a bootstrap interval over whole problems.
 
-    With counts of 1 this is a mean over problems. The interval is the expanded percentile interval of T. Hesterberg,
-    The American Statistician 69 (2015), section 3.6: it moves the percentiles outwards by ``sqrt(n / (n - 1)) * t / z``
-    and so stays in the range of the data, which a share must. Resamples without any count are left out. If all problems
-    have one value, the interval has no width and says nothing. One problem gives no interval.
+    With counts of 1 this is a mean over problems. The interval (:func:`fspo.fairness.lre.percentile_ends`) stays in the
+    range of the data, which a share must. Resamples without any count are left out. If all problems have one value, the
+    interval has no width and says nothing. One problem gives no interval.
 
     Args:
         sums, counts: One value per problem, at least one; counts are not negative, and some count is positive.
@@ -65,9 +64,7 @@ def ratio_interval(sums: npt.ArrayLike, counts: npt.ArrayLike, *, resamples: int
             return np.asarray(sums.sum(axis) / counts.sum(axis))
 
     ratios_R = _resampled(ratio, (sums_P, counts_P), resamples, seed)
-    tail = stats.norm.cdf(np.sqrt(n / (n - 1)) * student_quantile(0.025, n - 1))
-    low, high = np.nanquantile(ratios_R, [tail, 1 - tail])
-    return Interval(value, float(low), float(high), n)
+    return Interval(value, *percentile_ends(ratios_R, n), n)
 
 
 # scipy's bootstrap resamples one level of independent units. The one below resamples mini-batches within seeds, with

@@ -63,6 +63,25 @@ def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array
     return np.clip(centre - half, 0.0, 1.0), np.clip(centre + half, 0.0, 1.0)
 
 
+def percentile_ends(drawn_R: npt.ArrayLike, n: int) -> tuple[float, float]:
+    """Ends of the 95% interval of a statistic, from its values over resamples of ``n`` independent units.
+
+    The expanded percentile interval: a bootstrap over n units understates the variance by (n - 1) / n and does not know
+    that the variance itself is estimated. So it takes the percentiles at ``Phi(sqrt(n / (n - 1)) t)``, t the quantile
+    of Student's distribution with n - 1 degrees of freedom. Values that are nan are left out; (nan, nan) if all are, or
+    of one unit. Source: T. Hesterberg, The American Statistician 69 (2015), section 3.6.
+    """
+    # A quarter of a second, which the losses have no use for.
+    from scipy.special import ndtr, stdtrit  # type: ignore[import-untyped]
+
+    drawn = np.asarray(drawn_R, dtype=np.float64)
+    if n < 2 or np.isnan(drawn).all():
+        return float("nan"), float("nan")
+    tail = ndtr(math.sqrt(n / (n - 1)) * stdtrit(n - 1, 0.025))
+    low, high = np.nanquantile(drawn, [tail, 1 - tail])
+    return float(low), float(high)
+
+
 def equal_mass_starts(total_K: npt.ArrayLike, n_bins: int = 8) -> npt.NDArray[np.int64]:
     """Where each of at most ``n_bins`` merged bins of nearly equal mass starts. Defined here.
 
