@@ -178,20 +178,29 @@ def squares_about_mean(
     return about_B**2 * n_B / np.maximum(n_B - 1, 1), n_B > 1
 
 
-def exponent_of(responses: Responses) -> Interval:
-    """:func:`spread_exponent` of recorded responses, by their variance within mini-batch and bin.
+def within_mini_batches(responses: Responses, values_B: Array) -> tuple[Array, Array, Array]:
+    """Number, tokens and :func:`squares_about_mean` of the values, by cluster and bin, [M, J] each.
 
-    A policy moves farther in one mini-batch than in another, and the mean of S with it: that is no spread of S. Each S
-    is divided by the root mean square of S / sqrt(L) in its mini-batch, so that all count alike.
+    A cell is a mini-batch and bin: a policy moves farther in one mini-batch than in another, and the mean of S with it.
+    That is no spread of S.
+    """
+    cell_B = responses.batch_B * (int(responses.bin_B.max()) + 1) + responses.bin_B
+    squares_B, several_B = squares_about_mean(values_B, cell_B, responses.count_B)
+    columns = (np.ones_like(values_B), responses.length_B, squares_B)
+    number_MJ, tokens_MJ, squares_MJ = (responses.by_bin(column * several_B) for column in columns)
+    return number_MJ, tokens_MJ, squares_MJ
+
+
+def exponent_of(responses: Responses) -> Interval:
+    """:func:`spread_exponent` of recorded responses.
+
+    Each S is divided by the root mean square of S / sqrt(L) in its mini-batch, so that all count alike.
     """
     batch_B, s_B = responses.batch_B, responses.log_ratio_B
     number_M = np.bincount(batch_B, responses.count_B)
     rms_M = np.sqrt(np.bincount(batch_B, s_B**2 / responses.length_B * responses.count_B) / number_M)
-    scaled_B = s_B * np.divide(1.0, rms_M, out=np.zeros_like(rms_M), where=rms_M > 0)[batch_B]
-    cell_B = batch_B * (int(responses.bin_B.max()) + 1) + responses.bin_B
-    squares_B, several_B = squares_about_mean(scaled_B, cell_B, responses.count_B)
-    columns = (np.ones_like(s_B), responses.length_B, squares_B)
-    return spread_exponent(*(responses.by_bin(column * several_B) for column in columns))
+    scale_M = np.divide(1.0, rms_M, out=np.zeros_like(rms_M), where=rms_M > 0)
+    return spread_exponent(*within_mini_batches(responses, s_B * scale_M[batch_B]))
 
 
 def rounding_share(responses: Responses) -> Interval:

@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.pages import TABLES, opened
 from fspo.clip_values import needed_scale, scaled
-from fspo.conclusion import ACCEPT, Responses, exponent_of
+from fspo.conclusion import ACCEPT, Responses, exponent_of, within_mini_batches
 from fspo.diagnostics import band_edges
 from fspo.fairness.lre import Array
 from fspo.losses import ALGORITHMS
@@ -99,9 +99,10 @@ def responses_of(archive: str, folder: str) -> Responses:
 
 
 def spread_of(responses: Responses) -> tuple[Array, Array]:
-    """Mean length and std(S) of each length bin."""
-    count_J, tokens_J, s_J, squares_J = (moment.sum(0) for moment in responses.moments())
-    return tokens_J / count_J, np.sqrt(squares_J / count_J - (s_J / count_J) ** 2)
+    """Mean length and std(S) of each length bin, within mini-batches."""
+    columns = within_mini_batches(responses, responses.log_ratio_B)
+    count_J, tokens_J, squares_J = (column.sum(0) for column in columns)
+    return tokens_J / count_J, np.sqrt(squares_J / count_J)
 
 
 def spread_by_length(axes: Axes, responses: Responses) -> None:
