@@ -49,8 +49,12 @@ class _Held(TorchFunctionMode):
         if isinstance(value, torch.Tensor):
             if not value.requires_grad:
                 return value
-            self.seen.append(value)
-            return self._recorded[min(len(self.seen), len(self._recorded)) - 1].clone() if self._recorded else value
+            # A copy, before the loss may change it in place. Without a gradient in both evaluations, because under
+            # no_grad a view of a live tensor counts as live; and fit for autograd outside an inference mode.
+            with torch.inference_mode(False):
+                self.seen.append(value.detach().clone())
+                source = self._recorded or self.seen
+                return source[min(len(self.seen), len(source)) - 1].clone()
         if isinstance(value, dict):
             return {key: self._hold(one) for key, one in value.items()}
         return type(value)(map(self._hold, value)) if type(value) in (list, tuple) else value
@@ -60,12 +64,11 @@ def finite_differences(value: Value, at_BT: torch.Tensor, mask_BT: torch.Tensor)
     """Central differences by the entries of ``at_BT`` (float64) inside the mask, 0 elsewhere, one for each step."""
     with _Held() as base:
         value(at_BT.clone().requires_grad_())
-    recorded = [one.detach() for one in base.seen]
 
     def moved(index: tuple[int, ...], by: float) -> float:
         point_BT = at_BT.clone()
         point_BT[index] += by
-        with _Held(recorded):
+        with _Held(base.seen):
             result = value(point_BT.requires_grad_())
         return float(result.detach())
 

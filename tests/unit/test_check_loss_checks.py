@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -103,6 +104,19 @@ class HalfGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         return 0.5 * grads[0] * ctx.saved_tensors[0].exp()
+
+
+class Scaled(torch.autograd.Function):
+    """x, with a factor on its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.factor * grads[0], None
 
 
 def half_gradient_and_detached(d_BT: torch.Tensor, a_BT: torch.Tensor) -> torch.Tensor:
@@ -248,6 +262,104 @@ def test_a_compiled_loss_is_differentiated_as_its_source() -> None:
     assert check.passed, check.says
 
 
+#: Parts without gradients, from those of metrics in other people's losses: most take a view of a live tensor first.
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda x: x.view(-1).mean(),
+    "reshape": lambda x: x.reshape(-1).abs().mean(),
+    "flatten": lambda x: x.flatten().max(),
+    "slice": lambda x: x[:, 1:].mean(),
+    "unsqueeze": lambda x: x.unsqueeze(0).mean(),
+    "squeeze": lambda x: x[:1].squeeze(0).mean(),
+    "loop over rows": lambda x: torch.stack([row.mean() for row in x]).mean(),
+    "chunk": lambda x: x.chunk(2)[1].mean(),
+    "split": lambda x: torch.split(x, 2, dim=1)[0].mean(),
+    "unbind": lambda x: torch.stack(x.unbind(0)).mean(),
+    "transpose": lambda x: x.transpose(0, 1).sum(0).mean(),
+    "T": lambda x: x.T.sum(0).mean(),
+    "permute": lambda x: x.permute(1, 0).mean(),
+    "expand": lambda x: x[None].expand(3, -1, -1).mean(),
+    "select": lambda x: x.select(0, 0).mean(),
+    "as_strided": lambda x: x.as_strided((2,), (1,)).mean(),
+    "in place on a copy": lambda x: x.detach().clone().mul_(2).view(-1).mean(),
+    "in place on a detached alias": lambda x: x.detach().view(-1).mul_(0.5).mean(),
+    "item": lambda x: torch.tensor(x.view(-1).mean().item()),
+}
+
+
+@contextmanager
+def nested() -> Iterator[None]:
+    with torch.no_grad(), torch.enable_grad(), torch.inference_mode():
+        yield
+
+
+@contextmanager
+def gradients_switched_off() -> Iterator[None]:
+    torch.set_grad_enabled(False)
+    yield
+    torch.set_grad_enabled(True)
+
+
+def with_metrics(
+    metric: Callable[[torch.Tensor], torch.Tensor], without_gradients: Any, factor: float, d: Any, a: Any
+) -> torch.Tensor:
+    """A truncated ratio as weight beside a metric; its gradient is ``factor`` times the right one."""
+    ratio = Scaled.apply(d.clamp(-20, 20), factor).exp()
+    weight = d.clamp(-1, 1).exp()
+    with without_gradients():
+        metric(weight)
+    return -a * (weight.detach() * 0.5 + ratio)
+
+
+@pytest.mark.parametrize(
+    ("metric", "without_gradients"),
+    [
+        *((metric, torch.no_grad) for metric in VIEWS),
+        *(("view", off) for off in (torch.inference_mode, partial(torch.set_grad_enabled, False))),
+        *(("loop over rows", off) for off in (nested, gradients_switched_off, torch.inference_mode)),
+    ],
+)
+def test_a_view_in_a_part_without_gradients_neither_fails_a_loss_nor_hides_a_fault(
+    metric: str, without_gradients: Any
+) -> None:
+    for factor, passes in ((1.0, True), (0.99, False)):
+        loss = partial(token_loss, term=partial(with_metrics, VIEWS[metric], without_gradients, factor))
+        check = _differences(PolicyLoss(loss, Config(global_batch_info={})))
+        assert check.passed is passes, (factor, check.says)
+
+
+@pytest.mark.parametrize("metric", ["view", "loop over rows"])
+def test_a_view_in_a_part_without_gradients_of_a_compiled_loss(metric: str) -> None:
+    for factor, passes in ((1.0, True), (0.99, False)):
+        term = partial(with_metrics, VIEWS[metric], torch.no_grad, factor)
+        loss = partial(token_loss, term=torch.compile(term, backend="aot_eager", dynamic=True))
+        check = _differences(PolicyLoss(loss, Config(global_batch_info={})))
+        assert check.passed is passes, (factor, check.says)
+
+
+#: A view that is the weight itself, taken in a part without gradients, or of a tensor that is detached already.
+WEIGHTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "detached first": lambda x: x.detach().view(-1).view_as(x),
+    "view": lambda x: x.view(-1).view_as(x),
+    "rows": lambda x: torch.stack([row.clamp(max=1.1) for row in x]),
+    "in place": lambda x: x.detach().mul_(0.5),
+    "transposed": lambda x: (0.5 * x.T).T,
+}
+
+
+@pytest.mark.parametrize("weigh", WEIGHTS.values(), ids=WEIGHTS.keys())
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode, nullcontext])
+def test_a_view_that_is_the_weight_is_held(weigh: Any, without_gradients: Any) -> None:
+    def term(factor: float, d: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        ratio = d.clamp(-20, 20).exp()
+        with without_gradients():
+            weight = weigh(ratio)
+        return -a * weight.detach().clone() * Scaled.apply(d, factor)
+
+    for factor, passes in ((1.0, True), (0.99, False)):
+        check = _differences(PolicyLoss(partial(token_loss, term=partial(term, factor)), Config(global_batch_info={})))
+        assert check.passed is passes, (factor, check.says)
+
+
 @pytest.mark.parametrize("cut", [torch.tensor, lambda d: d.new_tensor(d), lambda d: d.data, in_inference_mode])
 @pytest.mark.filterwarnings("ignore:To copy construct")
 def test_whatever_makes_a_constant_of_a_tensor_counts_as_detaching(cut: Any) -> None:
@@ -324,6 +436,46 @@ def test_a_loss_that_computes_in_float32_passes() -> None:
 )
 def test_a_loss_that_computes_in_float32_and_casts_back_passes(inside: Any) -> None:
     assert failures(partial(token_loss, term=inside)) == {}
+
+
+#: S in float32, from log pi, log pi_old and the mask.
+SUMS: dict[str, Callable[..., torch.Tensor]] = {
+    "sum": lambda new, old, mask: torch.where(mask, (new - old).float(), 0.0).sum(-1),
+    "float32 first": lambda new, old, mask: torch.where(mask, new.float() - old.float(), 0.0).sum(-1),
+    "two sums": lambda new, old, mask: (new.float() * mask).sum(-1) - (old.float() * mask).sum(-1),
+    "cumsum": lambda new, old, mask: torch.where(mask, new - old, 0.0).float().cumsum(-1)[:, -1],
+    "einsum": lambda new, old, mask: torch.einsum("bt,bt->b", (new - old).float(), mask.float()),
+    "matmul": lambda new, old, mask: ((new - old) * mask).float() @ torch.ones(new.shape[1]),
+    "rows": lambda new, old, mask: torch.stack(
+        [row[kept].float().sum() for row, kept in zip(new - old, mask, strict=True)]
+    ),
+    "product": lambda new, old, mask: torch.where(mask, (new - old).float().exp(), 1.0).prod(-1).log(),
+}
+TERMS: dict[str, Callable[..., torch.Tensor]] = {
+    "exp S": lambda s, a, length: -(s.exp() * a),
+    "S": lambda s, a, length: -(s * a),
+    "GSPO": lambda s, a, length: torch.max(
+        -a * (r := (s / length).exp()), -a * r.clamp(1 - 3e-4, 1 + 4e-4)
+    ),
+    "squared S": lambda s, a, length: 0.5 * s**2 - s * a,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sums", SUMS.values(), ids=SUMS.keys())
+@pytest.mark.parametrize("term", TERMS.values(), ids=TERMS.keys())
+def test_a_sum_in_float32_passes_and_a_gradient_0_3_percent_off_does_not(sums: Any, term: Any) -> None:
+    def loss(
+        factor: float, old_log_prob: Any, log_prob: Any, advantages: Any, response_mask: Any, config: Any, **_: Any
+    ) -> torch.Tensor:
+        length_B = response_mask.sum(-1).clamp(min=1)
+        A_B = torch.where(response_mask, advantages, 0.0).sum(-1) / length_B
+        S_B = Scaled.apply(sums(log_prob, old_log_prob, response_mask), factor)
+        info = config.global_batch_info
+        return term(S_B, A_B, length_B).sum() / info["global_batch_size"] * info["dp_size"]
+
+    for factor, passes in ((1.0, True), (0.997, False), (1.01, False)):
+        check = _differences(PolicyLoss(partial(loss, factor), Config(global_batch_info={})))
+        assert check.passed is passes, (factor, check.says)
 
 
 def test_float32_inside_does_not_hide_half_a_gradient() -> None:
