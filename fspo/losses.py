@@ -96,13 +96,23 @@ def acceptance_band(
     Args:
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
-        state: Measured drift, widths and factor on the clip values. Before any data (or None) there is no drift and no
-            factor, and ``quantile`` and ``active`` are the ``sqrt`` band.
+        state: Measured drift, widths and factor on the clip values. With ``BandState()``, the state before any data,
+            there is no drift and no factor, and ``quantile`` and ``active`` are the ``sqrt`` band. None: nothing
+            measures, which is enough for settings that need no state.
         dtype: Floating type of the result.
 
     Returns:
         ``(lower_B, upper_B)`` in nats.
+
+    Raises:
+        ValueError: If the settings need a state and there is none. Another band would act in silence.
     """
+    if state is None and settings.needs_state:
+        raise ValueError(
+            f"band={settings.band!r} with drift={settings.drift!r} is measured during training, and no BandState came: "
+            "give the state of a fspo.calibration.BandController, BandState() before any data, or settings whose band "
+            "stands still, such as ALGORITHMS['fspo']"
+        )
     state = state or BandState()
     length = length_B.to(dtype)
     root_B = length.sqrt()
@@ -198,7 +208,8 @@ def sequence_policy_loss(
         advantages_BT: Advantages; constant over the response tokens of a sequence.
         response_mask_BT: Non-zero for response tokens; other positions have no effect.
         settings: Which loss.
-        band_state: Measured drift and band widths for this mini-batch; None before any data.
+        band_state: Measured drift and band widths for this mini-batch; ``BandState()`` before any data, None if the
+            settings need no state.
         rollout_is_weights_BT: v = pi_old / pi_rollout of the whole sequence (truncated or not), the same for all its
             tokens. It multiplies loss and gradient of the sequence, and nothing else.
 
@@ -206,7 +217,7 @@ def sequence_policy_loss(
         Loss and diagnostics by sequence. The caller takes the average.
 
     Raises:
-        ValueError: If shapes differ.
+        ValueError: If shapes differ, or the settings need a state and there is none.
         UnusableRowsError: If a log-probability of a response token is NaN or infinite, or if advantages or rollout
             weights are not finite or not constant over a sequence. The message names the row. One reduction over the
             rows tests all of this, so that there is one device synchronisation per call.

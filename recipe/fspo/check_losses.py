@@ -14,9 +14,11 @@ from omegaconf import OmegaConf
 from recipe.fspo import CONF_DIR
 from recipe.fspo.config import SequencePolicyLossConfig
 from recipe.fspo.job import choices
+from recipe.fspo.recorder import RECORDER
 
 from fspo.check_loss.call import PolicyLoss
 from fspo.losses import ALGORITHMS
+from fspo.types import BandState
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
@@ -40,6 +42,7 @@ def actors() -> dict[str, dict[str, Any]]:
 
 def policy_loss(actor: dict[str, Any]) -> PolicyLoss:
     """The registered loss that an actor's settings name, with verl's configuration."""
+    RECORDER.begin_update(BandState(), step=0)  # as a trainer that measures bands has it before any data
     settings = dict(actor)
     loss = dict(settings.pop("policy_loss"))
     if "_target_" in loss:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from recipe.fspo import own_loss
 from recipe.runner.launch.checks import Rule, estimator_problem
@@ -115,6 +117,28 @@ def policy_loss_settings(policy_loss: DictConfig) -> SequenceLossSettings | None
         return SequencePolicyLossConfig(**values).settings()
     except TypeError as error:
         raise ValueError(f"{_POLICY_LOSS}: {error} (docs/algorithms.md has the settings)") from None
+
+
+def trained_settings(policy_loss: Any) -> SequenceLossSettings:
+    """What a loss of :data:`fspo.losses.ALGORITHMS` trains with, by ``actor.policy_loss`` as a worker has it.
+
+    Fields that verl's own class has not are absent there, and have their defaults.
+    """
+    typed = isinstance(policy_loss, SequencePolicyLossConfig)
+    return policy_loss.settings() if typed else ALGORITHMS[policy_loss.loss_mode]
+
+
+def unmeasured(loss_mode: str, settings: SequenceLossSettings) -> str:
+    """The problem of settings that need a state where nothing measures one: the key, its value, the remedy."""
+    if ALGORITHMS[loss_mode].needs_state:
+        setting, remedy = f"loss_mode={loss_mode}", "give loss_mode=fspo"
+    else:
+        setting = f"band={settings.band}" if settings.calibrated else f"drift={settings.drift}"
+        remedy = "leave it out"
+    return (
+        f"{_POLICY_LOSS}.{setting} needs a band that is measured during training, and nothing here measures it: "
+        f"{remedy}, or train with this recipe's trainer, which does (python -m recipe.fspo.main)"
+    )
 
 
 def complete(config: DictConfig) -> dict[str, object]:
@@ -238,12 +262,31 @@ def plain_notes(config: DictConfig) -> Iterator[str]:
 
 
 def plain_problems(config: DictConfig) -> Iterator[str]:
-    """Problems of a loss of this repository that plain verl would meet only in the first mini-batch."""
+    """Problems of a loss of this repository that plain verl would meet only in the first mini-batch, or never."""
     if is_by_sequence(config):
+        yield from _plain_loss_problems(config)
         yield from _correction_problems(config)
         yield from _advantage_problems(config)
         if config.trainer.use_v1 and (problem := estimator_problem(config)):
             yield problem
+
+
+def _plain_loss_problems(config: DictConfig) -> Iterator[str]:
+    """Settings of the loss that are wrong, or need something that measures the band, which plain verl has not."""
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    if wrong := list(type_problems(config, types_of(_POLICY_LOSS, SequencePolicyLossConfig))):
+        yield from wrong
+        return
+    try:
+        settings = trained_settings(instantiate(policy_loss, _convert_="partial"))
+    except InstantiationException:  # a wrong value; or verl itself will name what its class does not know
+        try:
+            settings = resolve_settings(policy_loss) or ALGORITHMS[policy_loss.loss_mode]
+        except ValueError as error:
+            yield f"{_POLICY_LOSS}.{error}"
+            return
+    if settings.needs_state:
+        yield unmeasured(policy_loss.loss_mode, settings)
 
 
 def _setting_problems(config: DictConfig) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Each name of :data:`fspo.losses.ALGORITHMS` becomes a value of ``actor_rollout_ref.actor.policy_loss.loss_mode``. With
 plain verl, where ``policy_loss`` has no clip values of ours, the documented defaults apply; verl's ``clip_ratio*`` keys
-are never read, because a token-level ratio bound means nothing here.
+are never read, because a token-level ratio bound means nothing here. A loss whose band is measured during training
+raises where no trainer sends what was measured.
 
 In a worker of this recipe, and in an audit, one wrapper (:func:`observe_losses`) records every loss of the registry:
 what a loss says of each sequence in what it returns (:class:`recipe.fspo.recorder.LossMetrics`, as ours do), or what is
@@ -18,7 +19,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.config import trained_settings, unmeasured
 from recipe.fspo.recorder import RECORDER, LossMetrics
 
 from fspo.acceptance import UnclippedWeight, judged_rows, kept_output
@@ -87,9 +88,10 @@ def register(name: str, compute: Callable[..., SequenceLossOutput]) -> None:
 def _sequence_loss(
     tensors: tuple[torch.Tensor, ...], policy_loss: Any, rollout_is_weights: torch.Tensor | None
 ) -> SequenceLossOutput:
-    typed = isinstance(policy_loss, SequencePolicyLossConfig)
-    settings = policy_loss.settings() if typed else ALGORITHMS[policy_loss.loss_mode]
-    return sequence_policy_loss(*tensors, settings, RECORDER.current_band_state(), rollout_is_weights)
+    settings, state = trained_settings(policy_loss), RECORDER.current_band_state()
+    if state is None and settings.needs_state:  # a trainer that measures sends BandState() before it has data
+        raise ValueError(unmeasured(policy_loss.loss_mode, settings))
+    return sequence_policy_loss(*tensors, settings, state, rollout_is_weights)
 
 
 def _describe(

@@ -611,6 +611,45 @@ def test_plain_verl_refuses_before_ray_what_a_sequence_loss_cannot_use(key: str,
         constants.get_ppo_ray_runtime_env(config)
 
 
+TYPED = "actor_rollout_ref.actor.policy_loss._target_=recipe.fspo.config.SequencePolicyLossConfig"
+
+
+@pytest.mark.parametrize(
+    ("loss", "fields", "says"),
+    [
+        *(
+            (name, "", (f"loss_mode={name} ", "loss_mode=fspo,"))
+            for name in ("fspo_v1", "fspo_quantile", "fspo_active")
+        ),
+        ("fspo_active", TYPED, ("loss_mode=fspo_active ", "loss_mode=fspo,")),
+        ("fspo", f"{TYPED} +drift=kl", ("drift=kl ", "leave it out")),
+        ("seq_gspo", "+drift=kl", ("drift=kl ", "leave it out")),
+        ("seq_rloo", f"{TYPED} +band=quantile +target_acceptance=0.7", ("band=quantile ", "leave it out")),
+        ("fspo", f"{TYPED} +clip_low=-1", ("clip_low=-1 ",)),
+        ("fspo", f"{TYPED} +clip_low=much", ("clip_low=much ",)),
+        ("fspo_v1", f"{TYPED} +drift=none", ()),
+        ("fspo", f"{TYPED} +clip_low=0.05", ()),
+        ("luspo", "", ()),
+    ],
+)
+def test_plain_verl_refuses_before_ray_a_band_that_nothing_measures_there(
+    loss: str, fields: str, says: tuple[str, ...]
+) -> None:
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {}})
+    check_before_ray(constants)
+    key = "actor_rollout_ref.actor.policy_loss"
+    overrides = [word.replace("+", f"+{key}.") for word in fields.split()]
+    overrides += [f"{key}.loss_mode={loss}", "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    if not says:
+        assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
+        return
+    remedy = ("recipe.fspo.main",) if "clip_low" not in says[0] else ()
+    with pytest.raises(ValueError, match=holds(f"{key}.{says[0]}", *says[1:], *remedy)):
+        constants.get_ppo_ray_runtime_env(config)
+
+
 @pytest.mark.parametrize(
     ("overrides", "noted"),
     [

@@ -54,9 +54,9 @@ def test_the_wanted_share_lies_inside_the_loss_s_own_band(name: str) -> None:
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_scaled_loss_has_bounds_that_many_times_as_wide(name: str) -> None:
     length = torch.tensor([1, 50, 3000])
-    one = judged(torch.zeros(3), length, torch.ones(3), ALGORITHMS[name])
+    one = judged(torch.zeros(3), length, torch.ones(3), ALGORITHMS[name], BandState())
     for scale in (0.2, 7.0):
-        wide = judged(torch.zeros(3), length, torch.ones(3), scaled(ALGORITHMS[name], scale))
+        wide = judged(torch.zeros(3), length, torch.ones(3), scaled(ALGORITHMS[name], scale), BandState())
         for edge in ("lower_B", "upper_B"):
             torch.testing.assert_close(getattr(wide, edge), scale * getattr(one, edge), rtol=1e-4, atol=1e-6)
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from batches import loss_output
+from batches import loss_output, random_batch
 from composing import composed
 
+from fspo.losses import sequence_policy_loss
 from fspo.positions import PositionSums
 from fspo.sums import SequenceSums
+from fspo.types import BandState
 from recipe.fspo.accounting.cycle import Cycle
 from recipe.fspo.accounting.outcomes import Outcomes
+from recipe.fspo.config import complete_loss, policy_loss_settings
 from recipe.fspo.recorder import MiniBatch
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
@@ -61,6 +64,27 @@ class Steps:
         metrics = self.cycle.end(self.step, self.log, read)
         self.log.log(metrics | {"timing_s/step": 1.0}, step=self.step)
         return metrics
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *(("algo=fspo_v1",), ("algo=fspo_quantile",), ("algo=fspo_active",)),
+        ("algo=luspo", "++actor_rollout_ref.actor.policy_loss.drift=kl"),
+    ],
+)
+def test_a_measured_band_trains_from_the_first_batch_on(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing is measured then, and the workers get the state that says so; without any the loss would refuse."""
+    config = composed(f"run.dir={tmp_path}", *overrides)
+    complete_loss(config)
+    state, loss = Cycle(config).band_state, config.actor_rollout_ref.actor.policy_loss
+    settings = policy_loss_settings(loss)
+    assert settings is not None and settings.needs_state and state == BandState()
+    output = sequence_policy_loss(*random_batch(4, 20), settings, state)
+    assert output.loss_B.isfinite().all()
+    fixed = composed(f"run.dir={tmp_path}", "algo=fspo")
+    complete_loss(fixed)
+    assert Cycle(fixed).band_state is None, "nothing of its band is measured"
 
 
 @pytest.mark.parametrize("rewards", [[0.0] * 8, [1.0] * 4 + [0.1] * 4])

@@ -41,12 +41,22 @@ def test_measured_bands_are_the_sqrt_band_until_they_are_measured() -> None:
     measured = BandState(half_width_K=widths, active_line=(0.07, 0.003))
     for kind in ("active", "quantile"):
         loss = SequenceLossSettings(band=kind, clip_low=0.01, clip_high=0.02, target_acceptance=0.85)
-        assert band(100, loss) == band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
+        assert band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
         half = 0.07 + 0.003 * 10 if kind == "active" else widths[int(length_bin(torch.tensor([100])))] * 10
         assert band(100, loss, measured) == pytest.approx((-half, half))
     lengths = torch.tensor([1, 2, 16, 17, 100, 131_071, 131_072, 10**7])
     _, upper = acceptance_band(lengths, ALGORITHMS["fspo_quantile"], measured, F64)
     torch.testing.assert_close(upper, torch.tensor(widths, dtype=F64)[length_bin(lengths)] * lengths.double().sqrt())
+
+
+@pytest.mark.parametrize("name", sorted(name for name in VARIANTS if VARIANTS[name].needs_state))
+def test_without_a_state_a_measured_band_is_refused(name: str) -> None:
+    loss = VARIANTS[name]
+    said = holds(f"band='{loss.band}'", f"drift='{loss.drift}'", "BandController", "BandState()", "fspo")
+    with pytest.raises(ValueError, match=said):
+        acceptance_band(torch.tensor([100]), loss)
+    with pytest.raises(ValueError, match=said):
+        sequence_policy_loss(*batch(), loss)
 
 
 def batch(seed: int = 0, sequences: int = 64, width: int = 50, scale: float = 0.06, dtype: torch.dtype = F64) -> Inputs:

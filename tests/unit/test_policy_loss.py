@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from messages import holds
 from verl.protocol import DataProto
 from verl.trainer.config.algorithm import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos
@@ -14,8 +16,10 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from benchmarks.relatives import CtpoSettings, VespoSettings, ctpo_la_loss, vespo_loss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.types import SequenceLossOutput
+from fspo.types import BandState, SequenceLossOutput
+from recipe.fspo import policy_loss
 from recipe.fspo.config import SequencePolicyLossConfig
+from recipe.fspo.recorder import Recorder
 
 
 def actor_config(policy_loss: PolicyLossConfig, **info: object) -> FSDPActorConfig:
@@ -37,6 +41,8 @@ def random_batch() -> dict[str, torch.Tensor]:
     return {"old_log_prob": old, "log_prob": new, "advantages": advantage, "response_mask": mask}
 
 
+#: The losses whose band is measured during training.
+NEED_STATE = [name for name, settings in ALGORITHMS.items() if settings.needs_state]
 LOSSES: dict[str, tuple[Callable[..., SequenceLossOutput], object]] = {
     **{name: (sequence_policy_loss, settings) for name, settings in ALGORITHMS.items()},
     "vespo": (vespo_loss, VespoSettings()),
@@ -44,11 +50,21 @@ LOSSES: dict[str, tuple[Callable[..., SequenceLossOutput], object]] = {
 }
 
 
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """As it is in plain verl: no trainer sends a state."""
+    monkeypatch.setattr(policy_loss, "RECORDER", Recorder())
+    return policy_loss.RECORDER
+
+
 @pytest.mark.parametrize(
     ("name", "cls"),
     [*((name, PolicyLossConfig) for name in LOSSES), *((name, SequencePolicyLossConfig) for name in ALGORITHMS)],
 )
-def test_registered_loss_is_the_mean_of_the_library_loss(name: str, cls: type[PolicyLossConfig]) -> None:
+def test_registered_loss_is_the_mean_of_the_library_loss(
+    name: str, cls: type[PolicyLossConfig], recorder: Recorder
+) -> None:
+    recorder.begin_update(BandState() if name in NEED_STATE else None, step=1)
     batch = random_batch()
     config = actor_config(cls(loss_mode=name), global_batch_size=20, dp_size=2, batch_num_tokens=99)
     value, metrics = core_algos.get_policy_loss_fn(name)(
@@ -56,7 +72,7 @@ def test_registered_loss_is_the_mean_of_the_library_loss(name: str, cls: type[Po
     )
     loss, settings = LOSSES[name]
     names = ("log_prob", "old_log_prob", "advantages", "response_mask")
-    expected = loss(*(batch[name] for name in names), settings)
+    expected = loss(*(batch[name] for name in names), settings, *([BandState()] if name in NEED_STATE else []))
     assert torch.equal(value, expected.loss_B.sum() / 20 * 2)
     lost = float(expected.clipped_high_B.sum() + expected.clipped_low_B.sum())
     assert metrics == {  # 5 of 6 rows have tokens
@@ -64,6 +80,28 @@ def test_registered_loss_is_the_mean_of_the_library_loss(name: str, cls: type[Po
         "actor/ppo_kl": pytest.approx(float(-expected.log_ratio_B.sum() / expected.length_B.sum())),
         "actor/seq_outside_band": pytest.approx(1 - float(expected.accepted_B.sum()) / 5),
     }
+
+
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize(
+    ("loss_mode", "fields", "key"),
+    [
+        *((name, {}, f"loss_mode={name}") for name in NEED_STATE),
+        ("luspo", {"drift": "kl"}, "drift=kl"),
+        ("seq_rloo", {"band": "quantile", "target_acceptance": 0.7}, "band=quantile"),
+    ],
+)
+def test_a_band_that_nobody_measures_does_not_become_another_one(
+    loss_mode: str, fields: dict[str, Any], key: str, typed: bool, recorder: Recorder
+) -> None:
+    """In a worker whose trainer sends no state; with the state before any data the loss trains."""
+    cls = SequencePolicyLossConfig if typed or fields else PolicyLossConfig
+    config = actor_config(cls(loss_mode=loss_mode, **fields), global_batch_size=6, dp_size=1)
+    loss = core_algos.get_policy_loss_fn(loss_mode)
+    with pytest.raises(ValueError, match=holds(f"policy_loss.{key} ", "recipe.fspo.main")):
+        loss(**random_batch(), config=config)
+    recorder.begin_update(BandState(), step=1)
+    assert loss(**random_batch(), config=config)[0].isfinite()
 
 
 def test_typed_settings_override_the_defaults() -> None:
@@ -75,7 +113,8 @@ def test_typed_settings_override_the_defaults() -> None:
         SequencePolicyLossConfig(loss_mode="vanilla")
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.usefixtures("recorder")
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {*NEED_STATE}))
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(
     "rule", ["seq_sum_k1", "seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"]
