@@ -84,6 +84,7 @@ JOB: Final = Job(
         "fspo/truncated_frac",
     ),
     columns=(
+        ("length", "fspo/funnel/length_trained", "{:.0f}", ""),  # verl's own counts a tool's tokens, too
         ("clipped", "fspo/clip_frac", "{:.1%}", "-"),
         ("LRE", "fspo/lre_debiased fspo/lre_ci_low fspo/lre_ci_high", "{:.3f} [{:.3f}, {:.3f}]", "-"),
         ("KL to start", "fspo/kl_to_start", "{:.4f}", ""),

@@ -120,7 +120,9 @@ class FSPOHooks(RunnerHooks):
         batch.reorder(sorted(range(len(batch)), key=position.__getitem__))
         for prompt in prompts:
             self._position.pop(prompt, None)
-        return super()._balance_batch(batch, metrics, **options)
+        batch = super()._balance_batch(batch, metrics, **options)
+        self._outcomes = read_outcomes(batch)  # before verl's rollout correction, which empties masks
+        return batch
 
     # ---------------------------------------------------------------- distance to the start
 
@@ -154,18 +156,17 @@ class FSPOHooks(RunnerHooks):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         self._enter("update")
-        outcomes = read_outcomes(batch, self.config.actor_rollout_ref.rollout.agent.agent_loop_config_path is not None)
-        cycle = self._cycle
+        cycle, outcomes = self._cycle, self._outcomes
         cycle.loss_scale.measure(outcomes.length_B)
         if cycle.needs_sequences:
             batch = send_rows(batch, outcomes, cycle.rows)
         options = {"sequences": cycle.needs_sequences, "loss_scale": cycle.loss_scale.factor}
         self.actor_rollout_wg.begin_update(cycle.band_state, self.global_steps, **options)
         batch = super()._update_actor(batch, metrics)
-        self._cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
+        cycle.add(batch, outcomes, join_ranks(self.actor_rollout_wg.pop_mini_batches()), self.global_steps)
         if self.local_trigger_step == self.parameter_sync_step - 1:
             read = functools.partial(read_responses, batch.partition_id, self.tokenizer)
-            metrics.update(self._cycle.end(self.global_steps, self._run_log, read))
+            metrics.update(cycle.end(self.global_steps, self._run_log, read))
         return batch
 
 

@@ -26,6 +26,8 @@ from recipe.runner.faults.preemption import end_on_signals
 
 #: Where verl's merger puts the adapter of a LoRA run.
 _ADAPTER = "lora_adapter"
+#: Where verl saves its scale.
+_SCALE = "lora_train_meta.json"
 
 
 def actor_folder(path: Path) -> Path:
@@ -60,7 +62,7 @@ def export(actor: Path, out: Path) -> None:
     with atomic_folder(out) as folder:
         subprocess.run([*merge, "--local_dir", actor, "--target_dir", folder], env=environment, check=True)
         if (folder / _ADAPTER).is_dir():
-            merge_adapter(folder)
+            merge_adapter(folder, actor / _SCALE)
         describe(actor, folder)
 
 
@@ -96,10 +98,14 @@ def model_card(actor: Path, exported: Path) -> str:
     )
 
 
-def merge_adapter(folder: Path) -> None:
+def merge_adapter(folder: Path, scale: Path = Path(_SCALE)) -> None:
     """Add the adapter that verl's merger has put beside the base weights of ``folder`` to them, in place.
 
     W + (alpha / r) B A for every adapted matrix, in float32, saved as bfloat16 like every export of verl's merger.
+
+    Args:
+        folder: What verl's merger has written, with 0 for an alpha that it does not know.
+        scale: The file from which the merger takes r and alpha.
 
     Raises:
         ValueError: if the adapter's alpha or the base weights are missing.
@@ -110,7 +116,16 @@ def merge_adapter(folder: Path) -> None:
 
     adapter = folder / _ADAPTER
     if not json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["lora_alpha"]:
-        raise ValueError("the checkpoint has no lora_train_meta.json, which holds the scale of its adapter")
+        if not scale.is_file():
+            raise ValueError(
+                f"{scale} is missing, which holds the scale of the adapter: copy the checkpoint again, or give another "
+                "global_step_N folder"
+            )
+        raise ValueError(
+            f"{scale} has no lora_alpha above 0, so the scale of the adapter is not known. verl saves the whole part "
+            "of actor_rollout_ref.model.lora_alpha: write the one of the training into the file if it was a whole "
+            "number, otherwise train with one"
+        )
     base, loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if missing := sorted(loaded["missing_keys"]):
         raise ValueError(f"the checkpoint holds an adapter without its base weights ({missing[0]}, ...)")

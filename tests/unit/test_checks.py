@@ -59,6 +59,8 @@ MISTAKES = (
     (f"{ACTOR}.optim.lr=0.1", "optim.lr=0.1 ", "less than 0.01"),
     (f"{ACTOR}.fsdp_config.fsdp_size=0", "fsdp_size=0 ", "-1"),
     ("trainer.save_freq=-2", "save_freq=-2 ", "-1"),
+    ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=1.5", "lora_alpha=1.5 ", "integer"),
+    ("actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora_alpha=0", "lora_alpha=0 ", "or equal to 1"),
     ("run.log=few", "run.log=few ", "'headline' or 'all'"),
     ("fspo.kl_to_start=2", "fspo.kl_to_start=2 ", "boolean"),
     ("fspo.drop=fairly", "fspo.drop=fairly ", "'evenly'"),

@@ -6,12 +6,14 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from fspo.drops import HARD_LIMIT, EvenDrops
 from fspo.funnel import LengthFunnel
+from recipe.fspo.accounting import replay_buffer
 from recipe.fspo.accounting.replay_buffer import counting
 from recipe.runner.hooks import RunnerHooks
 
@@ -60,7 +62,18 @@ def test_the_oldest_of_a_bin_go_first() -> None:
 
 
 @pytest.mark.parametrize("evenly", [False, True])
-def test_verls_buffer_drops_what_the_rule_says(evenly: bool) -> None:
+def test_verls_buffer_drops_what_the_rule_says(evenly: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def masks(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
+        assert (partition_id, select_fields) == ("train", ["response_mask"])
+        asked.extend(keys)
+        rows = [torch.ones(20 + int(key[3]) if key[0] == "s" else 200 + int(key[3])) for key in keys]
+        # A tool has written much into the short ones: 300 tokens, which are no part of L.
+        rows = [torch.cat([torch.zeros(300 if len(row) < 200 else 0), row]).long() for row in rows]
+        return {"response_mask": torch.nested.nested_tensor(rows, layout=torch.jagged)}
+
+    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", masks)
     sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
     built = ReplayBufferAsync("separate_async", {}, **sampler)
     buffer = counting(built, LengthFunnel(), 2, {}, EvenDrops(2, 100) if evenly else None)
@@ -70,8 +83,10 @@ def test_verls_buffer_drops_what_the_rule_says(evenly: bool) -> None:
         buffer.finished_keys["train"].add(uid)
         buffer.prompt_global_steps["train"][uid] = 10 - age + 1
         for i in range(2):
-            buffer.partitions["train"][f"{uid}_{i}_0"] = {"response_len": 20 + i if uid[0] == "s" else 200 + i}
-    stale = buffer._terminal_eviction_reasons(10, "train")[0]
+            buffer.partitions["train"][f"{uid}_{i}_0"] = {"response_len": 320 + i if uid[0] == "s" else 200 + i}
+    for _ in range(2):  # polls
+        stale = buffer._terminal_eviction_reasons(10, "train")[0]
+    assert sorted(asked) == (sorted(buffer.partitions["train"]) if evenly else []), "each mask is read once"
     assert stale == ({"s2", "s3", "l1", "l3"} if evenly else {"l1", "l2", "l3", "l4"})
     assert buffer._terminal_eviction_reasons(10, "val")[0] == set()
     # What is left may be sampled, stale or not: verl would fail for a stale one under its own name of the strategy.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from messages import holds
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -51,8 +52,12 @@ def test_an_adapter_without_scale_or_base_is_refused(merged_by_verl: Path) -> No
     config = merged_by_verl / "lora_adapter" / "adapter_config.json"
     settings = json.loads(config.read_text())
     config.write_text(json.dumps(settings | {"lora_alpha": 0}))  # what verl's merger writes where it does not know it
-    with pytest.raises(ValueError, match=r"lora_train_meta\.json"):
-        merge_adapter(merged_by_verl)
+    scale = merged_by_verl / "lora_train_meta.json"
+    with pytest.raises(ValueError, match=holds(f"{scale} is missing", "global_step_N")):
+        merge_adapter(merged_by_verl, scale)
+    scale.write_text(json.dumps({"r": 4, "lora_alpha": 0}))  # what verl saves of 0.5
+    with pytest.raises(ValueError, match=holds(f"{scale} ", "lora_alpha above 0", "whole number")):
+        merge_adapter(merged_by_verl, scale)
     config.write_text(json.dumps(settings))
     weights = load_file(merged_by_verl / "model.safetensors")
     del weights["model.norm.weight"]

@@ -1,4 +1,4 @@
-"""What the trainer reads of a step's responses: one value each, and the same as from their tokens."""
+"""What the trainer reads of a step's responses: masks and one value each, and the same as from their tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
@@ -16,6 +18,7 @@ from recipe.fspo.accounting import outcomes
 from recipe.fspo.accounting.outcomes import (
     Outcomes,
     kl_to_start,
+    model_lengths,
     outcome_columns,
     outcome_metrics,
     read_outcomes,
@@ -30,13 +33,11 @@ REWARD = {"a_0_0": 1.0, "a_1_0": 1.0, "b_0_0": 0.0, "b_1_0": 0.5}
 class Queue:
     """TransferQueue's read of these rows; notes the columns."""
 
-    def __init__(self, reported: bool, turns: int = 2, by_tool: int = 0) -> None:
+    def __init__(self, reported: bool, by_tool: int = 0) -> None:
         self.read: set[str] = set()
-        self._reported, self._turns, self._by_tool = reported, turns, by_tool
+        self._reported, self._by_tool = reported, by_tool
 
     def column(self, name: str, keys: list[str]) -> Any:
-        if name == "num_turns":
-            return [self._turns] * len(keys)
         if name == "data_source":
             return ["math"] * len(keys)
         if name == "extra_fields":
@@ -59,28 +60,43 @@ class Queue:
         return {name: self.column(name, keys) for name in select_fields}
 
 
-def read(queue: Queue, monkeypatch: pytest.MonkeyPatch, own_agents: bool = False) -> Outcomes:
+def read(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
     monkeypatch.setattr(outcomes.tq, "kv_batch_get", queue.kv_batch_get)
     tags = [{"response_len": len(tokens)} for tokens in TOKENS.values()]
     padding = {"response_len": 1, "is_padding": True}
-    return read_outcomes(KVBatchMeta([*TOKENS, "pad_0_0"], [*tags, padding], "train"), own_agents)
+    return read_outcomes(KVBatchMeta([*TOKENS, "pad_0_0"], [*tags, padding], "train"))
 
 
-def test_no_tokens_are_read_and_the_metrics_are_those_of_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tokens_are_read_but_their_mask_and_the_metrics_are_those_of_the_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reported, untold = Queue(reported=True), Queue(reported=False)
     metrics = [
         outcome_metrics(rows, LengthDiagnostics(bins=2, window=1))
-        for rows in (read(reported, monkeypatch), read(untold, monkeypatch, own_agents=True))
+        for rows in (read(reported, monkeypatch), read(untold, monkeypatch))
     ]
-    assert reported.read == {"extra_fields", "data_source", "num_turns"}
-    assert untold.read == reported.read | {"responses", "response_mask", "rm_scores"}
+    assert reported.read == {"extra_fields", "data_source", "response_mask"}
+    assert untold.read == reported.read | {"responses", "rm_scores"}
     assert metrics[0] == metrics[1]
     assert metrics[0]["fspo/outcome/distinct"] == 0.75
 
 
-@pytest.mark.parametrize(("turns", "own_agents"), [(4, False), (2, True)])
-def test_what_a_tool_has_written_does_not_count(turns: int, own_agents: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = read(Queue(reported=True, turns=turns, by_tool=1), monkeypatch, own_agents)
+masks = st.lists(st.lists(st.integers(0, 1), max_size=9), min_size=1, max_size=9)
+
+
+@settings(max_examples=100)
+@given(masks)
+def test_lengths_count_the_models_tokens_and_end_at_the_last_of_them(rows: list[list[int]]) -> None:
+    nested = torch.nested.nested_tensor([torch.tensor(row, dtype=torch.int64) for row in rows], layout=torch.jagged)
+    length_B, end_B = model_lengths(nested)
+    assert length_B.dtype == end_B.dtype == torch.int64
+    assert length_B.tolist() == [sum(row) for row in rows]
+    assert end_B.tolist() == [max((i + 1 for i, own in enumerate(row) if own), default=0) for row in rows]
+
+
+def test_what_others_have_written_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever loop has written it, and whatever verl's tags and counts of turns say."""
+    result = read(Queue(reported=True, by_tool=1), monkeypatch)
     assert result.length_B.tolist() == [2, 2, 0, 1]
     assert result.end_B.tolist() == [3, 3, 0, 2]
 

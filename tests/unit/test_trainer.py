@@ -15,10 +15,14 @@ import torch
 from composing import composed
 from messages import holds
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from fspo.funnel import LengthFunnel
+from recipe.fspo.accounting import outcomes
+from recipe.fspo.accounting.cycle import Cycle
+from recipe.fspo.config import complete_loss
 from recipe.fspo.trainer import FSPOTrainer, PPOTrainerSync
 from recipe.fspo.worker import RecordingTrainingWorker
 from recipe.runner.faults.errors import ExplainedError
@@ -168,6 +172,47 @@ def test_single_prompts_keep_the_data_loader_s_order(monkeypatch: pytest.MonkeyP
         trainer._fetch_one_gen_batch()
     assert trainer._position == {"c": 0, "a": 1, "b": 2}
     assert trainer._cycle.funnel.state_dict()["started"] == 24
+
+
+def test_a_gradient_scale_counts_the_models_tokens_and_responses_that_are_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tool has written three of a's tokens, and verl's rollout correction empties b's mask before the update."""
+    config = composed("run.dir=/nowhere", "algo=fspo", "clip_values=published", "match_scale=matched")
+    complete_loss(config)
+    masks = {"a_0_0": [1, 0, 0, 0, 1, 1], "b_0_0": [1] * 9}
+
+    def read(keys: list[str], select_fields: list[str], **_: object) -> dict[str, Any]:
+        columns: dict[str, list[Any]] = {
+            "extra_fields": [{}] * len(keys),
+            "data_source": ["math"] * len(keys),
+            **{
+                name: [torch.tensor(masks[key]) for key in keys] for name in ("response_mask", "responses", "rm_scores")
+            },
+        }
+        nested = {name: torch.nested.nested_tensor(x, layout=torch.jagged) for name, x in [*columns.items()][2:]}
+        return {name: (columns | nested)[name] for name in select_fields}
+
+    monkeypatch.setattr(outcomes.tq, "kv_batch_get", read)
+    monkeypatch.setattr(RunnerHooks, "_balance_batch", lambda self, batch, metrics, **_: batch)
+    monkeypatch.setattr(RunnerHooks, "_update_actor", lambda self, batch, metrics: batch)
+    monkeypatch.setattr(FSPOTrainer, "_enter", lambda *_: None)
+    monkeypatch.setattr(FSPOTrainer, "_note_missing", lambda *_: None)
+    sent: list[dict[str, Any]] = []
+    trainer = object.__new__(FSPOTrainer)
+    trainer.config, trainer.global_steps, trainer._position, trainer._cycle = config, 1, {}, Cycle(config)
+    trainer.local_trigger_step, trainer.parameter_sync_step = 0, 2  # not the last of its cycle
+    trainer.actor_rollout_wg = SimpleNamespace(
+        begin_update=lambda *_, **options: sent.append(options), pop_mini_batches=lambda: [[]]
+    )
+    tags = [{"response_len": len(mask), "global_steps": 1} for mask in masks.values()]
+    batch = trainer._balance_batch(KVBatchMeta([*masks], tags, "train"), {})
+    masks["b_0_0"] = [0] * 9
+    trainer._update_actor(batch, {})
+    assert [options["loss_scale"] for options in sent] == [pytest.approx(1 / 6)]
+    assert trainer._cycle._outcomes[0].length_B.tolist() == [3, 9]
+    metrics, _ = trainer._cycle.funnel.end_step(1)
+    assert metrics["fspo/funnel/length_trained"] == 6
 
 
 def test_one_warning_each_where_most_responses_of_a_validation_or_a_rollout_batch_are_cut(

@@ -98,7 +98,7 @@ class Cycle:
         """Take in one update of the actor."""
         self._mini_batches += mini_batches
         self._outcomes.append(outcomes)
-        train_on(self.funnel, batch, step)
+        train_on(self.funnel, batch, outcomes, step)
 
     def end(self, step: int, log: RunLog, read: Callable[[list[str]], list[str]]) -> dict[str, float]:
         """Metrics of the cycle; its records go to the run folder, its statistics into the next cycle's band.

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+import numpy as np
 import torch
 import transfer_queue as tq
-from recipe.fspo.recorder import ROWS, end_of_response
+from recipe.fspo.recorder import ROWS
 from recipe.fspo.reward_manager import RESPONSE_DIGEST
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -22,8 +23,6 @@ from fspo.rewards import status_rates
 
 #: Characters of a response in a warning: about two lines.
 _SHOWN: Final = 200
-#: verl's count of the turns of a prompt and one answer, of which every token is the model's.
-_ONE_TURN: Final = 2
 
 
 def prompt_of(key: str) -> str:
@@ -52,7 +51,7 @@ class Outcomes:
     """The responses of one training batch and what became of them, without padding rows."""
 
     keys: list[str]  # of TransferQueue: prompt's identifier, "_", number of the response
-    length_B: torch.Tensor  # in tokens of the model's
+    length_B: torch.Tensor  # L, in tokens of the model's
     end_B: torch.Tensor  # position after the last of them: more, if a tool has written some of the response
     digest_B: list[str]  # of the tokens: equal for equal responses
     reward_B: torch.Tensor
@@ -71,26 +70,36 @@ class Outcomes:
         )
 
 
-def read_outcomes(batch: KVBatchMeta, own_agents: bool) -> Outcomes:
-    """Read what became of a training batch from TransferQueue: one value a response, where that is enough.
+def model_lengths(response_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """L, the number of the model's tokens, and the position after the last of them (0 without any), [B] each, int64.
+
+    verl's own counts (``response_len`` of its tags, ``response_length/*``) are of all tokens, a tool's too.
 
     Args:
-        batch: With verl's tags.
-        own_agents: Whether agent loops that are not verl's may have written into the responses.
+        response_mask: Nested, as TransferQueue hands it out: one row per response, 0 for the tokens of others.
+    """
+    offsets = response_mask.offsets().numpy()
+    own = np.flatnonzero(response_mask.values().numpy())  # where the model's tokens stand, all rows one after another
+    bounds = np.searchsorted(own, offsets)
+    length_B = np.diff(bounds)
+    last_B = np.append(own, 0)[bounds[1:] - 1]
+    return torch.from_numpy(length_B), torch.from_numpy(np.where(length_B > 0, last_B - offsets[:-1] + 1, 0))
+
+
+def read_outcomes(batch: KVBatchMeta) -> Outcomes:
+    """Read what became of a training batch from TransferQueue: the masks, and otherwise one value a response.
+
+    Args:
+        batch: With verl's tags; before verl's rollout correction, which empties the masks of what it rejects.
     """
 
     def read(names: list[str]) -> Any:
         return tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
 
-    tags = {key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)}
-    keys = list(tags)
-    data = read(["extra_fields", "data_source", "num_turns"])
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    data = read(["extra_fields", "data_source", "response_mask"])
     info_B = [_reward_info(value) for value in list(data["extra_fields"])]
-    if not own_agents and max(int(turns) for turns in list(data["num_turns"])) <= _ONE_TURN:
-        length_B = end_B = torch.tensor([int(tag["response_len"]) for tag in tags.values()])
-    else:
-        mask_BT = read(["response_mask"])["response_mask"].to_padded_tensor(0)
-        length_B, end_B = (mask_BT != 0).sum(dim=1), end_of_response(mask_BT)
+    length_B, end_B = model_lengths(data["response_mask"])
     if all(RESPONSE_DIGEST in info and "score" in info for info in info_B):
         reward_B = torch.tensor([float(info["score"]) for info in info_B])
         digest_B = [str(info[RESPONSE_DIGEST]) for info in info_B]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import transfer_queue as tq
-from recipe.fspo.accounting.outcomes import prompt_of
+from recipe.fspo.accounting.outcomes import Outcomes, model_lengths, prompt_of
 from transfer_queue import KVBatchMeta
 
 from fspo.drops import EvenDrops
@@ -43,6 +43,7 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
     ) -> None:
         super().__init__(**settings)
         self.funnel, self.responses, self.position, self.drops = funnel, responses, position, drops
+        self._row_lengths: dict[str, int] = {}  # L by key of the rows that are there, as far as it was asked for
         if drops is not None:
             self.max_off_policy_strategy = "evenly"  # neither of verl's two: verl drops none, and lets stale ones pass
 
@@ -82,7 +83,7 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         if partition_id == "train":
             # A group of which some responses failed is trained on as far as it goes.
-            there = len(_responses(zip(batch.keys, batch.tags, strict=True)))
+            there = len({_response_of(key) for key in batch.keys})
             self.funnel.end("failed", [], unknown=len(selected_prompt_uids) * self.responses - there)
         return batch
 
@@ -93,9 +94,15 @@ class CountingBuffer(ReplayBuffer):  # type: ignore[misc]
 
     def _lengths(self, uids: set[str]) -> dict[str, list[int]]:
         """Of the responses that are there to each of these prompts of the training."""
+        there = self.partitions["train"]
+        keys = [key for key in there if prompt_of(key) in uids]
+        known = {key: length for key, length in self._row_lengths.items() if key in there}
+        if new := [key for key in keys if key not in known]:
+            masks = tq.kv_batch_get(keys=new, partition_id="train", select_fields=["response_mask"])["response_mask"]
+            known |= zip(new, model_lengths(masks)[0].tolist(), strict=True)
+        self._row_lengths = known
         lengths: dict[str, list[int]] = {uid: [] for uid in uids}
-        rows = (row for row in self.partitions["train"].items() if prompt_of(row[0]) in uids)
-        for response, (length, _) in _responses(rows).items():
+        for response, length in _by_response(keys, known).items():
             lengths[prompt_of(response)].append(length)
         return lengths
 
@@ -122,13 +129,17 @@ def counting(
     return ours(funnel, responses, position, drops, **settings)
 
 
-def _responses(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Length and a tag of each response, by its key without the last part: an agent may write one in several rows."""
-    responses: dict[str, tuple[int, dict[str, Any]]] = {}
-    for key, tag in rows:
-        response = key.rpartition("_")[0]
-        responses[response] = (responses.get(response, (0, {}))[0] + tag["response_len"], tag)
-    return responses
+def _response_of(key: str) -> str:
+    """A row's response: its key without the last part, because an agent may write one response in several rows."""
+    return key.rpartition("_")[0]
+
+
+def _by_response(keys: Iterable[str], row_lengths: Mapping[str, int]) -> dict[str, int]:
+    """L of each response, from those of its rows."""
+    lengths: dict[str, int] = {}
+    for key in keys:
+        lengths[_response_of(key)] = lengths.get(_response_of(key), 0) + row_lengths[key]
+    return lengths
 
 
 def training_prompts() -> dict[str, dict[str, Any]]:
@@ -151,19 +162,21 @@ def _training_tags() -> dict[str, dict[str, Any]]:
     return (tq.kv_list("train") or {}).get("train", {})
 
 
-def train_on(funnel: LengthFunnel, batch: KVBatchMeta, step: int) -> None:
+def train_on(funnel: LengthFunnel, batch: KVBatchMeta, outcomes: Outcomes, step: int) -> None:
     """Count the responses of a training batch, without padding rows.
 
     Args:
         funnel: Counts responses.
         batch: With verl's tags.
+        outcomes: Of the batch, with the lengths.
         step: Of the update.
     """
-    rows = zip(batch.keys, batch.tags, strict=True)
-    responses = _responses((key, tag) for key, tag in rows if not tag.get("is_padding", False))
-    versions = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for _, tag in responses.values()]
+    lengths = _by_response(outcomes.keys, dict(zip(outcomes.keys, outcomes.length_B.tolist(), strict=True)))
+    tag_of = {_response_of(key): tag for key, tag in zip(batch.keys, batch.tags, strict=True)}
+    tags = {response: tag_of[response] for response in lengths}
+    versions = [(tag.get("min_global_steps"), tag.get("max_global_steps")) for tag in tags.values()]
     funnel.train(
-        [length for length, _ in responses.values()],
-        [step - funnel.first_issue.get(prompt_of(key), tag["global_steps"]) for key, (_, tag) in responses.items()],
+        list(lengths.values()),
+        [step - funnel.first_issue.get(prompt_of(key), tag["global_steps"]) for key, tag in tags.items()],
         [1 if None in (low, high) else high - low + 1 for low, high in versions],
     )

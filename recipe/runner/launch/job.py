@@ -77,8 +77,8 @@ class Job:
             sentence. A key stands for all that lies below it, too.
         instead: Keys that verl reads if they are added with a plus, and what this job has in their place.
         headline: Metrics that ``run.log=headline`` sends to the loggers, as patterns, besides the runner's own.
-        columns: Further numbers of a step's line: label, metrics (blanks between them), format, and what stands for
-            those that a step does not have; empty: nothing.
+        columns: Numbers of a step's line, further ones or in place of the runner's of that label: label, metrics
+            (blanks between them), format, and what stands for those that a step does not have; empty: nothing.
     """
 
     command: str

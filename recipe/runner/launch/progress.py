@@ -61,7 +61,8 @@ STEP_COLUMNS: Columns = (
 def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) -> str:
     """One line for a training step; of a metric that it does not have what its column says."""
     texts = []
-    for label, names, form, absent in (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:]):
+    columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
+    for label, names, form, absent in {column[0]: column for column in columns}.values():  # of one label, the job's
         values = [metrics.get(name) for name in names.split()]
         texts.append((label, absent if None in values else form.format(*values)))
     return f"step {step}/{total_steps}  " + "  ".join(f"{label} {text}" for label, text in texts if text)

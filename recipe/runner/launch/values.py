@@ -72,6 +72,7 @@ _TYPES: Final[dict[str, Any]] = {
     "seed": CountOrZero,
     "actor_rollout_ref.model.path": str,
     "actor_rollout_ref.model.lora_rank": CountOrZero,
+    "actor_rollout_ref.model.lora_alpha": Count,  # verl saves int(lora_alpha), and an export reads that
     # Policies of language models are trained with 1e-7 to 1e-4: from 0.01 on it is a learning rate of another unit.
     f"{_ACTOR}.optim.lr": Annotated[float, Field(gt=0, lt=0.01)],
     f"{_ACTOR}.optim.lr_warmup_steps": StepsOrNever,

@@ -1,0 +1,55 @@
+"""What the length funnel counts of verl's replay buffer and of the batches that are trained on: the model's tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+from fspo.funnel import LengthFunnel
+from recipe.fspo.accounting import replay_buffer
+from recipe.fspo.accounting.outcomes import Outcomes
+from recipe.fspo.accounting.replay_buffer import counting, train_on
+
+#: Three responses to two prompts, of which an agent has written one in two rows, and a tool a part of each.
+MASKS = {"a_0_0": [1, 0, 0, 1], "a_0_1": [0, 1], "a_1_0": [1, 1, 1, 0], "b_0_0": [0, 0, 0, 1]}
+
+
+def test_what_is_removed_counts_by_the_models_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[str] = []
+
+    def read(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
+        assert not cleared, "afterwards they are gone"
+        rows = [torch.tensor(MASKS[key]) for key in keys]
+        return {"response_mask": torch.nested.nested_tensor(rows, layout=torch.jagged)}
+
+    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", read)
+    monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda keys, partition_id: cleared.extend(keys))
+    sampler = {"max_off_policy_threshold": 2, "max_off_policy_strategy": "drop", "sampler_kwargs": {}}
+    funnel = LengthFunnel()
+    buffer = counting(ReplayBufferAsync("separate_async", {}, **sampler), funnel, 2, {})
+    buffer.partitions["train"] |= {key: {"response_len": len(mask)} for key, mask in MASKS.items()}
+    funnel.start(4)
+    buffer._evict_terminal_groups(3, "train", ({"a"}, set(), {"b"}, Counter()))
+    metrics, record = funnel.end_step(1)
+    assert (record["tokens"]["stale"], record["tokens"]["failed"]) == (3 + 3, 1)
+    assert (metrics["fspo/funnel/stale"], metrics["fspo/funnel/failed"]) == (2, 2)  # one of b never came
+    assert metrics["fspo/funnel/length_lost"] == pytest.approx(7 / 3)
+    assert set(cleared) == {"a", "b", *MASKS}
+
+
+def test_what_is_trained_on_counts_by_the_models_tokens() -> None:
+    tag = {"response_len": 4, "global_steps": 1, "min_global_steps": 1, "max_global_steps": 2}
+    batch = KVBatchMeta([*MASKS, "pad_0_0"], [tag] * 4 + [tag | {"is_padding": True}], "train")
+    length_B = torch.tensor([sum(mask) for mask in MASKS.values()])
+    outcomes = Outcomes([*MASKS], length_B, length_B, [*MASKS], torch.zeros(4), ["math"] * 4, [{}] * 4)
+    funnel = LengthFunnel()
+    funnel.start(3)
+    train_on(funnel, batch, outcomes, step=3)
+    metrics, record = funnel.end_step(3)
+    assert record["tokens"]["trained"] == 7 and metrics["fspo/funnel/trained"] == 3
+    assert metrics["fspo/funnel/length_trained"] == pytest.approx(7 / 3)
+    assert (metrics["fspo/funnel/staleness"], metrics["fspo/funnel/versions"]) == (2, 2)
