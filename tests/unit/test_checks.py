@@ -46,6 +46,24 @@ def problems(tmp_path: Path) -> Problems:
     return find
 
 
+@pytest.mark.parametrize(
+    ("nodes", "size", "replicas"),
+    [(1, -1, 1), (8, -1, 1), (1, 4, 1), (1, 2, 2), (1, 1, 4), (2, 4, 2), (8, 4, 8), (8, 8, 4), (2, 8, 1), (2, 16, 1)],
+)
+def test_the_check_of_room_counts_every_replica(tmp_path: Path, nodes: int, size: int, replicas: int) -> None:
+    def needed(*overrides: str) -> tuple[float, str]:
+        config = on_this_machine(composed(f"run.dir={tmp_path}", "trainer.max_actor_ckpt_to_keep=9999999", *overrides))
+        (problem,) = checks.room_problems(config)
+        return float(re.search(r"need ([\d.]+) GiB", problem)[1]), problem
+
+    key = f"{ACTOR}.fsdp_config.fsdp_size"
+    gib, problem = needed(f"trainer.nnodes={nodes}", "trainer.n_gpus_per_node=4", f"{key}={size}")
+    assert gib == pytest.approx(replicas * needed()[0], rel=1e-3)
+    assert (f"{replicas} replicas" in problem and f"{key}={size}" in problem and f"{key}=-1" in problem) is (
+        replicas > 1
+    )
+
+
 @pytest.mark.parametrize("algo", choices("algo"))
 def test_every_algorithm_passes_on_the_demo(problems: Problems, algo: str) -> None:
     assert problems(f"algo={algo}") == []

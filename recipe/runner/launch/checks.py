@@ -42,6 +42,7 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     """The run folder and the disk below it: can be written to, with room for the checkpoints that are kept.
 
     A checkpoint has 12 bytes per parameter: weights and two moments in fp32. With LoRA only the adapters have moments.
+    verl saves the shard of every rank, so each replica of the shards is written in full.
     """
     root = Path(config.trainer.default_local_dir)
     place = next(path for path in (root, *root.parents) if path.exists())
@@ -55,11 +56,16 @@ def room_problems(config: DictConfig) -> Iterator[str]:
     contents = OmegaConf.select(config, f"{_ACTOR}.checkpoint.save_contents") or ("optimizer",)
     lora = OmegaConf.select(config, f"{_MODEL}.lora_rank") or 0
     bytes_per_parameter = 12 if "optimizer" in contents and lora <= 0 else 4
-    needed, free = bytes_per_parameter * parameters * kept, shutil.disk_usage(place).free
+    size = shards(config)
+    replicas = _ranks(config) // size
+    needed, free = bytes_per_parameter * parameters * replicas * kept, shutil.disk_usage(place).free
     if not any(root.glob("global_step_*")) and free < needed:
+        sharded = f"{_ACTOR}.fsdp_config.fsdp_size"
+        each = f", each with {replicas} replicas of the model by {sharded}={size}" if replicas > 1 else ""
+        more = f", or shard over all ranks with {sharded}=-1" if replicas > 1 else ""
         yield MachineProblem(
             f"run.dir={config.run.dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
-            f"need {needed / 2**30:.1f} GiB: make room, or give another folder"
+            f"need {needed / 2**30:.1f} GiB{each}: make room, or give another folder{more}"
         )
 
 
@@ -113,18 +119,27 @@ def ulysses(config: DictConfig) -> int:
     return int(max(actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size))
 
 
+def _ranks(config: DictConfig) -> int:
+    return int(config.trainer.nnodes * config.trainer.n_gpus_per_node)
+
+
+def shards(config: DictConfig) -> int:
+    """The ranks over which the actor's states are sharded; every further such number of ranks holds a replica."""
+    ranks, size = _ranks(config), config.actor_rollout_ref.actor.fsdp_config.fsdp_size
+    return int(size if 0 < size < ranks else ranks)
+
+
 def batch_problems(config: DictConfig) -> Iterator[str]:
     """Batches into mini-batches, mini-batches over ranks, ranks into vLLM's replicas, requests into their slots."""
-    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
-    ranks = trainer.n_gpus_per_node * trainer.nnodes
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    ranks = _ranks(config)
     mini, n = actor.ppo_mini_batch_size, rollout.n
     yield from _divides("data.train_batch_size", config.data.train_batch_size, f"{_ACTOR}.ppo_mini_batch_size", mini)
     sequences = mini * n
-    name, shards = "trainer.nnodes * trainer.n_gpus_per_node", actor.fsdp_config.fsdp_size
+    name = "trainer.nnodes * trainer.n_gpus_per_node"
     yield from _divides(f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n", sequences, name, ranks)
     yield from _divides(name, ranks, f"{_ACTOR}.ulysses_sequence_parallel_size", ulysses(config))
-    if 0 < shards < ranks:
-        yield from _divides(name, ranks, f"{_ACTOR}.fsdp_config.fsdp_size", shards)
+    yield from _divides(name, ranks, f"{_ACTOR}.fsdp_config.fsdp_size", shards(config))
     micro = actor.ppo_micro_batch_size_per_gpu
     if micro is not None and not actor.use_dynamic_bsz and sequences % ranks == 0:
         per_rank = f"{_ACTOR}.ppo_mini_batch_size * {_ROLLOUT}.n / ranks"

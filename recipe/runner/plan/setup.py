@@ -8,7 +8,7 @@ from typing import Any, Final
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, Field, ValidationError
 
-from recipe.runner.launch.checks import ulysses
+from recipe.runner.launch.checks import shards, ulysses
 from recipe.runner.launch.commands import BadInput, split_arguments
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.values import Positive, PositiveOrZero, value_problems
@@ -124,7 +124,7 @@ class Setup:
         self.ranks = trainer.nnodes * trainer.n_gpus_per_node
         self.rollout_gpus = rollout.nnodes * rollout.n_gpus_per_node if separate else 0
         self.replica_gpus = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
-        self.shards = fsdp.fsdp_size if 0 < fsdp.fsdp_size < self.ranks else self.ranks
+        self.shards = shards(config)
         self.vllm_sleeps = rollout.free_cache_engine and rollout.get("enable_sleep_mode", True)
 
         self.longest = self.data.max_prompt_length + self.data.max_response_length
