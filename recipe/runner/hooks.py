@@ -26,7 +26,7 @@ from recipe.runner.checkpoints.disk import room_for_save
 from recipe.runner.checkpoints.integrity import remove_old, resumed_from, step_folder
 from recipe.runner.checkpoints.state import Stateful, load_state, save_state
 from recipe.runner.faults.errors import ExplainedError
-from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, Preempted
 from recipe.runner.faults.resources import wait_for_resources
 from recipe.runner.launch import loggers, run_folder
@@ -232,7 +232,12 @@ class RunnerHooks(PPOTrainer):
 
     def on_init_end(self) -> None:
         PROGRESS.say("sending the weights to vLLM")
+        if self.verl_mode != "separate_async":
+            super().on_init_end()
+            return
+        self._enter(FIRST_SYNC)  # which has a limit of its own: verl makes the NCCL group of all transfers in it
         super().on_init_end()
+        self._enter("start-up")
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from messages import holds
 from waiting import wait_until
 
 from recipe.runner.faults import hang
 from recipe.runner.faults.errors import Failure
 from recipe.runner.faults.hang import HangLimit, Look, looks_at
-from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.phase import FIRST_SYNC, PHASES, Phase
 from recipe.runner.faults.processes import Process, Processes
 
 Begin = Callable[[str, str], "subprocess.Popen[bytes]"]
@@ -103,6 +105,28 @@ def test_a_run_without_progress_is_warned_of_and_then_ended(
     sentence = watched.failure.sentence
     assert "during the generation of step 3 (3 responses finished): the trainer" in sentence
     assert f"(process {trainer}) is stopped" in sentence and f"process {reward}" not in sentence
+
+
+def test_the_first_weight_sync_has_a_limit_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hang, "_FIRST_SYNC_S", 0.3)
+    others = {phase: Watched(list, tmp_path, 60.0) for phase in PHASES if phase != FIRST_SYNC}
+    for phase, watched in others.items():
+        watched.phase = Phase(0, phase, 0.0)
+    first = Watched(list, tmp_path, 60.0)
+    first.phase = Phase(0, FIRST_SYNC, 0.0)
+    wait_until(lambda: first.failure)
+    assert re.search(holds("during the first weight sync", "start the run again", "6967"), first.failure.sentence)
+    (warning,) = first.lines
+    assert "during the first weight sync" in warning
+    for watched in others.values():
+        watched.over.set()
+        assert watched.lines == [] and watched.failure is None
+
+
+def test_a_shorter_limit_holds_for_the_first_weight_sync_too(tmp_path: Path) -> None:
+    watched = Watched(list, tmp_path, 0.1)
+    watched.phase = Phase(0, FIRST_SYNC, 0.0)
+    wait_until(lambda: watched.failure)
 
 
 def test_a_process_elsewhere_is_named_with_its_node(tmp_path: Path) -> None:

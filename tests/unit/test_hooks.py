@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.config import CheckpointEngineConfig
 
 from recipe.runner import hooks
-from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.phase import FIRST_SYNC, Phase, read_phase, write_phase
 from recipe.runner.faults.preemption import Preempted, StopRequest
 from recipe.runner.launch.progress import Progress
 
@@ -39,6 +39,8 @@ class Machine:
 
     def __init__(self, stuck_after: int | None = None) -> None:
         self.calls: list[str] = []
+        self.syncs: list[str] = []  # the phase of each transfer of weights
+        self.phase = lambda: ""
         self.awake = self.generates = False
         self._stuck_after = stuck_after
 
@@ -59,6 +61,7 @@ class Machine:
     def update_weights(self, **_: Any) -> None:
         assert not self.awake
         self.awake = True
+        self.syncs.append(self.phase())
         self.calls.append("wake")
 
     def save_checkpoint(self, path: str, remote: None, step: int, **_: Any) -> None:
@@ -105,6 +108,7 @@ def train(
         _shutdown_dump_executor = _reseed_sampling = raise_failure = stateful_parts = _nothing
 
     trainer: Any = object.__new__(Trainer)
+    write_phase(folder, Phase(0, "start-up"))
     trainer.config, trainer.actor_rollout_wg, trainer.trainer_mode = config, machine, mode
     trainer.checkpoint_manager = CheckpointEngineManager(CheckpointEngineConfig(backend="naive"), machine, [machine])
     trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: None)
@@ -113,7 +117,9 @@ def train(
     trainer.global_steps, trainer.total_training_steps = 0, 6
     trainer._saved_step, trainer._phase, trainer._moved_s = None, Phase(0, "start-up"), 0.0
     if mode == "separate_async":
-        trainer.standalone_checkpoint_manager = SimpleNamespace(update_weights=lambda step: None)
+        trainer.standalone_checkpoint_manager = SimpleNamespace(
+            update_weights=lambda step: machine.syncs.append(machine.phase())
+        )
         trainer.replay_buffer = SimpleNamespace(
             get_sampleable_count=lambda *_: 0, wait_for_sampleable=lambda *_: (None, {}), poll_interval=1.0
         )
@@ -122,9 +128,21 @@ def train(
         trainer.hybrid_rollout_config = config.trainer.v1.separate_async.hybrid_rollout
         trainer._init_hybrid_rollout_state()
         trainer._wait_seconds, trainer._wait_samples = 1e9, 1  # so long that lending these GPUs always pays
+    machine.phase = lambda: read_phase(folder).phase
     trainer.on_init_end()
     with pytest.raises(Preempted, match="after step 3"):
         trainer.fit(None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "first"), [("sync", "start-up"), ("colocate_async", "start-up"), ("separate_async", FIRST_SYNC)]
+)
+def test_the_first_weight_sync_of_separate_async_is_a_phase_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: str, first: str
+) -> None:
+    machine = Machine()
+    train(monkeypatch, tmp_path, mode, machine, "step 3")
+    assert machine.syncs == [first, *["weight sync"] * 3]
 
 
 ONCE, TWICE = "wake abort sleep", "wake abort sleep wake abort sleep"

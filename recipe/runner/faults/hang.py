@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from recipe.runner.faults.errors import Failure
-from recipe.runner.faults.phase import Phase
+from recipe.runner.faults.phase import FIRST_SYNC, Phase
 from recipe.runner.faults.processes import Process, is_stopped
 from recipe.runner.faults.stacks import stacks_of
 
@@ -24,6 +24,12 @@ from recipe.runner.faults.stacks import stacks_of
 HANG_FILE: Final = "hang.txt"
 #: The run ends after so many times the limit at which it is warned of.
 _END = 1.75
+#: Or after so many seconds of the first weight sync, which takes seconds, and in verl 0.9.1 may never end.
+_FIRST_SYNC_S = 300.0
+_FIRST_SYNC_HANGS: Final = (
+    "start the run again, because the first NCCL group of mode=separate_async can wait for ever (verl issue 6967); "
+    "a transfer that needs longer takes run.hang_after_s=null"
+)
 _LOOK_EVERY_S = 1.0
 #: Of the time between two looks at most so much counts: this process may have been stopped (Ctrl-Z).
 _BETWEEN_S = 5.0
@@ -73,6 +79,8 @@ def looks_at(processes: Iterable[Process]) -> list[Look]:
 class HangLimit:
     """Warns of a run that has made no progress for ``after_s`` seconds, and ends it after 1.75 times as long.
 
+    The first weight sync (:data:`recipe.runner.faults.phase.FIRST_SYNC`) ends it after 300 seconds at most.
+
     Args:
         after_s: The limit, in seconds.
         run_dir: Where the stacks are written, as ``hang.txt``.
@@ -93,16 +101,19 @@ class HangLimit:
         self._quiet_s += min(now - self._looked, _BETWEEN_S)
         self._looked, quiet_s = now, self._quiet_s
         phase = phase_now() or _BEGINNING
+        is_first = phase.phase == FIRST_SYNC
+        after_s = min(self._after_s, _FIRST_SYNC_S / _END) if is_first else self._after_s
         if (signs := (phase, self._lines())) != self._signs:
             if self._warning:
                 self._say(f"note: the run goes on, after {quiet_s:.0f} s without progress")
             self._signs, self._quiet_s, self._warning = signs, 0.0, ""
-        elif quiet_s > self._after_s and not self._warning:
+        elif quiet_s > after_s and not self._warning:
             self._warning = self._diagnose(phase, quiet_s, looks)
-            more = f"The run ends if there is none for {_END * self._after_s - quiet_s:.0f} s more (run.hang_after_s)"
+            more = f"The run ends if there is none for {_END * after_s - quiet_s:.0f} s more (run.hang_after_s)"
             self._say(f"warning: {self._warning}. {more}")
-        elif quiet_s > _END * self._after_s:
-            return Failure(f"{self._warning}. It was ended after {quiet_s:.0f} s (run.hang_after_s)")
+        elif quiet_s > _END * after_s:
+            remedy = f": {_FIRST_SYNC_HANGS}" if is_first else ""
+            return Failure(f"{self._warning}. It was ended after {quiet_s:.0f} s (run.hang_after_s){remedy}")
         return None
 
     def _diagnose(self, phase: Phase, quiet_s: float, all_looks: Callable[[], list[Look]]) -> str:

@@ -11,8 +11,10 @@ from pathlib import Path
 from fspo.files import write_json
 
 PHASE_FILE = "phase.json"
+#: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
+FIRST_SYNC = "first weight sync"
 #: Every phase that is ever written, in the order of a step. ``start-up`` lasts until the first step or validation.
-PHASES = ("start-up", "generation", "log-probabilities", "update", "save", "weight sync", "validation")
+PHASES = ("start-up", FIRST_SYNC, "generation", "log-probabilities", "update", "save", "weight sync", "validation")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Phase:
 
     def words(self) -> str:
         """For a sentence: ``during start-up``, ``during the update of step 3``."""
-        return "during start-up" if self.phase == "start-up" else f"during the {self.phase} of step {self.step}"
+        of_the_start = {"start-up": "during start-up", FIRST_SYNC: f"during the {FIRST_SYNC}"}
+        return of_the_start.get(self.phase) or f"during the {self.phase} of step {self.step}"
 
 
 def during(phase: Phase | None) -> str:
