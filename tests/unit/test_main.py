@@ -11,10 +11,11 @@ import pytest
 from composing import composed
 from hydra.errors import HydraException
 from messages import holds
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from recipe.fspo.job import choices, compose
 from recipe.fspo.main import main, usage
+from recipe.runner.launch.compose import Refused
 from recipe.runner.launch.old_keys import OLD_KEYS, OTHER_NAMES
 
 
@@ -61,6 +62,11 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         ),
         ("reward.reward_kwargs.overlong_buffer_cfg.enable=True", ["overlong_buffer_cfg.enable", ".overlong_buffer="]),
         *((f"{group}=null", [f"{group}=null", f"~{group}"]) for group in ("experiment", "algo", "mode", "match_scale")),
+        *((f"algo={value}", [f"algo={value}", "gspo"]) for value in ("3", "true", "[fspo,3]", "[[fspo]]")),
+        ("~experiment=3", ["~experiment=3", "demo"]),
+        ("hydra/launcher=3", ["hydra/launcher=3"]),
+        ("actor@actor_rollout_ref.actor=3", ["actor@actor_rollout_ref.actor=3"]),
+        ("~trainer.logger.0", ["~trainer.logger.0", "trainer.logger=["]),
         ("--cfg=hydra", ["--cfg", "hydra", "job"]),
         ("dry_run=ture", ["dry_run=ture", "true"]),
         ("run=3", ["run=3", "run.dir=FOLDER"]),
@@ -78,6 +84,48 @@ def test_what_is_refused_is_named_with_the_remedy(
 ) -> None:
     error = refused(monkeypatch, capsys, argument.format(tmp_path))
     assert [name for name in names if name.format(tmp_path) not in error] == [], error
+
+
+@pytest.mark.parametrize("kind", [TypeError, ValueError, AttributeError, RecursionError])
+@pytest.mark.parametrize("words", [[], ["trainer.nothing_like_it=8"]], ids=["right", "wrong"])
+def test_an_internal_error_is_no_users(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception], words: list[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise kind("cannot be copied: algo=gspo")
+
+    monkeypatch.setattr(DictConfig, "__deepcopy__", broken)
+    monkeypatch.setattr(sys, "argv", ["main", "algo=gspo", *words])
+    with pytest.raises(kind, match="cannot be copied"):
+        main()
+
+
+def test_keys_below_a_list_that_the_command_gives_are_refused() -> None:
+    for given in (["++data.x=[1]", "++data.x.a=2"], ["+data.x=[1]", "data.x.a.b=2"]):
+        with pytest.raises(HydraException, match=holds(given[1], "data.x=[")):
+            compose(given)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"defaults: 3",
+        b"defaults: [3]",
+        b"defaults: [[a]]",
+        b"3",
+        b"a: [",
+        b"\ta: 1",
+        b"a: \xe9",
+        b"a: 1\na: 2",
+        b"b: ${a",
+    ],
+)
+def test_a_file_of_the_users_that_cannot_be_composed_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "experiment/mine.yaml"
+    file.parent.mkdir()
+    file.write_bytes(content)
+    with pytest.raises(Refused, match=holds("experiment=mine", str(file), "correct")):
+        compose([f"hydra.searchpath=[{tmp_path}]", "experiment=mine"])
 
 
 def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(

@@ -108,21 +108,23 @@ def compose(job: Job, overrides: Sequence[str] = (), own: Collection[str] = ()) 
 
     Raises:
         Refused: for unknown options of a group and unknown keys, with the choices and a suggestion; for a word in place
-            of true or false; for a key of an earlier verl, with the key to use instead.
+            of true or false; for a key of an earlier verl, with the key to use instead; for a file of the user's that
+            cannot be composed.
         hydra.errors.HydraException: for what is no override.
+        Exception: any other comes from an error in a program, not from the command.
     """
     good, problems = _without_old_keys(job, overrides)
     defaults = functools.cache(lambda: _compose(job, []))  # asked for something that is wrong, and only then
     while True:
         try:
             config = _compose(job, good)
-        except (
-            ConfigCompositionException,
-            OmegaConfBaseException,
-            TypeError,
-            ValueError,
-        ) as error:  # below a list, a scalar
-            wrong = _wrong_keys(job, good, own, defaults) or _explained(job, good, error, own, defaults)
+        except Exception as error:
+            of_hydra = isinstance(error, (ConfigCompositionException, OmegaConfBaseException))
+            wrong = _wrong_keys(job, good, own, defaults)
+            wrong = wrong or (_explained(job, good, error, own, defaults) if of_hydra else {})
+            wrong = wrong or _wrong_files(job, good, error)
+            if not wrong and not of_hydra:
+                raise
             if not wrong:
                 raise Refused([*problems, str(error)]) from error
             good = [override for override in good if override not in wrong]
@@ -141,8 +143,12 @@ def _without_old_keys(job: Job, overrides: Sequence[str]) -> tuple[list[str], li
     for text in overrides:
         (override,) = parsed([text])
         key = str(override.key_or_group)
-        if (job.config.parent / key).is_dir() and override.value() is None and not override.is_delete():
-            problems.append(f"{key}=null: {key} is a group of settings; leave it out, or write ~{key} for none")
+        if not _is_option(override) and _is_group(job, key, overrides):
+            wanted = (
+                f"leave it out, write ~{key} for none, or give one of" if override.value() is None else "give one of"
+            )
+            options = ", ".join(choices(job, key.partition("@")[0], overrides)) or "its options"
+            problems.append(f"{text}: {key} is a group of settings; {wanted} {options}")
         elif old := next((old for old in olds if f"{key}.".startswith(f"{old}.")), None):
             by_old.setdefault(old, []).append(key)
         else:
@@ -161,7 +167,7 @@ def _wrong_keys(
     of = {text: parsed([text])[0] for text in overrides}
     try:
         config = _compose(job, [text for text, override in of.items() if "." not in str(override.key_or_group)])
-    except (ConfigCompositionException, OmegaConfBaseException, ValueError):
+    except Exception:  # of a group, or of a program
         return {}
     added = [str(override.key_or_group) for override in of.values() if override.is_add() or override.is_force_add()]
     wrong = {}
@@ -169,7 +175,7 @@ def _wrong_keys(
         key, value = str(override.key_or_group), override.value()
         if "." not in key or override.package is not None or key.startswith("hydra."):
             continue
-        if above := _list_above(config, key):
+        if above := _list_above(config, key, of.values()):
             wrong[text] = f"{text}: {above} is a list; give the whole of it, {above}=[...]"
             continue
         if override.is_force_add():
@@ -203,13 +209,51 @@ def select(config: DictConfig, key: str, default: Any) -> Any:
     return OmegaConf.select(config, key, default=default) if has_key(config, key) else default
 
 
-def _list_above(config: DictConfig, key: str) -> str | None:
-    """The list below which a key names something else than an entry, as in ``trainer.logger.console``."""
+def _list_above(config: DictConfig, key: str, overrides: Collection[Override]) -> str | None:
+    """The list below which a key names something else than an entry, as in ``trainer.logger.console``, or an entry that
+    is to be deleted; also a list that another override gives."""
+    given = {str(other.key_or_group) for other in overrides if isinstance(other.value(), list)}
+    deleted = {str(other.key_or_group) for other in overrides if other.is_delete()}
     prefixes = list(itertools.accumulate(key.split("."), "{}.{}".format))
     for group, below in itertools.pairwise(prefixes):
-        if OmegaConf.is_list(select(config, group, None)) and not has_key(config, below):
+        if OmegaConf.is_list(select(config, group, None)) and (below in deleted or not has_key(config, below)):
+            return group
+        if group in given and not below.removeprefix(f"{group}.").isdigit():
             return group
     return None
+
+
+def _is_option(override: Override) -> bool:
+    """Whether a value can name an option of a group, or several; Hydra has no error of its own for another."""
+    value = override.value()
+    if override.is_delete():
+        return value is None or isinstance(value, str)
+    return isinstance(value, str | dict) or (isinstance(value, list) and all(isinstance(name, str) for name in value))
+
+
+def _is_group(job: Job, key: str, overrides: Sequence[str]) -> bool:
+    """Whether a key without its package names a group of configuration files."""
+    name = key.partition("@")[0]
+    folders = [job.config.parent, CONF_DIR, verl_config_dir()]
+    folders += [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)[0]]
+    return name.partition("/")[0] == "hydra" or (name != "" and any((folder / name).is_dir() for folder in folders))
+
+
+def _wrong_files(job: Job, overrides: Sequence[str], error: Exception) -> dict[str, str]:
+    """The override of a file in the user's own folders without which the others compose, and the error of that file."""
+    folders = [Path(folder.removeprefix("file://")) for folder in own_folders(overrides)[0]]
+    for text in overrides if folders else ():
+        override = parsed([text])[0]
+        name = f"{str(override.key_or_group).partition('@')[0]}/{override.value()}.yaml"
+        file = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if file is not None:
+            try:
+                _compose(job, [other for other in overrides if other != text])
+            except Exception:  # so the file is not the only cause
+                continue
+            why = " ".join(f"{type(error).__name__}: {str(error) or error.__cause__}".split())
+            return {text: f"{text}: {file} cannot be composed ({why}); correct the file"}
+    return {}
 
 
 def _no_such(job: Job, text: str, key: str, own: Collection[str], defaults: DictConfig) -> str:
