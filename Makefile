@@ -68,7 +68,7 @@ docs: setup  ## the documentation's site in site/, warnings as errors, no networ
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean && echo site/index.html
 
 lock: setup  ## pin requirements/*.txt anew from the .in files
-	@requirements/lock.sh $(BIN)/uv $$($(BIN)/python -m pip config get global.find-links 2>/dev/null)
+	@requirements/lock.sh $(BIN)
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)

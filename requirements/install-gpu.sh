@@ -40,7 +40,7 @@ if (($# > 0)); then
 fi
 pip install "${options[@]}" -r "$here/gpu.txt"
 if [[ $flash_attn == wheel ]]; then
-    pip install "${options[@]}" "$FLASH_ATTN_WHEEL"
+    pip install "${options[@]}" -r <(echo "$FLASH_ATTN_WHEEL") # it may be an address with a password in it
 elif [[ $flash_attn == yes ]]; then
     # ninja, without which it is compiled one file at a time, is in the environment's folder.
     PATH="$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"

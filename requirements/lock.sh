@@ -2,19 +2,18 @@
 # Resolves requirements/{cpu,gpu}.in into the pinned {cpu,gpu}.txt. Run by `make lock` after changing an .in file. Pins
 # that still fit stay as they are; delete a .txt file to take the newest of everything.
 set -euo pipefail
-uv="$(realpath "${1:?usage: lock.sh UV [find-links ...]}")"
+bin="$(realpath "${1:?usage: lock.sh BIN, the folder of a virtual environment with python and uv}")"
 cd "$(dirname "${BASH_SOURCE[0]}")"
-shift
-links=()
-for link in "$@"; do links+=(--find-links "$link"); done
+# shellcheck source=requirements/pip-addresses.sh
+source ./pip-addresses.sh "$bin/python"
 
 lock() { # NAME [options]
     local name="$1"
     shift
     local new="$name.new.txt"
     cp "$name.txt" "$new" 2>/dev/null || true
-    "$uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 --output-file "$new" \
-        --python-platform x86_64-unknown-linux-gnu "${links[@]}" "$@" "$name.in" >/dev/null
+    "$bin/uv" pip compile --quiet --no-header --no-annotate --python-version 3.11 --output-file "$new" \
+        --python-platform x86_64-unknown-linux-gnu "$@" "$name.in" >/dev/null
     {
         echo "# Made by \`make lock\` from $name.in. Install with --no-deps: the list is complete."
         cat "$new"

@@ -21,13 +21,6 @@ find_python() {
     exit 1
 }
 
-# One value a line of a pip setting, from the environment or from pip's files.
-pip_setting() { # PYTHON NAME VARIABLE
-    local value="${!3:-}"
-    [[ -n $value ]] || value="$("$1" -m pip config get "global.$2" 2>/dev/null || true)"
-    tr ' ' '\n' <<<"$value" | sed '/^$/d'
-}
-
 stamp="$venv/.installed"
 wanted="$(cat "$lock" pyproject.toml requirements/setup.sh | sha256sum | cut -d' ' -f1)  $PWD"
 if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
@@ -42,8 +35,8 @@ echo "setting up $venv with $("$python" --version) (once; a minute or two)"
     { echo "error: pip could not install uv; is the package index of your pip configuration reachable?" >&2; exit 1; }
 
 options=(--quiet --python "$venv/bin/python" --no-deps --compile-bytecode)
-while read -r value; do options+=(--find-links "$value"); done < <(pip_setting "$venv/bin/python" find-links PIP_FIND_LINKS)
-while read -r value; do options+=(--default-index "$value"); done < <(pip_setting "$venv/bin/python" index-url PIP_INDEX_URL)
+# shellcheck source=requirements/pip-addresses.sh
+source requirements/pip-addresses.sh "$venv/bin/python"
 
 # --compile-bytecode: a run starts about ten Python processes, each of which would otherwise compile the same modules.
 if ! UV_COMPILE_BYTECODE_TIMEOUT=600 "$venv/bin/uv" pip install "${options[@]}" -r "$lock" 2>"$venv/install.log"; then

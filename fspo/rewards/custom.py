@@ -1,8 +1,8 @@
 """A reward function of the user's own: load it as verl does, and say what is wrong with it, its call or its result.
 
-``python -m fspo.rewards.custom PATH NAME SETTINGS [KEYWORD ...]`` prints what :func:`problem_of` says of it, or
-nothing; SETTINGS is a JSON object. Without SETTINGS it is a class of a reward manager, and :func:`class_problem`. What
-the module starts while it is imported ends with that process.
+``python -m fspo.rewards.custom PATH NAME [KEYWORD ...]`` prints what :func:`problem_of` says of it, or nothing; the
+settings, a JSON object, come by standard input. Without them it is a class of a reward manager, and
+:func:`class_problem`. What the module starts while it is imported ends with that process.
 """
 
 from __future__ import annotations
@@ -214,5 +214,6 @@ if __name__ == "__main__":
     # What the user's module prints while it is imported must not be taken for the answer.
     answer, sys.stdout = sys.stdout, sys.stderr
     of, called, *more = sys.argv[1:]
-    problem = problem_of(of, called, json.loads(more[0]), more[1:]) if more else class_problem(of, called)
+    text = sys.stdin.read()
+    problem = problem_of(of, called, json.loads(text), more) if text else class_problem(of, called)
     print(problem or "", end="", file=answer)

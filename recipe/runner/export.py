@@ -23,6 +23,7 @@ from fspo.files import atomic_folder
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, numbered_steps, read_object
 from recipe.runner.checkpoints.integrity import archive_damage, latest, step_of
 from recipe.runner.faults.preemption import end_on_signals
+from recipe.runner.launch.masking import masked, masked_override
 
 #: Where verl's merger puts the adapter of a LoRA run.
 _ADAPTER = "lora_adapter"
@@ -71,7 +72,8 @@ def describe(actor: Path, exported: Path) -> None:
     config = actor.parents[2] / CONFIG_FILE
     try:
         if config.is_file():
-            shutil.copyfile(config, exported / CONFIG_FILE)
+            plain = masked(OmegaConf.to_container(OmegaConf.load(config)))  # that of an older run may hold secrets
+            (exported / CONFIG_FILE).write_text(OmegaConf.to_yaml(plain), encoding="utf-8")
         (exported / "README.md").write_text(model_card(actor, exported), encoding="utf-8")
     except Exception as error:  # a run folder may hold anything
         print(f"warning: no README.md is written: {type(error).__name__}: {error}", file=sys.stderr)
@@ -85,9 +87,11 @@ def model_card(actor: Path, exported: Path) -> str:
     def lines(folder: Path) -> list[dict[str, Any]]:
         return [line.get("metrics", {}) for _, line in numbered_steps(folder / METRICS_FILE) if line["step"] == step]
 
+    info = read_object(run / INFO_FILE)
+    info |= {"command": [masked_override(str(word)) for word in info.get("command") or ()]}
     template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
     return jinja2.Template(template, trim_blocks=True, lstrip_blocks=True).render(
-        info=read_object(run / INFO_FILE),
+        info=info,
         step=step,
         settings=OmegaConf.to_container(config).get("actor_rollout_ref", {}),
         exported=read_object(exported / "config.json"),

@@ -24,6 +24,7 @@ from recipe.runner.launch.commands import (
 from recipe.runner.launch.compose import Refused, compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
+from recipe.runner.launch.masking import masked, masked_output
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
@@ -37,8 +38,14 @@ SETTINGS: Final = {
 def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     """Run a job as its command line asks, and leave the process unless the run has finished.
 
-    ``usage`` is what ``--help`` prints, ``several`` says what to use for several runs in place of Hydra's sweeps.
+    ``usage`` is what ``--help`` prints, ``several`` says what to use for several runs in place of Hydra's sweeps. No
+    secret of the command is printed.
     """
+    with masked_output(arguments):
+        _main(job, usage, several, arguments)
+
+
+def _main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {job.command}", add_help=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
@@ -81,7 +88,9 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
             part = config if flags.package in (None, "_global_") else OmegaConf.select(config, flags.package)
             if not OmegaConf.is_config(part):
                 raise BadInput(f"--package {flags.package}: give a group of the configuration, such as trainer")
-            print(OmegaConf.to_yaml(part, resolve=flags.resolve), end="")
+            key = "" if part is config else flags.package
+            plain = masked(OmegaConf.to_container(part, resolve=flags.resolve), key)
+            print(OmegaConf.to_yaml(plain), end="")
             return
         if not dry_run:
             watch_for_warning()
@@ -144,7 +153,7 @@ def _tried_out(config: DictConfig, job: Job, overrides: Sequence[str], whole: bo
     lines += [f"not checked on this machine: {problem}" for problem in start.unsettled]
     lines += _differing(start.config, overrides)
     lines.append(start.notes)
-    lines.append(OmegaConf.to_yaml(start.config, resolve=True) if whole else "the configuration: dry_run=full")
+    lines.append(OmegaConf.to_yaml(start.written()) if whole else "the configuration: dry_run=full")
     return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 
@@ -154,4 +163,4 @@ def _differing(config: DictConfig, overrides: Sequence[str]) -> Iterator[str]:
         key, wanted = str(override.key_or_group), override.value()
         value = OmegaConf.select(config, key) if "." in key and not override.is_delete() else wanted
         if str(value) != str(wanted) and "${" not in str(wanted) and not str(value).endswith(str(wanted).lstrip("./")):
-            yield f"given {key}={wanted}, in the run {value}"
+            yield f"given {key}={masked(wanted, key)}, in the run {masked(value, key)}"

@@ -86,6 +86,10 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe/runner/verl_patches/server_slots.py": {
         "verl.workers.rollout.replica:RolloutReplica.max_concurrency(self)": "replaced: verl's number has no setting",
     },
+    "recipe/runner/verl_patches/shown.py": {
+        "verl.trainer.main_ppo:pprint as main_ppo.pprint": "replaced: it prints the configuration with its secrets",
+        f"{_BASE}:Tracking as trainer_base.Tracking": "replaced: the loggers keep the configuration",
+    },
     "recipe/runner/verl_patches/packs.py": {
         f"{_WORKERS}:TrainingWorker.infer_batch(data)": "as many calls as there are mini-batches",
         "verl.utils.tensordict_utils:make_iterator(tensordict, mini_batch_size, epochs)": "as train_mini_batch",
@@ -206,6 +210,10 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/cpu/patches.py": {
         f"{_ENGINE}: CPUOffloadPolicy(pin_memory=True)": "pinning needs an accelerator",
         "verl.utils.distributed: cpu:gloo": "names the device twice on a CPU",
+    },
+    "recipe/runner/verl_patches/shown.py": {
+        "verl.trainer.main_ppo: pprint(OmegaConf.to_container(config, resolve=True))": "what is printed",
+        f"{_BASE}: config=OmegaConf.to_container(self.config, resolve=True),": "what the loggers get",
     },
     "recipe/runner/launch/compose.py": {
         "hydra._internal.config_loader_impl: Could not override '{override.key_or_group}'.": "the mistyped key",

@@ -29,6 +29,7 @@ WRONG = {
         "output = self.engine.infer_batch(data, loss_function=loss_function)",  # the whole batch at once
     ),
     "server_slots": ("verl.workers.rollout.replica:RolloutReplica.max_concurrency", "max(1000,"),
+    "shown": ("verl.trainer.main_ppo:TaskRunnerV1.run", "pprint(OmegaConf.to_container(config, resolve=True))"),
     "sockets": (
         "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.__init__",
         "job_id = ray.get_runtime_context().get_job_id()",

@@ -13,6 +13,7 @@ from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import CLIP_VALUES, Request
 from recipe.fspo.job import choices, compose
 from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, split_arguments
+from recipe.runner.launch.masking import masked_override
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
 FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")
@@ -51,6 +52,12 @@ def parse(arguments: Sequence[str]) -> Request:
     for override in overrides:
         if (key := override.partition("=")[0]) in ("algo", "seed", "run.dir"):
             raise BadInput(f"{override}: the grid sets {key}; give algos=[...], seeds=[...] and out=FOLDER instead")
+        if (shown := masked_override(override)) != override:
+            # On the command lines of the runs, which all users of the machine can read, and in grid.json.
+            raise BadInput(
+                f"{shown}: a grid hands its overrides on by command lines: export NAME=VALUE, and give "
+                f"{override.partition('=')[0]}='${{oc.env:NAME}}' (docs/clusters.md#secrets)"
+            )
     seeds = as_list(settings, "seeds")
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise BadInput(f"seeds={seeds!r}: give whole numbers from 0, such as seeds=[1,2,3]")

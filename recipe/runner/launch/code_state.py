@@ -18,21 +18,31 @@ from pathlib import Path
 from typing import Any, Final
 
 from fspo.files import atomic_folder
+from recipe.runner.launch.masking import masked_text
 
 CODE_FOLDER: Final = "code"
 _SUFFIXES: Final = (".py", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".jinja")
 #: Their values are names of a class and of a module.
 _MODULE_KEYS: Final = ("_target_", "external_lib")
+#: How long git may take, seconds.
+_GIT_S: Final = 30
 _STDLIB: Final = sysconfig.get_path("stdlib")
 
 
+class _GitError(Exception):
+    """git does not answer: there is none, this is no checkout, or the reason that the message gives."""
+
+
 def _git(*arguments: str) -> bytes:
-    """Output of git in the folder of this package; empty outside a checkout or without git."""
+    """Output of git in the folder of this package; _GitError outside a checkout or without git."""
     command = ["git", "-C", str(Path(__file__).parent), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
-    except (OSError, subprocess.SubprocessError):
-        return b""
+        return subprocess.run(command, capture_output=True, check=True, timeout=_GIT_S).stdout
+    except subprocess.CalledProcessError as error:
+        why = error.stderr.decode(errors="replace").strip().splitlines()
+        raise _GitError(f"git {arguments[0]}: {why[0] if why else f'status {error.returncode}'}") from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _GitError(f"git {arguments[0]}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -43,11 +53,13 @@ class CodeState:
         commit: Of the checkout that holds this package; None where it is installed.
         diff: The checkout's difference from the commit, as a patch.
         files: The content of each named file that is neither in the commit nor installed, by its path.
+        problem: Why git does not say what differs from the commit, in a checkout; None if it does.
     """
 
     commit: str | None = None
     diff: bytes = b""
     files: dict[Path, bytes] = field(default_factory=dict)
+    problem: str | None = None
 
     @property
     def id(self) -> str:
@@ -57,8 +69,8 @@ class CodeState:
         return hashlib.sha256(repr((self.commit, self.diff, self.files)).encode()).hexdigest()[:12]
 
     def facts(self) -> dict[str, Any]:
-        """Entries of ``run.json``; ``dirty`` is None where there is no commit to compare with."""
-        dirty = bool(self.diff or self.files) or (False if self.commit else None)
+        """Entries of ``run.json``; ``dirty`` is None where there is no commit to compare with, or git does not say."""
+        dirty = bool(self.diff or self.files) or (False if self.commit and not self.problem else None)
         return {"commit": self.commit, "dirty": dirty, "code": {"id": self.id}}
 
     def save(self, run_dir: Path) -> None:
@@ -75,27 +87,37 @@ class CodeState:
                 place.write_bytes(content)
 
 
-def code_state(config: Any = None, folders: Sequence[str] = ()) -> CodeState:
-    """The commit, what differs from it, and files that the configuration names.
+def code_state(config: Any = None, composed: Sequence[Path] = ()) -> CodeState:
+    """The commit, what differs from it, and files that the configuration names; without secrets.
+
+    A file that is new since the commit, staged or not, is no code of the run's unless the configuration names it.
 
     Args:
         config: Resolved, in plain containers.
-        folders: The user's folders of configuration files.
+        composed: The user's configuration files that it was composed from.
     """
-    commit, diff, tracked = "", b"", set[Path]()
-    # A package that is installed below somebody else's checkout does not belong to it.
-    if _git("ls-files", "--", str(Path(__file__).parent)):
-        root = _git("rev-parse", "--show-toplevel").decode().strip()
-        commit, diff = _git("rev-parse", "HEAD").decode().strip(), _git("diff", "--no-ext-diff", "HEAD")
-        tracked = {Path(root, os.fsdecode(name)) for name in _git("-C", root, "ls-files", "-z").split(b"\0")}
-    named = list(_named_files(config))
-    for folder in (Path(folder.removeprefix("file://")) for folder in folders):
-        named += map(str, (*folder.glob("*.yaml"), *folder.glob("*/*.yaml")))  # files and groups
+    here = Path(__file__).resolve().parent
+    commit, diff, tracked, problem = "", b"", set[Path](), None
+    try:
+        # A package that is installed below somebody else's checkout does not belong to it.
+        if _git("ls-files", "--", str(here)):
+            root = _git("rev-parse", "--show-toplevel").decode().strip()
+            commit = _git("rev-parse", "HEAD").decode().strip()
+            names = _git("-C", root, "ls-tree", "-r", "--name-only", "-z", "HEAD").split(b"\0")
+            tracked = {Path(root, os.fsdecode(name)) for name in names}
+            diff = _git("diff", "--no-ext-diff", "--diff-filter=a", "HEAD")
+    except _GitError as error:
+        # In a folder without a checkout, git has nothing to say.
+        problem = str(error) if any((folder / ".git").exists() for folder in (here, *here.parents)) else None
+    named = [*_named_files(config), *map(str, composed)]
     # An installed file may be a link to a cache; git's paths are those behind links.
     own = {Path(name).resolve() for name in named if name.endswith(_SUFFIXES) and not _is_installed(name)}
-    return CodeState(
-        commit or None, diff, {path: path.read_bytes() for path in sorted(own - tracked) if path.is_file()}
-    )
+    files = {path: _masked(path.read_bytes()) for path in sorted(own - tracked) if path.is_file()}
+    return CodeState(commit or None, _masked(diff), files, problem)
+
+
+def _masked(content: bytes) -> bytes:
+    return masked_text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _is_installed(name: str) -> bool:

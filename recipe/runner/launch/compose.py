@@ -17,9 +17,11 @@ from typing import Any, Final
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -323,6 +325,20 @@ def _compose(job: Job, overrides: Sequence[str]) -> DictConfig:
     path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + folders)
     with initialize_config_dir(config_dir=str(job.config.parent), version_base=None):
         return hydra_compose(job.config.stem, overrides=[path, *rest])
+
+
+def composed_files(job: Job, overrides: Sequence[str]) -> list[Path]:
+    """The files in the folders of ``hydra.searchpath`` that these overrides are composed from."""
+    folders, rest = own_folders(overrides)
+    if not folders:
+        return []
+    path = search_path([f"file://{folder}" for folder in (verl_config_dir(), CONF_DIR)] + folders)
+    with initialize_config_dir(config_dir=str(job.config.parent), version_base=None):
+        loader = GlobalHydra.instance().config_loader()
+        entries = loader.compute_defaults_list(job.config.stem, [path, *rest], RunMode.RUN).defaults
+    own = [Path(folder.removeprefix("file://")) for folder in folders]
+    files = (folder / f"{entry.config_path}.yaml" for entry in entries for folder in own)
+    return [file for file in dict.fromkeys(files) if file.is_file()]
 
 
 def _wrong_switches(overrides: Sequence[str], defaults: Callable[[], DictConfig]) -> list[str]:

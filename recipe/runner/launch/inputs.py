@@ -21,6 +21,7 @@ from fspo.data.offline_task import SPLITS, Split
 from fspo.names import did_you_mean
 from fspo.rewards.custom import class_problem, problem_of, reads_text
 from recipe.runner.launch.compose import has_key
+from recipe.runner.launch.masking import masked
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
@@ -265,7 +266,7 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
     settings = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create(), resolve=True)
     further = ["reward_router_address", "reward_model_tokenizer"] if config.reward.reward_model.enable else []
     if problem := _problem_of(absolute_path(custom.path), str(custom.name), settings, further):
-        keywords = f", reward_kwargs={settings}" if settings else ""
+        keywords = f", reward_kwargs={masked(settings)}" if settings else ""
         yield f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}: {problem}"
 
 
@@ -307,14 +308,19 @@ def _problem_of(path: str, name: str, settings: Any, further: list[str]) -> str 
     """What is wrong with a reward function."""
     if path.startswith(_RECIPES):
         return problem_of(path, name, settings, further)
-    return _asked(path, name, json.dumps(settings), *further)
+    return _asked(path, name, *further, settings=json.dumps(settings))
 
 
-def _asked(*arguments: str) -> str | None:
-    """What is wrong with a function or a class in a module of the user's, imported in a process of its own."""
+def _asked(*arguments: str, settings: str = "") -> str | None:
+    """What is wrong with a function or a class in a module of the user's, imported in a process of its own.
+
+    ``settings`` may hold secrets, and all users of the machine can read a command line.
+    """
     command = [sys.executable, "-m", "fspo.rewards.custom", *arguments]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
+        ended = subprocess.run(
+            command, input=settings, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"it was not imported within {_LOAD_LIMIT_S} s; every reward worker would have to wait as long"
     if ended.returncode:

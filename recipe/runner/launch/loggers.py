@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -97,7 +98,7 @@ def problems(config: DictConfig) -> Iterator[str]:
             )
     online = os.environ.get("WANDB_MODE", "online") in ("online", "shared")
     if "wandb" in names and online and not os.environ.get("WANDB_API_KEY"):
-        host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").partition("://")[2].partition("/")[0]
+        host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc.rpartition("@")[2]
         try:
             known = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
         except (OSError, netrc.NetrcParseError):

@@ -78,13 +78,22 @@ def export_platform(config: DictConfig, elsewhere: bool = False) -> None:
 
 
 def pass_to_ray_workers(config: DictConfig) -> None:
-    """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing."""
+    """Write the same variables into Ray's runtime environment, since workers on other nodes inherit nothing.
+
+    Ray puts that environment on its workers' command lines, where every user of the machine reads it. The variables
+    that the user gives there go into this process's environment, which a Ray of the run's own inherits.
+    """
     runtime_env = config.ray_kwargs.ray_init.runtime_env
     variables = platform_environment(config.trainer.device, config.trainer.n_gpus_per_node)
-    if not starts_ray(config) and RUN_ID_VARIABLE in os.environ:
+    given = OmegaConf.select(runtime_env, "env_vars") or {}
+    if starts_ray(config):
+        os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+        variables = {name: os.environ.get(name, value) for name, value in variables.items()}
+        given = {}
+    elif RUN_ID_VARIABLE in os.environ:
         variables[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
     with open_dict(runtime_env):
-        runtime_env.env_vars = {**variables, **(OmegaConf.select(runtime_env, "env_vars") or {})}
+        runtime_env.env_vars = {**variables, **given}
         if _can_fork(config):
             from recipe.runner.cpu import fork_server  # here: a GPU run imports nothing of it
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from fspo.files import local_path
 from recipe.runner.checkpoints import integrity
 from recipe.runner.faults.resources import needs_of
-from recipe.runner.launch import checks, inputs, run_settings
+from recipe.runner.launch import checks, inputs, masking, run_settings
 from recipe.runner.launch.compose import unexpected_key
 from recipe.runner.launch.end_of_turn import STOPS, stop_tokens
 from recipe.runner.launch.inputs import absolute_path
@@ -58,7 +58,8 @@ def prepare(config: DictConfig, job: Job, overrides: Sequence[str] = (), elsewhe
 
 
 def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere: bool) -> Start:
-    config = on_this_machine(config, elsewhere)  # a copy, which the rest of this step completes in place
+    references: dict[str, str] = {}
+    config = on_this_machine(config, elsewhere, references)  # a copy, which the rest of this step completes in place
     folder, trainer = Path(config.run.dir), config.trainer
     info, evaluates = run_settings.run_info(folder), bool(config.get("evaluate"))
     goes_on = job.resumes and not evaluates
@@ -78,22 +79,27 @@ def _prepared(config: DictConfig, job: Job, overrides: Sequence[str], elsewhere:
     if evaluates:
         turn_into_evaluation(config, checkpoint)
     run_settings.check_folder(Path(config.run.dir), trainer, goes_on)
-    notes, facts, unsettled = check(config, job, elsewhere, command, checkpoint)
+    notes, facts, unsettled = check(config, job, elsewhere, command, checkpoint, references)
     if isinstance(note, MachineProblem):
         unsettled.append(note)
     else:
         _note(note)
     if not elsewhere:
         _note(inputs.download_note(config.actor_rollout_ref.model.path))
-    changed = run_settings.allowed_changes(config, before) if goes_on else []
+    changed = run_settings.allowed_changes(config, before, references) if goes_on else []
     kept = run_settings.kept_overrides(overrides, config)
-    return Start(config, job, tuple(kept), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled), facts)
+    return Start(
+        config, job, tuple(kept), goes_on, checkpoint, tuple(changed), notes, tuple(unsettled), facts, references
+    )
 
 
-def on_this_machine(config: DictConfig, elsewhere: bool = False) -> DictConfig:
+def on_this_machine(
+    config: DictConfig, elsewhere: bool = False, references: dict[str, str] | None = None
+) -> DictConfig:
     """The configuration with what only this machine knows: absolute paths and Ray's environment.
 
-    With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out.
+    With ``elsewhere`` the run will be on another machine, and what this one's platform would need is left out. What
+    :func:`recipe.runner.launch.masking.references` gives is added to ``references``.
 
     Raises:
         PreflightError: for a value of another kind, or out of range.
@@ -126,7 +132,10 @@ def on_this_machine(config: DictConfig, elsewhere: bool = False) -> DictConfig:
         else:
             for key in _ONLY_TO_START_RAY:
                 ray_init.pop(key, None)
+    if references is not None:
+        references.update(masking.references(config))
     OmegaConf.resolve(config)
+    masking.know(OmegaConf.to_container(config))
     if not elsewhere:
         pass_to_ray_workers(config)
     return config
@@ -196,6 +205,7 @@ def check(
     elsewhere: bool = False,
     command: CommandKeys | None = None,
     checkpoint: Path | None = None,
+    references: Mapping[str, str] | None = None,
 ) -> tuple[str, Mapping[str, Any], list[str]]:
     """Make all checks before anything is started, and complete the configuration, in place.
 
@@ -205,6 +215,7 @@ def check(
         elsewhere: As for :func:`recipe.runner.launch.checks.check`.
         command: Its keys, of which those without effect are refused or noted.
         checkpoint: What the run would resume.
+        references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
 
     Returns:
         What verl notes about the configuration; what ``run.json`` says of the method; and what only the machine of the
@@ -221,6 +232,7 @@ def check(
     def further(config: DictConfig) -> Iterator[str]:
         contents = OmegaConf.select(config, "actor_rollout_ref.actor.checkpoint.load_contents")
         yield from integrity.resume_problems(config.trainer, contents, checkpoint)
+        yield from masking.printed_problems(config, references or {}, joins=not starts_ray(config))
         yield from job.problems(config)
         if command is not None:
             refused, notes = judged(command, (*job.without_effect(), *ROWS))

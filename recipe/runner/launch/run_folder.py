@@ -24,8 +24,9 @@ from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE
 from recipe.runner.checkpoints.integrity import step_of
 from recipe.runner.faults.phase import read_phase
 from recipe.runner.launch.code_state import code_state
-from recipe.runner.launch.compose import own_folders
+from recipe.runner.launch.compose import composed_files
 from recipe.runner.launch.job import Job
+from recipe.runner.launch.masking import masked, masked_override
 from recipe.runner.launch.progress import PROGRESS, step_line, validation_line
 from recipe.runner.launch.run_settings import has_results, recorded, run_info
 from recipe.runner.launch.values import PreflightError
@@ -50,6 +51,7 @@ class Start:
         notes: What verl notes about the configuration.
         unsettled: Problems that only the machine of the run can settle.
         facts: What ``run.json`` says of its method, by :attr:`Job.complete`.
+        references: To the environment, by key (:func:`recipe.runner.launch.masking.references`).
     """
 
     config: DictConfig
@@ -61,6 +63,12 @@ class Start:
     notes: str = ""
     unsettled: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    references: Mapping[str, str] = field(default_factory=dict)
+
+    def written(self) -> dict[str, Any]:
+        """The configuration as files and loggers get it: without secrets."""
+        plain = OmegaConf.to_container(self.config, resolve=True)
+        return masked(plain, references=self.references)  # type: ignore[no-any-return]
 
     @property
     def step(self) -> int:
@@ -109,8 +117,10 @@ def begin(start: Start) -> None:
     config, folder, changed = start.config, Path(start.config.run.dir), start.changed
     earlier = run_info(folder) or {}
     folder.mkdir(parents=True, exist_ok=True)
-    overrides = [*start.overrides] or earlier.get("overrides", [])
-    code = code_state(OmegaConf.to_container(config, resolve=True), own_folders(overrides)[0])
+    overrides = [masked_override(line) for line in start.overrides] or earlier.get("overrides", [])
+    code = code_state(OmegaConf.to_container(config, resolve=True), composed_files(start.job, overrides))
+    if code.problem:
+        print(f"note: which code runs is not recorded: {code.problem}", flush=True)
     before = earlier.get("code", {}).get("id")
     if before not in (None, code.id) and has_results(folder):
         changed = (*changed, ("code", before, code.id))
@@ -122,7 +132,7 @@ def begin(start: Start) -> None:
         "experiment": config.trainer.experiment_name,
         "versions": _versions(),
         **code.facts(),
-        "command": sys.orig_argv,
+        "command": [masked_override(word) for word in sys.orig_argv],
         "overrides": overrides,
         "resume_from_path": config.trainer.resume_from_path,
         "changed": [*earlier.get("changed", []), *changes],
@@ -130,7 +140,7 @@ def begin(start: Start) -> None:
     }
     write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
     with atomic_path(folder / CONFIG_FILE) as temporary:
-        temporary.write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+        temporary.write_text(OmegaConf.to_yaml(start.written()), encoding="utf-8")
     code.save(folder)  # last: without run.json the folder would not be that of a run
 
 

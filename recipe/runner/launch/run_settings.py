@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from fspo.records import CONFIG_FILE, INFO_FILE, STEP_FILES, grid_of, read_objec
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
 from recipe.runner.launch.job import Job
+from recipe.runner.launch.masking import MASK, is_reference, is_secret, is_variable, masked, masked_override
 from recipe.runner.launch.values import PreflightError
 
 #: Files that a start replaces or appends to.
@@ -45,8 +47,9 @@ MAY_CHANGE: Final = (
 #: Exceptions to MAY_CHANGE: these keys change what a step computes. So does the run's length where the learning rate
 #: depends on it (:func:`_of_schedule`).
 _MAY_NOT: Final = ("trainer.balance_batch", "trainer.critic_warmup", "trainer.device", "trainer.use_v1", "trainer.v1")
-#: Ray's part of a configuration names what belongs to one start: its cluster, its workers' environment.
-_OF_A_START: Final = "ray_kwargs."
+#: Ray's part of a configuration names what belongs to one start: its cluster, its workers' environment. It is neither
+#: read from a run's folder nor compared; nor are secrets, which the folder does not hold.
+_OF_A_START: Final = "ray_kwargs"
 #: Keys of files that a start makes absolute: a run may be resumed from another working folder.
 _PATHS: Final = (
     "actor_rollout_ref.model.path",
@@ -56,11 +59,10 @@ _PATHS: Final = (
     "reward.custom_reward_function.path",
     "reward.reward_manager.module.path",
 )
-#: Overrides that hold for one start only: its folder, the changes that it allows, its Ray cluster and its checkpoint.
+#: Overrides that hold for one start only: its folder, the changes that it allows and its checkpoint.
 _NOT_KEPT: Final = (
     "run.dir",
     "run.allow_changed",
-    "ray_kwargs.ray_init.address",
     "trainer.resume_mode",
     "trainer.resume_from_path",
 )
@@ -87,10 +89,11 @@ def has_results(folder: Path) -> bool:
 def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """The command line of a run, with the overrides that its folder keeps before those of the command itself.
 
-    ``resume=FOLDER`` and ``run.dir=FOLDER`` name the folder; without one, or for a new one, nothing changes.
+    ``resume=FOLDER`` and ``run.dir=FOLDER`` name the folder; without one, or for a new one, nothing changes. Secrets
+    and what belongs to one start are not taken from the folder.
 
     Raises:
-        PreflightError: if ``resume`` names a folder without a run.
+        PreflightError: if ``resume`` names a folder without a run, or the command lacks a secret of the run's.
         hydra.errors.HydraException: for an argument that is no override.
     """
     new = {_key(override): override for override in parsed(arguments)}
@@ -106,11 +109,24 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     info = run_info(folder)
     if "resume" in new and info is None:
         raise PreflightError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
-    kept = [
-        str(override.input_line)
-        for override in parsed((info or {}).get("overrides", []))
-        if _key(override) not in (*new, *_NOT_KEPT)
-    ]
+    kept, missing = [], []
+    for override in parsed((info or {}).get("overrides", [])):
+        key, line = _key(override), str(override.input_line)
+        if key in (*new, *_NOT_KEPT):
+            continue
+        of_environment = is_secret(key) and is_reference(override.value())
+        if of_environment or MASK in line or masked_override(line) != line:
+            name = key.rpartition(".")[2]
+            if not any(_is_below(other, [key]) for other in new) and not (is_variable(key) and name in os.environ):
+                missing.append(f"set {name} in the environment" if is_variable(key) else f"{key}='${{oc.env:NAME}}'")
+        elif _is_below(key, [_OF_A_START]):
+            print(f"note: {line} is not taken from {folder}: give it again if this start needs it", file=sys.stderr)
+        else:
+            kept.append(line)
+    if missing:
+        raise PreflightError(
+            f"{folder} keeps no secrets, and the run was given some: give them again, {'; '.join(missing)}"
+        )
     return [*kept, *(f"run.dir={quoted(folder)}" if word.startswith("resume=") else word for word in arguments)]
 
 
@@ -214,21 +230,32 @@ def recorded_settings(folder: Path) -> dict[str, Any] | None:
         ) from error
 
 
-def changed_settings(config: DictConfig, before: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
-    """What a command would change of the run's settings ``before`` (:func:`recorded_settings`): key, old, new value."""
+def changed_settings(
+    config: DictConfig, before: dict[str, Any] | None, references: Mapping[str, str] | None = None
+) -> list[tuple[str, Any, Any]]:
+    """What a command would change of the run's settings ``before`` (:func:`recorded_settings`): key, old, new value.
+
+    Secrets, and texts that come from the environment (``references``, by key), are not compared.
+    """
     if before is None:
         return []
-    differing = changes(before, OmegaConf.to_container(config, resolve=True))
-    return [change for change in differing if not change[0].startswith(_OF_A_START)]
+    differing = changes(masked(before), masked(OmegaConf.to_container(config, resolve=True), references=references))
+    return [
+        (key, old, new)
+        for key, old, new in differing
+        if not (_is_below(key, [_OF_A_START]) or is_secret(key) or is_reference(old) or is_reference(new))
+    ]
 
 
-def allowed_changes(config: DictConfig, before: dict[str, Any] | None) -> list[tuple[str, Any, Any]]:
+def allowed_changes(
+    config: DictConfig, before: dict[str, Any] | None, references: Mapping[str, str] | None = None
+) -> list[tuple[str, Any, Any]]:
     """:func:`changed_settings`, if all of them are allowed.
 
     Raises:
         PreflightError: if one is neither in MAY_CHANGE nor in ``run.allow_changed``.
     """
-    changed = changed_settings(config, before)
+    changed = changed_settings(config, before, references)
     fixed, allowed = [*_MAY_NOT, *_of_schedule(config)], config.run.allow_changed
 
     def is_allowed(key: str) -> bool:

@@ -22,6 +22,7 @@ from recipe.runner.faults.resources import rollout_only_ranks
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.inputs import write_offline_task
+from recipe.runner.launch.masking import masking
 from recipe.runner.launch.progress import say
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.trainer_process import TrainerHandle
@@ -57,7 +58,7 @@ def _run(start: Start, run_id: str) -> None:
     config = start.config
     print(f"{RUN_FOLDER}{config.run.dir}\nstarting Ray", flush=True)
     log = Path(config.run.dir) / "launcher.log"
-    trainer, stop = TrainerHandle(start.job), threading.Event()
+    trainer, stop = TrainerHandle(start.job, start.written()), threading.Event()
     supervisor = trainer.supervisor = _supervisor(config, trainer, run_id)
     supervisor.start()
     printer = threading.Thread(target=trainer.print_progress, args=(stop, sys.stdout), daemon=True)
@@ -95,7 +96,7 @@ def _run(start: Start, run_id: str) -> None:
 def _printed_to(path: Path) -> Iterator[None]:
     log = path.open("a", encoding="utf-8")
     try:
-        with contextlib.redirect_stdout(log):
+        with contextlib.redirect_stdout(masking(log)):
             yield
     finally:
         with contextlib.suppress(OSError):  # the disk may be full; whatever fails because of it says so

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import ray
@@ -15,20 +16,24 @@ from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, WARNED, Preem
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.progress import PROGRESS, Columns, say
+from recipe.runner.verl_patches.shown import show_configuration
 
 
 class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-defined]
     """verl's task runner with the job's trainer registered, and progress that the launcher can fetch."""
 
-    def __init__(self, modules: tuple[str, ...], headline: tuple[str, ...], columns: Columns) -> None:
+    def __init__(
+        self, modules: tuple[str, ...], headline: tuple[str, ...], columns: Columns, written: Mapping[str, Any]
+    ) -> None:
         super().__init__()
-        self._modules = modules
+        self._modules, self._written = modules, written
         PROGRESS.headline, PROGRESS.columns = headline, columns
 
     def run(self, config: DictConfig) -> None:
         PROGRESS.say("the trainer is up, importing the trainer")
         for module in self._modules:
             importlib.import_module(module)
+        show_configuration(self._written)
         super().run(config)
 
     def progress(self, index: int) -> list[str]:
@@ -44,12 +49,12 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
 class TrainerHandle:
     """What verl's ``run_ppo`` takes for the runner's class: it starts the actor and keeps the handle."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, written: Mapping[str, Any]) -> None:
         self.handle: Any = None
         self.supervisor: Supervisor | None = None
         #: How many lines have been printed.
         self.printed = 0
-        self._arguments = (job.modules, job.headline, job.columns)
+        self._arguments = (job.modules, job.headline, job.columns, written)
         self._stopped_before_training = False
         self._options: dict[str, Any] = {}
 

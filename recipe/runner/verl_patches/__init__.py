@@ -13,5 +13,6 @@ besides is :mod:`recipe.runner.cpu.patches`.
 | ``validation`` | ``metric_utils.bootstrap_metric`` | seconds in place of minutes |
 | ``sockets`` | ``RuntimeContext.get_job_id`` of Ray | two runs at a time on one machine |
 | ``weight_copies`` | ``DetachActorWorker.copy_handler``, ``restore_handler`` | copies of weights that lie on the host |
+| ``shown`` | ``pprint`` of ``main_ppo``, ``Tracking`` of ``trainer_base`` | secrets of the configuration |
 | ``messages`` | the logger of ``trainer_separate_async`` | a message that verl cannot format |
 """

@@ -1,0 +1,315 @@
+"""Secrets of a configuration stand in nothing that is written or printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composing import composed
+from messages import holds
+from omegaconf import OmegaConf
+from test_run_folder import SMALL_TASK, begun, saved_by
+from verl.trainer import main_ppo
+from verl.trainer.ppo.v1 import trainer_base
+
+from fspo.data.offline_task import write_dataset
+from recipe.fspo.compare.__main__ import parse
+from recipe.fspo.job import JOB, choices, compose
+from recipe.runner.export import describe
+from recipe.runner.launch import code_state as code
+from recipe.runner.launch import run_folder
+from recipe.runner.launch.commands import BadInput
+from recipe.runner.launch.masking import is_secret, masked, masked_output, masked_override, masked_text, references
+from recipe.runner.launch.prepare import prepare
+from recipe.runner.launch.run_settings import with_settings_of_run
+from recipe.runner.launch.values import PreflightError
+from recipe.runner.main import main
+from recipe.runner.verl_patches.shown import show_configuration
+
+ENV_VARS = "ray_kwargs.ray_init.runtime_env.env_vars"
+KWARGS = "reward.custom_reward_function.reward_kwargs"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("api_key", "data.api_key", "HF_TOKEN", "hf-token", "db_password", "client_secret", "wandbApiKey", "APIKEY"),
+        *("OPENAI_KEY_1", "key", "x.token", "aws_secret_access_key", "HF_TOKEN_READ", "a.headers[0].token", "id_token"),
+        *("credentials.openai", "api_keys[1]", f"{ENV_VARS}.ANY", "passwd", "Password2"),
+    ],
+)
+def test_a_key_is_that_of_a_secret(key: str) -> None:
+    assert is_secret(key)
+    assert masked({key: "SECRET1"}) == {key: "***"} and masked({key: 12345}) == {key: "***"}
+    assert masked({key: "${oc.env:X}"}) == {key: "${oc.env:X}"} and masked({key: None}) == {key: None}
+    assert masked({key: "a${oc.env:X}"}) == {key: "***"} and masked({key: "${oc.env:X,SECRET1}"}) == {key: "***"}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("tokenizer", "max_tokens", "pad_token_id", "pad_token", "stop_token_ids", "data.prompt_key", "reward_fn_key"),
+        *("monkey", "keyboard", "secretary", "tokenization", "skip_tokenizer_init", "token_level", "num_tokens"),
+        *("ppo_max_token_len_per_gpu", "distillation.teacher_models.maths.key", "data.answer_key", "token2text"),
+    ],
+)
+def test_a_key_is_ordinary(key: str) -> None:
+    assert not is_secret(key) and masked({key: "text"}) == {key: "text"}
+
+
+@pytest.mark.parametrize("group", ["experiment", "algo", "mode"])
+def test_nothing_ordinary_of_a_composed_configuration_is_masked(group: str) -> None:
+    for option in choices(group):
+        plain = OmegaConf.to_container(composed(f"{group}={option}"))
+        assert masked(plain) == plain, option
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://u:SECRET@h.example/p?q=1", "https://***@h.example/p?q=1"),
+        (
+            "see http://SECRET@h, and postgresql+psycopg2://u:SEC@RET@h:1/db",
+            "see http://***@h, and postgresql+psycopg2://***@h:1/db",
+        ),
+        ("https://h.example/a@b", "https://h.example/a@b"),
+        ("pkg://fspo.data/x, me@h.example", "pkg://fspo.data/x, me@h.example"),
+        ("git+ssh://u:SECRET@h/x", "git+ssh://***@h/x"),
+    ],
+)
+def test_an_address_is_written_without_its_password(address: str, shown: str) -> None:
+    assert masked_text(address) == masked({"a": address})["a"] == shown
+
+
+def test_a_word_of_a_command_is_written_without_secrets() -> None:
+    assert masked_override("++a.api_key=SECRET1") == "++a.api_key='***'"
+    assert masked_override("+a.url=https://u:SECRET1@h/x") == "+a.url='https://***@h/x'"
+    assert "SECRET1" not in masked_override(f"+{ENV_VARS}={{A:SECRET1}}") + masked_override("+a=[{token:SECRET1}]")
+    for word in ("algo=fspo", "~a.token", "-m", "data.prompt_key=prompt", "+a.token='${oc.env:X}'", "+a.b={c:1}"):
+        assert masked_override(word) == word
+
+
+def test_what_comes_from_the_environment_is_written_as_a_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "SECRET1")
+    monkeypatch.delenv("UNSET", raising=False)
+    text = {"a": "${oc.env:MINE}", "b": ["x", "${oc.env:MINE}/y"], "c": "${a}", "d": "${oc.env:UNSET,default}"}
+    monkeypatch.setenv("NUMBER", "12")
+    config = OmegaConf.create({**text, "n": "${oc.decode:${oc.env:NUMBER}}"})
+    named = references(config)
+    assert named == {"a": "${oc.env:MINE}", "b[1]": "${oc.env:MINE}/y", "c": "${oc.env:MINE}"}
+    OmegaConf.resolve(config)
+    assert config.a == config.c == "SECRET1", "the resolver is the usual one again"
+    assert masked(OmegaConf.to_container(config), references=named) == {
+        "a": "${oc.env:MINE}",
+        "b": ["x", "${oc.env:MINE}/y"],
+        "c": "${oc.env:MINE}",
+        "d": "default",
+        "n": 12,
+    }
+
+
+def folder_of_the_user(folder: Path) -> Path:
+    (folder / "experiment").mkdir(parents=True)
+    text = "reward: {custom_reward_function: {reward_kwargs: {judge_token: SECRETYAML}}}\n"
+    text = f"# @package _global_\ndefaults: [demo]\n{text}"
+    (folder / "experiment/mine.yaml").write_text(text)
+    (folder / "experiment/other.yaml").write_text("a: SECRETOTHER\n")
+    (folder / "credentials.yaml").write_text("a: SECRETOTHER\n")
+    return folder
+
+
+def checkout(folder: Path) -> Path:
+    """A repository with a changed file, a file that is staged and one that is not."""
+    folder.mkdir()
+
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-C", folder, "-c", "user.name=x", "-c", "user.email=x@x", *words], check=True)
+
+    git("init", "--quiet")
+    (folder / "module.py").write_text("x = 1\n")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "x")
+    (folder / "module.py").write_text("x = 2\nurl = 'https://u:SECRETADDRESS@h/x'\n")
+    (folder / ".env.prod").write_text("SECRETSTAGED=1\n")
+    git("add", ".env.prod")
+    (folder / ".env").write_text("SECRETUNTRACKED=1\n")
+    return folder
+
+
+def reward_of_the_user(folder: Path) -> str:
+    """The override that names a reward function which takes any settings."""
+    module = folder / "mine.py"
+    module.write_text("def compute_score(data_source, solution_str, **more):\n    return 0.0\n")
+    return f"reward.custom_reward_function.path={module}"
+
+
+def planted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides with a secret of each kind."""
+    monkeypatch.setenv("DBPASS", "SECRETOCENV")
+    return [
+        f"run.dir={folder}/run",
+        *SMALL_TASK,
+        f"hydra.searchpath=[{folder_of_the_user(folder / 'mine')}]",
+        "experiment=mine",
+        reward_of_the_user(folder),
+        f"++{ENV_VARS}.HF_TOKEN=SECRETOVERRIDE",
+        f"++{ENV_VARS}.DB='${{oc.env:DBPASS}}'",
+        f"++{KWARGS}.db='${{oc.env:DBPASS}}'",
+        f"++{KWARGS}.judge_api_key=SECRETKEY",
+        f"++{KWARGS}.again='Bearer ${{{KWARGS}.judge_api_key}}'",
+        f"++{KWARGS}.url=https://me:SECRETADDRESS@h.example/v1",
+    ]
+
+
+def test_no_secret_is_in_a_run_folder_or_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(code, "__file__", str(checkout(tmp_path / "checkout") / "module.py"))
+    monkeypatch.setitem(os.environ, "HF_TOKEN", "")  # what the code sets is taken back
+    monkeypatch.setitem(os.environ, "DB", "")
+    overrides = planted(tmp_path, monkeypatch)
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", JOB.command, *overrides])
+    start = prepare(compose(overrides), JOB, overrides)
+    kwargs = start.config.reward.custom_reward_function.reward_kwargs
+    assert (kwargs.db, kwargs.judge_api_key, kwargs.again) == ("SECRETOCENV", "SECRETKEY", "Bearer SECRETKEY")
+    run_folder.begin(start)
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    exported.mkdir()
+    describe(run / "checkpoints/global_step_2/actor", exported)
+    texts = {path: path.read_bytes() for folder in (run, exported) for path in folder.rglob("*") if path.is_file()}
+    assert {path.name for path in texts} >= {"run.json", "config.yaml", "README.md", "diff.patch", "mine.yaml"}
+    assert [str(path) for path, text in texts.items() if b"SECRET" in text] == []
+    assert b"x = 2" in next(text for path, text in texts.items() if path.name == "diff.patch")
+    written = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
+    assert written["reward"]["custom_reward_function"]["reward_kwargs"]["db"] == "${oc.env:DBPASS}"
+    assert "SECRET" not in "".join(capsys.readouterr())
+
+
+def test_the_variables_of_a_run_reach_its_own_ray_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "NUMBER"):
+        monkeypatch.setenv(name, "before")
+    words = (f"run.dir={tmp_path}", *SMALL_TASK, f"++{ENV_VARS}.HF_TOKEN=SECRET1", f"++{ENV_VARS}.NUMBER=3")
+    start = prepare(composed(*words), JOB)
+    assert (os.environ["HF_TOKEN"], os.environ["NUMBER"]) == ("SECRET1", "3")
+    assert "SECRET1" not in str(start.config) and "NUMBER" not in start.config.ray_kwargs.ray_init.runtime_env.env_vars
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"++{ENV_VARS}.HF_TOKEN=SECRET1",
+        f"++{ENV_VARS}.DB='${{oc.env:DBPASS}}'",
+        f"++{ENV_VARS}.PROXY=https://u:SECRET1@h",
+        "++ray_kwargs.ray_init._redis_password=SECRET1",
+        "++actor_rollout_ref.rollout.engine_kwargs.vllm.api_key=SECRET1",
+    ],
+)
+def test_what_ray_or_vllm_would_show_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str) -> None:
+    monkeypatch.setenv("DBPASS", "SECRET1")
+    shown = (f"++{ENV_VARS}.NCCL_DEBUG=WARN", "++ray_kwargs.ray_init.address=10.0.0.1:6379")  # these are no secrets
+    with pytest.raises(PreflightError) as error:
+        prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, override, *shown), JOB)
+    key = override.lstrip("+").partition("=")[0]
+    assert f"{key}=***" in str(error.value) and "environment" in str(error.value)
+    assert "SECRET1" not in str(error.value) and "NCCL_DEBUG" not in str(error.value)
+
+
+def test_a_resume_takes_secrets_from_the_command_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("MINE", "SECRETMINE")
+    key, url = f"{KWARGS}.api_key", f"{KWARGS}.url"
+    reference = f"++{KWARGS}.place='${{oc.env:MINE}}'"
+    ray = ("++ray_kwargs.ray_init.num_cpus=7", f"++{ENV_VARS}.HF_TOKEN=SECRETTOKEN")
+    begun(
+        tmp_path, reward_of_the_user(tmp_path), reference, *ray, f"++{key}=SECRETKEY", f"++{url}=https://u:SECRETURL@h"
+    )
+    saved_by(tmp_path, 1)
+    with pytest.raises(PreflightError, match=holds(f"{key}=", f"{url}=", "oc.env")) as error:
+        with_settings_of_run([f"resume={tmp_path}"])
+    assert "HF_TOKEN" not in str(error.value), "the environment has it"
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(PreflightError, match="HF_TOKEN"):
+        with_settings_of_run([f"resume={tmp_path}"])
+    monkeypatch.setenv("HF_TOKEN", "x")
+    again = (f"++{key}=SECRETOTHER", f"++{url}=https://u:SECRETNEW@h")
+    words = with_settings_of_run([f"resume={tmp_path}", *again])
+    assert reference in words and not [word for word in words if "num_cpus" in word or "***" in word]
+    assert "ray_kwargs.ray_init.num_cpus=7" in capsys.readouterr().err
+    monkeypatch.setenv("MINE", "SECRETELSE")
+    start = prepare(composed(*words), JOB, words)
+    assert start.changed == () and start.config.reward.custom_reward_function.reward_kwargs.place == "SECRETELSE"
+    with pytest.raises(PreflightError, match=holds(f"{url} was", "https://***@other")) as error:
+        prepare(composed(*words, f"++{url}=https://u:SECRETNEW@other"), JOB, words)
+    assert "SECRET" not in str(error.value)
+
+
+def test_no_secret_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"run.dir={tmp_path}/run", *SMALL_TASK, f"++{KWARGS}.api_key=SECRET1", reward_of_the_user(tmp_path)]
+    words += ["dry_run=full"]
+    main(JOB, "", "", words)
+    out = capsys.readouterr().out
+    assert "api_key: '***'" in out and "SECRET1" not in out
+    with pytest.raises(SystemExit):
+        main(JOB, "", "", [*words, "trainer.hf_token=SECRETTOKEN", "trainer.nnodes=https://u:SECRETURL@h"])
+    assert "SECRET" not in "".join(capsys.readouterr())
+    main(JOB, "", "", ["++trainer.hf_token=SECRET1", "--cfg", "job", "--package", "trainer"])
+    assert "hf_token: '***'" in capsys.readouterr().out
+    with masked_output(["a.token=SECRETWORD"]):
+        print("SECRETWORD", "WORD")
+    assert capsys.readouterr().out == "*** WORD\n"
+
+
+def test_verl_prints_and_logs_what_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(main_ppo, "pprint", main_ppo.pprint)
+    monkeypatch.setattr(trainer_base, "Tracking", lambda **arguments: made.append(arguments))
+    show_configuration({"api_key": "***"})
+    main_ppo.pprint({"api_key": "SECRET1"})
+    assert "SECRET1" not in (out := capsys.readouterr().out) and "***" in out
+    trainer_base.Tracking(project_name="a", config={"api_key": "SECRET1"})
+    assert made == [{"project_name": "a", "config": {"api_key": "***"}}]
+
+
+def test_the_settings_of_a_reward_are_on_no_command_line(tmp_path: Path) -> None:
+    write_dataset(tmp_path, 64, 8, 0)
+    module = tmp_path / "mine.py"
+    module.write_text(
+        "import pathlib\n"
+        f"pathlib.Path({str(tmp_path / 'line')!r}).write_text(pathlib.Path('/proc/self/cmdline').read_text())\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None, api_key=None):\n    return 0.0\n"
+    )
+    custom = (f"reward.custom_reward_function.path={module}", f"++{KWARGS}.api_key=SECRET1")
+    prepare(composed(f"run.dir={tmp_path}/run", *SMALL_TASK, *custom), JOB)
+    assert str(module) in (line := (tmp_path / "line").read_text()) and "SECRET1" not in line
+
+
+def test_a_grid_does_not_hand_secrets_on_by_command_lines() -> None:
+    with pytest.raises(BadInput, match=holds(f"{KWARGS}.api_key", "oc.env")) as error:
+        parse([f"++{KWARGS}.api_key=SECRET1"])
+    assert "SECRET1" not in str(error.value)
+    assert parse([f"++{KWARGS}.api_key='${{oc.env:NAME}}'"]).overrides[-1].endswith("='${oc.env:NAME}'")
+
+
+def test_a_checkout_that_git_refuses_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkout(tmp_path / "checkout")
+    monkeypatch.setattr(code, "__file__", str(folder / "module.py"))
+    assert code.code_state().problem is None
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to try it
+    state = code.code_state()
+    assert "dubious ownership" in (state.problem or "") and state.facts()["dirty"] is None
+    monkeypatch.setattr(code, "__file__", str(tmp_path / "module.py"))
+    assert code.code_state().problem is None, "no checkout"
+    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
+    monkeypatch.setattr(code, "__file__", str(folder / "module.py"))
+    monkeypatch.setattr(code, "_GIT_S", 0)
+    assert code.code_state().problem and code.code_state().facts()["dirty"] is None, "git takes too long"
