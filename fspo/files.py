@@ -6,11 +6,11 @@ import hashlib
 import importlib.resources
 import json
 import os
+import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,15 +32,13 @@ def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path to write to; rename it to `path` on success, remove it on any exception.
 
     Parent folders are created. Readers see the old file or the new one, never a part of it; with `durable` also after
-    the machine has lost its power, at the price of a disk flush.
+    the machine has lost its power, at the price of a disk flush. The umask says who may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary.touch(exist_ok=False)
     try:
         yield temporary
-        os.chmod(temporary, 0o644)  # mkstemp makes private files; data sets are shared
         if durable:
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
@@ -53,20 +51,33 @@ def atomic_path(path: Path, durable: bool = True) -> Iterator[Path]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; rename it to `path` on success, remove it on any exception.
 
+    The umask says who may read it, and every file in it.
+
     Raises FileExistsError if `path` exists: a folder is never replaced or mixed.
     """
-    if path.exists():
+    if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path} exists: give a new folder, or remove it first")
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.mkdir()
+    mode = temporary.stat().st_mode & 0o777
     try:
         yield temporary
-        temporary.chmod(0o755)  # mkdtemp makes private folders; models are shared
-        for entry in temporary.iterdir():
-            entry.chmod(0o644 if entry.is_file() else 0o755)
+        for entry in temporary.rglob("*"):
+            if entry.is_file() and not entry.is_symlink():
+                entry.chmod(mode & 0o666)  # safetensors makes private files
         os.replace(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_folder(path: Path, ignore_errors: bool = False) -> None:
+    """Remove a folder and what is in it, if it is there; of a link only the link."""
+    if path.is_symlink():
+        with suppress(OSError) if ignore_errors else nullcontext():
+            path.unlink()
+    elif ignore_errors or path.exists():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
 def check_folder(folder: Path) -> None:

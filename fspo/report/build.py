@@ -121,7 +121,7 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
     measures = [dataclasses.replace(m, of=functools.cache(m.of)) for m in standard_measures(runs)]
     looks = algo_looks([group.algo for group in groups])
     comparisons = []
-    for name in dict.fromkeys(group.clip_values for group in groups):
+    for number, name in enumerate(dict.fromkeys(group.clip_values for group in groups), 1):
         chosen = [group for group in groups if group.clip_values == name]
         settings, profiles = differing_settings(chosen), clip_profiles(chosen)
         tables = {
@@ -137,7 +137,7 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
                 "compared": compared(chosen, settings),
                 "findings": [dataclasses.asdict(finding) for finding in findings(chosen, profiles, measures)],
                 "tables": {key: dataclasses.asdict(table) for key, table in tables.items() if table is not None},
-                "pictures": _draw(chosen, profiles, looks, figures / name),
+                "pictures": _draw(chosen, profiles, looks, figures / f"comparison{number}"),
             }
         )
     return comparisons
@@ -146,11 +146,15 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
 def _draw(
     groups: Sequence[RunGroup], profiles: Profiles, looks: Mapping[str, Look], prefix: Path
 ) -> dict[str, dict[str, str]]:
-    """Draw the figures as files; for the page each one's title, and its PNG in base64."""
+    """Draw the figures as files; for the page each one's title, and its PNG in base64.
+
+    Files are numbered where the figure is named after an algorithm: a name in run.json may be a path.
+    """
+    numbered = {f"distribution_{group.algo}": f"distribution{number}" for number, group in enumerate(groups, 1)}
     pictures = {}
     with style.context(STYLE):
         for name, title, figure in comparison_figures(groups, profiles, looks):
-            with atomic_path(prefix.with_name(f"{prefix.name}_{name}.png")) as temporary:
+            with atomic_path(prefix.with_name(f"{prefix.name}_{numbered.get(name, name)}.png")) as temporary:
                 figure.savefig(temporary, format="png")
                 pictures[name] = {"title": title, "png": base64.b64encode(temporary.read_bytes()).decode()}
     return pictures

@@ -265,6 +265,9 @@ def expand_paths(paths: list[Path]) -> tuple[list[Path], dict[Path, PlannedRun],
         except (KeyError, TypeError) as error:
             problems.append(f"{grid}: needs a list 'runs' of objects with 'path', 'algo' and 'seed' ({error!r})")
             continue
+        if outside := [folder for folder in runs if not folder.resolve().is_relative_to(path.resolve())]:
+            problems.append(f"{grid}: {', '.join(map(str, outside))}: not below the grid's folder, and not read")
+            runs = {folder: run for folder, run in runs.items() if folder not in outside}
         planned |= runs
         folders += [folder for folder in runs if folder.is_dir()]
     return list(dict.fromkeys(folders)), planned, problems

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fspo.records import numbered_lines
+from fspo.records import CONFIG_FILE, numbered_lines
 from fspo.report.runs import Run
 
 #: Settings of verl that name folders with one file of responses for each step.
@@ -31,7 +31,11 @@ def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[dict[str, An
             if not (name := settings.get(key)):
                 continue
             folders = [Path(name), run.path / Path(name).name]  # the second: a run folder that was moved
+            # A folder of somebody else's may name any file of the reader's.
             files = [path for folder in folders for path in folder.glob("*.jsonl") if path.stem.isdigit()]
+            if foreign := [path for path in files if not path.resolve().is_relative_to(run.path.resolve())]:
+                problems.append(f"{run.path / CONFIG_FILE}: {key}={name} is not in the run's folder, and is not read")
+                files = [path for path in files if path not in foreign]
             dumps = {int(path.stem): path for path in reversed(files)}
             chosen = np.linspace(0, len(dumps) - 1, min(_STEPS, len(dumps))).astype(int)
             for step in np.array(sorted(dumps), dtype=int)[chosen].tolist():

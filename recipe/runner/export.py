@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import jinja2
 from omegaconf import OmegaConf
 
-from fspo.files import atomic_folder
+from fspo.files import atomic_folder, remove_folder
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, numbered_steps, read_object
 from recipe.runner.checkpoints.integrity import archive_damage, latest, step_of
 from recipe.runner.faults.preemption import end_on_signals
@@ -135,7 +134,7 @@ def merge_adapter(folder: Path, scale: Path = Path(_SCALE)) -> None:
         raise ValueError(f"the checkpoint holds an adapter without its base weights ({missing[0]}, ...)")
     merged = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
     merged.to(torch.bfloat16).save_pretrained(folder)
-    shutil.rmtree(adapter)  # nobody is to add it twice
+    remove_folder(adapter)  # nobody is to add it twice
 
 
 def main() -> None:

@@ -134,7 +134,7 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert page.addresses and all(a.startswith(("data:image/png;", "#")) for a in page.addresses), "self-contained"
     pictures = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     curves = ("reward", "held_out_0", "response_length", "clip_rate", "lre", "clip_by_length", "removed_by_length")
-    assert pictures.keys() == {f"published_{name}.png" for name in (*curves, "distribution_fspo", "distribution_rloo")}
+    assert pictures.keys() == {f"comparison1_{name}.png" for name in (*curves, "distribution1", "distribution2")}
     assert all(png.startswith(PNG) for png in pictures.values())
     summary = summary_of(out)
     assert "lower than rloo" in summary["findings"][0]["sentence"]
@@ -218,7 +218,8 @@ def test_settings_that_differ_are_those_that_a_reader_wants_to_see(tmp_path: Pat
 
 @pytest.mark.usefixtures("undrawn")
 def test_dumped_responses_can_be_read_and_filtered(tmp_path: Path) -> None:
-    folder, dumps = write_run(tmp_path / "run", "fspo", 0), tmp_path / "dumps"
+    folder = write_run(tmp_path / "run", "fspo", 0)
+    dumps = folder / "dumps"
     (folder / "config.yaml").write_text(
         f"trainer: {{rollout_data_dir: {dumps}, validation_data_dir: /elsewhere/run/val}}"
     )
@@ -239,6 +240,31 @@ def test_dumped_responses_can_be_read_and_filtered(tmp_path: Path) -> None:
     assert 'data-from="validation" data-step="7" data-verdict="right"' in page.source
     assert 'data-step="20" data-verdict="wrong"' in page.source, "acc, where there is one"
     assert "6000 characters left out" in page.text and "<option>validation</option>" in page.source
+
+
+def test_a_report_writes_below_its_folder_and_reads_below_the_run(tmp_path: Path) -> None:
+    run, out = tmp_path / "given" / "run", tmp_path / "out"
+    write_run(run, "fspo", 0, clip_values=f"{tmp_path}/escaped/x", algo="../../up/y")
+    write_run(tmp_path / "given" / "other", "fspo", 1, clip_values="../../escaped", algo="a/b")
+    for place in (mine := tmp_path / "mine", run / "inside"):
+        place.mkdir()
+        (place / "7.jsonl").write_text('{"input": "SECRETPROMPT", "output": "4", "score": 1.0}\n')
+    (run / "val").symlink_to(mine)
+    (run / "config.yaml").write_text(f"trainer: {{rollout_data_dir: {mine}, validation_data_dir: {run}/val}}")
+    (tmp_path / "given/grid.json").write_text(
+        json.dumps({"runs": [{"path": path, "algo": "x", "seed": 1} for path in ("run", "other", "../elsewhere")]})
+    )
+    write_run(tmp_path / "elsewhere", "fspo", 3, algo="ELSEWHERE")
+    before = {path for path in tmp_path.rglob("*")}
+    report = build_report([tmp_path / "given"], out)
+    assert report.runs == 2
+    assert all(path.is_relative_to(out) for path in {*tmp_path.rglob("*")} - before)
+    assert (
+        len({path.name for path in (out / "figures").iterdir()}) == len(report.page.read_text().split("data:image")) - 1
+    )
+    assert "SECRETPROMPT" not in (text := report.page.read_text()) and "ELSEWHERE" not in text
+    for part in (f"rollout_data_dir={mine}", f"validation_data_dir={run}/val", "../elsewhere"):
+        assert any(part in problem for problem in report.problems), part
 
 
 @pytest.mark.usefixtures("undrawn")

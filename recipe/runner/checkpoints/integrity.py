@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from fspo.files import atomic_path
+from fspo.files import atomic_path, remove_folder
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 #: Written by :mod:`recipe.runner.checkpoints.state`, which imports torch; this module does not.
@@ -105,7 +104,7 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     whole = [folder for folder in old if (folder / "data.pt").is_file() and not _damage(folder.rglob("*.pt"))]
     for folder in old if whole else ():
         if folder not in (*whole[: keep - 1], latest(root)):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder, ignore_errors=True)
 
 
 def _needs(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[int, list[str]]:
