@@ -18,13 +18,14 @@ from recipe.runner.launch.commands import (
     BAD_INPUT,
     BadInput,
     launch_or_exit,
+    of_system,
     split_arguments,
     without_hydra_options,
 )
 from recipe.runner.launch.compose import Refused, compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
-from recipe.runner.launch.masking import masked, masked_output
+from recipe.runner.launch.masking import mask_command_line, masked, masked_output
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
@@ -41,6 +42,7 @@ def main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
     ``usage`` is what ``--help`` prints, ``several`` says what to use for several runs in place of Hydra's sweeps. No
     secret of the command is printed.
     """
+    mask_command_line()
     with masked_output(arguments):
         _main(job, usage, several, arguments)
 
@@ -109,6 +111,9 @@ def _main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
         sys.exit(BAD_INPUT)
     except (BadInput, HydraException, OmegaConfBaseException, ModuleNotFoundError, WrongMachineError) as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        print(of_system(error), file=sys.stderr)
         sys.exit(BAD_INPUT)
     own_run_id()  # before anything is started: whatever is, inherits it
     launch_or_exit(config, job, overrides)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,20 @@ def test_no_secret_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     with masked_output(["a.token=SECRETWORD"]):
         print("SECRETWORD", "WORD")
     assert capsys.readouterr().out == "*** WORD\n"
+
+
+def test_the_command_line_of_the_launching_process_is_masked(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, sys\n"
+        "from recipe.runner.launch.masking import mask_command_line\n"
+        "mask_command_line()\n"
+        "print(pathlib.Path('/proc/self/cmdline').read_text(), os.environ['KEPT'])"
+    )
+    command = [sys.executable, "-c", code, "++a.api_key=SECRET1", "algo=fspo"]
+    shown = subprocess.run(
+        command, env=os.environ | {"KEPT": "kept"}, capture_output=True, text=True, check=True
+    ).stdout
+    assert "SECRET1" not in shown and "algo=fspo" in shown and "kept" in shown
 
 
 def test_verl_prints_and_logs_what_is_written(

@@ -222,6 +222,15 @@ def masking(stream: TextIO) -> TextIO:
     return _Masking(stream)  # type: ignore[return-value]
 
 
+def mask_command_line() -> None:
+    """Take secrets off this process's command line, which processes that it forks begin with, too."""
+    if (shown := [masked_override(word) for word in sys.orig_argv]) != sys.orig_argv:
+        import setproctitle  # verl's, or Ray's own copy
+
+        os.environ["SPT_NOENV"] = "1"  # else it wipes the environment
+        setproctitle.setproctitle(" ".join(shown))
+
+
 @contextlib.contextmanager
 def masked_output(words: Iterable[str]) -> Iterator[None]:
     """Within it this process prints none of the secrets in a command's words, nor what it knows besides."""
