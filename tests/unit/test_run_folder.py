@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shlex
 import sys
+import threading
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 from composing import composed
 from hydra.errors import InstantiationException
 from messages import holds
@@ -22,6 +29,8 @@ from fspo.data.offline_task import write_dataset
 from recipe.fspo.job import JOB
 from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
 from recipe.runner.faults.errors import TrainingFailed
+from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.preemption import Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.launch import run_folder, run_settings, start
 from recipe.runner.launch.code_state import code_state
@@ -139,6 +148,106 @@ def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
     with run_folder.locked(str(tmp_path)):
         """The one before has ended."""
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moves: bool
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(run_folder, "_OLD_PHASE_S", 2.5)
+    begun(tmp_path)
+    with run_folder.locked(str(tmp_path)):
+        """It ran on this host."""
+    assert "note:" in (out := capsys.readouterr().out) and str(tmp_path) in out and "locks" in out
+    info = json.loads((tmp_path / "run.json").read_text())
+    info["starts"][-1]["host"] = "another-host"
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    write_phase(tmp_path, Phase(1, "update", time.time() - 9))
+    with run_folder.locked(str(tmp_path)):
+        """The phase is old."""
+    write_phase(tmp_path, Phase(1, "update"))
+    if not moves:
+        with run_folder.locked(str(tmp_path)):
+            """It was killed a moment ago: nothing moves."""
+        return
+    threading.Timer(0.5, write_phase, (tmp_path, Phase(1, "save"))).start()
+    with pytest.raises(PreflightError, match=holds(f"run.dir={tmp_path}", "another-host")):
+        run_folder.locked(str(tmp_path)).__enter__()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("run.dir=",), ("run.dir='  '",), ("run.dir=null",), ("trainer.experiment_name=../../x",), ("resume=",)),
+        *(("trainer.project_name=a/../b",), ("trainer.experiment_name=/x",), ("trainer.experiment_name=''",)),
+    ],
+)
+def test_a_folder_without_a_name_and_a_name_that_leads_out_of_it_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = words[0].partition("=")[0]
+    with pytest.raises(PreflightError, match=key):
+        prepare(composed(*with_settings_of_run([*SMALL_TASK, *words])), JOB)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["link", "long", "lock"])
+def test_a_place_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    folder = tmp_path / "run"
+    if what == "link":
+        folder = tmp_path / "runs" / "run"
+        folder.parent.symlink_to(tmp_path / "not mounted")
+    elif what == "long":
+        folder = tmp_path / ("x" * 256)
+    else:
+        (folder / ".lock").mkdir(parents=True)
+    words = (f"run.dir='{folder}'", *SMALL_TASK, "ray_kwargs.ray_init.address=auto")
+    with pytest.raises(SystemExit) as ended:
+        launch_or_exit(composed(*words), JOB, words)
+    error = capsys.readouterr().err
+    place = {"link": str(folder.parent), "long": str(folder), "lock": f"{folder}/.lock"}[what]
+    assert ended.value.code == 2 and place in error and "run.dir" in error and "Traceback" not in error
+
+
+@pytest.mark.parametrize("how", ["finished", "preempted"])
+def test_a_run_json_that_cannot_be_written_at_the_end_changes_no_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    def run(config: DictConfig, **_: object) -> None:
+        (tmp_path / "run.json").unlink()
+        (tmp_path / "run.json").mkdir()
+        if how == "preempted":
+            error = ray.exceptions.RayError("preempted")
+            error.cause = Preempted("it is saved")  # type: ignore[attr-defined]
+            raise error
+
+    def conclude(_: DictConfig) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "run.png")
+
+    nothing = SimpleNamespace(failure=None, **dict.fromkeys(("start", "stand_down", "close"), lambda: None))
+    monkeypatch.setattr(start, "_supervisor", lambda *_: nothing)
+    monkeypatch.setattr(start, "run_ppo", run)
+    words = (f"run.dir={tmp_path}", *SMALL_TASK, "ray_kwargs.ray_init.address=auto")
+    if how == "preempted":
+        with pytest.raises(SystemExit) as ended:
+            launch_or_exit(composed(*words), JOB, words)
+        assert ended.value.code == 75
+    else:
+        launch_or_exit(composed(*words), replace(JOB, conclude=conclude), words)
+        assert "run.png" in (out := capsys.readouterr().out) and "run.json" in out
+        (tmp_path / "run.json").rmdir()
+        words = (f"run.dir={tmp_path}/new", *words[1:])
+        monkeypatch.setattr(start, "run_ppo", lambda *_, **__: None)
+        with pytest.raises(SystemExit) as ended:
+            launch_or_exit(composed(*words, "evaluate=true"), replace(JOB, conclude=conclude), words)
+        assert ended.value.code == 1 and "run.png" in capsys.readouterr().err, "an evaluation leaves nothing else"
 
 
 def test_run_log_appends_and_writes_only_numbers_on_whole_lines(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from recipe.fspo.compare.grid import CLIP_VALUES, Request
 from recipe.fspo.job import choices, compose
 from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, split_arguments
 from recipe.runner.launch.masking import masked_override
+from recipe.runner.launch.values import name_problems
 
 #: "A fair comparison": what every run of a grid shares unless the command line says otherwise.
 FAIR: Final = ("advantage=shared", "match_scale=matched", "fspo.record_sequences=true")
@@ -66,6 +67,8 @@ def parse(arguments: Sequence[str]) -> Request:
         config = compose(overrides, SETTINGS)
     except HydraException as error:
         raise BadInput(str(error)) from None
+    if problems := list(name_problems(config)):
+        raise BadInput("\n".join(problems))
     if config.evaluate:
         raise BadInput("evaluate=true trains nothing: evaluate the runs of the grid one by one")
     request = Request(

@@ -116,6 +116,15 @@ def check_share(own: Mapping[str, Any], key: str) -> None:
         raise BadInput(f"{key}={own[key]!r} must lie strictly between 0 and 1, such as 0.15")
 
 
+def of_system(error: OSError) -> str:
+    """What the system refuses before anything is started, as one sentence."""
+    place = f"{error.filename}: " if error.filename else ""
+    return (
+        f"error: {place}{error.strerror or error}; nothing was started: make room or mend the place, or give another "
+        "one (run.dir, or the variables HOME, TMPDIR and HF_HOME)"
+    )
+
+
 def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) -> None:
     """Run the stack with ``config``; unless it finishes, say why and leave the process.
 
@@ -147,6 +156,9 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
         sys.exit(BAD_INPUT)
     except InterpolationResolutionError as error:  # of ${...} in an override
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)
+    except OSError as error:  # once Ray runs, its errors say where they come from
+        print(of_system(error), file=sys.stderr)
         sys.exit(BAD_INPUT)
     except Preempted as ended:
         leave(str(ended), PREEMPTED)

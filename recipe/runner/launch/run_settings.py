@@ -98,6 +98,9 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """
     new = {_key(override): override for override in parsed(arguments)}
     named = [new[key] for key in ("resume", "run.dir") if key in new]
+    for override in named:
+        if not str(override.value() or "").strip():
+            raise PreflightError(f"{override.input_line}: a run needs a folder; is a variable of the shell not set?")
     if len({os.path.abspath(str(override.value())) for override in named}) > 1:
         raise PreflightError(
             "resume=FOLDER is another way to write run.dir=FOLDER: give one of them. To begin another run with a "

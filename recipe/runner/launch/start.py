@@ -13,8 +13,10 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import run_ppo
 
+from fspo.records import INFO_FILE
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, name_latest
 from recipe.runner.checkpoints.requeues import RUN_FOLDER
+from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.processes import own_run_id
@@ -35,12 +37,23 @@ def launch(start: Start) -> None:
         PreflightError: if another start has the folder; Ray has not been started then.
         Preempted: if SIGUSR1 came; the state is saved, unless no step was done.
         TrainingFailed: if a process of the run failed or died.
+        OSError: if a file cannot be written, before Ray is started.
     """
     run_id = own_run_id()
     with run_folder.locked(start.config.run.dir):
         _begin(start)
         _run(start, run_id)
-    start.job.conclude(start.config)
+    try:
+        start.job.conclude(start.config)
+    except OSError as error:
+        if not start.goes_on:
+            raise TrainingFailed(f"what the evaluation has found cannot be written: {error}; evaluate again") from error
+        _note(f"the run has finished, but not all of what it ends with is written: {error}")
+
+
+def _note(text: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone, too
+        print(f"note: {text}", flush=True)
 
 
 def _begin(start: Start) -> None:
@@ -72,7 +85,8 @@ def _run(start: Start, run_id: str) -> None:
         status = "finished"
     except Exception as error:
         why = str(error)
-        if supervisor.failure is None and not isinstance(error, ray.exceptions.RayError):
+        of_run = isinstance(error, ray.exceptions.RayError) or (isinstance(error, OSError) and ray.is_initialized())
+        if supervisor.failure is None and not of_run:
             raise
         if (preempted := trainer.preempted_by(error)) is not None:
             status, why = "preempted", None
@@ -88,8 +102,10 @@ def _run(start: Start, run_id: str) -> None:
         stop.set()
         printer.join(timeout=30)
         supervisor.close()
-        with contextlib.suppress(OSError) if status == "failed" else contextlib.nullcontext():
+        try:
             run_folder.end(config.run.dir, status, why)
+        except (OSError, ValueError) as error:  # whoever requeues the run looks at its exit status
+            _note(f"{INFO_FILE} does not say that the run is {status}: {error}")
 
 
 @contextlib.contextmanager

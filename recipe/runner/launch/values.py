@@ -132,8 +132,19 @@ def value_problems(config: DictConfig) -> Iterator[str]:
     yield from type_problems(config, _TYPES | types_of("run", RunSettings))
     if config.trainer.total_training_steps is None and config.trainer.total_epochs == _ENDLESS:
         yield "trainer.total_training_steps=null: give it, or trainer.total_epochs; with neither the run has no end"
+    if not str(config.run.dir or "").strip():
+        yield f"run.dir={config.run.dir}: a run needs a folder; is a variable of the shell not set?"
+    yield from name_problems(config)
     if problem := folder_problem(config):
         yield problem
+
+
+def name_problems(config: DictConfig) -> Iterator[str]:
+    """Names that are parts of folders' names, and would lead out of these."""
+    for key in ("trainer.experiment_name", "trainer.project_name"):
+        name = str(OmegaConf.select(config, key))
+        if name.startswith(("/", "~")) or ".." in name.split("/") or not name.strip() or "\0" in name:
+            yield f"{key}={name!r} becomes a part of folders' names: give a name without .. and without / at its start"
 
 
 def folder_problem(config: DictConfig) -> str | None:
