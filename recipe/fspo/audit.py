@@ -2,7 +2,8 @@
 
 verl imports this in every process through its plugins. With the variable set, :func:`install` wraps what verl has no
 hook for: the actor's ``TrainingWorker`` (where a mini-batch ends), the losses of the registry, the environment of Ray's
-workers, and ``Tracking``, which logs a step. Each rank writes a file (:mod:`fspo.audit`); the driver reads a handful of
+workers, and ``Tracking``, which logs a step. It waits until a process imports these, so that one that trains nothing
+needs no more memory than without an audit. Each rank writes a file (:mod:`fspo.audit`); the driver reads a handful of
 numbers of a step from what the files have gained.
 
 An error in here is printed once, and the run goes on without an audit.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -199,12 +200,22 @@ def _forward_environment(constants: Any) -> None:
 
 def install() -> None:
     """Audit every run of verl that this process has a part in."""
-    from verl.utils.tracking import Tracking
-    from verl.workers.engine_workers import TrainingWorker
-
     os.environ[FOLDER] = str(Path(os.environ[FOLDER]).absolute())  # workers stand in other folders
     # By the first process of the run. Others inherit it, even if a driver starts Ray without verl's function.
     os.environ.setdefault(RUN, json.dumps({"run": uuid.uuid4().hex[:12]}))
-    WhenImported("verl.trainer.constants_ppo", _forward_environment)
-    AuditedWorkers().wrap(TrainingWorker)
-    LiveNumbers().wrap(Tracking)
+    for module, wrap in (
+        ("verl.trainer.constants_ppo", _forward_environment),
+        ("verl.workers.engine_workers", lambda workers: AuditedWorkers().wrap(workers.TrainingWorker)),
+        ("verl.utils.tracking", lambda tracking: LiveNumbers().wrap(tracking.Tracking)),
+    ):
+        WhenImported(module, _tried(wrap))
+
+
+def _tried(wrap: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Of a module; what it raises would reach whoever imports that."""
+
+    def try_to(module: Any) -> None:
+        with Trial()():
+            wrap(module)
+
+    return try_to

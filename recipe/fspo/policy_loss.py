@@ -14,9 +14,10 @@ unchanged, but for the factor of ``match_scale=matched`` on those that sum over 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, Final
 
 import torch
 from recipe.fspo.config import trained_settings, unmeasured
@@ -33,6 +34,11 @@ UNCLIPPED_WEIGHTS: dict[str, UnclippedWeight] = {
     **dict.fromkeys(("gpg", "dro"), "none"),
     "geo_mean": "length_normalised",
 }
+#: The arguments of verl's losses, in their order.
+_ARGUMENTS: Final = (
+    *("old_log_prob", "log_prob", "advantages", "response_mask"),
+    *("loss_agg_mode", "config", "rollout_is_weights"),
+)
 
 
 def _metrics(output: SequenceLossOutput) -> dict[str, float]:
@@ -95,52 +101,62 @@ def _sequence_loss(
 
 
 def _describe(
-    name: str, config: Any, call: Callable[..., Any], arguments: tuple[torch.Tensor, ...]
+    name: str, loss: Callable[..., Any], arguments: Mapping[str, Any], tensors: tuple[torch.Tensor, ...]
 ) -> SequenceLossOutput | None:
-    """What verl's loss ``name``, ``call(log_prob, advantages)``, keeps of each sequence; None if that is not known."""
+    """What verl's loss ``name``, called with ``arguments``, keeps of each sequence; None if that is not known."""
     if name == "gspo":
         # Where only clip_ratio is set, it holds on both sides.
+        config = arguments["config"]
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
         settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=float(low), clip_high=float(high))
-        return judged_rows(*arguments, settings)
+        return judged_rows(*tensors, settings)
     if name not in UNCLIPPED_WEIGHTS:
         return None
 
     def gradient(log_prob_BT: torch.Tensor, advantages_BT: torch.Tensor) -> torch.Tensor:
         leaf_BT = log_prob_BT.detach().clone().requires_grad_()
+        changed = {"log_prob": leaf_BT, "advantages": advantages_BT, "rollout_is_weights": None}
         # clip_cov draws random numbers, and the training must draw those that it would draw without this.
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            loss, _ = call(leaf_BT, advantages_BT)
-        return torch.autograd.grad(loss, leaf_BT)[0]
+            value, _ = loss(**{**arguments, **changed})
+        return torch.autograd.grad(value, leaf_BT)[0]
 
-    return kept_output(gradient, *arguments, weight=UNCLIPPED_WEIGHTS[name])
+    return kept_output(gradient, *tensors, weight=UNCLIPPED_WEIGHTS[name])
+
+
+def _verls_names(loss: Callable[..., Any]) -> dict[str, str]:
+    """verl's name of each argument of a loss that can be given by position, in order, by the loss's own name for it.
+
+    A loss that takes any number of them (``*tensors``) gets them in verl's order, as does one with names of its own.
+    """
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except ValueError:  # of a compiled function
+        parameters = ()
+    own = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    own += [name for name in _ARGUMENTS[len(own) :] if name not in own]
+    rest = iter([name for name in _ARGUMENTS if name not in own])
+    return {name: name if name in _ARGUMENTS else next(rest, name) for name in own}
 
 
 def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(loss)
-    def policy_loss(
-        old_log_prob: torch.Tensor,
-        log_prob: torch.Tensor,
-        advantages: torch.Tensor,
-        response_mask: torch.Tensor,
-        *rest: Any,
-        config: Any = None,
-        **others: Any,
-    ) -> Any:
-        def call(log_prob_BT: torch.Tensor, advantages_BT: torch.Tensor) -> Any:
-            unweighted = others | {"rollout_is_weights": None}
-            return loss(old_log_prob, log_prob_BT, advantages_BT, response_mask, *rest, config=config, **unweighted)
+    verls_names = _verls_names(loss)
 
+    @wraps(loss)
+    def policy_loss(*by_position: Any, **by_name: Any) -> Any:
         recorded = RECORDER.added
-        result = loss(old_log_prob, log_prob, advantages, response_mask, *rest, config=config, **others)
+        result = loss(*by_position, **by_name)
         if RECORDER.audit is None or RECORDER.added != recorded:  # of a loss that calls another one, that one counts
             return result
         value, metrics = result
         with RECORDER.guard():
-            tensors = (log_prob.detach(), old_log_prob, advantages, response_mask)
+            arguments = dict(zip(verls_names.values(), by_position, strict=False))
+            arguments |= {verls_names.get(key, key): argument for key, argument in by_name.items()}
+            log_prob, *others = (arguments[key] for key in ("log_prob", "old_log_prob", "advantages", "response_mask"))
+            tensors = (log_prob.detach(), *others)
             known = isinstance(metrics, LossMetrics)
-            RECORDER.add(name, tensors, metrics.output if known else _describe(name, config, call, tensors))
+            RECORDER.add(name, tensors, metrics.output if known else _describe(name, loss, arguments, tensors))
         return (value, metrics) if RECORDER.loss_scale == 1 else (value * RECORDER.loss_scale, metrics)
 
     policy_loss.observed = True  # type: ignore[attr-defined]

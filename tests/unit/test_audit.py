@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import re
@@ -578,6 +579,28 @@ def test_rays_workers_get_the_variables_and_the_driver_says_where(
     assert run["run"] and (run["updates_per_rollout_batch"], run["on_policy"]) == (4, True)
     output = capsys.readouterr().out
     assert "gspo" in output and str(tmp_path) in output and output.count("\n") == 1
+
+
+def test_the_logger_is_wrapped_when_a_process_imports_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what cannot be wrapped, in another verl, ends the audit of this process and not its import."""
+    import verl.utils.tracking as original
+
+    for name in (audit.FOLDER, audit.RUN):
+        monkeypatch.setenv(name, str(tmp_path) if name == audit.FOLDER else "")
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(audit.AuditedWorkers, "wrap", lambda *_: None)
+    monkeypatch.setattr(audit, "_forward_environment", lambda constants: constants.not_there)
+    monkeypatch.delitem(sys.modules, "verl.utils.tracking")
+    monkeypatch.setattr(sys.modules["verl.utils"], "tracking", original)
+    audit.install()
+    assert "verl.utils.tracking" not in sys.modules
+    again = importlib.import_module("verl.utils.tracking")
+    assert again.Tracking.log.__wrapped__.__code__ == original.Tracking.log.__code__
+    importlib.import_module("verl.trainer.constants_ppo")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("FSPO_AUDIT: AttributeError") and "not_there" in line
 
 
 def test_a_module_that_is_already_imported_is_wrapped_at_once() -> None:

@@ -209,6 +209,17 @@ assert one == same != other and one.startswith("01000000-") and len(one) == len(
 """
 
 
+AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING = """
+import sys, verl
+trains = "verl.workers.engine_workers" in sys.modules
+assert not trains, "every reward and rollout worker would need the memory of a trainer"
+from verl.utils.tracking import Tracking
+from verl.workers.engine_workers import TrainingWorker
+for method in (Tracking.log, TrainingWorker.train_batch, TrainingWorker.train_mini_batch):
+    assert method.__wrapped__.__module__ == method.__module__ and "recipe" in method.__code__.co_filename
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "environment"),
     [
@@ -218,6 +229,12 @@ assert one == same != other and one.startswith("01000000-") and len(one) == len(
             SOCKETS_BY_RAY,
             ON_CPUS | {"FSPO_RUN_ID": "1-test"},
             id="each Ray has sockets of its own",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING,
+            ON_CPUS | {"FSPO_AUDIT": "audit"},
+            id="an audit waits for what it wraps",
             marks=pytest.mark.slow,
         ),
         pytest.param(VERL_ON_GPUS, {}, id="a GPU run imports nothing of CPUs", marks=pytest.mark.slow),

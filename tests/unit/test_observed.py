@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -181,3 +182,50 @@ def test_a_loss_that_calls_another_one_is_recorded_and_scaled_once(keeps: bool, 
     value, _ = ours(registry, "calling")
     torch.testing.assert_close(value, 0.5 * ours({**core_algos.POLICY_LOSS_REGISTRY})[0])
     assert only(recorder).sums.total("count") == 64
+
+
+@pytest.mark.parametrize("name", [*CLIPS, "fspo"])
+@pytest.mark.parametrize("by_position", range(8))
+def test_any_arguments_may_be_given_by_position(name: str, by_position: int, recorder: Recorder) -> None:
+    """A loss is handed what it was called with, and recorded as if all of it had been given by name."""
+    clips = CLIPS.get(name, {"policy_loss": PolicyLossConfig(loss_mode=name)})
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **clips)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=None, global_batch_size=64, loss_scale_factor=None)
+    arguments = batch() | {"loss_agg_mode": "seq-mean-token-mean", "config": config, "rollout_is_weights": None}
+    own = inspect.signature(core_algos.POLICY_LOSS_REGISTRY[name]).parameters
+    inputs = {key: arguments[key] for key in own if key in arguments}
+    values, columns = list(inputs.values())[:by_position], dict(list(inputs.items())[by_position:])
+    results = []
+    for call in (lambda loss: loss(**inputs), lambda loss: loss(*values, **columns)):
+        recorder.begin_mini_batch()
+        results.append((call(policy_loss.POLICY_LOSS_REGISTRY[name]), only(recorder).sums.sums_KF))
+    ((value, _), sums_KF), ((same, _), same_KF) = results
+    assert torch.equal(value, same) and torch.equal(sums_KF, same_KF)
+    assert torch.equal(value, core_algos.POLICY_LOSS_REGISTRY[name](*values, **columns)[0])
+
+
+def odd_names(old: Any, new: Any, adv: Any, mask: Any, mode: str, cfg: Any, weights: Any = None) -> Any:
+    return core_algos.POLICY_LOSS_REGISTRY["fspo"](old, new, adv, mask, config=cfg)
+
+
+def any_names(*values: Any, **more: Any) -> Any:
+    return odd_names(*values, *more.values())
+
+
+@pytest.mark.parametrize(("loss", "by_position"), [(odd_names, 6), (odd_names, 4), (any_names, 6), (any_names, 5)])
+def test_a_loss_that_is_registered_later_may_have_names_of_its_own(
+    loss: Callable[..., Any], by_position: int, recorder: Recorder
+) -> None:
+    policy_loss.POLICY_LOSS_REGISTRY["later"] = loss
+    policy_loss.observe_losses()
+    names = ("old", "new", "adv", "mask", "mode", "cfg")
+    recorder.begin_mini_batch()
+    settings = PolicyLossConfig(loss_mode="fspo")
+    config = FSDPActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=settings)
+    config.global_batch_info.update(dp_size=1, global_batch_size=64)
+    values = [*(batch()[key] for key in ("old_log_prob", "log_prob", "advantages", "response_mask")), "mode", config]
+    by_name = dict(zip(names[by_position:], values[by_position:], strict=True))
+    value, _ = policy_loss.POLICY_LOSS_REGISTRY["later"](*values[:by_position], **by_name)
+    assert torch.equal(value, ours({**core_algos.POLICY_LOSS_REGISTRY})[0])
+    recorded = only(recorder)
+    assert recorded.sums.total("count") == 64 and 0 < recorded.sums.total("accepted") < 64
