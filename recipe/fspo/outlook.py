@@ -1,7 +1,9 @@
-"""What a run's loss would do that its command does not say. Imports neither verl nor ray."""
+"""What a run's loss would do that its command does not say. Imports verl only to look at a loss of its registry."""
 
 from __future__ import annotations
 
+import dis
+import inspect
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,12 +23,14 @@ VERLS_MODE: Final = "token-mean"
 def outlook(config: DictConfig) -> Iterator[str]:
     """Two lines of a band: the clip values with their origin, and the shares outside under both means of S.
 
-    The model is that of :mod:`fspo.expected_clip`. One line of verl's losses, if their tokens are not weighed as verl
-    weighs them by default: a command of ``main_ppo`` that relies on the default would train another loss.
+    The model is that of :mod:`fspo.expected_clip`. One line of a loss that reads ``loss_agg_mode``, if its tokens are
+    not weighed as verl weighs them by default: a command of ``main_ppo`` that relies on the default would train another
+    loss.
     """
     loss = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=True)
     settings = resolve_settings(loss)
-    if settings is None and (mode := config.actor_rollout_ref.actor.loss_agg_mode) != VERLS_MODE:
+    mode = config.actor_rollout_ref.actor.loss_agg_mode
+    if settings is None and mode != VERLS_MODE and _reads_mode(str(loss["loss_mode"])):
         key = "actor_rollout_ref.actor.loss_agg_mode"
         yield f"{key}={mode}: a script that relies on verl's default needs {key}={VERLS_MODE}"
     if settings is None or settings.calibrated or settings.clip_high >= NO_CLIP:
@@ -45,3 +49,15 @@ def outlook(config: DictConfig) -> Iterator[str]:
         f"  outside at {' and '.join(map(str, lengths))} tokens with sigma={SIGMA:g}, as in published runs of Qwen3: "
         f"{shares[0]} if the policy moves, {shares[1]} if S is rounding (python -m fspo.expected_clip)"
     )
+
+
+def _reads_mode(name: str) -> bool:
+    """Whether a loss of verl's registry uses its argument ``loss_agg_mode``; some have a mean of their own.
+
+    True of a loss whose code is not to be seen.
+    """
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    code = getattr(inspect.unwrap(POLICY_LOSS_REGISTRY[name]), "__code__", None)
+    steps = dis.get_instructions(code) if code else ()
+    return code is None or any(step.argval == "loss_agg_mode" and step.opname.startswith("LOAD") for step in steps)

@@ -166,6 +166,7 @@ def _differing(config: DictConfig, overrides: Sequence[str]) -> Iterator[str]:
     """Keys of the command that have another value in the run; a path that was made absolute counts as equal."""
     for override in parsed(overrides):
         key, wanted = str(override.key_or_group), override.value()
-        value = OmegaConf.select(config, key) if "." in key and not override.is_delete() else wanted
+        is_of_the_run = "." in key and key.partition(".")[0] in config  # Hydra's own keys are not
+        value = OmegaConf.select(config, key) if is_of_the_run and not override.is_delete() else wanted
         if str(value) != str(wanted) and "${" not in str(wanted) and not str(value).endswith(str(wanted).lstrip("./")):
             yield f"given {key}={masked(wanted, key)}, in the run {masked(value, key)}"

@@ -277,17 +277,18 @@ def test_a_dry_run_plans_on_any_machine_and_writes_nothing(
 
 
 def test_a_dry_run_says_what_matters_in_few_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     settings = ["experiment=qwen3_8b", "actor_rollout_ref.rollout.n=8", "data.val_files=[a.parquet,b.parquet]"]
+    settings += [f"hydra.searchpath=[{tmp_path}]", "hydra.job.name=mine"]
     monkeypatch.setattr(sys, "argv", ["main", *settings, "dry_run=true"])
     main()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 60 and "dry_run=full" in lines[-1]
     at = [next(i for i, line in enumerate(lines) if line.startswith(part)) for part in ("GiB per GPU", "not checked")]
     assert at == sorted(at)
-    assert not [line for line in lines if line.startswith("given actor_rollout_ref.rollout.n=")]
+    assert not [line for line in lines if line.startswith(("given actor_rollout_ref.rollout.n=", "given hydra."))]
 
 
 def test_a_dry_run_says_why_there_is_no_plan(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from pathlib import Path
 
 import pytest
 from composing import composed
@@ -39,6 +41,16 @@ def test_another_mean_over_tokens_than_verls_default_is_named() -> None:
         assert "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean" in line and default in line
         key = f"actor_rollout_ref.actor.loss_agg_mode={default}"
         assert list(outlook(composed("experiment=own", f"algo={algo}", key))) == []
+
+
+@pytest.mark.parametrize("loss", ["sapo", "geo_mean"])
+def test_a_loss_with_a_mean_of_its_own_has_no_line(loss: str) -> None:
+    assert list(outlook(composed("experiment=own", f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}"))) == []
+
+
+def test_a_loss_of_the_users_that_does_not_read_the_mean_has_no_line(own_loss: Path) -> None:
+    importlib.import_module("my_loss")
+    assert list(outlook(composed("hydra.searchpath=[conf]", "experiment=own", "algo=fspo_power"))) == []
 
 
 @pytest.mark.parametrize("algo", ["unclipped", "fspo_quantile", "dapo"])
