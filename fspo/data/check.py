@@ -6,8 +6,6 @@ one key, and stops minutes later if a column has two types. Both are said here.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import tempfile
 from collections import defaultdict
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fspo.files import local_path
 from fspo.names import did_you_mean
-from fspo.rewards.custom import ARGUMENTS, BadReward, call_problem, describe, load, reads_text, result_problem
+from fspo.rewards.custom import BadReward, call, call_problem, describe, load, reads_text, result_problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -392,12 +390,11 @@ def _check_reward(sources: Mapping[str, list[_Row]], reward: str, findings: Find
 
 def _result(function: Callable[..., Any], row: _Row, response: str, kinds: dict[str, str]) -> Mapping[str, Any]:
     """What a reward returns, as a record. Raises BadReward if it cannot be used."""
+    result = call(function, row.source, response, row.truth, dict(row.info))
     try:
-        result = function(**dict(zip(ARGUMENTS, (row.source, response, row.truth, dict(row.info)), strict=True)))
-        result = asyncio.run(result) if inspect.iscoroutinefunction(function) else result
         problem = result_problem(result, kinds)
-    except (Exception, SystemExit) as error:
-        raise BadReward(f"it raised {describe(error)}") from error
+    except Exception as error:
+        raise BadReward(f"it returned {type(result).__name__}, and reading that raised {describe(error)}") from error
     if problem is None and isinstance(result, Mapping) and not 0 <= result.get("acc", 0) <= 1:
         problem = f"it returned acc={result['acc']!r}, which must lie between 0 and 1"
     if problem is not None:

@@ -7,6 +7,8 @@ settings, a JSON object, come by standard input. Without them it is a class of a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -14,8 +16,10 @@ import itertools
 import json
 import math
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
@@ -103,6 +107,40 @@ def call_problem(function: Callable[..., Any], keywords: Iterable[str] = ()) -> 
             f"Write def {getattr(function, '__name__', 'compute_score')}({', '.join(ARGUMENTS)}=None, **kwargs)"
         )
     return None
+
+
+def call(function: Callable[..., Any], *values: Any) -> Any:
+    """What a function returns for the values of :data:`ARGUMENTS`, called as a run calls it: in a thread.
+
+    Raises:
+        BadReward: if it raises anything; the message ends in the traceback of the user's lines, and says so where the
+            thread is the cause.
+    """
+
+    def result() -> Any:
+        returned = function(**dict(zip(ARGUMENTS, values, strict=True)))
+        return asyncio.run(returned) if inspect.iscoroutinefunction(function) else returned
+
+    def run() -> None:
+        try:
+            outcome.set_result(result())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    outcome: Future[Any] = Future()
+    threading.Thread(target=run, daemon=True).start()  # a daemon: Ctrl-C does not wait for a call without an end
+    try:
+        return outcome.result()
+    except (Exception, SystemExit) as error:
+        cause = ""
+        with contextlib.suppress(Exception, SystemExit):
+            result()
+            cause = (
+                "\nThe same call succeeds in the main thread. A run calls it in others, where signal.alarm does not "
+                "work: take out the time limits that need it (math-verify: parse(..., parsing_timeout=None) and "
+                "verify(..., timeout_seconds=None)), or set them in a process of the function's own"
+            )
+        raise BadReward(f"it raised {describe(error)}{cause}") from error
 
 
 def result_problem(result: Any, kinds: dict[str, str] | None = None) -> str | None:

@@ -14,6 +14,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from messages import holds
 from transformers import AutoTokenizer
 
 from benchmarks.models.demo_model import shipped_model
@@ -224,6 +225,58 @@ def test_the_command_shows_sources_lengths_a_sample_and_scores(
     errors = capsys.readouterr().err
     assert "(own/task), response ''" in errors and "ZeroDivisionError" in errors
     assert f'File "{reward}", line 2, in compute_score' in errors
+
+
+ALARM = """
+import signal
+def compute_score(solution_str, ground_truth, **_):
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(3)
+    signal.alarm(0)
+    return float(solution_str == ground_truth)
+"""
+MATH_VERIFY = """
+from math_verify import parse, verify
+def compute_score(solution_str, ground_truth, **_):
+    return float(verify(parse(ground_truth{}), parse(solution_str{}){}))
+"""
+OF_VERIFY = MATH_VERIFY.format(*[", parsing_timeout=None"] * 2, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (ALARM, "signal only works in main thread"),
+        (ALARM.replace("def ", "async def "), "signal only works in main thread"),
+        (MATH_VERIFY.format("", "", ""), "parse"),
+        (OF_VERIFY, "Math-Verify"),
+    ],
+    ids=["alarm", "async", "parse", "verify"],
+)
+def test_a_reward_that_needs_the_main_thread_is_refused(
+    write: Callable[..., str], tmp_path: Path, text: str, says: str
+) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(text)
+    (problem,) = check([write(rows(2))], reward=f"{reward}:compute_score").problems
+    place = (f"{reward}:compute_score", "row 0 of ", f'File "{reward}", line ')
+    assert re.search(holds(*place, says, "thread", "signal.alarm", "parsing_timeout=None"), problem), problem
+
+
+def test_a_reward_that_fails_in_any_thread_is_not_said_to_need_the_main_one(
+    write: Callable[..., str], tmp_path: Path
+) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(solution_str, **_):\n    return 1 / 0\n")
+    (problem,) = check([write(rows(2))], reward=str(reward)).problems
+    assert "ZeroDivisionError" in problem and "thread" not in problem
+
+
+def test_math_verify_without_its_time_limits_passes(write: Callable[..., str], tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(MATH_VERIFY.format(*[", parsing_timeout=None"] * 2, ", timeout_seconds=None"))
+    result = check([write(rows(2))], reward=str(reward))
+    assert result.problems == [] and any("own/task: 1    0" in line for line in result.lines)
 
 
 def test_each_file_needs_rows(write: Callable[..., str]) -> None:
