@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from recipe.fspo.job import JOB, choices
-from recipe.runner import main as runner
-from recipe.runner.faults.preemption import PREEMPTED
-from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED
+from recipe.runner.faults.preemption import INTERRUPTED, PREEMPTED, leave_on_ctrl_c
 
 
 def usage() -> str:
     """What ``--help`` prints."""
+    from recipe.fspo.job import choices
+    from recipe.runner import main as runner
+    from recipe.runner.launch.commands import BAD_INPUT
+
     return f"""\
 usage: python -m recipe.fspo.main [KEY=VALUE ...]
 
@@ -48,8 +49,9 @@ Settings often changed, of the recipe and of verl:
 
 Any other key of verl's configuration works too (+KEY=VALUE adds one that is not there, ~KEY removes one).
 --cfg job prints the configuration as it is composed (--resolve, --package GROUP).
+A first Ctrl-C saves after the step in progress and ends the run; a second one ends it at once.
 Exit status: 0 finished, 1 failed, {BAD_INPUT} bad input, {PREEMPTED} preempted (saved, unless no step was done),
-{INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or a closed terminal.
+{INTERRUPTED} interrupted by Ctrl-C, 143 or 129 ended by SIGTERM or a closed terminal.
 
 See also, each with --help: python -m recipe.fspo.compare (algorithms x seeds), recipe.fspo.plan (memory and time
 before a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.runner.export, fspo.report, fspo.data.
@@ -57,9 +59,13 @@ before a run), recipe.fspo.rehearse (a GPU job made small, on CPUs), recipe.runn
 
 
 def main() -> None:
-    """Hand the command line to the runner."""
+    """Hand the command line to the runner; what takes time to import is imported here, where Ctrl-C has a sentence."""
+    from recipe.fspo.job import JOB
+    from recipe.runner import main as runner
+
     runner.main(JOB, usage(), "python -m recipe.fspo.compare algos=[fspo,gspo] seeds=[1,2]", sys.argv[1:])
 
 
 if __name__ == "__main__":
+    leave_on_ctrl_c()
     main()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -39,13 +40,22 @@ def test_bad_input_ends_before_ray_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_a_run_as_ctrl_c_does(start: Starter, tmp_path: Path, number: int, status: int) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_at_once(start: Starter, tmp_path: Path, number: int, status: int) -> None:
     run = start(tmp_path, *SMALL, "trainer.total_training_steps=50", "trainer.save_freq=1")
     run.wait_for("step 2/50", 400)
-    run.process.send_signal(number)
+    how = f"ended by {signal.Signals(number).name}"
+    if number == signal.SIGINT:  # the second one; a terminal sends it to the whole process group
+        os.killpg(run.process.pid, number)
+        run.wait_for("Ctrl-C once more", 30)
+        os.killpg(run.process.pid, number)
+        how = "interrupted"
+    else:
+        run.process.send_signal(number)
     assert run.wait(60) == status
-    assert f"ended by {signal.Signals(number).name}; {tmp_path} keeps what was done" in run.output()
+    assert re.search(
+        rf"^{how} after step \d+(, which is saved|; the last checkpoint is that of step \d+)$", run.output(), re.M
+    )
     assert f"continue: python -m recipe.fspo.main resume={tmp_path}" in run.output()
     assert "*** SIG" not in run.output() and "Traceback" not in run.output()
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "interrupted"

@@ -263,7 +263,10 @@ def test_two_ranks_train_until_ctrl_c(start: Starter, tmp_path: Path) -> None:
     )
     run.wait_for("step 3/50", 600)
     assert len(run.processes()) > 5
-    run.process.send_signal(signal.SIGINT)
-    assert run.wait(60) != 0
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does, to the whole process group
+    assert run.wait(120) == 130
+    step = int((run.run_dir / "checkpoints/latest_checkpointed_iteration.txt").read_text())
+    assert step >= 3 and f"interrupted after step {step}, which is saved" in run.output()
+    assert "keeps what was done" not in run.output() and "Traceback" not in run.output()
     assert run.left_behind() == []
     assert_finite_and_synchronised(run)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,6 +32,29 @@ def test_every_choice_is_named_and_every_named_key_exists() -> None:
     config = composed()
     for key in keys:
         assert OmegaConf.select(config, key, default=re) is not re, f"{key} is no key of the configuration"
+
+
+def test_ctrl_c_while_the_program_is_imported_is_a_sentence(tmp_path: Path) -> None:
+    """As in a terminal, it goes to the whole process group; -X importtime says when Hydra is imported."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "recipe.fspo.main", f"run.dir={tmp_path}/run"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )
+    with process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "omegaconf" in line:
+                break
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130
+    assert [line for line in rest.splitlines() if not line.startswith("import time:")] == [
+        "interrupted before the run began"
+    ]
+    assert not list(tmp_path.iterdir())
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

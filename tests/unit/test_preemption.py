@@ -31,6 +31,78 @@ def test_a_process_that_ignored_the_signal_until_now_notes_it_once() -> None:
         assert process.wait(30) == 75
 
 
+def interrupted(code: str, *waits: str) -> tuple[int, str]:
+    """Exit status and output of a program that gets SIGINT after each of these lines."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import signal, sys, time\nfrom recipe.runner.faults.preemption import *\n{code}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        # A shell's background job ignores it, and this may be one.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    lines = []
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.strip() in waits:
+                os.killpg(process.pid, signal.SIGINT)
+    return process.returncode, "".join(lines)
+
+
+IMPORT = """
+leave_on_ctrl_c()
+try:
+    print("importing", flush=True)
+    time.sleep(30)
+except BaseException:  # as some packages do
+    pass
+print("imported")
+"""
+
+
+def test_ctrl_c_during_an_import_is_a_sentence() -> None:
+    assert interrupted(IMPORT, "importing") == (130, "importing\ninterrupted before the run began\n")
+
+
+RUN = """
+import threading
+end_on_ctrl_c()
+try:
+    {save}
+    print("first", flush=True)
+    threading.Thread(target=lambda: WARNED.wait(20) and print("second", flush=True), daemon=True).start()
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("third", flush=True)
+    time.sleep(1)
+print("saved" if WARNED.is_set() else "at once", *(signum.name for signum in ENDED_BY))
+"""
+
+
+@pytest.mark.parametrize(
+    ("save", "waits", "ends"),
+    [
+        ("save_on_ctrl_c()", ("first", "second", "third"), "saved SIGINT SIGINT"),
+        ("pass", ("first", "third"), "at once SIGINT"),
+    ],
+    ids=["a run", "the start"],
+)
+def test_a_first_ctrl_c_warns_the_next_ends_and_another_does_no_harm(
+    save: str, waits: tuple[str, ...], ends: str
+) -> None:
+    status, output = interrupted(RUN.format(save=save), *waits)
+    assert (status, output.split("\n")) == (0, [*waits, ends, ""])
+
+
+def test_a_background_job_goes_on_ignoring_ctrl_c() -> None:
+    code = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nleave_on_ctrl_c(); end_on_ctrl_c(); save_on_ctrl_c()\n"
+    status, output = interrupted(f"{code}print('ready', flush=True); time.sleep(1); print('done')", "ready")
+    assert (status, output) == (0, "ready\ndone\n")
+
+
 @pytest.mark.parametrize("script", ["fspo_8b.sh", "fspo_1_7b.sh", "compare.sh", "demo_cpu.sh"])
 def test_job_scripts_ask_for_a_warning_and_a_requeue(script: str) -> None:
     text = (SLURM / script).read_text()

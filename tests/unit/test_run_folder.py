@@ -6,7 +6,9 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -28,11 +30,12 @@ from test_checkpoints import write_checkpoint
 from fspo.data.offline_task import write_dataset
 from recipe.fspo.job import JOB
 from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
+from recipe.runner.faults import preemption
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.phase import Phase, write_phase
 from recipe.runner.faults.preemption import Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
-from recipe.runner.launch import run_folder, run_settings, start
+from recipe.runner.launch import commands, run_folder, run_settings, start
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.commands import launch_or_exit
 from recipe.runner.launch.compose import quoted
@@ -471,6 +474,52 @@ def test_a_run_ends_with_the_commands_that_are_true_for_it(tmp_path: Path) -> No
     assert f"the grid in {tmp_path}" in commands and "resume=" not in commands
     (tmp_path / "grid.json").write_text(json.dumps(grid | {"runs": []}))
     assert len(next_commands(config, JOB, finished=True)) == 3, "another run that lies in the grid's folder"
+
+
+@pytest.mark.parametrize(
+    ("steps", "saved", "every", "says"),
+    [
+        (0, 0, 5, ("first step", "nothing to save")),
+        (3, 0, 5, ("after step 3", "nothing is saved", "after step 5", "trainer.save_freq=5")),
+        (3, 0, -1, ("after step 3", "nothing is saved", "trainer.save_freq=-1")),
+        (3, 2, 2, ("after step 3", "of step 2")),
+        (4, 4, 2, ("after step 4", "is saved")),
+        (3, 4, 2, ("after step 4", "is saved")),  # killed between the save and the line of the step
+    ],
+)
+@pytest.mark.parametrize("ended", ["interrupted", "saved", "SIGTERM"])
+def test_a_run_that_is_interrupted_says_once_how_far_it_came(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ended: str,
+    steps: int,
+    saved: int,
+    every: int,
+    says: tuple[str, ...],
+) -> None:
+    folder = begun(tmp_path, step=0)
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {n}, "metrics": {{}}}}\n' for n in range(steps + 1)))
+    if saved:
+        saved_by(folder, saved)
+    by = {"interrupted": None, "saved": signal.SIGINT, "SIGTERM": signal.SIGTERM}[ended]
+    monkeypatch.setattr(preemption, "ENDED_BY", [] if by is None else [by])
+    monkeypatch.setattr(commands, "ENDED_BY", preemption.ENDED_BY)
+
+    def interrupt(*_: object) -> None:
+        raise preemption.Preempted("by a first Ctrl-C") if ended == "saved" else KeyboardInterrupt
+
+    monkeypatch.setattr(start, "launch", interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    words = (f"run.dir={folder}", *SMALL_TASK, f"trainer.save_freq={every}", "run.allow_changed=[trainer.save_freq]")
+    with pytest.raises(SystemExit) as left:
+        launch_or_exit(composed(*words, "ray_kwargs.ray_init.address=auto"), JOB)
+    signal.signal(signal.SIGINT, before)
+    assert left.value.code == (143 if ended == "SIGTERM" else 130)
+    sentence, *rest = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("ended by SIGTERM " if ended == "SIGTERM" else "interrupted ")
+    assert re.search(holds(*says), sentence), sentence
+    assert [line for line in rest if f"resume={folder}" in line] and str(folder) not in sentence
 
 
 @pytest.mark.parametrize("evaluate", [False, True])

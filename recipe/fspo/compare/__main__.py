@@ -12,7 +12,8 @@ from hydra.errors import HydraException
 from recipe.fspo.compare import grid, losses
 from recipe.fspo.compare.grid import CLIP_VALUES, Request
 from recipe.fspo.job import choices, compose
-from recipe.runner.launch.commands import BAD_INPUT, INTERRUPTED, BadInput, as_list, split_arguments
+from recipe.runner.faults.preemption import INTERRUPTED
+from recipe.runner.launch.commands import BAD_INPUT, BadInput, as_list, split_arguments
 from recipe.runner.launch.masking import masked_override
 from recipe.runner.launch.values import name_problems
 

@@ -1,18 +1,23 @@
 """The warning before a cluster takes a machine back: SIGUSR1 to the launching process, saved state, exit status 75.
 
 The launching process notes the signal and calls the trainer's process, which finishes the step in progress, saves and
-raises :class:`Preempted`. Before the first step there is nothing to save, and the run ends at once.
+raises :class:`Preempted`. Before the first step there is nothing to save, and the run ends at once. A first Ctrl-C does
+the same, with exit status 130; a second one ends the run at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 #: Exit status of a run that has saved its state and wants to be started again (EX_TEMPFAIL of sysexits.h).
 PREEMPTED = 75
+#: Exit status after Ctrl-C, as shells give it.
+INTERRUPTED = 128 + signal.SIGINT
 
 
 class Preempted(Exception):
@@ -20,7 +25,7 @@ class Preempted(Exception):
 
 
 NOTHING_TO_SAVE = "preempted before the first step: there was nothing to save"
-#: Set in the launching process when the signal has come.
+#: Set in the launching process when the signal, or a first Ctrl-C, has come.
 WARNED = threading.Event()
 
 
@@ -46,7 +51,8 @@ def watch_for_warning() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
-#: The signal that ended this process's run, if one did: Ray raises a KeyboardInterrupt of its own in place of another.
+#: The signals that end this process's run: Ray raises a KeyboardInterrupt of its own in place of another. SIGINT alone
+#: is here from the first Ctrl-C on, while the run goes on to its save.
 ENDED_BY: list[signal.Signals] = []
 
 
@@ -69,6 +75,46 @@ def end_on_signals() -> None:
     for warning in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(warning) is not signal.SIG_IGN:  # nohup
             signal.signal(warning, end)
+
+
+def _on_ctrl_c(handler: Callable[[int, Any], object]) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's background job
+        signal.signal(signal.SIGINT, handler)
+
+
+def leave_on_ctrl_c() -> None:
+    """Until the launch begins, let Ctrl-C end this process with a sentence, whatever it imports or composes meanwhile.
+
+    An import can swallow an exception, or turn it into another. Call in the main thread.
+    """
+
+    def leave(*_: object) -> None:
+        os.write(2, b"interrupted before the run began\n")
+        os._exit(INTERRUPTED)
+
+    _on_ctrl_c(leave)
+
+
+def _end_at_once(*_: object) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end takes a few seconds, and is under way
+    ENDED_BY.append(signal.SIGINT)
+    raise KeyboardInterrupt
+
+
+def end_on_ctrl_c() -> None:
+    """Let Ctrl-C end the launch at once, by a KeyboardInterrupt in the main thread, from which this is called."""
+    _on_ctrl_c(_end_at_once)
+
+
+def save_on_ctrl_c() -> None:
+    """Let the next Ctrl-C save as a warning does, and the one after it end the run at once. Call in the main thread."""
+
+    def save(*_: object) -> None:
+        ENDED_BY.append(signal.SIGINT)
+        WARNED.set()
+        end_on_ctrl_c()
+
+    _on_ctrl_c(save)
 
 
 class StopRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -13,19 +14,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import InterpolationResolutionError
 
-from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted
+from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_on_ctrl_c
 from recipe.runner.launch.compose import parsed, quoted
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import forked_workers
-from recipe.runner.launch.run_settings import next_commands
+from recipe.runner.launch.run_settings import how_far, next_commands
 from recipe.runner.launch.values import PreflightError
 
 #: Exit status of a run that failed.
 FAILED: Final = 1
 #: Exit status for bad input, as ``argparse`` uses it.
 BAD_INPUT: Final = 2
-#: Exit status after Ctrl-C, as shells give it.
-INTERRUPTED: Final = 130
 
 
 #: Hydra's options that name another configuration.
@@ -138,6 +137,14 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
         print(why, *commands(), sep="\n", file=sys.stderr)
         sys.exit(status)
 
+    def leave_by(ended: int) -> None:
+        how = "interrupted" if ended == signal.SIGINT else f"ended by {signal.Signals(ended).name}"
+        if not Path(config.run.dir).exists():
+            print(f"{how} before the run began", file=sys.stderr)
+            sys.exit(128 + ended)
+        leave(f"{how} {how_far(config)}", 128 + ended)
+
+    end_on_ctrl_c()
     try:
         with forked_workers(config, job.modules):
             # Here, beside the workers: `start` imports verl, which must wait until the platform is exported.
@@ -161,14 +168,10 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
         print(of_system(error), file=sys.stderr)
         sys.exit(BAD_INPUT)
     except Preempted as ended:
+        if signal.SIGINT in ENDED_BY:
+            leave_by(signal.SIGINT)
         leave(str(ended), PREEMPTED)
     except KeyboardInterrupt:
-        how, status = "interrupted", INTERRUPTED
-        if ENDED_BY:
-            how, status = f"ended by {ENDED_BY[0].name}", 128 + ENDED_BY[0]
-        if not Path(config.run.dir).exists():
-            print(f"{how} before the run began", file=sys.stderr)
-            sys.exit(status)
-        leave(f"{how}; {config.run.dir} keeps what was done", status)
+        leave_by(ENDED_BY[-1] if ENDED_BY else signal.SIGINT)
     if after := commands(finished=True):
         print(*after, sep="\n", flush=True)

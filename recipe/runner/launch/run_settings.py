@@ -18,8 +18,8 @@ from typing import Any, Final
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.records import CONFIG_FILE, INFO_FILE, STEP_FILES, grid_of, read_object
-from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest
+from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, STEP_FILES, grid_of, numbered_steps, read_object
+from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest, step_of
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.masking import MASK, is_reference, is_secret, is_variable, masked, masked_override
@@ -292,6 +292,26 @@ def recorded(step: int, changed: Sequence[tuple[str, Any, Any]]) -> list[dict[st
 
 
 # ---------------------------------------------------------------- what a person may do next
+
+
+def how_far(config: DictConfig) -> str:
+    """How far a run came that was ended early, and what of it is saved: the end of a sentence."""
+    if config.get("evaluate"):
+        return "before the evaluation was complete"
+    checkpoint = latest(Path(config.trainer.default_local_dir))
+    saved = step_of(checkpoint) if checkpoint else 0
+    metrics = Path(config.run.dir) / METRICS_FILE
+    # A validation has the number of the step before it; a step is logged after it has been saved.
+    done = max([saved, *(line["step"] for _, line in numbered_steps(metrics, []))])
+    if not done:
+        return "before the end of the first step: there was nothing to save"
+    if saved == done:
+        return f"after step {done}, which is saved"
+    if saved:
+        return f"after step {done}; the last checkpoint is that of step {saved}"
+    every = config.trainer.save_freq
+    first = f"the first checkpoint comes after step {every}" if every > 0 else "no step is saved"
+    return f"after step {done}; nothing is saved, because {first} (trainer.save_freq={every})"
 
 
 def next_commands(config: DictConfig, job: Job, finished: bool) -> list[str]:

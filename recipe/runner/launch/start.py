@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from recipe.runner.checkpoints.requeues import RUN_FOLDER
 from recipe.runner.faults.errors import TrainingFailed
 from recipe.runner.faults.hang import HangLimit
 from recipe.runner.faults.phase import Phase, write_phase
+from recipe.runner.faults.preemption import ENDED_BY
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.resources import rollout_only_ranks
 from recipe.runner.faults.supervisor import Supervisor
@@ -71,6 +73,7 @@ def _run(start: Start, run_id: str) -> None:
     config = start.config
     print(f"{RUN_FOLDER}{config.run.dir}\nstarting Ray", flush=True)
     log = Path(config.run.dir) / "launcher.log"
+    ctrl_c = signal.getsignal(signal.SIGINT)
     trainer, stop = TrainerHandle(start.job, start.written()), threading.Event()
     supervisor = trainer.supervisor = _supervisor(config, trainer, run_id)
     supervisor.start()
@@ -89,7 +92,7 @@ def _run(start: Start, run_id: str) -> None:
         if supervisor.failure is None and not of_run:
             raise
         if (preempted := trainer.preempted_by(error)) is not None:
-            status, why = "preempted", None
+            status, why = "interrupted" if signal.SIGINT in ENDED_BY else "preempted", None
             raise preempted from None
         failed = supervisor.explain(error, log)
         why = str(failed)
@@ -106,6 +109,8 @@ def _run(start: Start, run_id: str) -> None:
             run_folder.end(config.run.dir, status, why)
         except (OSError, ValueError) as error:  # whoever requeues the run looks at its exit status
             _note(f"{INFO_FILE} does not say that the run is {status}: {error}")
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # else a second Ctrl-C is ending this process
+            signal.signal(signal.SIGINT, ctrl_c)  # there is nothing to save any more
 
 
 @contextlib.contextmanager

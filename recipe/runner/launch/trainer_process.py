@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import signal
 import threading
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -12,7 +13,15 @@ import ray
 from omegaconf import DictConfig
 from verl.trainer.main_ppo import TaskRunnerV1
 
-from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, WARNED, Preempted, end_on_signals
+from recipe.runner.faults.preemption import (
+    ENDED_BY,
+    NOTHING_TO_SAVE,
+    STOP,
+    WARNED,
+    Preempted,
+    end_on_signals,
+    save_on_ctrl_c,
+)
 from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.progress import PROGRESS, Columns, say
@@ -40,10 +49,11 @@ class TaskRunner(TaskRunnerV1.__ray_actor_class__):  # type: ignore[misc,name-de
         """The lines since ``index``."""
         return PROGRESS.since(index)
 
-    def request_stop(self) -> bool:
+    def request_stop(self, why: str) -> bool:
         """Save and end after the step in progress; False if training has not begun."""
-        PROGRESS.say("warned: saving after the step in progress")
-        return STOP.request()
+        if is_training := STOP.request():
+            PROGRESS.say(f"{why}: saving after the step in progress")
+        return is_training
 
 
 class TrainerHandle:
@@ -66,6 +76,7 @@ class TrainerHandle:
     def remote(self) -> Any:
         """Start the actor."""
         end_on_signals()  # Ray has been started
+        save_on_ctrl_c()
         # Two threads: one trains, one answers `progress` and `request_stop`.
         runner = ray.remote(TaskRunner).options(num_cpus=1, max_concurrency=2, **self._options)
         self.handle = runner.remote(*self._arguments)
@@ -96,7 +107,8 @@ class TrainerHandle:
             self.printed += len(lines)
 
     def _pass_warning_on(self) -> None:
-        if not ray.get(self.handle.request_stop.remote(), timeout=30):
+        why = "interrupted (Ctrl-C once more ends the run at once)" if signal.SIGINT in ENDED_BY else "warned"
+        if not ray.get(self.handle.request_stop.remote(why), timeout=30):
             self._stopped_before_training = True
             if self.supervisor is not None:
                 self.supervisor.stand_down()
