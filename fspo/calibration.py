@@ -5,8 +5,9 @@ and a worker sees one micro-batch. So the estimates are *causal*: the driver mak
 (:class:`fspo.sums.SequenceSums`) of past rollout batches, for ``active`` from their leans, and sends a
 :class:`~fspo.types.BandState` before the next update.
 
-All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the abstract, the
-introduction and summaries were available. docs/architecture.md gives the measurements behind the choices.
+All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the
+abstracts, the beginning and public reviews were available. docs/architecture.md gives the measurements behind the
+choices.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the sums of this module the driver computes the metrics of :mod:`fspo.diagnostic
 Sums of real numbers are float64 and agree between splits up to rounding.
 
 The bins are fixed and much finer than those shown to a person. Coarser bins, of equal mass for example, can be formed
-afterwards over any window of steps. The layout is defined here; the paper does not describe one.
+afterwards over any window of steps. The layout is defined here.
 """
 
 from __future__ import annotations

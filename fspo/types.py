@@ -55,8 +55,9 @@ class SequenceLossSettings:
             :func:`fspo.losses.acceptance_band`.
         clip_low: Lower clip value, eps_low or c_low.
         clip_high: Upper clip value, eps_high or c_high.
-        drift: Where the band is centred. ``none``: at 0 (FSPO v3 and the others). ``kl``: at ``-L * drift_per_token``
-            (FSPO v1; the estimator is defined here, see :class:`BandState`); not with a measured band.
+        drift: Where the band is centred. ``none``: at 0 (FSPO from version 2 on, and the others). ``kl``: at
+            ``-L * drift_per_token`` (FSPO v1; the estimator is defined here, see :class:`BandState`); not with a
+            measured band.
         weight: ``sequence``: exp(S); ``length_normalised``: exp(S / L), the geometric mean over tokens.
         grad_scale: h(L) in the gradient ``A * w * h(L) * sum_t grad log pi(y_t)``: ``"1"`` or ``"1/L"``. It scales loss
             and gradient together, whatever the weight. GSPO is ``length_normalised`` with ``1/L``; LUSPO (arXiv

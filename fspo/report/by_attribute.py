@@ -1,7 +1,7 @@
 """Acceptance by other attributes than length, of runs that recorded their sequences (``fspo.record_sequences=true``).
 
 Difficulty is the mean reward of a response's group (the responses to one prompt in one step), reward dispersion the
-standard deviation of its rewards. The paper names such attributes as future work; these and their bins are our own.
+standard deviation of its rewards. The attributes and their bins are our own.
 """
 
 from __future__ import annotations
