@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from fspo.fairness.lre import Array, LengthReweightingError, length_reweighting_error, merge_bins
-from fspo.losses import UnusableRowsError, sequence_policy_loss
+from fspo.losses import judged, sequence_log_ratio
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES, RATIO_LOG_CAP, SequenceSums
 from fspo.types import SequenceLossOutput, SequenceLossSettings
 
@@ -164,7 +164,7 @@ def kept_output(
             share_B = torch.where(whole_B == 0, 1.0, kept_BT.sum(-1) / whole_B)
             return torch.where(torch.isfinite(share_B), share_B, 0.0).clamp(max=1.0)
 
-        output = without_rule(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT)
+        output = judge(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
         advantage_B = output.advantage_B
         return dataclasses.replace(
             output,
@@ -176,53 +176,22 @@ def kept_output(
 
 
 @torch.no_grad()
-def without_rule(
+def judge(
     log_prob_BT: torch.Tensor,
     old_log_prob_BT: torch.Tensor,
     advantages_BT: torch.Tensor,
     response_mask_BT: torch.Tensor,
+    settings: SequenceLossSettings | None,
 ) -> SequenceLossOutput:
-    """S, L and A of each sequence under a loss whose rule is not known: all are accepted, band edges are infinite.
+    """S, L and A of each sequence, and what the rule of a loss makes of them; its loss is 0. Defined here.
 
     Args:
-        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T].
+        log_prob_BT, old_log_prob_BT: Log-probabilities of the tokens (nats), [B, T]. One that is not finite makes S so.
         advantages_BT: A is its mean over the tokens of a sequence.
         response_mask_BT: Nonzero on response tokens; rows without any are padding.
+        settings: The rule; None if it is not known: then all are accepted, and the band is infinite.
     """
     mask_BT = response_mask_BT.to(torch.bool)
-    dtype = torch.promote_types(log_prob_BT.dtype, torch.float32)
-    log_ratio_B = (log_prob_BT.to(dtype) - old_log_prob_BT).masked_fill(~mask_BT, 0.0).sum(-1)
-    length_B = mask_BT.sum(-1)
-    valid_B = length_B > 0
-    infinite_B, never_B = torch.full_like(log_ratio_B, torch.inf), torch.zeros_like(valid_B)
-    return SequenceLossOutput(
-        loss_B=torch.zeros_like(log_ratio_B),
-        log_ratio_B=log_ratio_B,
-        length_B=length_B,
-        lower_B=-infinite_B,
-        upper_B=infinite_B,
-        weight_B=torch.ones_like(log_ratio_B),
-        advantage_B=torch.where(mask_BT, advantages_BT.to(dtype), 0.0).sum(-1) / length_B.clamp(min=1),
-        accepted_B=valid_B,
-        clipped_high_B=never_B,
-        clipped_low_B=never_B,
-        overflow_B=never_B,
-        valid_B=valid_B,
-    )
-
-
-@torch.no_grad()
-def judged_rows(
-    log_prob_BT: torch.Tensor,
-    old_log_prob_BT: torch.Tensor,
-    advantages_BT: torch.Tensor,
-    response_mask_BT: torch.Tensor,
-    settings: SequenceLossSettings,
-) -> SequenceLossOutput:
-    """:func:`fspo.losses.sequence_policy_loss`, where a row with a log-ratio that is not finite is padding."""
-    tensors = log_prob_BT, old_log_prob_BT, advantages_BT
-    try:
-        return sequence_policy_loss(*tensors, response_mask_BT, settings)
-    except UnusableRowsError:  # once in a while: to look for such rows first would cost every time
-        finite_BT = torch.isfinite(log_prob_BT - old_log_prob_BT) | (response_mask_BT == 0)
-        return sequence_policy_loss(*tensors, response_mask_BT * finite_BT.all(dim=-1, keepdim=True), settings)
+    log_ratio_B, length_B = sequence_log_ratio(log_prob_BT, old_log_prob_BT, mask_BT), mask_BT.sum(-1)
+    total_B = torch.where(mask_BT, advantages_BT.to(log_ratio_B.dtype), 0.0).sum(-1)
+    return judged(log_ratio_B, length_B, total_B / length_B.clamp(min=1), settings)

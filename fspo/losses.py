@@ -263,26 +263,34 @@ def judged(
     log_ratio_B: torch.Tensor,
     length_B: torch.Tensor,
     advantage_B: torch.Tensor,
-    settings: SequenceLossSettings,
+    settings: SequenceLossSettings | None,
     band_state: BandState | None = None,
 ) -> SequenceLossOutput:
-    """What a band makes of S (nats), L (0 for padding) and A: the output of the loss, with a loss of 0."""
+    """What a band makes of S (nats), L (0 for padding) and A: the output of the loss, with a loss of 0.
+
+    Without ``settings`` no rule is known: the band is infinite, and every weight is 1.
+    """
     valid_B, length = length_B > 0, length_B.clamp(min=1)
-    lower_B, upper_B = acceptance_band(length, settings, band_state, log_ratio_B.dtype)
+    if settings is None:
+        upper_B = torch.full_like(log_ratio_B, torch.inf)
+        lower_B, log_weight_B, s_max = -upper_B, torch.zeros_like(log_ratio_B), math.inf
+    else:
+        lower_B, upper_B = acceptance_band(length, settings, band_state, log_ratio_B.dtype)
+        log_weight_B = log_ratio_B / length if settings.weight == "length_normalised" else log_ratio_B
+        s_max = settings.s_max
     above_B, below_B = log_ratio_B > upper_B, log_ratio_B < lower_B
-    log_weight_B = log_ratio_B / length if settings.weight == "length_normalised" else log_ratio_B
     return SequenceLossOutput(
         loss_B=torch.zeros_like(log_ratio_B),
         log_ratio_B=log_ratio_B,
         length_B=length_B,
         lower_B=lower_B,
         upper_B=upper_B,
-        weight_B=log_weight_B.clamp(max=settings.s_max).exp(),
+        weight_B=log_weight_B.clamp(max=s_max).exp(),
         advantage_B=advantage_B,
         accepted_B=valid_B & ~above_B & ~below_B,
         clipped_high_B=above_B & (advantage_B > 0),
         clipped_low_B=below_B & (advantage_B < 0),
-        overflow_B=valid_B & (log_weight_B > settings.s_max),
+        overflow_B=valid_B & (log_weight_B > s_max),
         valid_B=valid_B,
     )
 

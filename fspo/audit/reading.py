@@ -14,10 +14,11 @@ import torch
 
 from fspo.audit.recording import PREFIX, SUFFIX, left_out_words
 from fspo.conclusion import Responses
-from fspo.losses import ALGORITHMS, judged
+from fspo.losses import judged
 from fspo.positions import by_position
 from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, from_record, numbered_lines, read_parquet
 from fspo.sums import SequenceSums
+from fspo.types import SequenceLossSettings
 
 #: rms of S / sqrt(L) before any weight has moved, at most, by the precision of the model (docs/tables/noise-floor.csv).
 _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
@@ -190,8 +191,14 @@ class GrowingAudit:
         return whole
 
 
-def read_responses(path: Path) -> tuple[AuditRecords, Responses]:
-    """A parquet file of responses (:func:`fspo.records.read_parquet`) as an audit of a loss without a rule.
+def read_responses(path: Path, rule: SequenceLossSettings | None = None) -> tuple[AuditRecords, Responses]:
+    """A parquet file of responses (:func:`fspo.records.read_parquet`) as an audit.
+
+    Mini-batches are counted from 0 in the order of seed, step and mini-batch; each seed has its own.
+
+    Args:
+        path: The file.
+        rule: The loss whose band judges the responses; None: no rule is known.
 
     Raises:
         ValueError: If the file is not as it has to be; the message names it.
@@ -204,7 +211,6 @@ def read_responses(path: Path) -> tuple[AuditRecords, Responses]:
     sums = {}
     for batch in range(int(batch_B.max()) + 1):
         index = torch.from_numpy(np.flatnonzero(batch_B == batch))
-        output = judged(s[index], length[index].long(), a[index], ALGORITHMS["fspo"])
-        sums[batch, 1] = SequenceSums.zeros().add_(output)
+        sums[batch, 1] = SequenceSums.zeros().add_(judged(s[index], length[index].long(), a[index], rule))
     responses = Responses.of_rows(moved["S"], moved["L"], batch_B, moved.get("prompt"))
-    return AuditRecords(acceptance=False, sums=sums), responses
+    return AuditRecords(acceptance=rule is not None, sums=sums), responses

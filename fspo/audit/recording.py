@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fspo.acceptance import judged_rows, without_rule
+from fspo.acceptance import judge
 from fspo.losses import check_shapes
 from fspo.positions import PositionSums
 from fspo.records import to_record
@@ -124,7 +124,7 @@ class Audit:
             log_prob_BT, old_log_prob_BT: log pi and log pi_old of the response tokens, nats; packed ones come in by
                 :func:`from_packed`.
             mask_BT: Nonzero on the response tokens; a row without any is padding.
-            advantages_BT: A, the same for all tokens of a sequence; or [B] or [B, 1], one value per sequence.
+            advantages_BT: A, [B, T], whose mean over the tokens of a sequence counts; or [B] or [B, 1].
             output: What the loss accepts and removes, if it says so itself.
             truncated_B: True where the response was cut at the maximum length.
 
@@ -139,7 +139,7 @@ class Audit:
             self.knows_acceptance |= output is not None
             tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
-                output = without_rule(*tensors) if self._rule is None else judged_rows(*tensors, self._rule)
+                output = judge(*tensors, self._rule)
             mask_BT = mask_BT.to(torch.bool)
             usable_B = torch.isfinite(output.log_ratio_B) & (output.valid_B | ~mask_BT.any(dim=-1))
             self._left_out = (~usable_B).sum() + self._left_out

@@ -11,16 +11,15 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 import yaml  # type: ignore[import-untyped]
 
 from fspo.acceptance import stack_sums
 from fspo.audit.description import NOT_MOVED
-from fspo.audit.reading import read_audit
+from fspo.audit.reading import read_audit, read_responses
 from fspo.audit.recording import PREFIX, SUFFIX
 from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
-from fspo.losses import ALGORITHMS, judged, resolve_settings
+from fspo.losses import ALGORITHMS, resolve_settings
 from fspo.records import (
     CONFIG_FILE,
     FUNNEL_FILE,
@@ -32,7 +31,6 @@ from fspo.records import (
     from_record,
     numbered_steps,
     read_object,
-    read_parquet,
 )
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
@@ -98,14 +96,16 @@ class Run:
 
     @property
     def clip_values(self) -> str:
-        """``measured`` on the run's own responses or ``published``; of older runs also ``matched`` on a pilot run's."""
+        """``measured`` on the run's own responses or ``published``, which is that of a record without the key; of older
+        runs also ``matched`` on a pilot run's.
+        """
         return str(self.info.get("clip_values", "published"))
 
     @property
     def name(self) -> str:
         """Algorithm and seed, and where its clip values come from unless it has measured them."""
-        origin = self.info.get("clip_values", "measured")
-        return f"{self.algo}, seed {self.seed}" + ("" if origin == "measured" else f", {origin} clip values")
+        origin = "" if self.clip_values == "measured" else f", {self.clip_values} clip values"
+        return f"{self.algo}, seed {self.seed}{origin}"
 
     @property
     def status(self) -> str:
@@ -164,11 +164,20 @@ class Run:
 def load_runs(path: Path) -> list[Run]:
     """Read a run folder, an audit's folder, or a parquet file of sequences; what could not be read is in ``problems``.
 
-    A parquet file has the columns S (nats), L and A, all finite, and perhaps ``step`` and ``minibatch`` (from 0, whose
-    sequences are left out). It is read once for each of :data:`fspo.expected_clip.BANDS`, with its default clip values.
+    A parquet file (:func:`fspo.records.read_parquet`) is read once for each of :data:`fspo.expected_clip.BANDS`, with
+    its default clip values.
     """
     if path.suffix == ".parquet":
-        return _parquet_runs(path)
+        runs = []
+        for name, loss in BANDS.items():
+            try:
+                records, _ = read_responses(path, ALGORITHMS[loss])
+            except ValueError as error:
+                return [Run(path, problems=[str(error)])]
+            info = {"algo": name, "loss": {"loss_mode": loss} | dataclasses.asdict(ALGORITHMS[loss])}
+            # No folder: a file holds nothing else of a run.
+            runs.append(Run(path.with_suffix(""), info, lengths=LengthStats.of(records.sums)))
+        return runs
     if not any(path.glob(f"{PREFIX}*{SUFFIX}")):
         return [load_run(path)]
     records = read_audit(path)
@@ -182,32 +191,6 @@ def load_runs(path: Path) -> list[Run]:
             f"{path}: of the loss {records.loss} no rule is known: python -m fspo.audit shows S by L"
         )
     return [Run(path, info, lengths=lengths, problems=records.problems)]
-
-
-def _parquet_runs(path: Path) -> list[Run]:
-    try:
-        table = read_parquet(path)
-    except ValueError as error:
-        return [Run(path, problems=[str(error)])]
-    numbers = np.stack([table["step"], table["minibatch"]], axis=1).astype(np.int64)
-    keys, batch_B = np.unique(numbers, axis=0, return_inverse=True)
-    rows = {
-        (int(step), int(minibatch)): np.flatnonzero(batch_B.reshape(-1) == number)
-        for number, (step, minibatch) in enumerate(keys)
-    }
-    s, length, a = (torch.tensor(table[name]) for name in ("S", "L", "A"))
-    length = length.long()
-    runs = []
-    for name, loss in BANDS.items():
-        settings = ALGORITHMS[loss]
-        parts = {
-            key: SequenceSums.zeros().add_(judged(s[index], length[index], a[index], settings))
-            for key, index in rows.items()
-        }
-        loss_settings = {"loss_mode": loss, **dataclasses.asdict(settings)}
-        place = path.with_suffix("")  # no folder: a file holds nothing else of a run
-        runs.append(Run(place, {"algo": name, "loss": loss_settings}, lengths=LengthStats.of(parts)))
-    return runs
 
 
 def load_run(path: Path) -> Run:

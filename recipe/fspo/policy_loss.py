@@ -23,7 +23,7 @@ import torch
 from recipe.fspo.config import trained_settings, unmeasured
 from recipe.fspo.recorder import RECORDER, LossMetrics
 
-from fspo.acceptance import UnclippedWeight, judged_rows, kept_output
+from fspo.acceptance import UnclippedWeight, judge, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import SequenceLossOutput
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
@@ -110,7 +110,7 @@ def _describe(
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
         settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=float(low), clip_high=float(high))
-        return judged_rows(*tensors, settings)
+        return judge(*tensors, settings)
     if name not in UNCLIPPED_WEIGHTS:
         return None
 

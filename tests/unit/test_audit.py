@@ -202,6 +202,24 @@ def first_mini_batch(tmp_path: Path, off: Any, on_policy: bool = True) -> list[s
     return read_audit(tmp_path).notes()
 
 
+def test_advantages_by_token_count_as_their_mean_with_a_rule_as_without_one() -> None:
+    """S = 0.3 above every band at L = 4; A is positive in the mean of the first row, and negative in the second's."""
+    old, mask = -torch.ones(3, 5), torch.tensor([[1, 1, 1, 1, 0]] * 3)
+    advantages = torch.tensor(
+        [[-1.0, 3.0, 1.0, 1.0, -90.0], [1.0, -3.0, -1.0, -1.0, 90.0], [1.0, -1.0, 0.5, -0.5, 9.0]]
+    )
+    sums = []
+    for rule in (ALGORITHMS["fspo"], None):
+        audit = Audit(rule=rule)
+        audit.add(old + 0.075 * mask, old, mask, advantages)
+        sums.append(audit.end_mini_batch(1).sums)
+    with_rule, without = sums
+    for name in ("count", "length", "S", "S_squared", "advantage_zero"):
+        assert with_rule.total(name) == pytest.approx(without.total(name), rel=1e-6)
+    assert with_rule.total("advantage_zero") == 1
+    assert [with_rule.total(name) for name in ("accepted", "clipped_high", "clipped_low")] == [0, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("off", "says"),
     [

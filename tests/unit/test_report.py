@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fspo.audit import Audit
+from fspo.audit import Audit, read_responses
 from fspo.diagnostics import LengthDiagnostics
 from fspo.funnel import LengthFunnel
 from fspo.losses import ALGORITHMS, sequence_policy_loss
@@ -31,10 +31,12 @@ from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import common_records
 from fspo.report.findings import compared, differing_settings, findings
 from fspo.report.groups import clip_profiles, group_runs, length_profile, pooled_lre_difference, standard_measures
-from fspo.report.runs import load_run, load_runs
+from fspo.report.runs import Run, load_run, load_runs
 from fspo.report.summary import summarise
 from fspo.report.tables import show_lre
 from fspo.sums import FIELDS, SequenceSums
+
+STUDY = Path(__file__).parents[2] / "benchmarks/study"
 
 STEPS = 4
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -532,6 +534,28 @@ def test_a_parquet_that_holds_nothing_to_read_says_so(tmp_path: Path, minibatch:
     pd.DataFrame(columns).to_parquet(tmp_path / "own.parquet")
     (run,) = load_runs(tmp_path / "own.parquet")
     assert len(run.problems) == 1 and f"{tmp_path / 'own.parquet'}: " in run.problems[0] and says in run.problems[0]
+
+
+@pytest.mark.parametrize("path", sorted(STUDY.glob("*.parquet")), ids=lambda path: path.stem)
+def test_a_report_of_recorded_responses_has_the_mini_batches_of_their_audit(path: Path) -> None:
+    rows, audited = pd.read_parquet(path), read_responses(path)[0].moved()
+    batches = rows[rows.minibatch > 0].groupby(["seed", "step", "minibatch"]).size()
+    runs = load_runs(path)
+    assert [run.algo for run in runs] == ["fspo", "rloo", "gspo"] and not any(run.problems for run in runs)
+    for run in runs:
+        assert run.lengths.sums_MKF[..., FIELDS.index("count")].sum(1).tolist() == batches.tolist()
+        for name in ("count", "length", "S", "S_squared"):
+            column = np.array([part.total(name) for part in audited])
+            np.testing.assert_allclose(run.lengths.sums_MKF[..., FIELDS.index(name)].sum(1), column, rtol=1e-12)
+
+
+def test_clip_values_that_are_not_recorded_are_the_published_ones_everywhere(tmp_path: Path) -> None:
+    run, recorded = (
+        Run(tmp_path, {"algo": "gspo", "seed": 1}),
+        Run(tmp_path, {"algo": "gspo", "clip_values": "measured"}),
+    )
+    assert run.clip_values == "published" and "published" in run.name
+    assert recorded.clip_values == "measured" and "published" not in recorded.name
 
 
 def test_an_audit_of_one_update_a_rollout_batch_says_so(tmp_path: Path) -> None:
