@@ -25,7 +25,7 @@ from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.losses import ALGORITHMS
 from fspo.records import Array, read_sequences
-from fspo.report.tables import show_lre
+from fspo.report.tables import lre_interval
 from recipe.fspo.check_losses import actors, policy_loss
 
 #: Mean share kept to which the clips are scaled in the league.
@@ -170,7 +170,7 @@ def table_of_losses(known: Mapping[str, dict[str, Any]]) -> Table:
     rows = []
     for name in (*known, *LATEST):
         report = check(at_width(known, name))
-        kept = [f"{clip.kept:.3f}, {show_lre(clip.errors['active'])}" for clip in report.clips.values()]
+        kept = [f"{clip.kept:.3f}, {lre_interval(clip.errors['active'])}" for clip in report.clips.values()]
         weight = str(report.weight or "another").replace("_", "-")
         rows.append([_name(known, name), _checks(report), _exponent(report), weight, *kept])
     clips = [f"kept, active LRE at {sigma:g}" for sigma in DISPERSIONS]
@@ -282,7 +282,7 @@ def league(known: Mapping[str, dict[str, Any]], samples: Sequence[Batch]) -> Tab
 
 
 def _by_length(clip: Clip) -> list[str]:
-    return [*(show_lre(clip.errors[view]) for view in VIEWS), f"{clip.kept_J[0]:.3f}, {clip.kept_J[-1]:.3f}"]
+    return [*(lre_interval(clip.errors[view]) for view in VIEWS), f"{clip.kept_J[0]:.3f}, {clip.kept_J[-1]:.3f}"]
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from fspo.fairness.lre import (
     debiased_lre,
     equal_mass_starts,
     length_reweighting_error,
+    lre_in_words,
     percentile_ends,
 )
 from fspo.losses import ALGORITHMS
@@ -283,7 +284,8 @@ def _band_line(responses: Responses, accept: float) -> str | None:
             debiased_lre,
         ).excludes_zero
     ]
-    values = ", ".join(f"{name} {_shown(bands[name].error.debiased, '.3f')}" for name in (first, *others))
+    debiased = {name: bands[name].error.debiased for name in (first, *others)}
+    values = ", ".join(f"{name} {lre_in_words(lre.value, lre.low, lre.high)}" for name, lre in debiased.items())
     if len(level) == len(others):
         verdict = "no band is shown to be the most even"
     elif level:

@@ -22,7 +22,7 @@ from fspo.matching import Sequences, match_clip
 from fspo.records import LENGTH_STATS_FILE, MiniBatches, from_record, read_sequences, step_lines
 from fspo.report.groups import RunGroup, group_runs, shared_starts, standard_measures
 from fspo.report.runs import Run, expand_paths, load_run
-from fspo.report.tables import final_numbers, grid_table, group_heads, paired_differences, show_lre
+from fspo.report.tables import final_numbers, grid_table, group_heads, lre_interval, paired_differences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
@@ -108,7 +108,7 @@ def joined(parts: Sequence[Counts]) -> Counts:
 def lre_cell(parts: Sequence[Counts], starts: Array) -> str:
     """Debiased LRE over all seeds with its interval, the noise floor and the overall rate."""
     error = joined(parts).error(starts)
-    return f"{show_lre(error)} (floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
+    return f"{lre_interval(error)} (floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
 
 
 def lre_row(name: str, counts: Callable[[str], Sequence[Counts]], views: Sequence[str], starts: Array) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from fspo.acceptance import acceptance_counts, stack_sums
 from fspo.audit.reading import AuditRecords
 from fspo.conclusion import ACCEPT, Responses, conclude
-from fspo.fairness.lre import Array, equal_mass_starts, is_informative, merge_bins, plain_lre
+from fspo.fairness.lre import Array, equal_mass_starts, is_informative, lre_in_words, merge_bins, plain_lre
 from fspo.markdown import markdown_table
 from fspo.sums import SequenceSums
 
@@ -86,6 +86,12 @@ NOT_MOVED: Final = (
 )
 
 
+def what_follows(records: AuditRecords, accept: float = ACCEPT, responses: Responses | None = None) -> list[str]:
+    """:func:`fspo.conclusion.conclude` of all mini-batches in which the policy had moved; arguments of describe."""
+    responses = Responses.of_sums(records.moved()) if responses is None else responses
+    return conclude(responses, records.loss, accept, records.wrong())
+
+
 def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses | None = None) -> str:
     """Tables by length and by position of all mini-batches in which the policy had moved, and what follows from them.
 
@@ -118,8 +124,9 @@ def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses
         error = acceptance_counts(stack_sums(parts)).error(bins.starts)
         lre = error.debiased
         lines.append(
-            f"accepted {error.rate:.1%}; LRE {lre.value:.3f} [{lre.low:.3f}, {lre.high:.3f}] (0: acceptance does not "
-            f"depend on length; noise floor {error.noise_floor:.3f})"
+            f"accepted {error.rate:.1%}; LRE {lre_in_words(lre.value, lre.low, lre.high)} (0: acceptance does not "
+            f"depend on length{'' if lre.excludes_zero else ', which so few responses do not exclude'}; noise floor "
+            f"{error.noise_floor:.3f})"
             if error.is_informative
             else f"nothing was {'clipped' if error.rate else 'accepted'}, so there is no LRE"
         )
@@ -127,7 +134,5 @@ def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses
     second = [_position_columns(torch.stack(positions).sum(0).numpy())] if positions else []
     columns_of_tables = [columns, *second]
     tables = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in columns_of_tables]
-    responses = Responses.of_sums(parts) if responses is None else responses
-    follows = conclude(responses, records.loss, accept, records.wrong())
-    end = "\n".join(["What follows:", *(f"- {line}" for line in follows)])
+    end = "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, accept, responses))])
     return "\n\n".join(["\n".join(lines + notes), *tables, end])

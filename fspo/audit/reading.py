@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,17 @@ from fspo.audit.recording import PREFIX, SUFFIX, left_out_words
 from fspo.conclusion import Responses
 from fspo.losses import judged
 from fspo.positions import by_position
-from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, from_record, numbered_lines, read_parquet
+from fspo.records import (
+    GRID_FILE,
+    INFO_FILE,
+    LENGTH_STATS_FILE,
+    METRICS_FILE,
+    from_record,
+    numbered_lines,
+    numbered_steps,
+    read_object,
+    read_parquet,
+)
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
 
@@ -38,6 +49,7 @@ class AuditRecords:
         others: The other starts in the folder.
         loss: Name of the loss.
         acceptance: Whether the rule of acceptance was known; otherwise only S, L and A mean something.
+        truncation: Whether it was known which responses were cut at the maximum length.
         sums: By (step, mini-batch); mini-batch 0 came before any weight had moved.
         positions: The same by octave of position over all lengths, [P, 6]; see :func:`fspo.positions.by_position`.
         left_out: Responses with a log-probability that is not finite, which are in none of the sums.
@@ -48,6 +60,7 @@ class AuditRecords:
     others: list[str] = field(default_factory=list)
     loss: str = ""
     acceptance: bool = True
+    truncation: bool = False
     sums: dict[tuple[int, int], SequenceSums] = field(default_factory=dict)
     positions: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     left_out: int = 0
@@ -86,7 +99,7 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
     """Read the files of an audit.
 
     Args:
-        folder: What :class:`Audit` was given.
+        folder: What :class:`Audit` was given, or the folder of a run of this recipe's trainer.
         run: Which start to read, where the folder holds several; the newest by default.
 
     Returns:
@@ -97,6 +110,8 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
     by_run: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.glob(f"{PREFIX}*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
         by_run[path.name.removeprefix(PREFIX).rpartition("-")[0]].append(path)
+    if not by_run and (folder / LENGTH_STATS_FILE).is_file():
+        return _read_run(folder, run)
     if not by_run or (run and run not in by_run):
         unknown = f"{folder}: no file {PREFIX}*{SUFFIX} of run {run}; there are {', '.join(by_run)}"
         records.problems.append(unknown if by_run else _what_it_is(folder))
@@ -112,6 +127,7 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
             try:
                 if "audit" in line:
                     records.loss, records.acceptance = str(line["loss"]), bool(line["acceptance"])
+                    records.truncation = bool(line.get("truncation", False))
                     expected = int(line["ranks"])
                     ranks.add(int(line["rank"]))
                     continue
@@ -139,12 +155,34 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
     return records
 
 
+def _read_run(folder: Path, run: str) -> AuditRecords:
+    """The sums of a run of this recipe's trainer, by the last time that each step was done."""
+    records = AuditRecords(folder.name, truncation=True)
+    if run and run != folder.name:
+        records.problems.append(f"--run {run}: {folder} is the folder of one run: leave the option out")
+    info, path = read_object(folder / INFO_FILE, records.problems), folder / LENGTH_STATS_FILE
+    loss = info.get("loss")
+    records.loss = str(loss["loss_mode"] if isinstance(loss, dict) and "loss_mode" in loss else info.get("algo", ""))
+    for number, line in numbered_steps(path, records.problems):
+        try:
+            key = line["step"], operator.index(line["minibatch"])
+            records.sums[key], records.positions[key] = from_record(line), by_position(line.get("positions", ()))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            records.problems.append(f"{path}:{number}: not a record of this file ({error!r})")
+    return records
+
+
 def _what_it_is(folder: Path) -> str:
     """What a folder is that holds no file of an audit, and what to give instead."""
+    if (folder / GRID_FILE).is_file():
+        runs = sorted(path.parent for path in folder.rglob(LENGTH_STATS_FILE))
+        return (
+            f"{folder} is the folder of a grid: give one of its runs: {', '.join(map(str, runs)) or 'none has begun'}"
+        )
     if not folder.is_dir():
         what = "is a file, and no .parquet" if folder.exists() else "does not exist"
-    elif any((folder / name).is_file() for name in (INFO_FILE, METRICS_FILE, GRID_FILE)):
-        return f"{folder} is the folder of a run or a grid: python -m fspo.report {folder} --out DIR reads it"
+    elif any((folder / name).is_file() for name in (INFO_FILE, METRICS_FILE)):
+        return f"{folder} is the folder of a run without {LENGTH_STATS_FILE}: no step of it has ended"
     elif below := sorted({path.parent for path in folder.glob(f"*/{PREFIX}*{SUFFIX}")}):
         return f"{folder}: no file {PREFIX}*{SUFFIX}; there are some in {', '.join(map(str, below))}"
     else:

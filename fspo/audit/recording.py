@@ -84,7 +84,7 @@ class Audit:
         self._whose = {"run": run, "rank": rank, "ranks": ranks}
         self.loss = loss
         self._rule, self._on_policy = rule, on_policy
-        self.knows_acceptance = rule is not None
+        self.knows_acceptance, self.knows_truncation = rule is not None, False
         self._step = -1
         self._moves: list[bool] = []
         self._left_out: torch.Tensor | int = 0
@@ -126,7 +126,7 @@ class Audit:
             mask_BT: Nonzero on the response tokens; a row without any is padding.
             advantages_BT: A, [B, T], whose mean over the tokens of a sequence counts; or [B] or [B, 1].
             output: What the loss accepts and removes, if it says so itself.
-            truncated_B: True where the response was cut at the maximum length.
+            truncated_B: True where the response was cut at the maximum length; None: not known.
 
         Raises:
             ValueError: If shapes differ.
@@ -137,6 +137,7 @@ class Audit:
             check_shapes(log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT, None)
             self.micro_batches += 1
             self.knows_acceptance |= output is not None
+            self.knows_truncation |= truncated_B is not None
             tensors = (log_prob_BT.detach(), old_log_prob_BT, advantages_BT, mask_BT)
             if output is None:
                 output = judge(*tensors, self._rule)
@@ -175,7 +176,8 @@ class Audit:
             lines = [to_record(sums, positions, step=step, minibatch=number) | {"left_out": left_out}]
             if not self._file.exists():
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                lines.insert(0, {"audit": 1, "loss": self.loss, "acceptance": self.knows_acceptance} | self._whose)
+                known = {"acceptance": self.knows_acceptance, "truncation": self.knows_truncation}
+                lines.insert(0, {"audit": 1, "loss": self.loss} | known | self._whose)
             with self._file.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
         return MiniBatchSums(number, sums, positions)

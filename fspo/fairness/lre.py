@@ -49,6 +49,16 @@ class Interval:
         return {name: end if math.isfinite(end) else None for name, end in ends.items()}
 
 
+def lre_in_words(value: float, low: float, high: float) -> str:
+    """A debiased LRE with its 95% interval; ``< high`` where the interval reaches 0, which excludes no even clip.
+
+    The debiased value is cut at 0, so that without its interval noise would read as perfect evenness.
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{value:.3f}"
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]" if round(low, 3) > 0 else f"< {high:.3f}"
+
+
 def wilson_interval(rate: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array]:
     """Wilson score interval (95%) of a binomial rate observed on ``n`` independent trials; nan at n = 0.
 

@@ -14,12 +14,14 @@ import jinja2
 from matplotlib import style
 
 from fspo.acceptance import VIEWS
+from fspo.audit.description import what_follows
+from fspo.audit.reading import read_audit, read_responses
 from fspo.files import atomic_path, check_folder, write_json
 from fspo.records import read_object
 from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_record_table
 from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
-from fspo.report.findings import compared, differing_settings, findings
+from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
 from fspo.report.funnel import funnel_table
 from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_runs
@@ -72,6 +74,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         if run.path in planned:  # a loss without clip values to measure stands beside those that have some
             run.info["clip_values"] = planned[run.path].clip_values
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)
+    follows = _what_follows(folders[0]) if runs and len(folders) == 1 else []
     missing = sum(not folder.is_dir() for folder in planned)
     comparisons = _comparisons(runs, out / "figures") if runs else []
     if title is None:
@@ -87,6 +90,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         missing=missing,
         grid=grid_table(planned, loaded),
         not_run=NOT_RUN,
+        follows=follows,
         comparisons=comparisons,
         matched_clip_rate=f"{MATCHED_CLIP_RATE:.0%}",
         views=VIEWS,
@@ -95,10 +99,18 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         problems=problems,
     )
     numbers = {part["name"]: {"findings": part["findings"]} | part["tables"] for part in comparisons}
-    write_json(summary, {"title": title, "problems": problems, "comparisons": numbers})
+    write_json(summary, {"title": title, "problems": problems, "follows": follows, "comparisons": numbers})
     with atomic_path(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Report(page, len(runs), missing, problems)
+
+
+def _what_follows(path: Path) -> list[str]:
+    """What the audit of one run's records prints below its tables; see :func:`fspo.audit.description.what_follows`."""
+    if path.suffix == ".parquet":
+        records, responses = read_responses(path)
+        return what_follows(records, responses=responses)
+    return what_follows(records) if (records := read_audit(path)).moved() else []
 
 
 def _one_per_seed(runs: Sequence[Run], problems: list[str]) -> list[Run]:
@@ -134,7 +146,10 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
         comparisons.append(
             {
                 "name": name,
-                "compared": compared(chosen, settings),
+                "compared": (sides := compared(chosen, settings)),
+                "steps": next((cells for head, key, cells in sides.rows if (head, key) == ("steps", "")), []),
+                "settings": [head for head, key, _ in sides.rows if key],
+                "clipped": clip_values_in_words(chosen, next(m for m in measures if m.label == "clip rate")),
                 "findings": [dataclasses.asdict(finding) for finding in findings(chosen, profiles, measures)],
                 "tables": {key: dataclasses.asdict(table) for key, table in tables.items() if table is not None},
                 "pictures": _draw(chosen, profiles, looks, figures / f"comparison{number}"),

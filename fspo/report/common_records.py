@@ -17,7 +17,7 @@ from fspo.fairness.lre import LengthReweightingError, length_reweighting_error, 
 from fspo.matching import Sequences, match_clip, needed_factor
 from fspo.report.groups import LengthProfile, RunGroup, shared_starts
 from fspo.report.runs import Run
-from fspo.report.tables import Table, show_lre
+from fspo.report.tables import Table, lre_interval
 from fspo.sums import FIELDS, FINE_LENGTH_EDGES
 from fspo.types import SequenceLossSettings
 
@@ -70,7 +70,7 @@ def common_record_table(groups: Sequence[RunGroup], profiles: Mapping[str, Lengt
     for clips in ("own", "matched"):
         for group in groups:
             known = [errors.get((group.algo, clips == "matched", source)) for source in sources]
-            cells = [f"{show_lre(e)} at acceptance {e.rate:.2f}" if e else _NO_EDGES for e in known]
+            cells = [f"{lre_interval(e)} at acceptance {e.rate:.2f}" if e else _NO_EDGES for e in known]
             rows.append((f"{group.algo}, {clips} clips", "", cells))
     return Table([f"on {source}'s records" for source in sources], rows) if sources else None
 

@@ -25,6 +25,8 @@ from fspo.report.runs import LOSS_KEY
 from fspo.report.tables import Table, group_heads, show_interval, show_lre
 
 _FEWEST_SEEDS: Final = 3
+#: Shares outside the band that are farther apart than this are not comparable.
+_APART: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ Differing = list[tuple[str, list[list[str]]]]
 
 
 def compared(groups: Sequence[RunGroup], settings: Differing) -> Table:
-    """Seeds and steps of each group, and the settings in which the groups, or the runs of one, differ."""
+    """Seeds and steps of each group, if recorded, and the settings in which the groups, or the runs of one, differ."""
     seeds, steps = [], []
     for group in groups:
         names = ["?" if run.seed is None else str(run.seed) for run in group.runs]
@@ -50,9 +52,38 @@ def compared(groups: Sequence[RunGroup], settings: Differing) -> Table:
         seeds.append(", ".join(name + end for name, end in zip(names, ends, strict=True)))
         last = [max(run.steps, default=0) for run in group.runs]
         steps.append(str(last[0]) if min(last) == max(last) else f"{min(last)} to {max(last)}")
-    rows = [("seeds", "", seeds), ("steps", "", steps)]
+    rows = []
+    if any(run.seed is not None for group in groups for run in group.runs):
+        rows.append(("seeds", "", seeds))
+    if any(run.steps for group in groups for run in group.runs):
+        rows.append(("steps", "", steps))
     shown = [(key.rpartition(".")[2], key, [" or ".join(v) for v in values]) for key, values in settings]
     return Table(group_heads(groups), rows + shown)
+
+
+def clip_values_in_words(groups: Sequence[RunGroup], clip_rate: Measure) -> str:
+    """What the runs have recorded of their clip values, and whether their clip rates can be compared.
+
+    They cannot where the shares outside differ by more than :data:`_APART`, or where a run that was to measure its clip
+    values has measured none.
+    """
+    runs = [run for group in groups for run in group.runs]
+    asked, measured = groups[0].clip_values, [run for run in runs if run.info.get("clip_values_measured")]
+    words = {"matched": "Clip values scaled so that all clip the same share of the same sequences. "}.get(asked, "")
+    if asked == "measured" or measured:
+        words = f"{len(measured)} of {len(runs)} run{'s' * (len(runs) > 1)} measured clip values. "
+    rates = {group.algo: group_interval(group, clip_rate) for group in groups}
+    known = {algo: rate.value for algo, rate in rates.items() if rate is not None}
+    if len(known) < 2:
+        return words.strip()
+    shares = ", ".join(f"{algo} {rate:.1%}" for algo, rate in known.items())
+    reasons = []
+    if max(known.values()) - min(known.values()) > _APART:
+        reasons.append(f"the shares are more than {100 * _APART:.0f} points apart")
+    if asked == "measured" and len(measured) < len(runs):
+        reasons.append("not every run measured its clip values")
+    verdict = f". Not comparable: {', and '.join(reasons)}" if reasons else ""
+    return f"{words}Outside the band, of all steps: {shares}{verdict}."
 
 
 def differing_settings(groups: Sequence[RunGroup]) -> Differing:

@@ -157,7 +157,7 @@ def _counted(label: str, meaning: str, *fields: str, complement: bool = False, o
 
     def of(run: Run) -> float | None:
         sums: dict[str, float] = dict(zip(FIELDS, run.lengths.sums_MKF.sum((0, 1)).tolist(), strict=True))
-        if not sums["count"]:
+        if not sums["count"] or ("truncated" in fields and not run.info.get("truncation", True)):
             return None
         if of_clip and not could_clip(sums.__getitem__):
             return math.nan

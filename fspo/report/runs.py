@@ -174,14 +174,15 @@ def load_runs(path: Path) -> list[Run]:
                 records, _ = read_responses(path, ALGORITHMS[loss])
             except ValueError as error:
                 return [Run(path, problems=[str(error)])]
-            info = {"algo": name, "loss": {"loss_mode": loss} | dataclasses.asdict(ALGORITHMS[loss])}
+            settings = {"loss_mode": loss} | dataclasses.asdict(ALGORITHMS[loss])
+            info = {"algo": name, "loss": settings, "truncation": records.truncation}
             # No folder: a file holds nothing else of a run.
             runs.append(Run(path.with_suffix(""), info, lengths=LengthStats.of(records.sums)))
         return runs
     if not any(path.glob(f"{PREFIX}*{SUFFIX}")):
         return [load_run(path)]
     records = read_audit(path)
-    info = {"algo": records.loss or path.name}
+    info = {"algo": records.loss or path.name, "truncation": records.truncation}
     lengths = LengthStats.of(records.sums if records.acceptance else {})
     records.problems += [f"{path}: {note}" for note in records.notes()]
     if records.acceptance and records.sums and not records.moved():

@@ -58,7 +58,7 @@ def _lre(run: Run, profile: LengthProfile | None) -> str:
     """The run's LRE, or why there is none."""
     if profile is None:
         return f"{NOTHING} (no mini-batch came after an update, so nothing could be clipped)"
-    shown, why = show_lre(profile.error), "95% interval; 0: all lengths are accepted equally often"
+    shown, why = show_lre(profile.error), "95%; 0: all lengths are accepted equally often"
     if shown == NOTHING:
         sums = dict(zip(FIELDS, run.lengths.sums_MKF.sum((0, 1)).tolist(), strict=True))
         could = could_clip(sums.__getitem__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fspo.fairness.lre import Interval, LengthReweightingError
+from fspo.fairness.lre import Interval, LengthReweightingError, lre_in_words
 from fspo.records import PlannedRun
 from fspo.report.groups import Measure, RunGroup, group_interval, paired_interval, paired_runs
 from fspo.report.runs import Run
@@ -77,16 +77,20 @@ def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table
         status.setdefault((plan.clip_values, plan.algo), {})[plan.seed] = NOT_RUN
     for run in runs:
         text = f"{run.status}, {max(run.steps)} steps" if run.steps else "no data"
+        if not run.steps and (count := len(run.lengths.step_M)):  # an audit, or recorded responses
+            text = f"{count} mini-batches"
         status.setdefault((run.clip_values, run.algo), {})[run.seed] = text
     seeds = sorted({seed for row in status.values() for seed in row}, key=lambda s: (s is None, s or 0))
     rows = [
         (algo, origin, [row.get(seed, "(not planned)") for seed in seeds]) for (origin, algo), row in status.items()
     ]
-    return Table([f"seed {'?' if seed is None else seed}" for seed in seeds], rows)
+    return Table(["no seed recorded" if seed is None else f"seed {seed}" for seed in seeds], rows)
 
 
 def provenance_table(runs: Sequence[Run]) -> Table:
-    """Where the runs came from: the commit, the command and the versions. Runs that share all of them have one row."""
+    """Where the runs came from: the commit, the command and the versions. Runs that share all of them have one row,
+    runs without any of them none.
+    """
     seeds: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for run in runs:
         commit = f"{(run.info.get('commit') or '')[:12]}{' + changes' if run.info.get('dirty') else ''}"
@@ -94,7 +98,8 @@ def provenance_table(runs: Sequence[Run]) -> Table:
         versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
         cells = tuple(cell or NOT_RECORDED for cell in (commit, command, versions))
         seeds.setdefault((run.algo, run.clip_values, cells), []).append(str(run.seed))
-    rows = [(f"{algo}, seed {', '.join(of)}", named, list(cells)) for (algo, named, cells), of in seeds.items()]
+    known = {key: of for key, of in seeds.items() if set(key[-1]) != {NOT_RECORDED}}
+    rows = [(f"{algo}, seed {', '.join(of)}", named, list(cells)) for (algo, named, cells), of in known.items()]
     return Table(["commit", "command", "versions"], rows)
 
 
@@ -112,10 +117,15 @@ def show_interval(interval: Interval | None, form: str, bold: bool = False) -> s
     return f"*{text}" if bold and interval.excludes_zero else text
 
 
+def lre_interval(error: LengthReweightingError) -> str:
+    """As :func:`show_lre`, with its value and both ends even where the interval reaches 0, for tables that compare."""
+    return show_interval(error.debiased, "{:.3f}") if error.is_informative else show_lre(error)
+
+
 def show_lre(error: LengthReweightingError) -> str:
-    """Debiased LRE with its interval; :data:`NOTHING` where no sequence was clipped."""
+    """Debiased LRE by :func:`fspo.fairness.lre.lre_in_words`; :data:`NOTHING` where no sequence was clipped."""
     if error.is_informative:
-        return show_interval(error.debiased, "{:.3f}")
+        return lre_in_words(error.debiased.value, error.debiased.low, error.debiased.high)
     return NOTHING if error.rate > 0 else "undefined: nothing accepted"
 
 

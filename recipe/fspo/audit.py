@@ -74,7 +74,7 @@ class AuditedWorkers:
         observe_losses()
         if RECORDER.audit is None or not RECORDER.audit.loss:  # or it was made for a critic of this process
             run = _run()
-            RECORDER.guard = self.trial
+            RECORDER.guard, RECORDER.max_response_length = self.trial, run.get("max_response_length")
             RECORDER.audit = Audit(
                 os.environ[FOLDER],
                 rank=worker.engine.get_data_parallel_rank(),
@@ -178,9 +178,8 @@ def _announce(config: Any) -> None:
     if _at(config, "trainer", "v1", "trainer_mode") == "separate_async":
         calls = _at(config, "trainer", "v1", "separate_async", "parameter_sync_step") or 1
     by_rollout = bool(_at(config, "algorithm", "rollout_correction", "bypass_mode"))
-    os.environ[RUN] = json.dumps(
-        {"run": uuid.uuid4().hex[:12], "updates_per_rollout_batch": calls, "on_policy": not by_rollout}
-    )
+    run = {"run": uuid.uuid4().hex[:12], "updates_per_rollout_batch": calls, "on_policy": not by_rollout}
+    os.environ[RUN] = json.dumps(run | {"max_response_length": _at(config, "data", "max_response_length")})
 
 
 def _forward_environment(constants: Any) -> None:

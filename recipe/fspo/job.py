@@ -12,6 +12,8 @@ from recipe.fspo.old_keys import INSTEAD, OLD_KEYS
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job, Passes, Row
 
+from fspo.fairness.lre import lre_in_words
+
 
 def _problems(config: DictConfig) -> Iterator[str]:
     import recipe.fspo.sqrt_mask  # noqa: F401  (a rule of our asynchronous modes)
@@ -84,10 +86,10 @@ JOB: Final = Job(
         "fspo/truncated_frac",
     ),
     columns=(
-        ("length", "fspo/funnel/length_trained", "{:.0f}", ""),  # verl's own counts a tool's tokens, too
-        ("clipped", "fspo/clip_frac", "{:.1%}", "-"),
-        ("LRE", "fspo/lre_debiased fspo/lre_ci_low fspo/lre_ci_high", "{:.3f} [{:.3f}, {:.3f}]", "-"),
-        ("KL to start", "fspo/kl_to_start", "{:.4f}", ""),
+        ("length", "fspo/funnel/length_trained", "{:.0f}".format, ""),  # verl's own counts a tool's tokens, too
+        ("clipped", "fspo/clip_frac", "{:.1%}".format, "-"),
+        ("LRE", "fspo/lre_debiased fspo/lre_ci_low fspo/lre_ci_high", lre_in_words, "-"),
+        ("KL to start", "fspo/kl_to_start", "{:.4f}".format, ""),
     ),
 )
 

@@ -127,7 +127,9 @@ class Recorder:
         self.row_B: torch.Tensor | None = None
         #: Factor on the loss (``match_scale=matched``).
         self.loss_scale = 1.0
-        self._max_response_length: int | None = None
+        #: Responses that end here or later count as truncated; None: not known.
+        self.max_response_length: int | None = None
+        self._own_run = False
         self._band_state: BandState | None = None
         self._step, self._keep_sequences = 0, False
         self._sequences: list[np.ndarray] = []
@@ -142,7 +144,7 @@ class Recorder:
             on_policy: see :class:`fspo.audit.Audit`.
         """
         self.audit = Audit(on_policy=on_policy)
-        self._max_response_length, self.run_dir = max_response_length, run_dir
+        self.max_response_length, self.run_dir, self._own_run = max_response_length, run_dir, True
 
     def begin_update(
         self, band_state: BandState | None, step: int, sequences: bool = False, loss_scale: float = 1.0
@@ -181,17 +183,16 @@ class Recorder:
             output: What it made of them; None where its rule of acceptance is not known.
         """
         self.added += 1
-        own_run = self._max_response_length is not None
-        if self.audit is None or (output is None and own_run):
+        if self.audit is None or (output is None and self._own_run):
             return  # in a run of this recipe, sums without acceptance would pass for an acceptance of 100%
         with self.guard():
             self.audit.loss = loss
             log_prob_BT, old_log_prob_BT, advantages_BT, mask_BT = tensors
-            if own_run and output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
+            if self._own_run and output is not None and not torch.isfinite(output.log_ratio_B[output.valid_B]).all():
                 return  # a gradient that is not finite stops the run, and the batch is kept (faults/nonfinite.py)
             truncated_B = None
-            if self._max_response_length is not None:
-                truncated_B = end_of_response(mask_BT) >= self._max_response_length
+            if self.max_response_length is not None:
+                truncated_B = end_of_response(mask_BT) >= self.max_response_length
             self.audit.add(log_prob_BT, old_log_prob_BT, mask_BT, advantages_BT, output, truncated_B)
             if self._keep_sequences and output is not None:
                 row_B = torch.full_like(output.length_B, -1) if self.row_B is None else self.row_B

@@ -28,6 +28,7 @@ from fspo.diagnostics import NormClipWatch
 from fspo.fairness.lre import equal_mass_starts, merge_bins, plain_lre
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.positions import PositionSums
+from fspo.records import to_record
 from fspo.report.runs import load_runs
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState
@@ -312,13 +313,41 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, how: str, capsys: 
     assert main([str(tmp_path)]) == (2 if how == "empty" else 1) and expected in capsys.readouterr().err
 
 
+def test_the_folder_of_a_run_is_read_as_an_audit_of_its_last_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that went back to step 2 and did step 3 again: the first step 3 does not count."""
+    generator, audit, lines = torch.Generator().manual_seed(3), Audit(tmp_path / "audit", ALGORITHMS["fspo"]), []
+    audit.loss = "fspo"
+    for step, counts in ((1, True), (2, True), (3, False), (3, True)):
+        for index in range(12):
+            old, length = -torch.rand(64, 40, generator=generator), torch.randint(1, 41, (64, 1), generator=generator)
+            new, mask = old + 0.02 * index * torch.randn(64, 40, generator=generator), torch.arange(40) < length
+            audit.add(new, old, mask, torch.ones(64))
+            sums, positions = audit.sums, audit.positions
+            lines.append(json.dumps(to_record(sums, positions, step=step, minibatch=index)))
+            audit.end_mini_batch(step) if counts else audit.clear()
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "length_stats.jsonl").write_text("\n".join([*lines[:36], *lines[12:24], *lines[36:]]))
+    (run / "run.json").write_text(json.dumps({"algo": "mine", "loss": {"loss_mode": "fspo"}}))
+    assert main([str(tmp_path / "audit")]) == 0
+    audited = capsys.readouterr().out
+    assert main([str(run)]) == 0
+    assert capsys.readouterr().out == audited and "S spreads like L^" in audited
+    assert read_audit(run).truncation and not read_audit(tmp_path / "audit").truncation
+    with (run / "length_stats.jsonl").open("a") as file:
+        file.write('\n{"step": 4, "min')
+    assert main([str(run)]) == 1 and "length_stats.jsonl:" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("folder", "names"),
     [
         ("nowhere", ("nowhere", "does not exist", "FSPO_AUDIT")),
         ("run/run.json", ("run.json", "is a file", "FSPO_AUDIT")),
-        ("run", ("run", "python -m fspo.report")),
-        ("grid", ("grid", "python -m fspo.report")),
+        ("run", ("run", "length_stats.jsonl")),
+        ("grid", ("grid", "grid/fspo/seed1")),
         ("above", ("above", "above/audit")),
     ],
 )
@@ -329,6 +358,8 @@ def test_a_folder_of_another_kind_is_named_with_what_reads_it(
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("{}")
     train(tmp_path / "above/audit")
+    (tmp_path / "grid/fspo/seed1").mkdir(parents=True)
+    (tmp_path / "grid/fspo/seed1/length_stats.jsonl").touch()
     assert main([str(tmp_path / folder)]) == 2
     assert re.search(holds("error: ", *names), capsys.readouterr().err)
 
@@ -589,12 +620,12 @@ def test_rays_workers_get_the_variables_and_the_driver_says_where(
     audit._forward_environment(constants)
     actor = {"actor": {"policy_loss": {"loss_mode": "gspo"}}}
     v1 = {"trainer_mode": "separate_async", "separate_async": {"parameter_sync_step": 4}}
-    environment = constants.get_ppo_ray_runtime_env(config={"actor_rollout_ref": actor, "trainer": {"v1": v1}})[
-        "env_vars"
-    ]
+    config = {"actor_rollout_ref": actor, "trainer": {"v1": v1}, "data": {"max_response_length": 96}}
+    environment = constants.get_ppo_ray_runtime_env(config=config)["env_vars"]
     assert (environment["A"], environment[audit.FOLDER]) == ("1", str(tmp_path))
     run = json.loads(environment[audit.RUN])
     assert run["run"] and (run["updates_per_rollout_batch"], run["on_policy"]) == (4, True)
+    assert run["max_response_length"] == 96
     output = capsys.readouterr().out
     assert "gspo" in output and str(tmp_path) in output and output.count("\n") == 1
 

@@ -15,6 +15,7 @@ from fspo.fairness.lre import (
     debiased_lre,
     equal_mass_starts,
     length_reweighting_error,
+    lre_in_words,
     merge_bins,
     plain_lre,
     wilson_interval,
@@ -209,3 +210,16 @@ def test_a_flat_band_is_not_called_worse_than_none_for_the_noise_of_its_mini_bat
         difference = pooled_difference(flat, [(total, total)] * 5, debiased_lre, over=over, resamples=200, seed=trial)
         claims += difference.excludes_zero
     assert claims <= 5  # with binomial noise 10 and more
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [
+        (0.011, 0.043, "0.029 [0.011, 0.043]"),
+        (0.0, 0.29, "< 0.290"),
+        (4e-4, 0.29, "< 0.290"),
+        (np.nan, np.nan, "0.029"),
+    ],
+)
+def test_an_interval_that_reaches_0_has_its_upper_end_alone(low: float, high: float, says: str) -> None:
+    assert lre_in_words(0.029, low, high) == says

@@ -274,7 +274,9 @@ def test_lines_leave_out_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) 
     assert step_line(3, 20, nothing_clipped) == "step 3/20  reward 0.500  clipped 0.0%  LRE -"
     assert step_line(3, 20, {"timing_s/step": 2.0}) == "step 3/20  clipped -  LRE -  s 2.0"
     noise = {"fspo/lre_debiased": 0.0, "fspo/lre_ci_low": 0.0, "fspo/lre_ci_high": 0.136}
-    assert step_line(2, 20, noise) == "step 2/20  clipped -  LRE 0.000 [0.000, 0.136]"
+    assert step_line(2, 20, noise) == "step 2/20  clipped -  LRE < 0.136"
+    shown = noise | {"fspo/lre_debiased": 0.1, "fspo/lre_ci_low": 0.05}
+    assert step_line(2, 20, shown) == "step 2/20  clipped -  LRE 0.100 [0.050, 0.136]"
     assert validation_line(3, {"critic/rewards/mean": 0.5}) == ""
     assert validation_line(3, {"val-core/a/b/acc/mean@1": 0.25}) == "held-out after step 3:  a/b/acc/mean@1 0.250"
 

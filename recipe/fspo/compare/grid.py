@@ -102,7 +102,7 @@ def command_of(run: PlannedRun, request: Request) -> list[str]:
 
 def _announce(run: PlannedRun, number: int, of: int, is_done: bool = False) -> None:
     done = ": finished before" if is_done else ""
-    print(f"run {number} of {of}: {run.algo}, seed {run.seed}, {run.clip_values} clip values{done}", flush=True)
+    print(f"run {number} of {of}: {run.algo}, seed {run.seed}, clip_values={run.clip_values}{done}", flush=True)
 
 
 def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 
@@ -22,9 +22,9 @@ def say(text: str, out: TextIO) -> None:
             os.dup2(nothing.fileno(), out.fileno())
 
 
-#: Numbers of a step's line: label, metrics (blanks between them), format, and what stands for those that a step does
-#: not have; empty: nothing.
-Columns = tuple[tuple[str, str, str, str], ...]
+#: Numbers of a step's line: label, metrics (blanks between them), what writes them, and what stands for those that a
+#: step does not have; empty: nothing.
+Columns = tuple[tuple[str, str, Callable[..., str], str], ...]
 
 
 class Progress:
@@ -50,11 +50,11 @@ class Progress:
 PROGRESS = Progress()
 
 STEP_COLUMNS: Columns = (
-    ("reward", "critic/rewards/mean", "{:.3f}", ""),
-    ("length", "response_length/mean", "{:.0f}", ""),
-    ("KL", "actor/kl_loss", "{:.4f}", ""),
-    ("s", "timing_s/step", "{:.1f}", ""),
-    ("tokens/s", "perf/throughput", "{:.0f}", ""),
+    ("reward", "critic/rewards/mean", "{:.3f}".format, ""),
+    ("length", "response_length/mean", "{:.0f}".format, ""),
+    ("KL", "actor/kl_loss", "{:.4f}".format, ""),
+    ("s", "timing_s/step", "{:.1f}".format, ""),
+    ("tokens/s", "perf/throughput", "{:.0f}".format, ""),
 )
 
 
@@ -64,7 +64,7 @@ def step_line(step: int, total_steps: int, metrics: Mapping[str, float | None]) 
     columns = (*STEP_COLUMNS[:2], *PROGRESS.columns, *STEP_COLUMNS[2:])
     for label, names, form, absent in {column[0]: column for column in columns}.values():  # of one label, the job's
         values = [metrics.get(name) for name in names.split()]
-        texts.append((label, absent if None in values else form.format(*values)))
+        texts.append((label, absent if None in values else form(*values)))
     return f"step {step}/{total_steps}  " + "  ".join(f"{label} {text}" for label, text in texts if text)
 
 
