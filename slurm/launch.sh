@@ -40,7 +40,8 @@ say "job $SLURM_JOB_ID, restart $restart, ${#nodes[@]} node(s): ${nodes[*]}; log
 nodes=("${nodes[@]:0:wanted}")
 
 # ------------------------------------------------------------------- containers
-container_srun=() container_command=() ready_within="${FSPO_READY_TIMEOUT:-300}" ray_tmp="${FSPO_RAY_TMP:-/tmp}"
+container_srun=() container_command=() ready_within="${FSPO_READY_TIMEOUT:-300}"
+export FSPO_RAY_TMP="${FSPO_RAY_TMP:-/tmp}"
 mounts="$FSPO_ROOT:$FSPO_ROOT,$FSPO_RUN_DIR:$FSPO_RUN_DIR${FSPO_MOUNTS:+,$FSPO_MOUNTS}"
 case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
     '') ;;
@@ -49,7 +50,7 @@ case "${FSPO_CONTAINER:+${FSPO_CONTAINER_RUNTIME:-apptainer}}" in
     pyxis) # By its name all steps on a node use one container, and the image is unpacked once; a requeued job takes a new
         # one, because a half-made one may be left. Its /tmp is private, and every step needs Ray's sockets.
         container_srun=(--container-name="fspo-$SLURM_JOB_ID-$restart" --container-image="$FSPO_CONTAINER"
-            --container-workdir="$FSPO_ROOT" --container-mounts="$mounts,$ray_tmp:$ray_tmp")
+            --container-workdir="$FSPO_ROOT" --container-mounts="$mounts,$FSPO_RAY_TMP:$FSPO_RAY_TMP")
         ready_within="${FSPO_READY_TIMEOUT:-900}" ;;
     *) fail "FSPO_CONTAINER_RUNTIME=$FSPO_CONTAINER_RUNTIME: choose apptainer or pyxis" ;;
 esac
@@ -133,6 +134,9 @@ printf '%s\n' "${nodes[@]}" >"$FSPO_LOG_DIR/nodes"
 # A token of this job's own: only who can read the file can use this Ray. Never on a command line, never printed.
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FSPO_LOG_DIR/.ray_token"
 unset RAY_AUTH_TOKEN RAY_ADDRESS
+# With one node Ray (its switch for laptops), TransferQueue, vLLM and torch listen on 127.0.0.1.
+((${#nodes[@]} > 1)) || export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-lo}" \
+    VLLM_HOST_IP="${VLLM_HOST_IP:-127.0.0.1}"
 (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$RAY_AUTH_TOKEN_PATH")
 start_step ray "${#nodes[@]}" ray
 ray=$!

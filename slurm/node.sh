@@ -36,15 +36,9 @@ if [[ -n ${FSPO_INTERFACE:-} ]]; then
     export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$FSPO_INTERFACE}" GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$FSPO_INTERFACE}"
     address="$(ip -4 -o addr show dev "$FSPO_INTERFACE" | awk '{sub("/.*", "", $4); print $4; exit}')"
     [[ -n $address ]] || fail "FSPO_INTERFACE=$FSPO_INTERFACE has no IPv4 address"
+    [[ ${RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER:-} != 0 ]] || address=127.0.0.1
 fi
 
-# Compiled kernels of vLLM, Triton and FlashInfer: on the node, because by default every process of every node writes
-# them to one folder at home. Nobody else may write there: they are executed.
-cache="${FSPO_RAY_TMP:-/tmp}/fspo-cache-$UID"
-(umask 077 && mkdir -p "$cache")
-[[ -O $cache ]] || fail "set FSPO_RAY_TMP to another folder: $cache is somebody else's"
-export VLLM_CACHE_ROOT="${VLLM_CACHE_ROOT:-$cache/vllm}" TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton}" \
-    FLASHINFER_WORKSPACE_BASE="${FLASHINFER_WORKSPACE_BASE:-$cache}"
 # Ray asks for 65,536 open files; many clusters begin with 1,024.
 (($(ulimit -Sn | sed s/unlimited/65536/) >= 65536)) || ulimit -Sn 65536 2>/dev/null || ulimit -Sn "$(ulimit -Hn)"
 if [[ $1 == run ]]; then
@@ -53,14 +47,13 @@ if [[ $1 == run ]]; then
 fi
 
 # ------------------------------------------------------------------- Ray
-node="${SLURMD_NODENAME:-$(hostname)}"
+node="${SLURMD_NODENAME:-$(hostname)}" SLURM_NODEID="${SLURM_NODEID:-0}"
 exec >"$FSPO_LOG_DIR/ray-$node.log" 2>&1
 # Before it stops, Ray would wait up to 30 s for work to move to other nodes: there is none to move.
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
-# Short: Ray puts sockets there, whose paths may have 107 characters.
-temp="${FSPO_RAY_TMP:-/tmp}/fspo-$SLURM_JOB_ID-${SLURM_NODEID:=0}"
+# In a folder that only this user may enter: Ray lets everybody write to its own. With what ends the step, if need be.
+temp="$(python -m recipe.runner.faults.node "${FSPO_RAY_TMP:-/tmp}" "$SLURM_JOB_ID-$SLURM_NODEID")"
 rm -rf "$temp" # a requeued job that was killed before may have left it, with the old address in it
-python -m recipe.runner.faults.node "$temp" "$cache"
 # A step may use less than the job has, and on a node that is not confined more. nproc obeys the two variables.
 cpus="$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)"
 ((cpus <= ${SLURM_CPUS_ON_NODE:?})) || cpus="$SLURM_CPUS_ON_NODE"

@@ -15,8 +15,11 @@ import pytest
 from real_stack import SMALL
 from slurm_cluster import REPOSITORY, Cluster, tail, why_not
 
+from recipe.runner.faults import node
+
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 Submit = Callable[..., tuple[str, Path, Path]]
+PRIVATE = node.private_path(Path("/tmp"))
 
 #: A job that runs one command on the launcher.
 BARE_JOB = """\
@@ -94,7 +97,7 @@ def steps(run_dir: Path) -> list[int]:
 
 def assert_nothing_left(cluster: Cluster, job: str, run_dir: Path) -> None:
     assert cluster.left_behind() == []
-    assert list(Path("/tmp").glob(f"fspo-{job}-*")) == []
+    assert list(PRIVATE.glob(f"{job}-*")) == []
     assert list(run_dir.rglob(".ray_token")) == []
 
 
@@ -114,8 +117,8 @@ def test_demo_trains_on_two_nodes(cluster: Cluster, submit: Submit) -> None:
     assert "Ray is up on 2 node(s)" in text and "step 2/2" in text
     # An FSDP rank on each node: its output is in that node's own Ray logs.
     (logs,) = (run_dir / "slurm").glob(f"{job}-restart-0")
-    for node in ("node1", "node2"):
-        assert any("WorkerDict" in file.read_text(errors="replace") for file in logs.glob(f"ray-{node}/worker-*.out"))
+    for host in ("node1", "node2"):
+        assert any("WorkerDict" in file.read_text(errors="replace") for file in logs.glob(f"ray-{host}/worker-*.out"))
     assert_nothing_left(cluster, job, run_dir)
 
 
@@ -156,7 +159,7 @@ def test_a_node_on_which_ray_ends_costs_a_requeue(cluster: Cluster, submit: Subm
     raylet = next(
         process
         for process in psutil.process_iter()
-        if process.name() == "raylet" and f"/fspo-{job}-1/" in " ".join(process.cmdline())
+        if process.name() == "raylet" and f"{PRIVATE}/{job}-1/" in " ".join(process.cmdline())
     )
     raylet.kill()
     wait_for("Ray ended on node node2; see ", cluster, job, log, 120)
@@ -184,7 +187,7 @@ def test_a_dead_node_costs_a_requeue(cluster: Cluster, submit: Submit, tmp_path:
     # Ray itself may lose a node once more on a busy machine: that costs another requeue, and the job still ends.
     assert int(ended["Restarts"]) >= 1 and text.count("Ray is up on 2 node(s)") >= 2
     assert "node node2 does not answer" in text or "Ray ended on node node2" in text
-    shutil.rmtree(f"/tmp/fspo-{job}-1", ignore_errors=True)  # the dead node's
+    shutil.rmtree(PRIVATE / f"{job}-1", ignore_errors=True)  # the dead node's
     assert_nothing_left(cluster, job, run_dir)
 
 

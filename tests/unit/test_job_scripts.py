@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -90,16 +91,33 @@ def test_a_set_up_may_use_what_is_not_set_and_its_failure_is_named(tmp_path: Pat
     assert done.returncode == 1 and f"FSPO_SETUP={setup} ended with status 3" in done.stderr and not done.stdout
 
 
-def test_kernels_are_kept_on_the_node_and_files_may_be_many(tmp_path: Path) -> None:
-    names = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
-    print_all = ("node.sh", "run", "/bin/bash", "-c", f"echo {' '.join(f'${name}' for name in names)}; ulimit -Sn")
-    done = bash(*print_all, FSPO_ROOT=str(tmp_path), FSPO_RAY_TMP=str(tmp_path), TRITON_CACHE_DIR="/mine")
-    cache = tmp_path / f"fspo-cache-{os.getuid()}"
-    paths, files = done.stdout.splitlines()
-    assert paths == f"{cache}/vllm /mine {cache}", done.stderr
-    assert cache.stat().st_mode & 0o777 == 0o700
+def test_files_may_be_many(tmp_path: Path) -> None:
+    done = bash("node.sh", "run", "/bin/bash", "-c", "ulimit -Sn", FSPO_ROOT=str(tmp_path))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert int(files) == max(soft, min(hard, 65536))
+    assert int(done.stdout) == max(soft, min(hard, 65536)), done.stderr
+
+
+def test_ray_s_files_are_in_a_folder_that_nobody_else_may_enter(tmp_path: Path) -> None:
+    """Ray lets everybody write to the folder that it makes, and the address of the job's Ray stands in a file there."""
+    with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
+        (log,) = join(tmp_path, short, SLURM_CPUS_ON_NODE="1").splitlines()
+        private = Path(short, f"fspo-{os.getuid()}")
+        assert f" --temp-dir={private}/test{os.getpid()}-1 " in log
+        assert private.stat().st_mode & 0o777 == 0o700
+        private.chmod(0o777)
+        log = join(tmp_path, short, SLURM_CPUS_ON_NODE="1")
+    assert log.startswith("error: ") and str(private) in log and "777" in log and "FSPO_RAY_TMP" in log
+
+
+@pytest.mark.parametrize("nodes", ["node1", "node1 node2"])
+def test_ray_listens_on_the_loopback_of_a_job_s_only_node(nodes: str, tmp_path: Path) -> None:
+    environment = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER GLOO_SOCKET_IFNAME VLLM_HOST_IP"
+    srun = f'#!/bin/bash\nfor name in {environment}; do echo "$name=${{!name-}}" >>"$CALLS"; done\nexit 127\n'
+    launch(tmp_path, steps=srun, scontrol=f"#!/bin/sh\nprintf '%s\\n' {nodes}\n", GLOO_SOCKET_IFNAME="mine")
+    alone = nodes == "node1"
+    seen = set((tmp_path / "calls").read_text().splitlines())
+    assert f"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER={'0' if alone else ''}" in seen
+    assert {"GLOO_SOCKET_IFNAME=mine", f"VLLM_HOST_IP={'127.0.0.1' if alone else ''}"} <= seen
 
 
 @pytest.mark.parametrize(("on_node", "counted"), [("1", 1), ("1000", len(os.sched_getaffinity(0)))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,13 +53,15 @@ def test_gpus_in_exclusive_mode_are_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_job_asks_on_the_node(tmp_path: Path) -> None:
-    ray = tmp_path / ("x" * 100) / "fspo-7-0"
-    command = [sys.executable, "-m", "recipe.runner.faults.node", str(ray), str(tmp_path)]
+    parent = tmp_path / ("x" * 100)
+    command = [sys.executable, "-m", "recipe.runner.faults.node", str(parent), "7-0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.startswith("error: ")
-    assert f"FSPO_RAY_TMP={ray.parent}: " in done.stderr and done.stderr.count("\n") == 1
-    command[-2] = "/tmp/fspo-7-0"
-    assert subprocess.run(command, timeout=60).returncode == 0
+    assert f"FSPO_RAY_TMP={parent}: " in done.stderr and done.stderr.count("\n") == 1
+    with tempfile.TemporaryDirectory() as short:  # pytest's own may be too long for a socket of Ray's
+        command[-2] = short
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, f"{short}/fspo-{os.getuid()}/7-0\n"), done.stderr
 
 
 def test_a_run_with_a_ray_of_its_own_asks_before_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,3 +76,76 @@ def test_a_run_with_a_ray_of_its_own_asks_before_it(monkeypatch: pytest.MonkeyPa
     assert list(checks.node_problems(composed())) == []
     monkeypatch.delenv("RAY_TMPDIR")
     assert list(checks.node_problems(composed("++ray_kwargs.ray_init.address=auto"))) == []
+
+
+def test_a_folder_that_is_not_private_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = node.private_folder(tmp_path / "new", "TMPDIR=x")
+    assert folder == tmp_path / f"new/fspo-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
+    assert node.private_folder(tmp_path / "new", "TMPDIR=x") == folder
+
+    def refused(parent: Path) -> str:
+        with pytest.raises(node.NotPrivateError) as error:
+            node.private_folder(parent, "TMPDIR=x")
+        assert str(error.value).startswith("TMPDIR=x: ")
+        return str(error.value)
+
+    for mode in (0o770, 0o707, 0o711):
+        folder.chmod(mode)
+        assert f"{folder} is open to others (mode {mode:o})" in refused(folder.parent)
+    folder.chmod(0o700)
+    (tmp_path / folder.name).symlink_to(folder)  # another user may have made it, to a folder of the victim's
+    assert "link" in refused(tmp_path)
+    with monkeypatch.context() as patch:  # an owner can be changed by an administrator only
+        patch.setattr(os, "getuid", lambda: 12345)
+        (folder.parent / "fspo-12345").mkdir(mode=0o700)
+        assert f"belongs to the user {os.geteuid()}" in refused(folder.parent)
+    (tmp_path / "file").touch()
+    assert str(tmp_path / "file") in refused(tmp_path / "file")
+
+
+def test_a_private_folder_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert node.private_folder(tmp_path, "").stat().st_mode & 0o777 == 0o700
+    finally:
+        os.umask(before)
+
+
+def test_inductor_takes_no_kernels_from_somebody_else_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's default is a folder of a known name in the temporary one, whoever made it."""
+    program = "from torch._inductor.runtime.cache_dir_utils import cache_dir; print(cache_dir())"
+    private = node.private_folder(tmp_path, "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # torch sets it by itself, once it has been asked
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    for variables, folder in ((node.cache_environment(private), private), ({}, tmp_path)):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment | variables, capture_output=True, text=True, timeout=100
+        )
+        assert Path(done.stdout.strip()).parent == folder, done.stderr
+
+
+def test_caches_are_private_and_of_the_home_if_that_can_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("HF_", "XDG_", "TRITON_", "TORCHINDUCTOR_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    kernels = {
+        "VLLM_CACHE_ROOT": "/p/vllm",
+        "TRITON_CACHE_DIR": "/mine",
+        "FLASHINFER_WORKSPACE_BASE": "/p",
+        "TORCHINDUCTOR_CACHE_DIR": "/p/inductor",
+    }
+    assert node.cache_environment(Path("/p")) == kernels
+    (tmp_path / "file").touch()  # a home that nobody can write to, not even an administrator
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    caches = node.cache_environment(Path("/p"))
+    assert caches.items() >= kernels.items() and caches["XDG_CACHE_HOME"] == "/p/cache"
+    assert caches["HF_DATASETS_CACHE"].startswith("/p/") and caches["HF_HUB_CACHE"].startswith("/p/")
+    assert caches["HF_TOKEN_PATH"] == f"{tmp_path}/file/.cache/huggingface/token"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(node, "_can_write", lambda folder: False)  # models that are there are read from there
+    assert node.cache_environment(Path("/p"))["HF_HUB_CACHE"].startswith("/p/")
+    (tmp_path / ".cache/huggingface/hub").mkdir(parents=True)
+    assert node.cache_environment(Path("/p"))["HF_HUB_CACHE"] == f"{tmp_path}/.cache/huggingface/hub"

@@ -1,12 +1,14 @@
-"""What in one machine keeps a run from starting, asked before Ray: folders for sockets and kernels, the GPUs' mode.
+"""A run's private folder on one machine, and what keeps a run from starting there, asked before Ray.
 
-``python -m recipe.runner.faults.node RAY_FOLDER KERNEL_FOLDER`` asks it on a node of a SLURM job (``slurm/node.sh``); a
-run that starts a Ray of its own asks it in its checks. Needs Python alone.
+``python -m recipe.runner.faults.node PARENT NAME`` does so on a node of a SLURM job (``slurm/node.sh``); a run that
+starts a Ray of its own does so itself. Needs Python alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,102 @@ from typing import Final
 _SOCKET_BYTES: Final = 107
 #: The longest path of a socket in Ray's folder (process ids have up to seven digits), and of vLLM's in a temporary one.
 RAY, VLLM = "session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store", "00000000-0000-0000-0000-000000000000"
+#: Variables that name a folder for sockets and kernels, the first that is set; Ray obeys the last two.
+_PARENTS: Final = ("FSPO_RAY_TMP", "RAY_TMPDIR", "TMPDIR")
+#: Names the private folder to every process that is started with it.
+PRIVATE_VARIABLE: Final = "FSPO_PRIVATE"
+#: Where vLLM, Triton, FlashInfer and Inductor keep compiled kernels: by variable, a folder in the private one. The
+#: defaults lie in the home folder, where all processes of all nodes would write the same files, and Inductor's in a
+#: folder in /tmp that it also takes from somebody else, who could then write what the run executes.
+_KERNELS: Final = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}
+
+
+class NotPrivateError(RuntimeError):
+    """A folder that has to be the user's alone is not."""
+
+
+def parent_folder() -> tuple[Path, str]:
+    """The folder in which the private one is, and the setting that gives it, with its value."""
+    variable = next((name for name in _PARENTS if os.environ.get(name)), "RAY_TMPDIR")
+    parent = os.environ.get(variable) or "/tmp"
+    return Path(parent), f"{variable}={parent}"
+
+
+def private_path(parent: Path) -> Path:
+    """The private folder in ``parent``: short, because of the sockets in it."""
+    return parent / f"fspo-{os.getuid()}"
+
+
+def private_folder(parent: Path, setting: str) -> Path:
+    """Make ``parent/fspo-UID`` if need be: only its owner may look into it.
+
+    Args:
+        parent: A folder on a local disk.
+        setting: The setting that gives it, with its value.
+
+    Raises:
+        NotPrivateError: if it cannot be made, or is a link, another user's, or open to others.
+    """
+    folder = private_path(parent)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        status = folder.lstat()
+    except OSError as error:
+        raise NotPrivateError(f"{setting}: give a folder that can be written to ({error})") from error
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    why = (
+        "is no folder, or a link to one"
+        if not stat.S_ISDIR(status.st_mode)
+        else f"belongs to the user {status.st_uid}"
+        if status.st_uid != os.getuid()
+        else f"is open to others (mode {mode:o})"
+        if mode != 0o700
+        else None
+    )
+    if why:
+        raise NotPrivateError(
+            f"{setting}: {folder} {why}, and a run executes what lies there: remove it if it is yours, or give another "
+            "folder"
+        )
+    return folder
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def cache_environment(private: Path) -> dict[str, str]:
+    """Variables for caches in the private folder; a value that the user has set wins.
+
+    Compiled kernels are always there. What Hugging Face's libraries and others keep in the home folder is there if that
+    cannot be written to; models that have been downloaded to it are still read.
+    """
+    variables = {name: str(private / folder) for name, folder in _KERNELS.items()}
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    hub = Path(os.environ.get("HF_HOME") or home / "huggingface")
+    if not _can_write(home):
+        variables |= {"XDG_CACHE_HOME": str(private / "cache"), "MPLCONFIGDIR": str(private / "cache/matplotlib")}
+    if not _can_write(hub):
+        own = private / "cache/huggingface"
+        variables |= {"HF_DATASETS_CACHE": f"{own}/datasets", "HF_MODULES_CACHE": f"{own}/modules"}
+        variables |= {
+            "HF_HUB_CACHE": str((hub if (hub / "hub").is_dir() else own) / "hub"),
+            "HF_XET_CACHE": f"{own}/xet",
+        }
+        variables["HF_TOKEN_PATH"] = str(hub / "token")
+    return {name: os.environ.get(name) or value for name, value in variables.items()}
 
 
 def socket_problems(folder: Path, socket: str, setting: str) -> Iterator[str]:
@@ -71,17 +169,23 @@ def gpu_problems() -> Iterator[str]:
 
 
 def main() -> int:
-    """Exit status: 0, or 1 after one line ``error: ...`` a problem."""
-    ray_folder, kernel_folder = map(Path, sys.argv[1:])
-    temporary = Path(tempfile.gettempdir())
+    """Print Ray's folder, ``PARENT/fspo-UID/NAME``. Exit status: 0, or 1 after one line ``error: ...`` a problem."""
+    parent, name = Path(sys.argv[1]), sys.argv[2]
+    setting, temporary = f"FSPO_RAY_TMP={parent}", Path(tempfile.gettempdir())
+    ray_folder = private_path(parent) / name
     problems = [
-        *socket_problems(ray_folder, RAY, f"FSPO_RAY_TMP={ray_folder.parent}"),
+        *socket_problems(ray_folder, RAY, setting),
         *socket_problems(temporary, VLLM, f"TMPDIR={temporary}"),
-        *kernel_problems((kernel_folder, "FSPO_RAY_TMP"), (temporary, "TMPDIR")),
+        *kernel_problems((parent, "FSPO_RAY_TMP"), (temporary, "TMPDIR")),
         *gpu_problems(),
     ]
+    try:
+        private_folder(parent, setting)
+    except NotPrivateError as error:
+        problems.append(str(error))
     for problem in problems:
         print(f"error: {os.uname().nodename}: {problem}", file=sys.stderr, flush=True)
+    print(ray_folder)
     return 1 if problems else 0
 
 

@@ -22,7 +22,7 @@ from fspo.names import did_you_mean
 from recipe.runner.faults import node
 from recipe.runner.launch import first_update, inputs, loggers, packages
 from recipe.runner.launch.first_update import is_computed
-from recipe.runner.launch.machine import starts_ray
+from recipe.runner.launch.machine import ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.verl_patches import server_slots
 
@@ -73,14 +73,12 @@ def node_problems(config: DictConfig) -> Iterator[str]:
     """This machine, if the run starts a Ray of its own: folders for sockets and kernels, and the GPUs' mode."""
     if not starts_ray(config):
         return
-    temporary, own = Path(tempfile.gettempdir()), config.ray_kwargs.ray_init.get("_temp_dir")
-    variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
-    parent = os.environ.get(variable, "/tmp")
-    setting = f"ray_kwargs.ray_init._temp_dir={own}" if own else f"{variable}={parent}"
-    problems = list(node.socket_problems(Path(own or f"{parent}/ray"), node.RAY, setting))
+    temporary, (parent, setting) = Path(tempfile.gettempdir()), ray_parent(config)
+    problems = list(node.socket_problems(node.private_path(parent) / "of_a_run", node.RAY, setting))
     problems = problems or list(node.socket_problems(temporary, node.VLLM, f"TMPDIR={temporary}"))
     if config.trainer.device != "cpu":
-        problems += [*node.kernel_problems((temporary, "TMPDIR")), *node.gpu_problems()]
+        folders = (parent, setting.partition("=")[0]), (temporary, "TMPDIR")
+        problems += [*node.kernel_problems(*folders), *node.gpu_problems()]
     yield from map(MachineProblem, problems)
 
 

@@ -17,7 +17,7 @@ from omegaconf.errors import InterpolationResolutionError
 from recipe.runner.faults.preemption import ENDED_BY, PREEMPTED, Preempted, end_on_ctrl_c
 from recipe.runner.launch.compose import parsed, quoted
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.machine import forked_workers
+from recipe.runner.launch.machine import forked_workers, private_run
 from recipe.runner.launch.run_settings import how_far, next_commands
 from recipe.runner.launch.values import PreflightError
 
@@ -146,7 +146,7 @@ def launch_or_exit(config: DictConfig, job: Job, overrides: Sequence[str] = ()) 
 
     end_on_ctrl_c()
     try:
-        with forked_workers(config, job.modules):
+        with private_run(config), forked_workers(config, job.modules):
             # Here, beside the workers: `start` imports verl, which must wait until the platform is exported.
             from recipe.runner.faults.errors import TrainingFailed
             from recipe.runner.launch.prepare import prepare

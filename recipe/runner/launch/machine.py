@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from recipe.runner.faults import node
+from recipe.runner.faults.preemption import Preempted
 from recipe.runner.faults.processes import RUN_ID_VARIABLE, own_run_id
+from recipe.runner.launch.values import PreflightError
 
 #: Environment of a CPU run, in every process. A value that the user has set wins.
 CPU_ENVIRONMENT = {
@@ -30,6 +40,16 @@ CPU_ENVIRONMENT = {
     # Ray's idle workers in advance have another environment than the run's, which can use none of them.
     "RAY_prestart_worker_first_driver": "0",
 }
+#: Environment of a run whose Ray has no other machine: Ray, TransferQueue, vLLM and torch listen on 127.0.0.1.
+LOOPBACK_ENVIRONMENT = {
+    # Ray's switch for laptops, whatever its name says: Ray's address is 127.0.0.1.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+#: How long the last files of a run may take to go: its processes end a moment after Ray has.
+_REMOVAL_S = 10.0
+_ray_folder: Path | None = None
 
 
 class WrongMachineError(RuntimeError):
@@ -99,6 +119,97 @@ def pass_to_ray_workers(config: DictConfig) -> None:
 
             # Also where the configuration is that of an earlier run, whose server is gone.
             runtime_env.py_executable = fork_server.py_executable()
+
+
+def ray_parent(config: DictConfig) -> tuple[Path, str]:
+    """The folder in which the run's private one is, and the setting that gives it, with its value."""
+    if own := config.ray_kwargs.ray_init.get("_temp_dir"):
+        return Path(own), f"ray_kwargs.ray_init._temp_dir={own}"
+    return node.parent_folder()
+
+
+def ray_folder() -> Path | None:
+    """The folder of the Ray that this process starts, within :func:`private_run`; None if it starts none."""
+    return _ray_folder
+
+
+@contextlib.contextmanager
+def private_run(config: DictConfig) -> Iterator[None]:
+    """Within it, what the run starts shares nothing with other users of the machine. Enter it before Ray is imported.
+
+    Compiled kernels are in the user's private folder. A Ray that the run starts has its files there, and a token of its
+    own in the environment of its processes and on no disk; on one machine it listens on 127.0.0.1. The files go with
+    the run, but for Ray's logs of a run that failed.
+
+    Raises:
+        PreflightError: if the folder cannot be made, or is not private.
+    """
+    global _ray_folder
+    parent, setting = ray_parent(config)
+    try:
+        private = node.private_folder(parent, setting)
+    except node.NotPrivateError as error:
+        raise PreflightError(str(error)) from error
+    variables = {**node.cache_environment(private), node.PRIVATE_VARIABLE: str(private)}
+    if not starts_ray(config):
+        with _environment(variables):
+            yield
+        return
+    variables["RAY_AUTH_MODE"] = mode = os.environ.get("RAY_AUTH_MODE") or "token"
+    if mode.lower() == "token" and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        variables["RAY_AUTH_TOKEN"] = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+    if config.trainer.nnodes == 1:
+        variables |= {name: os.environ.get(name) or value for name, value in LOOPBACK_ENVIRONMENT.items()}
+    folder = Path(tempfile.mkdtemp(prefix="", dir=private))
+    variables["TMPDIR"] = os.environ.get("TMPDIR") or str(folder)  # sockets of vLLM, locks of verl
+    failed = True
+    try:
+        with _environment(variables):
+            _ray_folder = folder
+            yield
+        failed = False
+    except Preempted:
+        failed = False
+        raise
+    finally:
+        _ray_folder = None
+        if (ray := sys.modules.get("ray")) is not None:
+            ray.shutdown()
+        _remove(folder, keep_logs=failed)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set these variables of this process for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    tempfile.tempdir = None  # it is read again, from TMPDIR
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        tempfile.tempdir = None
+
+
+def _remove(folder: Path, keep_logs: bool) -> None:
+    """Remove the folder of a Ray that has been stopped; with ``keep_logs`` its logs stay, if it has any."""
+    logs = set(folder.glob("session_[0-9]*/logs")) if keep_logs else set()
+    if logs:
+        sessions = {path.parent for path in logs}
+        for path in {*folder.iterdir(), *itertools.chain(*(session.iterdir() for session in sessions))}:
+            if path.is_dir() and not path.is_symlink() and path not in sessions | logs:
+                shutil.rmtree(path, ignore_errors=True)
+            elif not path.is_dir() or path.is_symlink():
+                path.unlink(missing_ok=True)
+        return
+    limit = time.monotonic() + _REMOVAL_S
+    while folder.exists() and time.monotonic() < limit:  # until the last process of Ray has written its last line
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
 
 
 def starts_ray(config: DictConfig) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import ray
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 from verl.trainer.main_ppo import run_ppo
 
 from fspo.records import INFO_FILE
@@ -27,6 +27,7 @@ from recipe.runner.faults.supervisor import Supervisor
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.masking import masking
+from recipe.runner.launch.machine import ray_folder
 from recipe.runner.launch.progress import say
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.trainer_process import TrainerHandle
@@ -79,6 +80,9 @@ def _run(start: Start, run_id: str) -> None:
     supervisor.start()
     printer = threading.Thread(target=trainer.print_progress, args=(stop, sys.stdout), daemon=True)
     printer.start()
+    if (folder := ray_folder()) is not None:
+        with open_dict(config):
+            config.ray_kwargs.ray_init._temp_dir = str(folder)
     status, why = "failed", None
     try:
         # What verl prints in this process goes to the log; progress has its own way to the terminal.
