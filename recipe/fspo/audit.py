@@ -20,8 +20,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
-from recipe.fspo.import_hook import WhenImported
 from recipe.fspo.recorder import RECORDER, moves
+from recipe.runner.when_imported import WhenImported
 
 from fspo.audit import Audit, GrowingAudit, live_metrics
 

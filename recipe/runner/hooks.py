@@ -34,6 +34,7 @@ from recipe.runner.launch.end_of_turn import STOPS
 from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from recipe.runner.verl_patches import server_slots
+from recipe.runner.verl_patches.frames import are_signed
 from recipe.runner.verl_patches.messages import drop_a_message_that_is_an_error
 from recipe.runner.verl_patches.packs import rows_of_ranks
 from recipe.runner.verl_patches.validation import replace_resampling
@@ -65,6 +66,11 @@ class RunnerHooks(PPOTrainer):
             drop_a_message_that_is_an_error()
         loggers.point_into(config.run.dir)
         replace_resampling()
+        if not are_signed():
+            PROGRESS.say(
+                "note: Ray was started without a token (RAY_AUTH_MODE=token): whoever reaches its ports, or "
+                "TransferQueue's, runs code as you; see Access in docs/clusters.md"
+            )
         self._run_log: RunLog | None = None
         self._saved_step: int | None = None
         self._validated: list[int] = []  # lengths of a validation's responses

@@ -1,8 +1,8 @@
 """Loaded by verl in every process that imports it, through the ``verl.plugins`` entry point.
 
-Selects nothing and starts nothing: it makes the CPU platform known where ``VERL_PLATFORM=cpu`` (never on a GPU run). In
-processes of a run of the runner's, and in no others, each Ray's sockets have names of their own, and stacks are written
-when asked.
+Selects nothing and starts nothing: it makes the CPU platform known where ``VERL_PLATFORM=cpu`` (never on a GPU run),
+and has a driver whose configuration is of a run in the runner's care prepare Ray's workers. In processes of a run of
+the runner's, and in no others, sockets are where no other user can take their place, and stacks are written when asked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import os
 
 from recipe.runner.faults.processes import RUN_ID_VARIABLE
 from recipe.runner.faults.stacks import write_when_asked
-from recipe.runner.verl_patches.sockets import name_sockets_by_ray
+from recipe.runner.ray_worker import have_workers_begin
+from recipe.runner.verl_patches.sockets import move_weights_to_the_private_folder
+from recipe.runner.verl_patches.stores import listen_at_the_address
+from recipe.runner.when_imported import WhenImported
 
 if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     import recipe.runner.cpu.platform  # noqa: F401  (registers the platform)
@@ -21,6 +24,8 @@ if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
     report_vllm_version()
 
 
+WhenImported("verl.trainer.constants_ppo", have_workers_begin)
 if RUN_ID_VARIABLE in os.environ:
-    name_sockets_by_ray()
+    WhenImported("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", move_weights_to_the_private_folder)
+    WhenImported("torch.distributed.rendezvous", listen_at_the_address)
     write_when_asked()

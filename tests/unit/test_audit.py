@@ -33,8 +33,9 @@ from fspo.report.runs import load_runs
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import BandState
 from recipe.fspo import audit, policy_loss
-from recipe.fspo.import_hook import WhenImported, check_before_ray
+from recipe.fspo.import_hook import check_before_ray
 from recipe.fspo.recorder import Recorder
+from recipe.runner.when_imported import WhenImported
 
 RANKS, STEPS, MINI_BATCHES = 2, 2, 3
 GSPO = ALGORITHMS["seq_gspo"]

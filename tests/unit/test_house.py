@@ -20,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS: dict[str, set[str]] = {
     "recipe.runner.cpu": set(),
     "recipe.runner.faults": set(),
-    "recipe.runner.verl_patches": set(),
+    "recipe.runner.verl_patches": {"recipe.runner.faults", "recipe.runner.when_imported"},
     "recipe.runner.checkpoints": {"recipe.runner.cpu", "recipe.runner.faults"},
     "recipe.runner.launch": {
         *("recipe.runner.cpu", "recipe.runner.faults", "recipe.runner.verl_patches", "recipe.runner.checkpoints"),
+        "recipe.runner.ray_worker",
     },
     "recipe.runner.plan": {"recipe.runner.launch", "recipe.runner.checkpoints", "recipe.runner.verl_patches"},
 }
@@ -190,24 +191,6 @@ present = [name for name in sys.modules if name.startswith("recipe.runner.cpu")]
 assert not present, present
 """
 
-SOCKETS_BY_RAY = """
-import inspect, sys, types, ray, verl
-import verl.workers.rollout.vllm_rollout.vllm_async_server as server
-from ray.runtime_context import RuntimeContext
-from verl.workers.rollout.vllm_rollout import ServerAdapter
-# Both ends of the socket still ask Ray for its job, and nothing else of verl does.
-assert "job_id = ray.get_runtime_context().get_job_id()" in inspect.getsource(ServerAdapter.__init__)
-assert 'os.environ["VERL_RAY_JOB_ID"] = ray.get_runtime_context().get_job_id()' in inspect.getsource(server)
-ray.is_initialized = lambda: True
-
-def worker(address):
-    job, client = types.SimpleNamespace(hex=lambda: "01000000"), types.SimpleNamespace(address=address)
-    return types.SimpleNamespace(current_job_id=job, gcs_client=client, check_connected=lambda: None)
-
-one, other, same = (RuntimeContext(worker(f"192.0.2.1:{port}")).get_job_id() for port in (6379, 6380, 6379))
-assert one == same != other and one.startswith("01000000-") and len(one) == len(other) == 17, (one, other)
-"""
-
 
 AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING = """
 import sys, verl
@@ -225,12 +208,6 @@ for method in (Tracking.log, TrainingWorker.train_batch, TrainingWorker.train_mi
     [
         pytest.param(LIGHT, {}, id="light modules import nothing heavy"),
         pytest.param(VERL_ON_CPUS, ON_CPUS, id="verl has the losses and the platform", marks=pytest.mark.slow),
-        pytest.param(
-            SOCKETS_BY_RAY,
-            ON_CPUS | {"FSPO_RUN_ID": "1-test"},
-            id="each Ray has sockets of its own",
-            marks=pytest.mark.slow,
-        ),
         pytest.param(
             AUDIT_IN_A_PROCESS_THAT_TRAINS_NOTHING,
             ON_CPUS | {"FSPO_AUDIT": "audit"},

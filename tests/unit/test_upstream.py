@@ -39,6 +39,8 @@ _MOE = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
 _SEPARATION = "verl.experimental.separation.engine_workers"
 _METRICS = "verl.trainer.ppo.metric_utils"
 _TRACKING = "verl.utils.tracking"
+_TRANSFER = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer"
+_MESSAGES = "transfer_queue.utils.zmq_utils"
 
 #: By our file, ``module:name`` upstream, of a class, function, method (``Class.method``, or several: ``Class.a|b``) or
 #: attribute that the module assigns, and what it is used for. ``(a, b)``: parameters that must be among those of the
@@ -149,7 +151,20 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_METRICS}:bootstrap_metric(data, subset_size, reduce_fns)": "replaced: resamples for minutes",
     },
     "recipe/runner/verl_patches/sockets.py": {
-        "ray.runtime_context:RuntimeContext.get_job_id()": "the address of its Ray is added: sockets",
+        f"{_TRANSFER}:BucketedWeightSender.__init__(zmq_handle) as BucketedWeightSender": "moved out of /tmp",
+        f"{_TRANSFER}:BucketedWeightReceiver.__init__(zmq_handle) as BucketedWeightReceiver": "the same",
+    },
+    "recipe/runner/verl_patches/frames.py": {
+        f"{_MESSAGES}:ZMQMessage.serialize(self)": "wrapped: appends a code",
+        f"{_MESSAGES}:ZMQMessage.deserialize(frames)": "wrapped: compares it before anything is unpickled",
+        f"{_MESSAGES}:ZMQMessageDecodeError": "what TransferQueue's loops survive",
+        "ray._private.authentication.authentication_token_setup:AuthenticationTokenLoader": "Ray's token",
+    },
+    "recipe/runner/verl_patches/stores.py": {
+        "torch.distributed.rendezvous:TCPStore": "wrapped: torch listens on all addresses",
+    },
+    "recipe/runner/ray_worker.py": {
+        "verl.trainer.constants_ppo:get_ppo_ray_runtime_env(config)": "what Ray's workers do first",
     },
     "recipe/runner/cpu/patches.py": {
         "verl.experimental.agent_loop.agent_loop:AgentLoopWorker._run_agent_loop(trajectory) as module.hydra": (
@@ -239,6 +254,18 @@ TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/verl_patches/server_slots.py": {
         f"{_SERVER}: max_concurrency=self.max_concurrency": "a server's slots",
         "verl.workers.rollout.router: if request_id in self._request_id_to_server:": "a request stays with its server",
+    },
+    "recipe/runner/verl_patches/sockets.py": {
+        "verl.workers.rollout.vllm_rollout.utils: "
+        'f"ipc:///tmp/rl-colocate-zmq-{job_id}-replica-{replica_rank}-rank-{trainer_rank}.sock"': "the receiver's name",
+    },
+    "recipe/runner/ray_worker.py": {
+        "ray.runtime_env.runtime_env: worker_process_setup_hook": "Ray calls it experimental",
+        "ray._private.workers.default_worker: load_and_execute_setup_hook(": "before tasks",
+    },
+    "recipe/runner/launch/machine.py": {
+        "ray._private.ray_constants: RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "Ray's address is 127.0.0.1",
+        "ray._private.services: if not ray_constants.ENABLE_RAY_CLUSTER:": "the same",
     },
     "recipe/runner/checkpoints/integrity.py": {
         "verl.utils.checkpoint.fsdp_checkpoint_manager: "

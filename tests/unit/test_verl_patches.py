@@ -1,7 +1,8 @@
 """Each departure of recipe.runner.verl_patches is still needed, and nothing is changed where no run of ours is.
 
 A failure of ``test_verl_still_...`` is good news: verl has changed, and the module can go. What the modules do is
-tested in test_packs.py, test_validation.py, test_server_slots.py, test_end_of_turn.py, and in e2e test_front_end.py.
+tested in test_packs.py, test_validation.py, test_server_slots.py, test_end_of_turn.py, test_frames.py, test_sockets.py,
+test_stores.py, and in e2e test_front_end.py.
 """
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ WRONG = {
     ),
     "server_slots": ("verl.workers.rollout.replica:RolloutReplica.max_concurrency", "max(1000,"),
     "shown": ("verl.trainer.main_ppo:TaskRunnerV1.run", "pprint(OmegaConf.to_container(config, resolve=True))"),
+    "frames": ("transfer_queue.utils.zmq_utils:ZMQMessage.deserialize", "result = decode(frames)"),  # at once
     "sockets": (
         "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter.__init__",
-        "job_id = ray.get_runtime_context().get_job_id()",
+        'self.zmq_handle = f"ipc:///tmp/rl-colocate-zmq-{job_id}-replica-',
+    ),
+    "stores": (
+        "torch.distributed.rendezvous:_create_c10d_store",
+        "timeout=timeout,\n            multi_tenant=True,\n            use_libuv=use_libuv,\n        )",  # no socket
     ),
     "validation": ("verl.trainer.ppo.metric_utils:bootstrap_metric", "for boot_idx in range(n_bootstrap)"),
     "weight_copies": ("verl.utils.fsdp_utils:fsdp2_sharded_save_to_cpu", ".detach().cpu()"),
@@ -63,15 +69,16 @@ OURS = """
 import sys, types
 import verl, ray.runtime_context, verl.trainer.main_ppo, verl.workers.engine_workers
 import verl.trainer.ppo.metric_utils, verl.trainer.ppo.rollout_corr_helper, verl.utils.tracking
+import torch.distributed.rendezvous, transfer_queue, verl.workers.rollout.vllm_rollout.bucketed_weight_transfer
 
 def code(value):
     value = value.fget if isinstance(value, property) else value
     value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    return value.__globals__["__name__"] if isinstance(value, types.FunctionType) else ""
+    return value.__globals__.get("__name__", "") if isinstance(value, types.FunctionType) else ""
 
 ours = set()
 for name, module in list(sys.modules.items()):
-    if name.partition(".")[0] in ("verl", "ray") and type(module) is types.ModuleType:
+    if name.partition(".")[0] in ("verl", "ray", "torch", "transfer_queue") and type(module) is types.ModuleType:
         owners = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
         for owner in (module, *owners):
             members = [member for member, value in vars(owner).items() if code(value).startswith(("recipe.", "fspo."))]
@@ -92,14 +99,15 @@ def ours(**environment: str) -> set[str]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return {line for line in done.stdout.splitlines() if line.partition(".")[0] in ("verl", "ray")}
+    theirs = ("verl.", "ray.", "transfer_queue.", "torch.distributed.rendezvous:")
+    return {line for line in done.stdout.splitlines() if line.startswith(theirs)}
 
 
 @pytest.mark.slow  # two fresh processes that import verl's trainer
 def test_nothing_is_changed_in_a_process_without_a_run_of_ours() -> None:
-    """But the check of plain verl's driver, which calls verl's function and returns what that returns."""
+    """But the checks of plain verl's driver, which return what verl's function returns."""
     plain = {name.rpartition(":")[2] for name in ours()}
-    assert plain == {".get_ppo_ray_runtime_env"}
+    assert plain == {".get_ppo_ray_runtime_env", ".version"}  # the second is vLLM's, on CPUs
     in_a_run = {name.rpartition(":")[2] for name in ours(FSPO_RUN_ID="1-test")}
-    assert {"RuntimeContext.get_job_id", ".compute_rollout_rejection_mask"} <= in_a_run
-    assert not plain & in_a_run
+    assert {"BucketedWeightSender.__init__", "BucketedWeightReceiver.__init__", ".TCPStore"} <= in_a_run
+    assert ".compute_rollout_rejection_mask" in in_a_run

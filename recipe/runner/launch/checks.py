@@ -24,6 +24,7 @@ from recipe.runner.launch import first_update, inputs, loggers, packages
 from recipe.runner.launch.first_update import is_computed
 from recipe.runner.launch.machine import ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
+from recipe.runner.ray_worker import HOOK
 from recipe.runner.verl_patches import server_slots
 
 Rule = Callable[[DictConfig], Iterator[str]]
@@ -66,6 +67,15 @@ def room_problems(config: DictConfig) -> Iterator[str]:
         yield MachineProblem(
             f"run.dir={config.run.dir}: {free / 2**30:.1f} GiB are free in {place}, and {kept} checkpoint(s) "
             f"need {needed / 2**30:.1f} GiB{each}: make room, or give another folder{more}"
+        )
+
+
+def hook_problems(config: DictConfig) -> Iterator[str]:
+    """A hook of the user's in Ray's workers: Ray has room for one, and a run needs it."""
+    if hook := OmegaConf.select(config, f"ray_kwargs.ray_init.runtime_env.{HOOK}"):
+        yield (
+            f"ray_kwargs.ray_init.runtime_env.{HOOK}={hook}: a run has its own there, which keeps other users out; "
+            "leave it out, and call yours from a module that your reward function imports"
         )
 
 
@@ -324,6 +334,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *inputs.MODEL_AND_DATA,
     inputs.reward_problems,
     room_problems,
+    hook_problems,
     node_problems,
     loggers.problems,
     batch_problems,

@@ -1,29 +1,47 @@
-"""Names of the sockets through which a node's weights go to vLLM: unique on the machine."""
+"""The sockets through which a node's weights go to vLLM: where no other user can make one of that name."""
 
 from __future__ import annotations
 
-import functools
-import zlib
-from typing import Any
+import os
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final
+
+from recipe.runner.faults import node
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+
+_SHARED: Final = "ipc:///tmp/"
 
 
-def name_sockets_by_ray() -> None:
-    """Add the address of its Ray to what Ray says of its job.
+def move_weights_to_the_private_folder(transfer: Any) -> None:
+    """Have both ends of a transfer use the user's private folder in place of /tmp, and the run's id in the name.
 
-    verl 0.9.1 names the socket in /tmp through which a node's weights go to vLLM by that number, as if it were unique
-    on the machine. It counts from 1 in every Ray: of two runs at a time on one machine, each with a Ray of its own, one
-    receives the other's weights, or both wait for ever (seen). verl asks for the number nowhere else, and has no hook.
+    verl 0.9.1 names the socket by the number of Ray's job, which counts from 1 in every Ray: of two runs at a time on
+    one machine, each with a Ray of its own, one receives the other's weights, or both wait for ever (seen). In /tmp
+    another user can make a socket of that name first, and vLLM's workers unpickle what comes from it. There is neither
+    a setting nor a hook.
+
+    Args:
+        transfer: verl's module ``bucketed_weight_transfer``.
     """
-    from ray.runtime_context import RuntimeContext
+    for end in (transfer.BucketedWeightSender, transfer.BucketedWeightReceiver):
+        _move(end)
 
-    original = RuntimeContext.get_job_id
 
-    @functools.wraps(original)
-    def get_job_id(self: Any) -> str:
-        try:
-            address = self.gcs_address
-        except AttributeError:  # of Ray's client, which has no part in a node's sockets
-            return original(self)
-        return f"{original(self)}-{zlib.crc32(address.encode()):08x}"
+def _move(end: Any) -> None:
+    original = end.__init__
 
-    RuntimeContext.get_job_id = get_job_id
+    @wraps(original)
+    def moved(self: Any, zmq_handle: str, *args: Any, **kwargs: Any) -> None:
+        original(self, private_handle(zmq_handle), *args, **kwargs)
+
+    end.__init__ = moved
+
+
+def private_handle(handle: str) -> str:
+    """ZeroMQ's address ``ipc:///tmp/NAME`` in the private folder and with the run's id; other addresses as they are."""
+    if not handle.startswith(_SHARED):
+        return handle
+    known = os.environ.get(node.PRIVATE_VARIABLE)
+    folder = Path(known) if known else node.private_folder(*node.parent_folder())
+    return f"ipc://{folder}/{os.environ[RUN_ID_VARIABLE][:16]}-{handle.rpartition('-zmq-')[2]}"

@@ -1,0 +1,45 @@
+"""What every Ray worker of a run does first, before it imports anything of verl (``worker_process_setup_hook``).
+
+Not all of them import verl, whose plugins come with it: TransferQueue's controller and storage do not.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import wraps
+from typing import Any, Final
+
+from recipe.runner.faults import node
+from recipe.runner.verl_patches.frames import sign_messages
+
+#: Ray's setting, and its value, a name that each worker imports.
+HOOK: Final = "worker_process_setup_hook"
+BEGIN: Final = "recipe.runner.ray_worker.begin"
+
+
+def begin() -> None:
+    """Keep kernels in the user's private folder on this machine, and sign TransferQueue's messages.
+
+    Raises:
+        NotPrivateError: if the folder is not private.
+    """
+    if node.PRIVATE_VARIABLE not in os.environ:  # a Ray that the run did not start
+        private = node.private_folder(*node.parent_folder())
+        os.environ |= {**node.cache_environment(private), node.PRIVATE_VARIABLE: str(private)}
+    sign_messages()
+
+
+def have_workers_begin(constants: Any) -> None:
+    """Have verl ask Ray for :func:`begin` where the configuration is of a run in the runner's care.
+
+    Args:
+        constants: verl's module ``verl.trainer.constants_ppo``.
+    """
+    environment = constants.get_ppo_ray_runtime_env
+
+    @wraps(environment)
+    def with_hook(config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        runtime_env = environment(config, *args, **kwargs)
+        return runtime_env | {HOOK: BEGIN} if config is not None and "run" in config else runtime_env
+
+    constants.get_ppo_ray_runtime_env = with_hook

@@ -1,0 +1,192 @@
+"""Tests of recipe.runner.verl_patches.frames: TransferQueue reads messages of the run's processes only."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transfer_queue.utils import zmq_utils
+from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQMessageDecodeError, ZMQRequestType
+
+from recipe.runner.verl_patches import frames
+
+#: What TransferQueue takes for a pickle.
+PICKLE = b"\xc1\xfe\xed"
+
+
+def signing(monkeypatch: pytest.MonkeyPatch, key: bytes | None = b"k" * 32) -> type[ZMQMessage]:
+    """A class like ZMQMessage with the patch."""
+
+    class Signed(ZMQMessage):
+        pass
+
+    Signed.deserialize = classmethod(ZMQMessage.deserialize.__func__)  # type: ignore[attr-defined,method-assign]
+    monkeypatch.setattr(frames, "_key", lambda: key)
+    frames._sign(SimpleNamespace(ZMQMessage=Signed, ZMQMessageDecodeError=ZMQMessageDecodeError))
+    return Signed
+
+
+class Payload:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def message(kind: type[ZMQMessage]) -> ZMQMessage:
+    body = {"a": torch.arange(6).view(2, 3), "empty": torch.empty(0), "n": np.ones(3), "s": "text"}
+    return kind.create(ZMQRequestType.PUT_DATA, "sender", body)
+
+
+def test_messages_of_the_run_arrive_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    signed = signing(monkeypatch)
+    sent = message(signed)
+    received = signed.deserialize(sent.serialize())
+    assert received.sender_id == "sender" and received.body["s"] == "text"
+    assert torch.equal(received.body["a"], sent.body["a"]) and received.body["empty"].shape == (0,)
+    assert np.array_equal(received.body["n"], sent.body["n"])
+    other = signed.create(ZMQRequestType.PUT_DATA, "me", {"type": torch.float32})  # for which it pickles
+    assert signed.deserialize(other.serialize()).body == {"type": torch.float32}
+
+
+def test_a_message_of_somebody_else_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    signed, mark = signing(monkeypatch), tmp_path / "executed"
+    pickled = pickle.dumps(Payload(mark))
+    own = [bytes(memoryview(frame)) for frame in message(signed).serialize()]
+    foreign: dict[str, list[bytes]] = {
+        "nothing": [],
+        "one empty frame": [b""],
+        "a pickle": [PICKLE, pickled],
+        "a pickle with a code that is none": [PICKLE, pickled, b"c" * 32],
+        "with the code of another message": [PICKLE, pickled, own[-1]],
+        "with that of another key": [PICKLE, pickled, frames.code_of(b"x" * 32, [PICKLE, pickled])],
+        "unsigned": own[:-1],
+        "a code cut short": [*own[:-1], own[-1][:-1]],
+        "a frame more": [own[0], b"", *own[1:]],
+        "two frames in one": [own[0] + own[1], *own[2:]],
+        "a boundary that has moved": [own[0][:-1], own[0][-1:] + own[1], *own[2:]],
+        "in another order": [own[0], own[2], own[1], *own[3:]],
+    }
+    for index in range(len(own)):
+        for bit in (0, 8 * len(own[index]) - 1) if own[index] else ():
+            changed = bytearray(own[index])
+            changed[bit // 8] ^= 1 << bit % 8
+            foreign[f"bit {bit} of frame {index}"] = [*own[:index], bytes(changed), *own[index + 1 :]]
+    for what, parts in foreign.items():
+        with pytest.raises(ZMQMessageDecodeError):
+            signed.deserialize(parts)
+            pytest.fail(f"{what} was taken")
+    assert not mark.exists()
+    with pytest.raises(TypeError):
+        ZMQMessage.deserialize([PICKLE, pickled])  # as it is: not a message, but it has been unpickled
+    assert mark.exists()
+
+
+def test_without_a_token_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = signing(monkeypatch, key=None)
+    assert len(message(kind).serialize()) == len(message(ZMQMessage).serialize())
+    assert not frames.are_signed()
+
+
+#: The loops of TransferQueue's controller and storage at real sockets, which a stranger and then the run write to.
+LOOPS = """
+import pickle, sys, types, zmq
+from pathlib import Path
+from recipe.runner.ray_worker import begin
+begin()
+import transfer_queue.controller, transfer_queue.storage.simple_storage
+from recipe.runner.verl_patches.frames import are_signed
+from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
+assert are_signed()
+
+class Payload:
+    def __reduce__(self):
+        return Path.touch, (Path(sys.argv[1]),)
+
+def class_of(actor):
+    return actor.__ray_metadata__.modified_class
+
+controller = class_of(transfer_queue.controller.TransferQueueController)()
+storage = class_of(transfer_queue.storage.simple_storage.SimpleStorageUnit)({})
+pickled = pickle.dumps(Payload())
+of = ZMQRequestType
+asked = [
+    (controller.get_zmq_server_info(), "request_handle_socket", of.GET_LIST_PARTITIONS, of.LIST_PARTITIONS_RESPONSE),
+    (controller.get_zmq_server_info(), "handshake_socket", of.HANDSHAKE, of.HANDSHAKE_ACK),
+    (storage.get_zmq_server_info(), "put_get_socket", of.GET_METRICS, of.METRICS_RESPONSE),
+]
+for info, name, request, answer in asked:
+    stranger, own = (zmq.Context.instance().socket(zmq.DEALER) for _ in range(2))
+    stranger.identity, own.identity = b"TQ_STORAGE_stranger", b"TQ_STORAGE_own"
+    for socket in (stranger, own):
+        socket.connect(info.to_addr(name))
+        socket.linger = 0
+    for frames in ([b"\\xc1\\xfe\\xed", pickled], [b"\\xc1\\xfe\\xed", pickled, b"c" * 32], [b""], [b"x"] * 9):
+        for _ in range(3):
+            stranger.send_multipart(frames)
+    stranger.poll(2000)
+    own.send_multipart(ZMQMessage.create(request, "own", {}).serialize())
+    assert own.poll(20000), name
+    print(name, ZMQMessage.deserialize(own.recv_multipart(copy=False)).request_type is answer)
+"""
+
+
+@pytest.mark.parametrize("token", ["a token of this run's own", ""])
+def test_transfer_queue_s_loops_survive_strangers_and_serve_the_run(token: str, tmp_path: Path) -> None:
+    """The same without a token, where the stranger's code runs: the test's own check."""
+    mark = tmp_path / "executed"
+    program = LOOPS if token else LOOPS.replace("assert are_signed()", "assert not are_signed()")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN_PATH"}
+    environment |= {
+        "RAY_AUTH_MODE": "token" if token else "disabled",
+        "RAY_AUTH_TOKEN": token,
+        "FSPO_RAY_TMP": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(mark)],
+        env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    answered = [f"{name} True" for name in ("request_handle_socket", "handshake_socket", "put_get_socket")]
+    assert done.stdout.splitlines() == answered, done.stderr[-3000:]
+    assert mark.exists() == (not token)
+
+
+def test_everything_that_transfer_queue_receives_passes_through_the_message() -> None:
+    """What receives frames decodes them by ``ZMQMessage.deserialize``; the storage's proxy decodes nothing."""
+    spec = importlib.util.find_spec("transfer_queue")
+    assert spec is not None and spec.submodule_search_locations
+    receiving, decoding = set(), set()
+    for path in Path(spec.submodule_search_locations[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                    if call.func.attr.startswith("recv"):
+                        receiving.add((path.name, node.name))
+                    if ast.unparse(call.func) == "ZMQMessage.deserialize":
+                        decoding.add((path.name, node.name))
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "decode":
+                    assert (path.name, node.name) in {
+                        ("zmq_utils.py", "deserialize"),
+                        ("serial_utils.py", "batch_decode_from"),
+                    }
+    assert receiving - decoding == {("simple_storage.py", "_proxy_routine")}
+    assert len(decoding) >= 10 and decoding <= receiving
+    assert zmq_utils.decode.__module__ == "transfer_queue.utils.serial_utils"

@@ -1,0 +1,76 @@
+"""Tests of recipe.runner.ray_worker: what Ray's workers do first."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from composing import composed
+
+from recipe.runner.launch import checks
+from recipe.runner.ray_worker import BEGIN, HOOK, have_workers_begin
+
+LIGHT = """
+import os, sys
+from recipe.runner.ray_worker import begin
+begin()
+heavy = {"torch", "verl", "ray", "vllm", "transfer_queue", "zmq"} & set(sys.modules)
+assert not heavy, heavy
+print(os.environ["FSPO_PRIVATE"], os.environ["TORCHINDUCTOR_CACHE_DIR"])
+import transfer_queue
+from recipe.runner.verl_patches.frames import are_signed
+assert are_signed()
+"""
+
+
+def test_a_worker_imports_nothing_before_the_device_is_chosen_and_signs(tmp_path: Path) -> None:
+    set_by_it = ("FSPO_PRIVATE", "TORCHINDUCTOR_CACHE_DIR")
+    kept = {name: value for name, value in os.environ.items() if name not in set_by_it}
+    environment = kept | {"FSPO_RAY_TMP": str(tmp_path), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}
+    command = [sys.executable, "-W", "ignore", "-c", LIGHT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    private = tmp_path / f"fspo-{os.getuid()}"
+    assert done.stdout.split() == [str(private), f"{private}/inductor"], done.stderr[-2000:]
+    private.chmod(0o777)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0 and f"{private} is open to others" in done.stderr
+
+
+def test_workers_begin_so_where_a_run_is_in_the_runner_s_care() -> None:
+    """Also where verl's own ``main_ppo`` starts it: both ask verl for the environment of Ray's workers."""
+    constants = SimpleNamespace(get_ppo_ray_runtime_env=lambda config=None: {"env_vars": {"A": "1"}})
+    have_workers_begin(constants)
+    asked = constants.get_ppo_ray_runtime_env
+    assert asked() == asked({"trainer": {}}) == {"env_vars": {"A": "1"}}
+    assert asked(composed()) == {"env_vars": {"A": "1"}, HOOK: BEGIN}
+
+
+def test_another_hook_is_refused() -> None:
+    (problem,) = checks.hook_problems(composed(f"++ray_kwargs.ray_init.runtime_env.{HOOK}=mine.hook"))
+    assert f"runtime_env.{HOOK}=mine.hook" in problem and "leave it out" in problem
+    assert list(checks.hook_problems(composed())) == []
+
+
+@pytest.mark.slow  # imports verl's driver
+def test_verl_s_driver_asks_for_it() -> None:
+    program = (
+        "import verl.trainer.main_ppo as main, omegaconf\n"
+        "asked = main.get_ppo_ray_runtime_env(omegaconf.OmegaConf.create({'run': {}}))\n"
+        f"assert asked['{HOOK}'] == '{BEGIN}', asked\n"
+        f"assert '{HOOK}' not in main.get_ppo_ray_runtime_env(omegaconf.OmegaConf.create({{}}))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "FSPO_RUN_ID"}
+    environment["VERL_PLATFORM"] = "cpu"
+    for run in ({}, {"FSPO_RUN_ID": "1-test"}):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env=environment | run,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,61 @@
+"""Tests of recipe.runner.verl_patches.sockets: nobody else can make the socket that weights go to vLLM by."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zmq
+
+from recipe.runner.faults import node
+from recipe.runner.faults.processes import RUN_ID_VARIABLE
+from recipe.runner.verl_patches import sockets
+
+NAME = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
+
+
+def test_the_socket_is_in_the_private_folder_and_the_run_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs at a time on one machine, each with a Ray of its own, have the same name from verl."""
+    monkeypatch.delenv(node.PRIVATE_VARIABLE, raising=False)
+    monkeypatch.setenv("FSPO_RAY_TMP", str(tmp_path))
+    handles = []
+    for run in ("1" * 32, "2" * 32):
+        monkeypatch.setenv(RUN_ID_VARIABLE, run)
+        handles.append(sockets.private_handle(NAME))
+    private = tmp_path / f"fspo-{os.getuid()}"
+    assert handles == [f"ipc://{private}/{run * 16}-01000000-replica-0-rank-0.sock" for run in "12"]
+    assert private.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv(node.PRIVATE_VARIABLE, "/of/the/run")
+    assert sockets.private_handle(NAME).startswith("ipc:///of/the/run/2222")
+    assert sockets.private_handle("tcp://127.0.0.1:1") == "tcp://127.0.0.1:1"
+    # Shorter than Ray's own, whose length is checked before a run.
+    assert len(handles[0]) - len(f"ipc://{private}/") < len("12345678/") + len(node.RAY)
+
+
+def test_both_ends_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
+
+    # Short, and it is removed: pytest's own folder may be too long for a socket.
+    monkeypatch.setenv(node.PRIVATE_VARIABLE, os.path.relpath(tmp_path))
+    monkeypatch.setenv(RUN_ID_VARIABLE, "a" * 32)
+    ends = SimpleNamespace(
+        BucketedWeightSender=type("Sender", (transfer.BucketedWeightSender,), {}),
+        BucketedWeightReceiver=type("Receiver", (transfer.BucketedWeightReceiver,), {}),
+    )
+    sockets.move_weights_to_the_private_folder(ends)
+    sender = ends.BucketedWeightSender(NAME, bucket_size_mb=1)
+    receiver = ends.BucketedWeightReceiver(NAME, device="cpu")
+    sender._init_socket()
+    receiver._init_socket()
+    try:
+        thread = threading.Thread(target=lambda: sender.socket.send_pyobj("weights"))
+        thread.start()
+        assert receiver.socket.poll(20000, zmq.POLLIN) and receiver.socket.recv_pyobj() == "weights"
+        thread.join()
+        assert [path.name for path in tmp_path.iterdir()] == ["a" * 16 + "-01000000-replica-0-rank-0.sock"]
+    finally:
+        sender.socket.close(linger=0)
+        receiver.socket.close(linger=0)
