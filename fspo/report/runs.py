@@ -27,6 +27,7 @@ from fspo.records import (
     INFO_FILE,
     LENGTH_STATS_FILE,
     METRICS_FILE,
+    STEP_FILES,
     PlannedRun,
     from_record,
     numbered_steps,
@@ -197,6 +198,13 @@ def load_runs(path: Path) -> list[Run]:
 def load_run(path: Path) -> Run:
     """Read one run folder: what could be read, with ``problems`` naming the rest."""
     run = Run(path)
+    files = [path / name for name in (INFO_FILE, CONFIG_FILE, *STEP_FILES)]
+    if foreign := [file for file in files if not file.resolve().is_relative_to(path.resolve())]:
+        # In a folder of somebody else's: the page would show files of the reader's own.
+        run.problems += [
+            f"{file}: a link that leads out of the run's folder; nothing of it is read" for file in foreign
+        ]
+        return run
     run.info = read_object(path / INFO_FILE, run.problems)
     for step, metrics in _records(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):
         # Validation and training of one step may come on two lines; null means undefined.

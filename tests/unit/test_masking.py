@@ -20,10 +20,12 @@ from fspo.data.offline_task import write_dataset
 from recipe.fspo.compare.__main__ import parse
 from recipe.fspo.job import JOB, choices, compose
 from recipe.runner.export import describe
+from recipe.runner.faults.errors import explained
+from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch import code_state as code
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.commands import BadInput
-from recipe.runner.launch.masking import is_secret, masked, masked_output, masked_override, masked_text, references
+from recipe.runner.launch.masking import is_secret, masked, masked_output, masked_override, references
 from recipe.runner.launch.prepare import prepare
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
@@ -178,10 +180,14 @@ def test_no_secret_is_in_a_run_folder_or_an_export(
     assert (kwargs.db, kwargs.judge_api_key, kwargs.again) == ("SECRETOCENV", "SECRETKEY", "Bearer SECRETKEY")
     run_folder.begin(start)
     run, exported = tmp_path / "run", tmp_path / "exported"
+    explained(RuntimeError("refused: Bearer SECRETKEY"), run / "launcher.log", None, None)
+    run_folder.end(str(run), "failed", "refused: Bearer SECRETKEY")
     exported.mkdir()
     describe(run / "checkpoints/global_step_2/actor", exported)
     texts = {path: path.read_bytes() for folder in (run, exported) for path in folder.rglob("*") if path.is_file()}
-    assert {path.name for path in texts} >= {"run.json", "config.yaml", "README.md", "diff.patch", "mine.yaml"}
+    assert {path.name for path in texts} >= {
+        *("run.json", "config.yaml", "launcher.log", "README.md", "diff.patch", "mine.yaml"),
+    }
     assert [str(path) for path, text in texts.items() if b"SECRET" in text] == []
     assert b"x = 2" in next(text for path, text in texts.items() if path.name == "diff.patch")
     written = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))

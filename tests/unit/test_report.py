@@ -259,15 +259,17 @@ def test_a_report_writes_below_its_folder_and_reads_below_the_run(tmp_path: Path
         json.dumps({"runs": [{"path": path, "algo": "x", "seed": 1} for path in ("run", "other", "../elsewhere")]})
     )
     write_run(tmp_path / "elsewhere", "fspo", 3, algo="ELSEWHERE")
-    before = {path for path in tmp_path.rglob("*")}
-    report = build_report([tmp_path / "given"], out)
+    linked = write_run(tmp_path / "linked", "fspo", 2, algo="LINKED")
+    (mine / "mine.yaml").write_text("trainer: {x: SECRETPROMPT}")
+    (linked / "config.yaml").symlink_to(mine / "mine.yaml")
+    before = {*tmp_path.rglob("*")}
+    report = build_report([tmp_path / "given", linked], out)
     assert report.runs == 2
     assert all(path.is_relative_to(out) for path in {*tmp_path.rglob("*")} - before)
-    assert (
-        len({path.name for path in (out / "figures").iterdir()}) == len(report.page.read_text().split("data:image")) - 1
-    )
-    assert "SECRETPROMPT" not in (text := report.page.read_text()) and "ELSEWHERE" not in text
-    for part in (f"rollout_data_dir={mine}", f"validation_data_dir={run}/val", "../elsewhere"):
+    text = report.page.read_text()
+    assert len([*(out / "figures").iterdir()]) == text.count("data:image"), "a file for each figure"
+    assert "SECRETPROMPT" not in text and "ELSEWHERE" not in text
+    for part in (f"rollout_data_dir={mine}", f"validation_data_dir={run}/val", "../elsewhere", f"{linked}/config.yaml"):
         assert any(part in problem for problem in report.problems), part
 
 

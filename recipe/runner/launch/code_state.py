@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fspo.files import atomic_folder
-from recipe.runner.launch.masking import masked_text
+from recipe.runner.faults.texts import masked_text
 
 CODE_FOLDER: Final = "code"
 _SUFFIXES: Final = (".py", ".sh", ".toml", ".yaml", ".yml", ".cfg", ".jinja")

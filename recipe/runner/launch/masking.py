@@ -14,16 +14,16 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
+from recipe.runner.faults.texts import KNOWN, MASK, masked_text, masking
 from recipe.runner.launch.compose import parsed, quoted
 
-MASK: Final = "***"
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z][a-z0-9]*|\d+")
 #: Words that make a key a secret's, wherever they stand in it.
 _SECRET: Final = re.compile("passwords?|passwd|passphrase|secrets?|credentials?|apikeys?")
@@ -43,11 +43,8 @@ _OF_TOKENS: Final = re.compile("ids?|len|length|level|start|end|count|limit|budg
 _NO_SECRETS: Final = re.compile(r"(^|\.)teacher_models\.\w+\.key$")
 _ENVIRONMENT: Final = re.compile(r"(^|\.)env_vars\.")
 _REFERENCE: Final = re.compile(r"\$\{oc\.env:\w+\}")
-_ADDRESS: Final = re.compile(r"(?<![a-z0-9+.-])([a-z][a-z0-9+.-]*://)[^\s/'\"]+@", re.IGNORECASE)
 #: Shorter texts are not looked for in messages, where they are words like any other.
 _SHORTEST: Final = 6
-#: Secrets of this process, for texts whose parts have no keys.
-_KNOWN: Final[set[str]] = set()
 
 
 def is_secret(key: str) -> bool:
@@ -113,13 +110,6 @@ def masked_override(line: str) -> str:
     return f"{head}={quoted(shown if isinstance(shown, str) else MASK)}"
 
 
-def masked_text(text: str) -> str:
-    """A text without the secrets that this process knows, and without the passwords of addresses."""
-    for secret in sorted(_KNOWN, key=len, reverse=True):
-        text = text.replace(secret, MASK)
-    return _ADDRESS.sub(rf"\1{MASK}@", text)
-
-
 def know(value: Any, key: str = "") -> None:
     """Look for the secrets of a configuration, or of a part of it, in every text from now on (:func:`masked_text`).
 
@@ -134,7 +124,7 @@ def know(value: Any, key: str = "") -> None:
     elif is_secret(_ENVIRONMENT.sub(".", key)) and value is not None and not isinstance(value, bool):
         names = _REFERENCE.findall(str(value))
         texts = [os.environ.get(name[len("${oc.env:") : -1], "") for name in names] or [str(value)]
-        _KNOWN.update(text for text in texts if len(text) >= _SHORTEST)
+        KNOWN.update(text for text in texts if len(text) >= _SHORTEST)
 
 
 def references(config: DictConfig) -> dict[str, str]:
@@ -201,25 +191,6 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, f"{key}.{name}")
     else:
         yield key, value
-
-
-class _Masking:
-    """A stream that writes :func:`masked_text`."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._stream.write(masked_text(text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def masking(stream: TextIO) -> TextIO:
-    """A stream through which no secret goes that this process knows (:func:`know`)."""
-    return _Masking(stream)  # type: ignore[return-value]
 
 
 def mask_command_line() -> None:

@@ -25,6 +25,7 @@ from fspo.files import atomic_path, write_json
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE
 from recipe.runner.checkpoints.integrity import step_of
 from recipe.runner.faults.phase import read_phase
+from recipe.runner.faults.texts import masked_text
 from recipe.runner.launch.code_state import code_state
 from recipe.runner.launch.compose import composed_files
 from recipe.runner.launch.job import Job
@@ -185,7 +186,7 @@ def end(run_dir: str, status: str, error: str | None = None) -> None:
     folder = Path(run_dir)
     if not (starts := (run_info(folder) or {}).get("starts")):
         raise FileNotFoundError(f"{folder / INFO_FILE} is not that of a run any more")
-    starts[-1] |= {"ended": _now(), "status": status} | ({"error": error.splitlines()[0]} if error else {})
+    starts[-1] |= {"ended": _now(), "status": status} | ({"error": masked_text(error).splitlines()[0]} if error else {})
     note(run_dir, status=status, starts=starts)
 
 

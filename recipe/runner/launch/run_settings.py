@@ -20,9 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, STEP_FILES, grid_of, numbered_steps, read_object
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest, step_of
+from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.masking import MASK, is_reference, is_secret, is_variable, masked, masked_override
+from recipe.runner.launch.masking import is_reference, is_secret, is_variable, masked, masked_override
 from recipe.runner.launch.values import PreflightError
 
 #: Files that a start replaces or appends to.

@@ -24,10 +24,10 @@ from recipe.runner.faults.preemption import ENDED_BY
 from recipe.runner.faults.processes import own_run_id
 from recipe.runner.faults.resources import rollout_only_ranks
 from recipe.runner.faults.supervisor import Supervisor
+from recipe.runner.faults.texts import masking
 from recipe.runner.launch import run_folder
 from recipe.runner.launch.inputs import write_offline_task
 from recipe.runner.launch.machine import ray_folder
-from recipe.runner.launch.masking import masking
 from recipe.runner.launch.progress import say
 from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.trainer_process import TrainerHandle
