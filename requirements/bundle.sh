@@ -64,14 +64,22 @@ platforms() { # NEWEST
     for n in 2014 2010 1; do echo --platform "manylinux${n}_x86_64"; done
 }
 
-load() { # FOLDER VERSION GLIBC, requirements on standard input
+# A list with one requirement and its sums a line.
+lines() { # LIST
+    sed -e '/^#/d' -e ':a' -e '/\\$/{N;s/ *\\\n */ /;ta' -e '}' "$1"
+}
+
+load() { # FOLDER VERSION GLIBC, lines of a list on standard input
     local folder="$1" target=(--python-version "$2" --implementation cp)
     mapfile -t platforms < <(platforms "$3" | xargs -n 1)
     mkdir -p "$folder"
     # pip keeps nothing of a call that fails, so there are eight packages to a call; what the folder holds is not loaded
     # again.
-    xargs -n 8 "${pip[@]}" download --quiet --no-deps --dest "$folder" "${target[@]}" "${platforms[@]}" ||
-        fail "not all packages could be loaded: run this again, it goes on where it stopped"
+    while mapfile -t -n 8 eight && ((${#eight[@]})); do
+        "${pip[@]}" download --quiet --no-deps --dest "$folder" "${target[@]}" "${platforms[@]}" --require-hashes \
+            -r <(printf '%s\n' "${eight[@]}") </dev/null ||
+            fail "not all packages could be loaded: run this again, it goes on where it stopped"
+    done
     # To build a source archive, the cluster would need what its build requires. Plain Python is built here instead.
     find "$folder" -name '*.tar.gz' ! -name 'flash_attn-*' | while read -r archive; do
         "${pip[@]}" wheel --quiet --no-deps --wheel-dir "$folder" "$archive"
@@ -83,7 +91,7 @@ load() { # FOLDER VERSION GLIBC, requirements on standard input
 # flash-attn has no wheel. Its metadata come from its setup.py, which imports torch: the environment's own will do.
 flash_attention() { # FOLDER
     FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE "${pip[@]}" download --quiet --no-deps --no-binary :all: --no-build-isolation \
-        --dest "$1" --requirement "$here/gpu-flash-attn.txt"
+        --dest "$1" --require-hashes --requirement "$here/gpu-flash-attn.txt"
 }
 
 # verl's log-probabilities without a loop over the rows: flash-attn's cross-entropy, which is Triton and needs no
@@ -121,7 +129,7 @@ wheels() { # OUT
     local version="${PYTHON:-}" folder="$1/downloads"
     version="${version##*python}" version="${version:-3.12}"
     [[ $version == 3.11 || $version == 3.12 ]] || fail "PYTHON=$version: give 3.11 or 3.12, the cluster's"
-    grep -v '^#' "$here/gpu.txt" | load "$folder" "$version" 31
+    lines "$here/gpu.txt" | load "$folder" "$version" 31
     flash_attention "$folder"
     pack "$folder" "$1"
 }
@@ -130,9 +138,9 @@ slim() { # OUT
     local name site part
     umask 022 # modes of files are part of the parts
     load "$1/downloads/base" 3.12 35 < <(grep -v '^#' "$here/slim.txt" | while read -r name; do
-        if [[ $name == *==* ]]; then echo "$name"; else grep "^$name==" "$here/gpu.txt" || echo "$name==is-not-in-gpu.txt"; fi
+        lines "$here/gpu-slim.txt" | grep "^$name==" || lines "$here/gpu.txt" | grep "^$name==" || echo "$name==is-not-in-gpu.txt"
     done)
-    for part in ray vllm; do grep "^$part==" "$here/gpu.txt" | load "$1/downloads/$part" 3.12 35; done
+    for part in ray vllm; do lines "$here/gpu.txt" | grep "^$part==" | load "$1/downloads/$part" 3.12 35; done
     flash_attention "$1/downloads"
     # The name, version and entry points of this repository; its code is the checkout's.
     "${pip[@]}" wheel --quiet --no-deps --wheel-dir "$1/downloads/base" "$here/.."

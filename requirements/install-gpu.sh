@@ -38,7 +38,17 @@ if (($# > 0)); then
     bash "$here/bundle.sh" unpack "$1" "$wheels"
     options+=(--no-index --find-links "$wheels")
 fi
-pip install "${options[@]}" -r "$here/gpu.txt"
+# A bundle has been compared with its own sums, and holds wheels that bundle.sh has built: those of its lists are not.
+install() { # LIST [options]
+    local list="$1"
+    shift
+    if [[ -n ${wheels:-} ]]; then
+        pip install "${options[@]}" "$@" -r <(sed -e '/^ *--hash=/d' -e 's/ *\\$//' "$list")
+    else
+        pip install "${options[@]}" "$@" --require-hashes -r "$list"
+    fi
+}
+install "$here/gpu.txt"
 if [[ $flash_attn == wheel ]]; then
     pip install "${options[@]}" -r <(echo "$FLASH_ATTN_WHEEL") # it may be an address with a password in it
 elif [[ $flash_attn == yes ]]; then
@@ -46,13 +56,13 @@ elif [[ $flash_attn == yes ]]; then
     PATH="$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$PATH"
     # Never its prebuilt wheels, which it would ask a server for: none is for this torch.
     FLASH_ATTENTION_FORCE_BUILD=TRUE FLASH_ATTN_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS:-90}" MAX_JOBS="${MAX_JOBS:-8}" \
-        pip install "${options[@]}" --no-build-isolation -r "$here/gpu-flash-attn.txt"
+        install "$here/gpu-flash-attn.txt" --no-build-isolation
 else
     if (($# == 0)); then
         wheels="$(mktemp -d)"
         trap 'rm -rf "$wheels"' EXIT
         FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE pip download --no-deps --no-binary :all: --no-build-isolation \
-            --dest "$wheels" -r "$here/gpu-flash-attn.txt"
+            --dest "$wheels" --require-hashes -r "$here/gpu-flash-attn.txt"
     fi
     site="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
     bash "$here/bundle.sh" cross-entropy "$wheels" "$site"

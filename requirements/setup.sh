@@ -22,7 +22,7 @@ find_python() {
 }
 
 stamp="$venv/.installed"
-wanted="$(cat "$lock" pyproject.toml requirements/setup.sh | sha256sum | cut -d' ' -f1)  $PWD"
+wanted="$(cat "$lock" requirements/uv.txt pyproject.toml requirements/setup.sh | sha256sum | cut -d' ' -f1)  $PWD"
 if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
     exit 0
 fi
@@ -31,17 +31,17 @@ python="$(find_python)"
 echo "setting up $venv with $("$python" --version) (once; a minute or two)"
 # By its pip: an interrupted venv has a Python without one.
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check "uv==0.13.8" ||
-    { echo "error: pip could not install uv; is the package index of your pip configuration reachable?" >&2; exit 1; }
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/uv.txt ||
+    { echo "error: pip could not install requirements/uv.txt (see above)" >&2; exit 1; }
 
 options=(--quiet --python "$venv/bin/python" --no-deps --compile-bytecode)
 # shellcheck source=requirements/pip-addresses.sh
 source requirements/pip-addresses.sh "$venv/bin/python"
 
 # --compile-bytecode: a run starts about ten Python processes, each of which would otherwise compile the same modules.
-if ! UV_COMPILE_BYTECODE_TIMEOUT=600 "$venv/bin/uv" pip install "${options[@]}" -r "$lock" 2>"$venv/install.log"; then
+if ! UV_COMPILE_BYTECODE_TIMEOUT=600 "$venv/bin/uv" pip install "${options[@]}" --require-hashes -r "$lock" 2>"$venv/install.log"; then
     # No torch "+cpu" wheel where pip's configuration points: take it from PyTorch's own CPU index.
-    "$venv/bin/uv" pip install "${options[@]}" --torch-backend cpu -r "$lock" || {
+    "$venv/bin/uv" pip install "${options[@]}" --torch-backend cpu --require-hashes -r "$lock" || {
         cat "$venv/install.log" >&2
         echo "error: the pinned packages of $lock could not be installed (both attempts are shown above)" >&2
         exit 1
