@@ -16,7 +16,7 @@ from fspo.files import piped
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python -m fspo.audit FOLDER``; status 1 if something is missing, 2 if there is no audit to read."""
     parser = argparse.ArgumentParser(prog="python -m fspo.audit", description="Tables by length, and what follows.")
-    parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named, the folder of a run, or a parquet file of S and L")
+    parser.add_argument("folder", type=Path, help="what FSPO_AUDIT named, a run folder, or a parquet file of S and L")
     parser.add_argument("--run", default="", help="one of several starts in the folder; the newest by default")
     parser.add_argument(
         "--accept", type=float, default=ACCEPT, help="share that is to lie inside (default: %(default)s)"
