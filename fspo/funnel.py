@@ -25,12 +25,25 @@ import numpy.typing as npt
 import torch
 
 from fspo.fairness.lre import Array, LengthReweightingError, length_reweighting_error, merge_bins
+from fspo.reading import COUNT, Kind, check_fields, list_of, object_of
 from fspo.sums import FINE_LENGTH_EDGES, length_bin
 
 STAGES: Final = ("failed", "stale", "filtered", "surplus", "trained")
 _SUMMED: Final = ("staleness", "versions")
 _K: Final = FINE_LENGTH_EDGES.numel() - 1
 Bins = npt.NDArray[np.int64]
+_UNKNOWN: Final = Kind("-1", lambda value: value == -1)
+_ROW: Final = Kind(
+    f"a fine bin (-1: not known), then {len(STAGES) + len(_SUMMED)} counts",
+    lambda row: (
+        isinstance(row, list)
+        and len(row) == 1 + len(STAGES) + len(_SUMMED)
+        and (COUNT | _UNKNOWN).holds(row[0])
+        and row[0] < _K
+        and all(map(COUNT.holds, row[1:]))
+    ),
+)
+_RECORD: Final = {"rows": list_of(_ROW), "tokens": object_of(dict.fromkeys(STAGES, COUNT), needed=STAGES)}
 
 
 def _bins(lengths: Sequence[int]) -> list[int]:
@@ -161,7 +174,7 @@ class FunnelSteps:
         """
         columns_MCK = np.zeros((len(records), len(STAGES) + len(_SUMMED), _K + 1))
         for columns_CK, record in zip(columns_MCK, records, strict=True):
-            for k, *columns in record["rows"]:
+            for k, *columns in check_fields(dict(record), _RECORD, needed=tuple(_RECORD))["rows"]:
                 columns_CK[:, k] = columns
         tokens_MS = np.array([[record["tokens"][stage] for stage in STAGES] for record in records], dtype=np.float64)
         staleness_MK, versions_MK = columns_MCK[:, len(STAGES) :, :-1].swapaxes(0, 1)

@@ -13,6 +13,8 @@ from typing import Final
 
 import torch
 
+from fspo.reading import check_fields, rows_of
+
 OCTAVES: Final = 18
 """Octave k holds the numbers 2**k <= n < 2**(k + 1); the last one is open-ended."""
 
@@ -82,9 +84,17 @@ class PositionSums:
 
 
 def by_position(rows: Sequence[Sequence[float]]) -> torch.Tensor:
-    """The cells of :meth:`PositionSums.rows`, added over all lengths: PREFIX_FIELDS, TOKEN_FIELDS, float64 [P, 6]."""
+    """The cells of :meth:`PositionSums.rows`, added over all lengths: PREFIX_FIELDS, TOKEN_FIELDS, float64 [P, 6].
+
+    Raises:
+        ValueError: If these are none.
+    """
     fields = len(PREFIX_FIELDS) + len(TOKEN_FIELDS)
+    check_fields({"positions": rows}, {"positions": rows_of(2 + fields)})
     rows_NX = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2 + fields)
+    octave_N2 = rows_NX[:, :2]
+    if not bool(((octave_N2 >= 0) & (octave_N2 < OCTAVES)).all()):
+        raise ValueError("an octave of positions is out of range")
     return rows_NX.new_zeros(OCTAVES, fields).index_add_(0, rows_NX[:, 1].long(), rows_NX[:, 2:])
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import operator
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,16 +17,16 @@ from fspo.audit.recording import PREFIX, SUFFIX, left_out_words
 from fspo.conclusion import Responses
 from fspo.losses import judged
 from fspo.positions import by_position
+from fspo.reading import COUNT, NAME, SWITCH, Kind, check_fields, open_regular, parse_object, read_lines
 from fspo.records import (
     GRID_FILE,
     INFO_FILE,
     LENGTH_STATS_FILE,
     METRICS_FILE,
     from_record,
-    numbered_lines,
-    numbered_steps,
-    read_object,
+    read_info,
     read_parquet,
+    read_steps,
 )
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
@@ -34,6 +34,8 @@ from fspo.types import SequenceLossSettings
 #: rms of S / sqrt(L) before any weight has moved, at most, by the precision of the model (docs/tables/noise-floor.csv).
 _FLOORS: Final = {"fp32": 1e-4, "bf16": 0.1}
 _FEWEST: Final = 20
+_MOST_RANKS: Final = 100_000
+_NAMED: Final = 10
 
 
 def _first(rms: float) -> str:
@@ -123,28 +125,21 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
     expected = 0
     for path in by_run[records.run]:
         keys.append(set())
-        for number, line in numbered_lines(path, records.problems):
-            try:
-                if "audit" in line:
-                    records.loss, records.acceptance = str(line["loss"]), bool(line["acceptance"])
-                    records.truncation = bool(line.get("truncation", False))
-                    expected = int(line["ranks"])
-                    ranks.add(int(line["rank"]))
-                    continue
-                key = (int(line["step"]), int(line["minibatch"]))
-                sums, positions_PF = from_record(line), by_position(line["positions"])
-                if not bool(sums.sums_KF.isfinite().all()):
-                    raise ValueError("sums that are not finite: audit again, this version leaves such responses out")
-                left_out = int(line.get("left_out", 0))
-            except (KeyError, TypeError, ValueError, IndexError, RuntimeError) as error:
-                records.problems.append(f"{path}:{number}: not a line of an audit ({error})")
+        for _, content in read_lines(path, records.problems, _of_audit):
+            if isinstance(content, dict):
+                records.loss, records.acceptance = content["loss"], content["acceptance"]
+                records.truncation = content.get("truncation", False)
+                expected = content["ranks"]
+                ranks.add(content["rank"])
                 continue
+            key, sums, positions_PF, left_out = content
             keys[-1].add(key)
             records.left_out += left_out
             records.sums[key] = records.sums.get(key, SequenceSums.zeros()) + sums
             records.positions[key] = records.positions.get(key, 0.0) + positions_PF
     if absent := [str(rank) for rank in range(expected) if rank not in ranks]:
-        records.problems.append(f"{folder}: of {expected} ranks, {', '.join(absent)} wrote nothing")
+        names = ", ".join(absent[:_NAMED]) + f" and {len(absent) - _NAMED} more" * (len(absent) > _NAMED)
+        records.problems.append(f"{folder}: of {expected} ranks, {names} wrote nothing")
     if not records.sums and not records.problems:
         records.problems.append(f"{folder}: no mini-batch of run {records.run} has ended yet; read it again later")
     everywhere, last = set.intersection(*keys), max(records.sums, default=None)
@@ -160,16 +155,44 @@ def _read_run(folder: Path, run: str) -> AuditRecords:
     records = AuditRecords(folder.name, truncation=True)
     if run and run != folder.name:
         records.problems.append(f"--run {run}: {folder} is the folder of one run: leave the option out")
-    info, path = read_object(folder / INFO_FILE, records.problems), folder / LENGTH_STATS_FILE
-    loss = info.get("loss")
-    records.loss = str(loss["loss_mode"] if isinstance(loss, dict) and "loss_mode" in loss else info.get("algo", ""))
-    for number, line in numbered_steps(path, records.problems):
-        try:
-            key = line["step"], operator.index(line["minibatch"])
-            records.sums[key], records.positions[key] = from_record(line), by_position(line.get("positions", ()))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            records.problems.append(f"{path}:{number}: not a record of this file ({error!r})")
+    info, path = read_info(folder, records.problems), folder / LENGTH_STATS_FILE
+    records.loss = str(info.get("loss", {}).get("loss_mode", info.get("algo", "")))
+    for _, _, (key, sums, positions_PF, _) in read_steps(path, records.problems, _of_mini_batch):
+        records.sums[key], records.positions[key] = sums, positions_PF
     return records
+
+
+_HEAD: Final = {
+    "loss": NAME,
+    "acceptance": SWITCH,
+    "truncation": SWITCH,
+    "rank": COUNT,
+    "ranks": Kind(f"a whole number up to {_MOST_RANKS}", lambda value: COUNT.holds(value) and value <= _MOST_RANKS),
+}
+_NEEDED: Final = ("loss", "acceptance", "rank", "ranks")
+_LINE: Final = {"step": COUNT, "minibatch": COUNT, "left_out": COUNT}
+_Part = tuple[tuple[int, int], SequenceSums, torch.Tensor, int]
+
+
+def _of_audit(line: dict[str, Any]) -> dict[str, Any] | _Part:
+    """The head of a file, or :func:`_of_mini_batch`.
+
+    Raises:
+        ValueError and the like: If the line is neither.
+    """
+    return check_fields(line, _HEAD, needed=_NEEDED) if "audit" in line else _of_mini_batch(line)
+
+
+def _of_mini_batch(line: dict[str, Any]) -> _Part:
+    """Of a mini-batch its step and number, sums, positions, and the responses left out."""
+    check_fields(line, _LINE, needed=("step", "minibatch"))
+    try:
+        sums, positions_PF = from_record(line), by_position(line.get("positions", []))
+    except ValueError as error:
+        if re.search("NaN|Infinity", json.dumps(line.get("rows"))):
+            raise ValueError("sums that are not finite: audit again, this version leaves such responses out") from error
+        raise
+    return (line["step"], line["minibatch"]), sums, positions_PF, line.get("left_out", 0)
 
 
 def _what_it_is(folder: Path) -> str:
@@ -215,17 +238,18 @@ class GrowingAudit:
         """
         whole = SequenceSums.zeros()
         for path in self._folder.glob(f"{PREFIX}{self._run}-*{SUFFIX}"):
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 file.seek(self._read.get(path, 0))
                 text = file.read()
             text = text[: text.rfind(b"\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(text)
-            for line in map(json.loads, text.splitlines()):
-                if "audit" in line:
-                    self.ranks, self.expected = self.ranks + 1, int(line["ranks"])
-                    self.acceptance = self.acceptance and bool(line["acceptance"])
-                elif line["minibatch"] > 0:
-                    whole = whole + from_record(line)
+            for line in text.decode("utf-8", errors="replace").splitlines():
+                content = _of_audit(parse_object(f"{line}\n"))
+                if isinstance(content, dict):
+                    self.ranks, self.expected = self.ranks + 1, content["ranks"]
+                    self.acceptance = self.acceptance and content["acceptance"]
+                elif content[0][1] > 0:
+                    whole = whole + content[1]
         return whole
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fspo.files import piped
+from fspo.reading import printable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = build_report(options.runs, options.out, title=options.title)
     except OSError as error:
-        print(f"error: --out {options.out}: {error}", file=sys.stderr)
+        print(printable(f"error: --out {options.out}: {error}"), file=sys.stderr)
         return 2
     for problem in report.problems:
-        print(problem, file=sys.stderr)
-    print(f"{report.runs} run{'s' * (report.runs != 1)}, {report.missing} not run: {report.page}")
+        print(printable(problem), file=sys.stderr)
+    print(printable(f"{report.runs} run{'s' * (report.runs != 1)}, {report.missing} not run: {report.page}"))
     return 0 if report.runs else 2
 
 

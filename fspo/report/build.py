@@ -69,7 +69,6 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         raise FileExistsError(f"{path} exists and was not written by a report: give another folder, or move it")
     folders, planned, problems = expand_paths(list(paths))
     loaded = [run for folder in folders for run in load_runs(folder)]
-    problems += [problem for run in loaded for problem in run.problems]
     for run in loaded:
         if run.path in planned:  # a loss without clip values to measure stands beside those that have some
             run.info["clip_values"] = planned[run.path].clip_values
@@ -77,6 +76,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
     follows = _what_follows(folders[0]) if runs and len(folders) == 1 else []
     missing = sum(not folder.is_dir() for folder in planned)
     comparisons = _comparisons(runs, out / "figures") if runs else []
+    problems += [problem for run in loaded for problem in run.problems]  # now that all files have been read
     if title is None:
         days = sorted({start["started"][:10] for run in runs for start in run.info.get("starts", ())[:1]})
         algos = ", ".join(dict.fromkeys(group.algo for group in group_runs(runs))) or "no runs"

@@ -34,8 +34,8 @@ _LABELS: Final = {
 
 def _mini_batches(run: Run) -> Iterator[tuple[dict[str, list[str]], list[int]]]:
     """By attribute the label, and acceptance (0 or 1), of the sequences of every mini-batch but the first of a step."""
-    lines = [line for line in sequence_lines(run.path) if "uid" in line]
-    for _, of_step in itertools.groupby(lines, key=lambda line: int(line["step"])):
+    lines = [line for line in sequence_lines(run.path, run.problems) if "uid" in line]
+    for _, of_step in itertools.groupby(lines, key=lambda line: line["step"]):
         step = list(of_step)
         rewards: dict[str, dict[str, float]] = defaultdict(dict)  # by prompt and uid; an epoch repeats a uid
         for line in step:

@@ -29,6 +29,7 @@ STYLE: Final[Any] = [
         **{"axes.grid.axis": "y", "axes.titlelocation": "left", "axes.titlesize": 11, "axes.titleweight": "bold"},
         **{f"figure.constrained_layout.{side}_pad": 0.08 for side in "hw"},
         **{"grid.color": "0.9", "legend.fontsize": 9.5, "savefig.dpi": 160},
+        "text.parse_math": False,  # names come from the records
     },
 ]
 #: The palette of Okabe and Ito, and two that go with it.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import yaml  # type: ignore[import-untyped]
 
 from fspo.acceptance import stack_sums
 from fspo.audit.description import NOT_MOVED
@@ -20,6 +18,7 @@ from fspo.audit.recording import PREFIX, SUFFIX
 from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
 from fspo.losses import ALGORITHMS, resolve_settings
+from fspo.reading import ANYTHING, COUNT, NULL, NUMBER, check_fields, mapping_of, read_yaml, wrong_fields
 from fspo.records import (
     CONFIG_FILE,
     FUNNEL_FILE,
@@ -30,14 +29,14 @@ from fspo.records import (
     STEP_FILES,
     PlannedRun,
     from_record,
-    numbered_steps,
-    read_object,
+    planned_runs,
+    read_info,
+    read_steps,
 )
 from fspo.sums import SequenceSums
 from fspo.types import SequenceLossSettings
 
 Array = npt.NDArray[np.float64]
-T = TypeVar("T")
 
 LOSS_KEY: Final = "actor_rollout_ref.actor.policy_loss"
 
@@ -134,13 +133,14 @@ class Run:
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its key, from config.yaml; only those of the loss, from run.json, where that is missing."""
-        path, loss = self.path / CONFIG_FILE, self.loss_settings
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first in C
+        path, loss, problem = self.path / CONFIG_FILE, self.loss_settings, ""
+        config: dict[str, Any] = {}
         try:
-            config = yaml.load(path.read_text("utf-8"), loader) if path.exists() else {}
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            self.problems.append(f"{path}: cannot be read ({' '.join(str(error).split())})")
-            config = {}
+            config = read_yaml(path) if path.exists() else {}
+        except (OSError, ValueError) as error:
+            problem = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})"
+        if problem and problem not in self.problems:  # read several times
+            self.problems.append(problem)
         return dict(_leaves(config)) | dict(_leaves({LOSS_KEY: dataclasses.asdict(loss) if loss else {}}))
 
     def series(self, *names: str) -> tuple[npt.NDArray[np.int64], Array]:
@@ -205,31 +205,28 @@ def load_run(path: Path) -> Run:
             f"{file}: a link that leads out of the run's folder; nothing of it is read" for file in foreign
         ]
         return run
-    run.info = read_object(path / INFO_FILE, run.problems)
-    for step, metrics in _records(path / METRICS_FILE, run.problems, lambda line: dict(line["metrics"])):
+    run.info = read_info(path, run.problems)
+    for number, step, metrics in read_steps(path / METRICS_FILE, run.problems, _metrics):
+        wrong = wrong_fields(metrics, dict.fromkeys(metrics, NUMBER | NULL))
+        run.problems += [f"{path / METRICS_FILE}:{number}: {name} {sentence}" for name, sentence in wrong.items()]
         # Validation and training of one step may come on two lines; null means undefined.
-        values = {name: value for name, value in metrics.items() if value is not None}
+        values = {name: value for name, value in metrics.items() if value is not None and name not in wrong}
         run.steps[step] = run.steps.get(step, {}) | values
     run.steps = dict(sorted(run.steps.items()))
-    sums = _records(
-        path / LENGTH_STATS_FILE, run.problems, lambda line: (operator.index(line["minibatch"]), from_record(line))
-    )
-    run.lengths = LengthStats.of({(step, minibatch): part for step, (minibatch, part) in sums})
+    sums = read_steps(path / LENGTH_STATS_FILE, run.problems, _mini_batch)
+    run.lengths = LengthStats.of({(step, minibatch): part for _, step, (minibatch, part) in sums})
     if (path / FUNNEL_FILE).exists():  # of a step that was done twice, the later record
-        ends = dict(_records(path / FUNNEL_FILE, run.problems, lambda line: FunnelSteps.of([line])))
-        run.funnel = FunnelSteps.join([run.funnel, *ends.values()])
+        ends = read_steps(path / FUNNEL_FILE, run.problems, lambda line: FunnelSteps.of([line]))
+        run.funnel = FunnelSteps.join([run.funnel, *{step: record for _, step, record in ends}.values()])
     return run
 
 
-def _records(path: Path, problems: list[str], read: Callable[[dict[str, Any]], T]) -> Iterator[tuple[int, T]]:
-    """Step and content of every line that ``read`` can read; the others are named in ``problems``."""
-    for number, line in numbered_steps(path, problems):
-        try:
-            content = read(line)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            problems.append(f"{path}:{number}: not a record of this file ({error!r})")
-        else:
-            yield line["step"], content
+def _metrics(line: dict[str, Any]) -> dict[str, Any]:
+    return dict(check_fields(line, {"metrics": mapping_of(ANYTHING)}, needed=("metrics",))["metrics"])
+
+
+def _mini_batch(line: dict[str, Any]) -> tuple[int, SequenceSums]:
+    return check_fields(line, {"minibatch": COUNT}, needed=("minibatch",))["minibatch"], from_record(line)
 
 
 def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -249,16 +246,14 @@ def expand_paths(paths: list[Path]) -> tuple[list[Path], dict[Path, PlannedRun],
     planned: dict[Path, PlannedRun] = {}
     problems: list[str] = []
     for path in paths:
-        if not (grid := path / GRID_FILE).is_file():
+        if not (path / GRID_FILE).is_file():
             folders.append(path)
             continue
-        try:
-            runs = {path / run["path"]: PlannedRun(**run) for run in read_object(grid, problems)["runs"]}
-        except (KeyError, TypeError) as error:
-            problems.append(f"{grid}: needs a list 'runs' of objects with 'path', 'algo' and 'seed' ({error!r})")
-            continue
+        runs = {path / run.path: run for run in planned_runs(path, problems)}
         if outside := [folder for folder in runs if not folder.resolve().is_relative_to(path.resolve())]:
-            problems.append(f"{grid}: {', '.join(map(str, outside))}: not below the grid's folder, and not read")
+            problems.append(
+                f"{path / GRID_FILE}: {', '.join(map(str, outside))}: not below the grid's folder, and not read"
+            )
             runs = {folder: run for folder, run in runs.items() if folder not in outside}
         planned |= runs
         folders += [folder for folder in runs if folder.is_dir()]

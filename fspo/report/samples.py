@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +29,13 @@ def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[dict[str, An
     for run in runs:
         settings = run.settings()
         for kind, key in _FOLDERS.items():
-            if not (name := settings.get(key)):
+            if not isinstance(name := settings.get(key), str) or not name:
                 continue
             folders = [Path(name), run.path / Path(name).name]  # the second: a run folder that was moved
             # A folder of somebody else's may name any file of the reader's.
-            files = [path for folder in folders for path in folder.glob("*.jsonl") if path.stem.isdigit()]
+            files = [
+                path for folder in folders for path in folder.glob("*.jsonl") if re.fullmatch("[0-9]{1,15}", path.stem)
+            ]
             if foreign := [path for path in files if not path.resolve().is_relative_to(run.path.resolve())]:
                 problems.append(f"{run.path / CONFIG_FILE}: {key}={name} is not in the run's folder, and is not read")
                 files = [path for path in files if path not in foreign]

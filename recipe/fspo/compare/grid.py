@@ -6,7 +6,6 @@ advantage estimator and, up to a constant factor, one gradient scale (overrides 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ from recipe.runner.launch.compose import quoted
 from recipe.runner.launch.run_settings import has_results, run_info
 
 from fspo.files import write_json
-from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, PlannedRun
+from fspo.reading import parse_object, read_text
+from fspo.records import GRID_FILE, INFO_FILE, METRICS_FILE, PlannedRun, planned_runs
 
 CLIP_VALUES: Final = ("measured", "published")
 
@@ -65,9 +65,12 @@ def plan(request: Request) -> list[PlannedRun]:
     settings = {"overrides": list(request.overrides)}
     if path.exists():
         try:
-            grid = json.loads(path.read_text(encoding="utf-8"))
+            grid = parse_object(read_text(path))
             changed = [(key, grid[key], value) for key, value in settings.items() if grid[key] != value]
-            earlier = {run["path"]: PlannedRun(**run) for run in grid["runs"]}
+            problems: list[str] = []
+            earlier = {run.path: run for run in planned_runs(request.out, problems)}
+            if problems:
+                raise ValueError(problems[0])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise BadInput(
                 f"{path} is damaged, or not of this command ({type(error).__name__}: {error}): give another out=FOLDER"

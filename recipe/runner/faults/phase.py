@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Final
 
 from fspo.files import write_json
+from fspo.reading import COUNT, NAME, NUMBER, SWITCH, TEXT, Kind, check_fields, parse_object, read_text
 
 PHASE_FILE = "phase.json"
 #: A phase of the start-up: the first transfer of the weights to GPUs that only generate (``mode=separate_async``).
 FIRST_SYNC = "first weight sync"
+_FIELDS: Final = {
+    "step": COUNT,
+    "phase": NAME,
+    "since": Kind(
+        "Unix time in seconds, before the year 3000", lambda value: NUMBER.holds(value) and 0 <= value < 3.25e10
+    ),
+    "ending": SWITCH,
+    "queue": TEXT,
+}
 #: Every phase that is ever written, in the order of a step. ``start-up`` lasts until the first step or validation.
 PHASES = ("start-up", FIRST_SYNC, "generation", "log-probabilities", "update", "save", "weight sync", "validation")
 
@@ -55,6 +65,7 @@ def write_phase(run_dir: str | Path, phase: Phase) -> None:
 def read_phase(run_dir: str | Path) -> Phase | None:
     """The phase that the run folder tells; None if it tells none."""
     try:
-        return Phase(**json.loads((Path(run_dir) / PHASE_FILE).read_text(encoding="utf-8")))
+        record = parse_object(read_text(Path(run_dir) / PHASE_FILE, limit=2**20))
+        return Phase(**check_fields(record, _FIELDS, needed=("step", "phase", "since")))
     except (OSError, ValueError, TypeError):
         return None

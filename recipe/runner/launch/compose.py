@@ -20,7 +20,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,6 +35,8 @@ CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 SEARCH_PATH = "hydra.searchpath"
 #: What people write for true and false; Hydra reads the first two only.
 _LIKE_A_SWITCH = ("true", "false", "yes", "no", "on", "off")
+_NESTS: Final = {**dict.fromkeys("[{(", 1), **dict.fromkeys("]})", -1)}
+_MAX_DEPTH: Final = 40
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 _NO_SUCH: Final = re.compile(r"Could not override '|Could not delete ")
 #: Groups that hand on whatever they hold: to a function, a server, a model, Ray, an optimizer.
@@ -43,7 +45,11 @@ HANDED_ON: Final = re.compile(r"_kwargs\.|override_\w*config\.|runtime_env\.|tea
 
 def parsed(overrides: Iterable[str]) -> list[Override]:
     """Overrides of a command line, in Hydra's grammar; HydraException for one that is none."""
-    return OverridesParser.create().parse_overrides(list(overrides))
+    words = list(overrides)
+    for word in words:  # whoever walks through a value recurses, Hydra's parser first
+        if max(itertools.accumulate(_NESTS.get(character, 0) for character in word), default=0) > _MAX_DEPTH:
+            raise OverrideParseException(word, f"{word[:80]}...: nested more than {_MAX_DEPTH} deep")
+    return OverridesParser.create().parse_overrides(words)
 
 
 def verl_config_dir() -> Path:

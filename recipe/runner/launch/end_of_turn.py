@@ -42,7 +42,10 @@ def stop_tokens(
     stops = list(OmegaConf.select(engines, STOPS.partition(".")[2]) or [])
     if any(inputs.model_problems(engines.model)):
         return stops, ""  # which is said by the checks
-    kept = OmegaConf.select(OmegaConf.create(dict(before or {})), STOPS) or []
+    kept: Any = before
+    for name in STOPS.split("."):  # a file of somebody else's may hold anything there
+        kept = kept.get(name) if isinstance(kept, Mapping) else None
+    kept = [token for token in kept if type(token) is int] if isinstance(kept, list) else []
     stops = list(dict.fromkeys([*kept, *stops]))
     token, note = _missing_stop(engines, template_arguments, stops, elsewhere)
     if token is not None and before is None:

@@ -18,7 +18,18 @@ from typing import Any, Final
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, STEP_FILES, grid_of, numbered_steps, read_object
+from fspo.reading import read_yaml, wrong_fields
+from fspo.records import (
+    CONFIG_FILE,
+    INFO_FILE,
+    METRICS_FILE,
+    RUN_FIELDS,
+    STEP_FILES,
+    grid_of,
+    numbered_steps,
+    read_info,
+    read_object,
+)
 from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest, step_of
 from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
@@ -70,11 +81,13 @@ _NOT_KEPT: Final = (
 #: Values of ``status`` in run.json.
 STATUSES: Final = ("running", "finished", "failed", "preempted", "interrupted", "killed")
 _ABSENT: Final = "(not set)"
+#: Fields of run.json without which a start could not know how the run began.
+_NEEDED: Final = ("overrides", "resume_from_path")
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
-    """``run.json`` of a run folder; None if there is none, or it is not one of this recipe's."""
-    info = read_object(folder / INFO_FILE)
+    """``run.json`` of a run folder without fields of a wrong kind; None if it is missing, or not this recipe's."""
+    info = read_info(folder)
     return info if info.get("status") in STATUSES and {"versions", "algo"} & info.keys() else None
 
 
@@ -111,8 +124,18 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     folder = Path(str(named[0].value())).absolute()
     info = run_info(folder)
+    problems: list[str] = []
+    wrong = wrong_fields(read_object(folder / INFO_FILE, problems), RUN_FIELDS)
     if "resume" in new and info is None:
-        raise PreflightError(f"resume={folder}: there is no run in it (no {INFO_FILE}); give the folder of one")
+        problems += [f"{folder / INFO_FILE}: {name} {sentence}" for name, sentence in wrong.items()]
+        why = "; ".join(problems) or f"{INFO_FILE} does not say how it ended"
+        raise PreflightError(f"resume={folder}: there is no run in it ({why}); give the folder of one")
+    for name, sentence in wrong.items() if info is not None else ():
+        if name in _NEEDED:
+            raise PreflightError(
+                f"{folder / INFO_FILE}: {name} {sentence}: mend it, or begin again with another run.dir"
+            )
+        print(f"note: {folder / INFO_FILE}: {name} {sentence}: left out", file=sys.stderr)
     kept, missing = [], []
     for override in parsed((info or {}).get("overrides", [])):
         key, line = _key(override), str(override.input_line)
@@ -226,7 +249,7 @@ def recorded_settings(folder: Path) -> dict[str, Any] | None:
     if not has_results(folder):
         return None
     try:
-        old: Any = OmegaConf.to_container(OmegaConf.load(folder / CONFIG_FILE))
+        old: Any = read_yaml(folder / CONFIG_FILE)
         return moved(old, old["run"]["dir"], str(folder))  # type: ignore[no-any-return]
     except Exception as error:
         raise PreflightError(

@@ -1,0 +1,259 @@
+"""Files of others: the reader's bounds, and hostile run folders in a report, an audit and a resumed run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from batches import loss_output
+from composing import composed
+from hostile_folders import DEEP, FILES, VALUES, Spoil, of_config, of_files, of_lines, of_phase, of_run_json
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from test_report import write_run
+from test_run_folder import begun, ready
+
+from fspo.audit.__main__ import main as audit_command
+from fspo.funnel import LengthFunnel
+from fspo.reading import parse_json, printable, read_text, read_yaml
+from fspo.records import from_record, numbered_lines, read_info, read_parquet, to_record
+from fspo.report.build import build_report
+from fspo.report.runs import expand_paths
+from fspo.sums import SequenceSums
+from recipe.fspo.job import JOB
+from recipe.runner.faults.phase import read_phase
+from recipe.runner.launch import run_folder
+from recipe.runner.launch.compose import parsed
+from recipe.runner.launch.end_of_turn import stop_tokens
+from recipe.runner.launch.run_folder import Start
+from recipe.runner.launch.run_settings import recorded_settings, with_settings_of_run
+from recipe.runner.launch.values import PreflightError
+
+LIMIT_S = 10.0
+
+
+def spoiled(base: Path, folder: Path, cases: list[tuple[str, Spoil]]) -> Iterator[tuple[str, Path]]:
+    """Copies of a run folder, each with one thing wrong."""
+    for number, (name, spoil) in enumerate(cases):
+        copy = folder / f"run{number}"
+        shutil.copytree(base, copy)
+        info = json.loads((copy / "run.json").read_text(encoding="utf-8"))
+        (copy / "run.json").write_text(json.dumps(info | {"seed": number + 1}), encoding="utf-8")  # no two are alike
+        spoil(copy)
+        yield name, copy
+
+
+def chosen(cases: Iterator[tuple[str, Spoil]], n: int, seed: int = 0) -> list[tuple[str, Spoil]]:
+    """``n`` of them, and all that are fewer."""
+    every = list(cases)
+    return every if len(every) <= n else random.Random(seed).sample(every, n)
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run with all the files that a report reads."""
+    folder = write_run(tmp_path_factory.mktemp("whole") / "run", "fspo", 0)
+    funnel, columns = LengthFunnel(), {
+        "S": [0.1, 0.2], "L": [3, 4], "A": [1.0, -1.0], "uid": ["p_0_0", "p_1_0"], "reward": [0.0, 1.0],
+        "accepted": [1, 0], "truncated": [False, True], "data_source": ["math", "math"],
+    }  # fmt: skip
+    ends, sequences = [], []
+    for step in (1, 2):
+        funnel.start(4)
+        funnel.end("surplus", [5, 9])
+        funnel.train([5, 7], [0, 1], [1, 1])
+        ends.append(json.dumps(funnel.end_step(step)[1]) + "\n")
+        sequences.append(json.dumps({"step": step, "minibatch": 1} | columns) + "\n")
+    (folder / "funnel.jsonl").write_text("".join(ends))
+    (folder / "sequences.jsonl").write_text("".join(sequences))
+    (folder / "config.yaml").write_text("trainer: {validation_data_dir: validation}\n")
+    dumps = folder / "validation"
+    dumps.mkdir()
+    for name in ("1", "\u00b23", "9" * 30, "\u0663"):
+        (dumps / f"{name}.jsonl").write_text('{"input": "2+2", "output": "4", "acc": 1}\n')
+    return folder
+
+
+def check_reports(base: Path, folder: Path, cases: list[tuple[str, Spoil]]) -> None:
+    """One report over all of them: it names every folder of which something is left out, and says nothing else."""
+    runs = dict(spoiled(base, folder, cases))
+    began = time.monotonic()
+    report = build_report([base, *runs.values()], folder / "out")
+    assert time.monotonic() - began < LIMIT_S * len(runs)
+    text = "\n".join(report.problems)
+    for name, run in runs.items():
+        if not name.startswith("phase.json") and any(
+            f": {what}" in name
+            for what in ("deep", "a FIFO", "a device", "texts", "NaN", "infinite", "huger", "a bomb")
+        ):
+            assert str(run) in text, f"{name} is not said"
+    assert report.runs >= 1 and report.page.stat().st_size > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_every_hostile_folder_is_reported_on(reported: Path, tmp_path: Path, part: int) -> None:
+    names = ("metrics.jsonl", "length_stats.jsonl", "funnel.jsonl", "sequences.jsonl")
+    check_reports(reported, tmp_path, [*of_run_json(), *of_files(*FILES), *of_config(), *of_lines(*names)][part::10])
+
+
+def test_hostile_folders_are_reported_on(reported: Path, tmp_path: Path) -> None:
+    """60 of 850, drawn with a seed; the others are in the slow test."""
+    names = ("metrics.jsonl", "length_stats.jsonl", "funnel.jsonl", "sequences.jsonl")
+    cases = [
+        chosen(of_run_json(), 20),
+        chosen(of_files(*FILES), 10),
+        chosen(of_config(), 10),
+        chosen(of_lines(*names), 20),
+    ]
+    check_reports(reported, tmp_path, [*itertools.chain(*cases)])
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return begun(tmp_path_factory.mktemp("whole") / "run")
+
+
+def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]]) -> None:
+    """What a resumed start reads of each folder and writes to it: it goes on, or is refused in a sentence."""
+    config, refused = ready(base), 0
+    for name, run in spoiled(base, folder, cases):
+        began = time.monotonic()
+        config.run.dir = str(run)
+        try:
+            words = with_settings_of_run([f"resume={run}"])
+            before = recorded_settings(run)
+            stop_tokens(config.actor_rollout_ref, None, before, True)
+            run_folder.begin(Start(config, JOB, tuple(words)))
+            run_folder.end(str(run), "failed", "why")
+        except (PreflightError, HydraException) as error:
+            refused += 1
+            assert str(run) in str(error), name
+        read_phase(run)
+        assert time.monotonic() - began < LIMIT_S, name
+    assert refused < len(cases)
+
+
+@pytest.mark.slow
+def test_every_hostile_folder_is_resumed_or_refused(resumed: Path, tmp_path: Path) -> None:
+    names = ("run.json", "config.yaml", "metrics.jsonl", "phase.json")
+    check_resumes(resumed, tmp_path, [*of_run_json(), *of_files(*names), *of_config(), *of_phase()])
+
+
+def test_hostile_folders_are_resumed_or_refused(resumed: Path, tmp_path: Path) -> None:
+    """55 of 550, drawn with a seed; the others are in the slow test."""
+    names = ("run.json", "config.yaml", "phase.json")
+    cases = [chosen(of_run_json(), 15), chosen(of_files(*names), 10), chosen(of_config(), 15), chosen(of_phase(), 15)]
+    check_resumes(resumed, tmp_path, [*itertools.chain(*cases)])
+
+
+def test_an_audit_names_the_lines_that_are_none_and_uses_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sums = to_record(SequenceSums.zeros().add_(loss_output(64, 40, seed=1, shortest=1)), step=1, minibatch=1)
+    head = {"audit": 1, "loss": "gspo", "acceptance": True, "rank": 0, "ranks": 1}
+    good = [json.dumps(head), *(json.dumps(sums | {"step": step}) for step in range(1, 4))]
+    bad = [DEEP, "[1]", "\x00", '{"step": 1}']
+    fields = ("step", "minibatch", "rows", "hist", "positions", "layout")
+    wrong = [value for what, value in VALUES.items() if what not in ("zero", "a list", "nested")]
+    bad += [json.dumps(sums | {field: "HERE"}).replace('"HERE"', value) for field in fields for value in wrong]
+    bad += [json.dumps(head | {"ranks": "HERE"}).replace('"HERE"', value) for value in (str(10**12), "-1", '"x"')]
+    (tmp_path / "audit-run-00000.jsonl").write_text("\n".join([*good, *bad]) + "\n")
+    os.mkfifo(tmp_path / "audit-other-00000.jsonl")
+    began = time.monotonic()
+    assert audit_command([str(tmp_path), "--run", "run"]) == 1
+    assert time.monotonic() - began < LIMIT_S
+    out, said = capsys.readouterr()
+    assert "3 mini-batches, 192 sequences" in out
+    assert all(f"{tmp_path}/audit-run-00000.jsonl:{number}:" in said for number in (5, 20, len(good) + len(bad)))
+    assert audit_command([str(tmp_path), "--run", "other"]) == 1
+    assert f"{tmp_path}/audit-other-00000.jsonl" in capsys.readouterr().err
+
+
+def test_a_plan_names_the_runs_that_are_none(tmp_path: Path, reported: Path) -> None:
+    shutil.copytree(reported, tmp_path / "grid/a")
+    runs = [
+        {"path": "a", "algo": "fspo", "seed": 0},
+        {"path": [1], "algo": "x", "seed": 0},
+        7,
+        {"path": "b", "seed": 1},
+    ]
+    for planned in (*VALUES.values(), json.dumps(runs)):
+        (tmp_path / "grid/grid.json").write_text(f'{{"runs": {planned}}}')
+        _, known, problems = expand_paths([tmp_path / "grid"])
+    assert list(known) == [tmp_path / "grid/a"] and len(problems) == 3
+    assert all(f"{tmp_path}/grid/grid.json: run {number}:" in "".join(problems) for number in (2, 3, 4))
+
+
+def test_a_table_of_responses_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = pa.table({"S": pa.array([0.0] * 4), "L": pa.array([1e300, 5, 5, 5]), "step": pa.array([1.0, 1e300, 1, 1])})
+    pq.write_table(rows, path)
+    with pytest.raises(ValueError, match=f"{path}.*(step|L) .*1e\\+300"):
+        read_parquet(path)
+    with pq.ParquetWriter(path, pa.schema({"S": pa.float32(), "L": pa.float32()})) as writer:
+        part = pa.table({name: pa.array(np.ones(2**20, np.float32)) for name in ("S", "L")})
+        for _ in range(10):
+            writer.write_table(part)
+    with pytest.raises(ValueError, match=f"{path}.*10485760 rows"):
+        read_parquet(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=str(path)):
+        read_parquet(path)
+
+
+def test_numbers_of_other_bins_do_not_wrap_around() -> None:
+    record = to_record(SequenceSums.zeros().add_(loss_output(8, 8, shortest=1)), step=1, minibatch=1)
+    assert torch.equal(
+        from_record(record).sums_KF != 0, SequenceSums.zeros().add_(loss_output(8, 8, shortest=1)).sums_KF != 0
+    )
+    for place in (-1, 0.5, 10**6, 10**19, "1"):
+        for name in ("rows", "hist"):
+            changed = [[place, *record[name][0][1:]], *record[name][1:]]
+            with pytest.raises(ValueError, match=r"out of range|must be"):
+                from_record(record | {name: changed})
+
+
+def test_yaml_is_understood_as_omegaconf_does(tmp_path: Path) -> None:
+    path, resolved = tmp_path / "config.yaml", composed("algo=gspo")
+    path.write_text(OmegaConf.to_yaml(resolved))
+    assert read_yaml(path) == OmegaConf.to_container(OmegaConf.load(path))
+    path.write_text(
+        "a: 1e-6\nb: 2020-01-01\nc: yes\nd: 'yes'\ne:\nf: ~\ng: .inf\nh: 1_000\ni: 0x1f\nj: -1.5\nk: [Null, '']\n"
+    )
+    assert read_yaml(path) == OmegaConf.to_container(OmegaConf.load(path))
+
+
+def test_a_file_that_is_wrong_throughout_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path, problems = tmp_path / "metrics.jsonl", list[str]()
+    path.write_text("x\n" * 5000 + '{"step": 1}\n')
+    assert not list(numbered_lines(path, problems))
+    assert 1000 <= len(problems) <= 1001 and "line 1000" in problems[-1]
+
+
+def test_texts_hold_nothing_that_cannot_be_written_or_that_a_terminal_obeys(tmp_path: Path) -> None:
+    assert parse_json('"\\ud83d\\ude00 \\ud800"') == "\U0001f600 ?"
+    assert printable("a\x1b[2J\u202eb\tc") == "a\\x1b[2J\\u202eb\tc"
+    (tmp_path / "run.json").write_text('{"algo": "a\\u001b[2J"}')
+    problems: list[str] = []
+    assert read_info(tmp_path, problems) == {} and "algo" in problems[0] and "\x1b" not in problems[0]
+    with pytest.raises(OSError, match="larger"):
+        read_text(tmp_path / "run.json", limit=5)
+
+
+def test_an_override_that_is_nested_too_deep_is_refused() -> None:
+    assert parsed(["a=[[1],{b:[2]}]", "b='" + "[]" * 100 + "'"])
+    with pytest.raises(HydraException, match="deep"):
+        parsed([f"a={'{a:' * 5000}1{'}' * 5000}"])
