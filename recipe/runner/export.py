@@ -19,8 +19,9 @@ import jinja2
 from omegaconf import OmegaConf
 
 from fspo.files import atomic_folder, remove_folder
-from fspo.records import CONFIG_FILE, INFO_FILE, METRICS_FILE, numbered_steps, read_object
-from recipe.runner.checkpoints.integrity import archive_damage, latest, step_of
+from fspo.reading import read_yaml
+from fspo.records import CONFIG_FILE, METRICS_FILE, numbered_steps, read_info, read_object
+from recipe.runner.checkpoints.integrity import latest, step_of, unsound
 from recipe.runner.faults.preemption import end_on_signals
 from recipe.runner.launch.masking import masked, masked_override
 
@@ -54,9 +55,8 @@ def export(actor: Path, out: Path) -> None:
         ValueError: if a LoRA adapter cannot be merged.
         subprocess.CalledProcessError: if verl's merger fails, which says why on stderr.
     """
-    for shard in sorted(actor.glob("model_world_size_*.pt")):
-        if (damage := archive_damage(shard)) is not None:
-            raise OSError(f"{shard} {damage}: give another global_step_N folder, or copy this one again")
+    if damage := unsound(sorted(actor.glob("model_world_size_*.pt")), whole=True):
+        raise OSError(f"{damage[0]}: give another global_step_N folder, or copy this one again")
     merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", "--use_cpu_initialization"]
     environment = {"VERL_PLATFORM": "cpu"} | os.environ  # merging needs no accelerator, and must not look for one
     with atomic_folder(out) as folder:
@@ -71,7 +71,7 @@ def describe(actor: Path, exported: Path) -> None:
     config = actor.parents[2] / CONFIG_FILE
     try:
         if config.is_file():
-            plain = masked(OmegaConf.to_container(OmegaConf.load(config)))  # that of an older run may hold secrets
+            plain = masked(read_yaml(config))  # that of an older run may hold secrets
             (exported / CONFIG_FILE).write_text(OmegaConf.to_yaml(plain), encoding="utf-8")
         (exported / "README.md").write_text(model_card(actor, exported), encoding="utf-8")
     except Exception as error:  # a run folder may hold anything
@@ -81,18 +81,18 @@ def describe(actor: Path, exported: Path) -> None:
 def model_card(actor: Path, exported: Path) -> str:
     """What is known of the checkpoint ``actor``, whose weights are in ``exported``; missing files leave parts out."""
     run, step = actor.parents[2], step_of(actor.parent)
-    config = OmegaConf.load(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else OmegaConf.create()
+    config = read_yaml(run / CONFIG_FILE) if (run / CONFIG_FILE).is_file() else {}
 
     def lines(folder: Path) -> list[dict[str, Any]]:
         return [line.get("metrics", {}) for _, line in numbered_steps(folder / METRICS_FILE) if line["step"] == step]
 
-    info = read_object(run / INFO_FILE)
-    info |= {"command": [masked_override(str(word)) for word in info.get("command") or ()]}
+    info = read_info(run)
+    info |= {"command": [masked_override(word) for word in info.get("command") or ()]}
     template = Path(__file__).with_name("model_card.md").read_text(encoding="utf-8")
     return jinja2.Template(template, trim_blocks=True, lstrip_blocks=True).render(
         info=info,
         step=step,
-        settings=OmegaConf.to_container(config).get("actor_rollout_ref", {}),
+        settings=config.get("actor_rollout_ref", {}),
         exported=read_object(exported / "config.json"),
         lines=lines(run),
         evaluations=[

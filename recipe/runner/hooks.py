@@ -23,8 +23,16 @@ from verl.utils.seqlen_balancing import log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from recipe.runner.checkpoints.disk import room_for_save
-from recipe.runner.checkpoints.integrity import remove_old, resumed_from, step_folder
-from recipe.runner.checkpoints.state import Stateful, load_state, save_state
+from recipe.runner.checkpoints.integrity import (
+    DAMAGE_FILE,
+    damage_of_rank,
+    note_damage,
+    remove_old,
+    resumed_from,
+    step_folder,
+    unsound,
+)
+from recipe.runner.checkpoints.state import STATE_FILE, Stateful, load_state, save_state
 from recipe.runner.faults.errors import ExplainedError
 from recipe.runner.faults.phase import FIRST_SYNC, Phase, write_phase
 from recipe.runner.faults.preemption import NOTHING_TO_SAVE, STOP, Preempted
@@ -359,15 +367,40 @@ class RunnerHooks(PPOTrainer):
         if keep := self.config.trainer.max_actor_ckpt_to_keep:
             remove_old(folder.parent, self.global_steps, keep)
         with room_for_save(folder.parent, self.global_steps):
+            (folder / DAMAGE_FILE).unlink(missing_ok=True)  # of an earlier save of this step
             save_state(folder, self.stateful_parts())
             super()._save_checkpoint()
         self._saved_step = self.global_steps
         PROGRESS.say(f"saved {folder} in {time.monotonic() - started:.1f} s")
 
+    def _check_whole(self, folder: Path) -> None:
+        """Let every rank read its shards of a checkpoint whole, and read the trainer's own files, before they load.
+
+        Raises:
+            ExplainedError: if one is damaged. It is noted in the checkpoint, which the next start passes over.
+        """
+        groups = [("actor", self.actor_rollout_wg, self.config.actor_rollout_ref.actor)]
+        groups += [("critic", self.critic_wg, self.config.critic)] if self.use_critic else []
+        asked = [
+            worker.__ray_call__.remote(damage_of_rank, folder / name, list(role.checkpoint.load_contents))
+            for name, group, role in groups
+            for worker in group.workers
+        ]
+        own = [path for path in (folder / "data.pt", folder / STATE_FILE) if path.exists()]
+        damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank] + unsound(own, whole=True)
+        if damage:
+            note_damage(folder, damage)
+            raise ExplainedError(
+                f"the checkpoint cannot be resumed: {'; '.join(damage)}. The same command takes the newest whole one "
+                f"of the run's older checkpoints, as long as {folder / DAMAGE_FILE} says so"
+            )
+
     def _load_checkpoint(self) -> None:
+        if (resumed := resumed_from(self.config.trainer)) is not None:
+            self._check_whole(resumed)
         super()._load_checkpoint()
         self._saved_step = self.global_steps  # nothing new until a step is done
-        if self.global_steps > 0 and (folder := resumed_from(self.config.trainer)) is not None:
+        if self.global_steps > 0 and resumed is not None:
             if not self.config.get("evaluate"):  # which goes on with nothing but the weights
-                load_state(folder, self.stateful_parts())
-            PROGRESS.say(f"resumed from {folder}")
+                load_state(resumed, self.stateful_parts())
+            PROGRESS.say(f"resumed from {resumed}")

@@ -106,3 +106,23 @@ def test_the_bands_go_on_with_what_they_had_measured(
     assert len(before) == step - 1 > 0
     for kept, was in zip(at_the_end[1], before, strict=False):  # the rollout batches of before the stop come first
         np.testing.assert_array_equal(kept, was)
+
+
+def test_a_shard_with_a_changed_byte_ends_the_start_and_the_next_takes_the_older_checkpoint(
+    start: Starter, stopped: tuple[Start, int, dict[str, Any]]
+) -> None:
+    """Last of this file: it goes on with the run that the others look at."""
+    resumed, step, _ = stopped
+    shard = resumed.run_dir / f"checkpoints/global_step_{STEPS}/actor/optim_world_size_1_rank_0.pt"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    shard.write_bytes(content)
+    more = f"trainer.total_training_steps={STEPS + 1}"
+    failed = start(resumed.run_dir, *OVERRIDES, more)
+    assert failed.wait(400) == 1 and str(shard) in failed.output(), failed.output()[-4000:]
+    again = start(resumed.run_dir, *OVERRIDES, more)
+    again.wait_for(f"step {step + 1}/", 400)
+    assert f"resumed from {resumed.run_dir}/checkpoints/global_step_{step}\n" in again.output()
+    assert str(shard) in again.output(), "why"
+    again.process.send_signal(signal.SIGINT)
+    again.wait(100)

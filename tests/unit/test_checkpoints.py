@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from batches import loss_output
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,10 +19,12 @@ from fspo.diagnostics import LengthDiagnostics
 from fspo.losses import ALGORITHMS
 from fspo.sums import SequenceSums
 from recipe.runner.checkpoints.integrity import (
+    DAMAGE_FILE,
     TRACKER_FILE,
-    archive_damage,
     checkpoint_damage,
+    damage_of_rank,
     newest_complete,
+    note_damage,
     remove_old,
     repair_tracker,
     resume_problems,
@@ -75,7 +80,7 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b""), cut, flip])
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: path.write_bytes(b""), cut])
 @pytest.mark.parametrize("file", ["actor/optim_world_size_2_rank_1.pt", "data.pt"])
 def test_a_damaged_checkpoint_is_refused_with_its_file_named(tmp_path: Path, file: str, spoil) -> None:
     older = write_checkpoint(tmp_path, 10)
@@ -87,13 +92,63 @@ def test_a_damaged_checkpoint_is_refused_with_its_file_named(tmp_path: Path, fil
     assert problems_of(config(tmp_path, mode="resume_path", path=older)) == []
 
 
-def test_large_files_are_checked_by_their_directory_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.pt"
-    torch.save({"weights": torch.arange(2000.0)}, path)
-    monkeypatch.setattr("recipe.runner.checkpoints.integrity._FULL_CHECK_BYTES", 100)
-    assert archive_damage(path) is None
-    cut(path)
-    assert archive_damage(path) is not None
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """What a rank's process has made before it loads anything."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(("name", "contents", "seen"), [
+    ("optim", KINDS, True), ("optim", ("model",), False), ("model", KINDS, True), ("extra_state", KINDS, True),
+])  # fmt: skip
+def test_a_changed_byte_is_seen_by_the_rank_that_loads_it_and_by_the_next_start(
+    tmp_path: Path, name: str, contents: tuple[str, ...], seen: bool
+) -> None:
+    write_checkpoint(tmp_path, 10, ranks=1)
+    folder, run = write_checkpoint(tmp_path, 20, ranks=1), config(tmp_path, ranks=1)
+    shard = folder / f"actor/{name}_world_size_1_rank_0.pt"
+    flip(shard)
+    assert problems_of(run) == [], "a start and a save look at the ends of files only"
+    damage = damage_of_rank(None, folder / "actor", contents)
+    assert [str(shard) in sentence for sentence in damage] == [True] * seen
+    if not seen:
+        return
+    note_damage(folder, damage)
+    assert newest_complete(tmp_path, 1, KINDS) == tmp_path / "global_step_10"
+    named = problems_of(config(tmp_path, 1, mode="resume_path", path=folder))
+    assert len(named) == 1 and str(shard) in named[0] and str(folder / DAMAGE_FILE) in named[0]
+    assert problems_of(run) == [], "the start mends the tracker"
+    note = repair_tracker(run.trainer, KINDS)
+    assert note is not None and str(shard) in note and "global_step_10" in note
+    assert (tmp_path / TRACKER_FILE).read_text() == "10"
+    remove_old(tmp_path, 30, 2)
+    assert not folder.exists(), "it would be kept in place of a whole one"
+
+
+def test_noted_damage_of_the_only_checkpoint_is_no_silent_beginning(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, 20, ranks=1)
+    note_damage(folder, [f"{folder / 'data.pt'} is damaged"])
+    assert repair_tracker(config(tmp_path, 1).trainer, KINDS) is None
+    (problem,) = problems_of(config(tmp_path, 1))
+    assert str(folder / "data.pt") in problem and "run.dir" in problem
+
+
+class Pickled:
+    """What runs code where a pickle is loaded as one."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("pwned",)
+
+
+def test_our_own_state_is_loaded_without_running_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"random": Pickled()}, tmp_path / STATE_FILE)
+    with pytest.raises(ValueError, match=STATE_FILE):
+        load_state(tmp_path, {})
+    assert not (tmp_path / "pwned").exists()
 
 
 def test_what_is_not_loaded_is_not_needed(tmp_path: Path) -> None:
@@ -237,7 +292,7 @@ def test_export_finds_the_latest_finished_checkpoint(tmp_path: Path) -> None:
     earlier = tmp_path / "checkpoints" / "global_step_10"
     assert actor_folder(earlier) == earlier / "actor"
     shard = next((earlier / "actor").glob("model_world_size_*"))
-    shard.write_bytes(b"half")
+    flip(shard)
     with pytest.raises(OSError, match=rf"{shard.name} .*global_step_N"):
         export(actor_folder(earlier), tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="global_step_10"):

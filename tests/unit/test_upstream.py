@@ -69,6 +69,7 @@ NAMES: dict[str, dict[str, str]] = {
         f"{_SEPARATE}:HybridEngineMode.ROLLOUT": "the same",
         f"{_BASE}:PPOTrainer._update_actor(batch, metrics)": "no hook before the update",
         f"{_BASE}:PPOTrainer._balance_batch(batch, metrics)": "balances the rollout batch, not its mini-batches",
+        "verl.single_controller.ray.base:RayWorkerGroup.workers": "each rank reads its own shards whole",
         "verl.single_controller.base.worker_group:WorkerGroup._dispatch_info": "which ranks get data of their own",
         "transfer_queue.metadata:KVBatchMeta.reorder": "order of a batch",
         "verl.workers.rollout.replica:RolloutReplicaRegistry.register(name, loader)": PUBLIC,
@@ -203,6 +204,7 @@ NAMES: dict[str, dict[str, str]] = {
 #: By our file, ``module: text``, text of a source upstream that our code looks for or a value that it repeats, and why.
 TEXTS: dict[str, dict[str, str]] = {
     "recipe/runner/hooks.py": {
+        "ray.actor: def __ray_call__(": "runs a function in a rank's process, whatever its class; public in Ray",
         "verl.utils.dataset.rl_dataset: self.dataframe = self.maybe_filter_out_long_prompts(self.dataframe)": "rows",
         f"{_SEPARATE}: self.current_mode = HybridEngineMode.ROLLOUT": "whether vLLM is awake beside the trainer",
     },

@@ -2,7 +2,11 @@
 
 verl writes a checkpoint's files first and its tracker file last, so a save that was killed leaves the tracker naming
 the checkpoint before. What verl does not handle: an empty tracker (a crash), a tracker that names a missing folder (a
-silent start from the beginning), and damaged files (an error minutes later, in one rank).
+silent start from the beginning), and damaged files (an error minutes later, in one rank, or a wrong weight).
+
+A file that was cut short lacks the directory at its end; that is all that is looked at before a start and before a
+save. Bytes that have changed within a file are found by whoever loads it (:func:`unsound`, :func:`damage_of_rank`),
+because only that process reads it whole anyway. They are noted in the checkpoint, and the next start passes it over.
 """
 
 from __future__ import annotations
@@ -10,12 +14,15 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from fspo.files import atomic_path, remove_folder
+from fspo.reading import read_text
 
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 #: Written by :mod:`recipe.runner.checkpoints.state`, which imports torch; this module does not.
@@ -25,9 +32,8 @@ _FOLDER = re.compile(r"global_step_(\d+)")
 _PREFIXES = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
 #: What an asynchronous mode saves of TransferQueue: the prompts under way. Written last, but for the tracker.
 QUEUE = "transfer_queue"
-#: Files up to this size are read whole and their checksums compared; of larger ones the archive's directory is read,
-#: which stands at the end and so shows a file that was cut short.
-_FULL_CHECK_BYTES = 256 * 2**20
+#: In a checkpoint: the damage that a start has seen while it loaded the files. The next save of the step removes it.
+DAMAGE_FILE = "damaged.txt"
 
 
 def step_folder(root: Path, step: int) -> Path:
@@ -40,20 +46,60 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("global_step_"))
 
 
-def archive_damage(path: Path) -> str | None:
-    """What is wrong with a file of ``torch.save`` (a zip archive); None if it looks whole."""
+def archive_damage(path: Path, whole: bool = False) -> str | None:
+    """What is wrong with a file of ``torch.save`` (a zip archive); None if it looks sound.
+
+    With ``whole`` the file is read and every checksum compared. Without, only its end is looked at.
+    """
     if not path.is_file():
         return "is missing"
     try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip() if path.stat().st_size <= _FULL_CHECK_BYTES else None
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        return f"is damaged ({error})"
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                return "is damaged (it has no directory at its end: it was cut short)"
+            if not whole:
+                return None
+            with zipfile.ZipFile(file) as archive:
+                bad = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+        return f"is damaged ({error})"  # RuntimeError: also a compression or a cipher that torch does not write
     return f"is damaged (wrong checksum of {bad})" if bad else None
 
 
-def _damage(files: Iterable[Path]) -> list[str]:
-    return [f"{path} {damage}" for path in files if (damage := archive_damage(path)) is not None]
+def unsound(files: Iterable[Path], whole: bool = False) -> list[str]:
+    """A sentence for each damaged file; see :func:`archive_damage`."""
+    return [f"{path} {damage}" for path in files if (damage := archive_damage(path, whole)) is not None]
+
+
+def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> list[str]:
+    """What is wrong with the shards that this FSDP rank is about to load from ``folder``, each read whole.
+
+    Called in the rank's own process (``worker`` is its actor), so that all ranks read at a time. ``contents`` are
+    verl's ``checkpoint.load_contents`` of the role.
+    """
+    import torch.distributed as dist
+
+    suffix = f"world_size_{dist.get_world_size()}_rank_{dist.get_rank()}.pt"
+    names = [f"{prefix}_{suffix}" for kind, prefix in _PREFIXES.items() if kind in contents]
+    # What is missing verl says itself; another engine's files have other names.
+    return unsound((folder / name for name in names if (folder / name).exists()), whole=True)
+
+
+def note_damage(folder: Path, damage: Sequence[str]) -> None:
+    """Write into a checkpoint what is wrong with it, where that can be written: the next start looks for it."""
+    with suppress(OSError), atomic_path(folder / DAMAGE_FILE) as temporary:
+        temporary.write_text("".join(f"{sentence}\n" for sentence in damage), encoding="utf-8")
+
+
+def noted_damage(folder: Path) -> list[str]:
+    """What :func:`note_damage` has written, and what to do once the file is mended."""
+    with suppress(OSError):
+        damage = read_text(folder / DAMAGE_FILE).splitlines()
+        return [
+            f"{sentence}, as a start saw that loaded it (remove {folder / DAMAGE_FILE} once it is mended)"
+            for sentence in damage
+        ]
+    return []
 
 
 def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) -> list[str]:
@@ -64,6 +110,8 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
         world_size: FSDP ranks of the run that would resume it.
         contents: verl's ``actor.checkpoint.load_contents``, and ``QUEUE`` where prompts under way belong to it.
     """
+    if noted := noted_damage(folder):
+        return noted
     matches = (re.search(r"_world_size_(\d+)_rank_", path.name) for path in (folder / "actor").glob("*.pt"))
     saved_by = {int(match[1]) for match in matches if match}
     if saved_by and world_size not in saved_by:
@@ -75,7 +123,7 @@ def checkpoint_damage(folder: Path, world_size: int, contents: Sequence[str]) ->
     names = [prefix for kind, prefix in _PREFIXES.items() if kind in contents]
     files = [folder / f"actor/{n}_world_size_{world_size}_rank_{rank}.pt" for rank in range(world_size) for n in names]
     files += [folder / "data.pt", *folder.glob(STATE_FILE)]  # a checkpoint of plain verl has no state of ours
-    damaged = _damage(files)
+    damaged = unsound(files)
     if QUEUE in contents and not (folder / QUEUE / "metadata.json").is_file():
         damaged.append(f"{folder / QUEUE} is missing")
     return damaged
@@ -101,7 +149,11 @@ def remove_old(root: Path, step: int, keep: int) -> None:
     fail for a moment. ``root`` holds all checkpoints; ``keep`` is verl's ``max_actor_ckpt_to_keep``, at least 2.
     """
     old = [folder for saved, folder in _step_folders(root).items() if saved < step]
-    whole = [folder for folder in old if (folder / "data.pt").is_file() and not _damage(folder.rglob("*.pt"))]
+    whole = [
+        folder
+        for folder in old
+        if not noted_damage(folder) and not unsound([folder / "data.pt", *folder.rglob("*.pt")])
+    ]
     for folder in old if whole else ():
         if folder not in (*whole[: keep - 1], latest(root)):
             remove_folder(folder, ignore_errors=True)
@@ -114,8 +166,8 @@ def _needs(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[int, li
 def tracked_step(root: Path) -> int | None:
     """The step that the tracker names; None if there is no tracker or it holds no number."""
     try:
-        return int((root / TRACKER_FILE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return int(read_text(root / TRACKER_FILE, limit=100))
+    except (OSError, ValueError):
         return None
 
 
@@ -147,7 +199,8 @@ def name_latest(folder: Path) -> None:
 
 
 def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str | None:
-    """Make a missing or unreadable tracker file name the newest complete checkpoint.
+    """Make a tracker file name the newest complete checkpoint, if it is missing or unreadable, or if a start has noted
+    damage of the checkpoint that it names.
 
     Args:
         trainer: verl's group of that name.
@@ -158,15 +211,20 @@ def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str |
     """
     root = Path(trainer.default_local_dir)
     tracker = root / TRACKER_FILE
-    if trainer.resume_mode != "auto" or tracked_step(root) is not None:
+    if trainer.resume_mode != "auto":
         return None
-    why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
+    if tracked_step(root) is None:
+        why = f"{tracker} {'names no step' if tracker.exists() else 'is missing'} (a save was interrupted)"
+    elif (named := latest(root)) is not None and (noted := noted_damage(named)):
+        why = "; ".join(noted)
+    else:
+        return None
     ranks, needed = _needs(trainer, contents)
     queue = [QUEUE] if "async" in trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
     newest = newest_complete(root, ranks, needed + queue)
     if newest is not None:
         name_latest(newest)
-        return f"{why}: it names {newest.name} again, the newest complete checkpoint"
+        return f"{why}: {tracker.name} names {newest.name} again, the newest complete checkpoint"
     if tracker.exists() or not _step_folders(root):
         return None  # with a tracker something was complete once: not for us to begin again, see resume_problems
     return f"{why}, and {root} holds no complete checkpoint: starting as the run began"
@@ -198,6 +256,8 @@ def resume_problems(trainer: DictConfig, contents: Sequence[str] | None, folder:
     if not problems:
         return
     other = newest_complete(folder.parent, *needs) if folder else None
+    if other and folder and trainer.resume_mode == "auto" and noted_damage(folder):
+        return  # the tracker is repaired where the run starts
     remedy = (
         f"resume the newest complete one with trainer.resume_mode=resume_path trainer.resume_from_path={other}"
         if other

@@ -5,13 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 
 from fspo.files import atomic_path
 from recipe.runner.checkpoints.integrity import STATE_FILE
+
+_KINDS: Final = ("bool", "int32", "int64", "uint32", "float32", "float64")
+#: What a pickled array or number of numpy is made of.
+_ARRAYS: Final = [
+    *(np._core.multiarray._reconstruct, np._core.multiarray.scalar, np.ndarray, np.dtype),
+    *(type(np.dtype(kind)) for kind in _KINDS),
+]
 
 
 class Stateful(Protocol):
@@ -43,11 +50,13 @@ def load_state(folder: Path, parts: Mapping[str, Stateful | None]) -> None:
         # A checkpoint of plain verl: the weights are good, the statistics begin afresh.
         return
     try:
-        # weights_only=False: random states and sums are plain objects, and the file is this run's own.
-        state = torch.load(path, weights_only=False)
+        # Without a pickle's code. Torch has to be told of numpy's arrays.
+        with torch.serialization.safe_globals(_ARRAYS):
+            state = torch.load(path, weights_only=True)
     except Exception as error:
+        why = str(error).partition(". ")[0]  # torch goes on about how to run what is in it
         raise ValueError(
-            f"{path} is damaged ({error}): resume from an older checkpoint with trainer.resume_mode=resume_path "
+            f"{path} is damaged ({why}): resume from an older checkpoint with trainer.resume_mode=resume_path "
             "trainer.resume_from_path=.../global_step_N, or delete this file to begin the statistics afresh"
         ) from error
     for name, part in parts.items():
