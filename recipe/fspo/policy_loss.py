@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Final
@@ -101,12 +102,14 @@ def _sequence_loss(
 
 
 def _describe(
-    name: str, loss: Callable[..., Any], arguments: Mapping[str, Any], tensors: tuple[torch.Tensor, ...]
+    name: str, config: Any, call: Callable[[Mapping[str, Any]], Any], tensors: tuple[torch.Tensor, ...]
 ) -> SequenceLossOutput | None:
-    """What verl's loss ``name``, called with ``arguments``, keeps of each sequence; None if that is not known."""
+    """What verl's loss ``name`` keeps of each sequence; None if that is not known.
+
+    ``call`` is its call again, with other values for some of verl's arguments.
+    """
     if name == "gspo":
         # Where only clip_ratio is set, it holds on both sides.
-        config = arguments["config"]
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
         settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=float(low), clip_high=float(high))
@@ -119,7 +122,7 @@ def _describe(
         changed = {"log_prob": leaf_BT, "advantages": advantages_BT, "rollout_is_weights": None}
         # clip_cov draws random numbers, and the training must draw those that it would draw without this.
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            value, _ = loss(**{**arguments, **changed})
+            value, _ = call(changed)
         return torch.autograd.grad(value, leaf_BT)[0]
 
     return kept_output(gradient, *tensors, weight=UNCLIPPED_WEIGHTS[name])
@@ -145,6 +148,12 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(loss)
     def policy_loss(*by_position: Any, **by_name: Any) -> Any:
+        def call(changed: Mapping[str, Any]) -> Any:
+            places = itertools.zip_longest(by_position, verls_names.values())
+            positions = [changed.get(key, value) for value, key in itertools.islice(places, len(by_position))]
+            names = {key: changed.get(verls_names.get(key, key), value) for key, value in by_name.items()}
+            return loss(*positions, **names)
+
         recorded = RECORDER.added
         result = loss(*by_position, **by_name)
         if RECORDER.audit is None or RECORDER.added != recorded:  # of a loss that calls another one, that one counts
@@ -156,7 +165,8 @@ def _observed(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
             log_prob, *others = (arguments[key] for key in ("log_prob", "old_log_prob", "advantages", "response_mask"))
             tensors = (log_prob.detach(), *others)
             known = isinstance(metrics, LossMetrics)
-            RECORDER.add(name, tensors, metrics.output if known else _describe(name, loss, arguments, tensors))
+            output = metrics.output if known else _describe(name, arguments.get("config"), call, tensors)
+            RECORDER.add(name, tensors, output)
         return (value, metrics) if RECORDER.loss_scale == 1 else (value * RECORDER.loss_scale, metrics)
 
     policy_loss.observed = True  # type: ignore[attr-defined]

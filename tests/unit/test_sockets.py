@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,11 +37,11 @@ def test_the_socket_is_in_the_private_folder_and_the_run_s_own(tmp_path: Path, m
     assert len(handles[0]) - len(f"ipc://{private}/") < len("12345678/") + len(node.RAY)
 
 
-def test_both_ends_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ends_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
 
-    # Short, and it is removed: pytest's own folder may be too long for a socket.
-    monkeypatch.setenv(node.PRIVATE_VARIABLE, os.path.relpath(tmp_path))
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own may be too long for a socket
+    monkeypatch.setenv(node.PRIVATE_VARIABLE, str(folder))
     monkeypatch.setenv(RUN_ID_VARIABLE, "a" * 32)
     ends = SimpleNamespace(
         BucketedWeightSender=type("Sender", (transfer.BucketedWeightSender,), {}),
@@ -55,7 +57,8 @@ def test_both_ends_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         thread.start()
         assert receiver.socket.poll(20000, zmq.POLLIN) and receiver.socket.recv_pyobj() == "weights"
         thread.join()
-        assert [path.name for path in tmp_path.iterdir()] == ["a" * 16 + "-01000000-replica-0-rank-0.sock"]
+        assert [path.name for path in folder.iterdir()] == ["a" * 16 + "-01000000-replica-0-rank-0.sock"]
     finally:
         sender.socket.close(linger=0)
         receiver.socket.close(linger=0)
+        shutil.rmtree(folder)
