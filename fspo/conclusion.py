@@ -26,7 +26,7 @@ from fspo.fairness.lre import (
     percentile_ends,
 )
 from fspo.losses import ALGORITHMS
-from fspo.matching import Sequences
+from fspo.matching import POINTS_PER_CELL, Sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 from fspo.types import SequenceLossSettings
 
@@ -41,6 +41,8 @@ _RESAMPLES: Final = 1000
 _MOST_CLUSTERS: Final = 100
 _SEED: Final = 0
 _LARGEST_LOG: Final = 700.0
+#: Of a long run's histograms, about: the resampling goes through all of them a few thousand times.
+_MOST_POINTS: Final = 500_000
 #: No clip value is given where so many of the responses have |S| above s_max; a length-normalised weight may have
 #: responses so long that S is, so there also above so many nats a token.
 _DIVERGED_SHARE: Final = 0.05
@@ -86,9 +88,10 @@ class Responses:
         parts = [part for part in parts if part.total("count")]
         whole = sum(parts, SequenceSums.zeros())
         length_K = np.rint((whole.column("length") / whole.column("count").clamp(min=1)).numpy())
-        columns = []
-        for number, part in enumerate(parts):
-            points, _ = Sequences.from_cells(part.cells().numpy(), length_K)
+        columns, cells = [], [part.cells().numpy() for part in parts]
+        per_cell = max(1, min(POINTS_PER_CELL, _MOST_POINTS // max(1, sum(map(len, cells)))))
+        for number, filled in enumerate(cells):
+            points, _ = Sequences.from_cells(filled, length_K, per_cell)
             columns.append((points.log_ratio_B, points.length_B, points.count_B, np.full(len(points.count_B), number)))
         if not columns:
             return cls(*(np.zeros(0),) * 3, *(np.zeros(0, np.int64),) * 2, "mini-batches")
@@ -295,7 +298,7 @@ def _band_line(responses: Responses, accept: float) -> str | None:
     return f"with {accept:.0%} inside, {verdict}; LRE: {values}"
 
 
-def _clip_line(responses: Responses, name: str, audited: str | None, accept: float, wrong: str | None) -> str | None:
+def _clip_line(responses: Responses, name: str, audited: str | None, accept: float) -> str | None:
     """The clip values of the loss ``name``, and the override that sets them in plain verl; or why there are none.
 
     None for a loss whose band is measured, and where most S are at the centre.
@@ -306,7 +309,7 @@ def _clip_line(responses: Responses, name: str, audited: str | None, accept: flo
     settings = ALGORITHMS[name]
     if settings.needs_state:
         return None
-    if (reason := wrong or _diverged(responses, settings)) is not None:
+    if (reason := _diverged(responses, settings)) is not None:
         return f"no clip value for {name}: {reason}"
     needed_B = needed_scale(responses.log_ratio_B, responses.length_B, settings)
     factor = estimate(needed_B, responses.cluster_B, accept, responses.count_B)
@@ -378,15 +381,17 @@ def conclude(
         responses: Of mini-batches before which a weight had moved.
         loss: Whose clip values are wanted; of one without a band FSPO's.
         accept: Share of the responses that is to lie inside.
-        wrong: What makes these log-ratios wrong, if something does; then there is no clip value.
+        wrong: What makes these log-ratios wrong, if something does; then nothing follows.
     """
+    if wrong is not None:
+        return [f"no conclusion and no clip value: {wrong}"]
     if (reason := responses.too_few()) is not None:
         return [reason]
     own = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
     own = own if own in ALGORITHMS else "fspo"
-    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept, wrong)
+    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept)
     # Whoever audits another band may want to change to FSPO's, whose clip value is of another size.
-    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept, wrong)
+    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept)
     if band is None:
         band = f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes"
     lines = (_spread_line(responses), band, clip, other, _mean_line(responses))

@@ -19,7 +19,8 @@ from fspo.fairness.lre import Array
 from fspo.sums import Z_EDGES
 from fspo.types import SequenceLossSettings
 
-_POINTS_PER_CELL: Final = 16
+POINTS_PER_CELL: Final = 16
+_GOLDEN: Final = (5**0.5 - 1) / 2
 _LARGEST_RATIO_CLIP: Final = 1 - 1e-9
 
 
@@ -53,10 +54,13 @@ class Sequences:
         return cls(s[used], length[used], np.ones(int(used.sum())), advantage[used])
 
     @classmethod
-    def from_cells(cls, cells: npt.NDArray[np.int64], length_K: Array) -> tuple[Sequences, npt.NDArray[np.int64]]:
+    def from_cells(
+        cls, cells: npt.NDArray[np.int64], length_K: Array, points: int = POINTS_PER_CELL
+    ) -> tuple[Sequences, npt.NDArray[np.int64]]:
         """From a histogram's filled cells (fine length bin, cell of Z_EDGES, sequences) and each bin's mean length.
 
-        The sequences of a cell are spread evenly over log |z|. Clip values matched this way are within a few per cent
+        The sequences of a cell are spread evenly over log |z|, by ``points`` entries; a single one is elsewhere in each
+        cell, so that many cells together are spread evenly. Clip values matched this way are within a few per cent
         of those from pairs.
 
         Returns:
@@ -65,15 +69,15 @@ class Sequences:
         k, h, count = cells.T
         edges = Z_EDGES.numpy()
         low, high = np.clip(edges[h], edges[1], edges[-2]), np.clip(edges[h + 1], edges[1], edges[-2])
-        part = (np.arange(_POINTS_PER_CELL) + 0.5) / _POINTS_PER_CELL
+        shift = 0.5 if points > 1 else np.arange(len(k))[:, None] * _GOLDEN % 1
+        part = (np.arange(points) + shift) / points
         # A cell with an edge at 0 holds |z| < 1e-6 or z == 0: its middle is exact enough.
         near_zero = (low == 0) | (high == 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = np.sign(low + high)[:, None] * np.abs(low)[:, None] ** (1 - part) * np.abs(high)[:, None] ** part
         z = np.where(near_zero[:, None], ((low + high) / 2)[:, None], spread)
-        length = np.repeat(length_K[k], _POINTS_PER_CELL)
-        share = np.repeat(count / _POINTS_PER_CELL, _POINTS_PER_CELL)
-        return cls(z.ravel() * np.sqrt(length), length, share), np.repeat(k, _POINTS_PER_CELL)
+        length, share = np.repeat(length_K[k], points), np.repeat(count / points, points)
+        return cls(z.ravel() * np.sqrt(length), length, share), np.repeat(k, points)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 MAX_BYTES: Final = 64 * 2**20
 """Of a file that is read whole, and of one line of any other."""
-_MAX_YAML_BYTES: Final = 2**18
+_MAX_YAML_BYTES: Final = 2**21
+"""Thousands of data files named in a configuration are within it; it loads in seconds."""
 _MAX_DEPTH: Final = 40
 MAX_WHOLE: Final = 2**53
 """Whole numbers up to this one are exact as float64, too."""

@@ -9,7 +9,6 @@ reads run folders too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +110,6 @@ def read_object(path: Path, problems: list[str] | None = None) -> dict[str, Any]
     return {}
 
 
-_INFINITY: Final = Kind("an infinity", lambda value: value in (-math.inf, math.inf))  # a setting of a user's loss
 _START: Final = {"started": NAME, "ended": NAME, "status": NAME, "error": TEXT}
 #: What run.json may hold, as far as anything reads it (docs/runs.md).
 RUN_FIELDS: Final[dict[str, Kind]] = {
@@ -120,7 +118,7 @@ RUN_FIELDS: Final[dict[str, Kind]] = {
     "clip_values": NAME,
     "status": NAME,
     "experiment": NAME | NULL,
-    "loss": mapping_of(TEXT | NUMBER | NULL | _INFINITY),
+    "loss": object_of({"loss_mode": NAME}),  # a user's own has any settings
     "clip_values_measured": list_of(object_of({"clip_low": NUMBER, "clip_high": NUMBER})),
     "validation_problems": COUNT | mapping_of(COUNT),
     "versions": mapping_of(NAME),
@@ -275,7 +273,8 @@ class MiniBatches:
 
 _COLUMNS: Final = {
     **dict.fromkeys(("S", "A", "weight", "reward"), NUMBER),
-    **dict.fromkeys(("L", "row", "accepted"), COUNT),
+    **dict.fromkeys(("row", "accepted"), COUNT),
+    "L": Kind("a number from 1 on", lambda value: NUMBER.holds(value) and value >= 1),
     **{"uid": TEXT, "truncated": SWITCH, "data_source": NAME},
 }
 _SEQUENCES: Final = {"minibatch": COUNT, **{name: list_of(kind) for name, kind in _COLUMNS.items()}}
@@ -332,9 +331,7 @@ def read_parquet(path: Path) -> dict[str, Array]:
     try:
         with open_regular(path):
             rows = pq.read_metadata(path).num_rows
-        if rows > _MOST_ROWS:
-            raise ValueError(f"{path}: {rows} rows, at most {_MOST_ROWS} are read: give a part of them")
-        table = pd.read_parquet(path)
+        table = pd.read_parquet(path) if rows <= _MOST_ROWS else pd.DataFrame({"S": [], "L": []})
         columns = {name: table[name].to_numpy(np.float64) for name in ("S", "L")}
         columns["A"] = table["A"].to_numpy(np.float64) if "A" in table else np.zeros(len(table))
         for name in ("step", "minibatch", "seed"):
@@ -343,6 +340,8 @@ def read_parquet(path: Path) -> dict[str, Array]:
             columns["prompt"] = np.unique(table["prompt"].to_numpy(), return_inverse=True)[1].astype(np.float64)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError, pa.ArrowException) as error:
         raise ValueError(f"{path}: needs columns of numbers S and L ({error!r})") from error
+    if rows > _MOST_ROWS:
+        raise ValueError(f"{path}: {rows} rows, at most {_MOST_ROWS} are read: give a part of them")
     if negative := sorted(columns["minibatch"][columns["minibatch"] < 0]):
         raise ValueError(f"{path}: minibatch={negative[0]:g}: must be 0 or more; number them from 0")
     if not (columns["minibatch"] > 0).any():

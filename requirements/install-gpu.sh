@@ -38,7 +38,7 @@ if (($# > 0)); then
     bash "$here/bundle.sh" unpack "$1" "$wheels"
     options+=(--no-index --find-links "$wheels")
 fi
-# A bundle has been compared with its own sums, and holds wheels that bundle.sh has built: those of its lists are not.
+# A bundle has been compared with its own sums; wheels that bundle.sh built have none in the lists.
 install() { # LIST [options]
     local list="$1"
     shift

@@ -51,7 +51,7 @@ node="${SLURMD_NODENAME:-$(hostname)}" SLURM_NODEID="${SLURM_NODEID:-0}"
 exec >"$FSPO_LOG_DIR/ray-$node.log" 2>&1
 # Before it stops, Ray would wait up to 30 s for work to move to other nodes: there is none to move.
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
-# In a folder that only this user may enter: Ray lets everybody write to its own. With what ends the step, if need be.
+# In a folder that only this user may enter: Ray lets everybody write to its own. A problem found here ends the step.
 temp="$(python -m recipe.runner.faults.node "${FSPO_RAY_TMP:-/tmp}" "$SLURM_JOB_ID-$SLURM_NODEID")"
 rm -rf "$temp" # a requeued job that was killed before may have left it, with the old address in it
 # A step may use less than the job has, and on a node that is not confined more. nproc obeys the two variables.

@@ -122,10 +122,10 @@ def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses
         shares = {"accepted": "accepted", "removed, A > 0": "clipped_high", "removed, A < 0": "clipped_low"}
         columns |= {head: [f"{x:.1%}" for x in bins.mean(column)] for head, column in shares.items()}
         error = acceptance_counts(stack_sums(parts)).error(bins.starts)
-        lre = error.debiased
+        lre = lre_in_words(error.debiased.value, error.debiased.low, error.debiased.high)
         lines.append(
-            f"accepted {error.rate:.1%}; LRE {lre_in_words(lre.value, lre.low, lre.high)} (0: acceptance does not "
-            f"depend on length{'' if lre.excludes_zero else ', which so few responses do not exclude'}; noise floor "
+            f"accepted {error.rate:.1%}; LRE {lre} (0: acceptance does not "
+            f"depend on length{', which so few responses do not exclude' * ('<' in lre)}; noise floor "
             f"{error.noise_floor:.3f})"
             if error.is_informative
             else f"nothing was {'clipped' if error.rate else 'accepted'}, so there is no LRE"

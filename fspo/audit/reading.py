@@ -152,8 +152,8 @@ def read_audit(folder: str | Path, run: str = "") -> AuditRecords:
 
 def _read_run(folder: Path, run: str) -> AuditRecords:
     """The sums of a run of this recipe's trainer, by the last time that each step was done."""
-    records = AuditRecords(folder.name, truncation=True)
-    if run and run != folder.name:
+    records = AuditRecords(folder.resolve().name, truncation=True)
+    if run and run != records.run:
         records.problems.append(f"--run {run}: {folder} is the folder of one run: leave the option out")
     info, path = read_info(folder, records.problems), folder / LENGTH_STATS_FILE
     records.loss = str(info.get("loss", {}).get("loss_mode", info.get("algo", "")))
@@ -270,7 +270,10 @@ def read_responses(path: Path, rule: SequenceLossSettings | None = None) -> tupl
     numbers = np.stack([moved[name] for name in ("seed", "step", "minibatch")])
     batch_B = np.unique(numbers, axis=1, return_inverse=True)[1].reshape(-1)
     s, length, a = (torch.from_numpy(moved[name]) for name in ("S", "L", "A"))
+    first = {name: torch.from_numpy(column[table["minibatch"] == 0]) for name, column in table.items()}
     sums = {}
+    if len(first["S"]):
+        sums[0, 0] = SequenceSums.zeros().add_(judged(first["S"], first["L"].long(), first["A"], rule))
     for batch in range(int(batch_B.max()) + 1):
         index = torch.from_numpy(np.flatnonzero(batch_B == batch))
         sums[batch, 1] = SequenceSums.zeros().add_(judged(s[index], length[index].long(), a[index], rule))

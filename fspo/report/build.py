@@ -70,6 +70,7 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
     folders, planned, problems = expand_paths(list(paths))
     loaded = [run for folder in folders for run in load_runs(folder)]
     for run in loaded:
+        run.info["clip_values_asked"] = run.clip_values
         if run.path in planned:  # a loss without clip values to measure stands beside those that have some
             run.info["clip_values"] = planned[run.path].clip_values
     runs = _one_per_seed([run for run in loaded if run.steps or len(run.lengths.step_M)], problems)

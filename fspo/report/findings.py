@@ -69,9 +69,10 @@ def clip_values_in_words(groups: Sequence[RunGroup], clip_rate: Measure) -> str:
     """
     runs = [run for group in groups for run in group.runs]
     asked, measured = groups[0].clip_values, [run for run in runs if run.info.get("clip_values_measured")]
+    could = [run for run in runs if run in measured or run.info.get("clip_values_asked") == "measured"]
     words = {"matched": "Clip values scaled so that all clip the same share of the same sequences. "}.get(asked, "")
-    if asked == "measured" or measured:
-        words = f"{len(measured)} of {len(runs)} run{'s' * (len(runs) > 1)} measured clip values. "
+    if could:
+        words = f"{len(measured)} of {len(could)} run{'s' * (len(could) > 1)} measured clip values. "
     rates = {group.algo: group_interval(group, clip_rate) for group in groups}
     known = {algo: rate.value for algo, rate in rates.items() if rate is not None}
     if len(known) < 2:
@@ -80,7 +81,7 @@ def clip_values_in_words(groups: Sequence[RunGroup], clip_rate: Measure) -> str:
     reasons = []
     if max(known.values()) - min(known.values()) > _APART:
         reasons.append(f"the shares are more than {100 * _APART:.0f} points apart")
-    if asked == "measured" and len(measured) < len(runs):
+    if len(measured) < len(could):
         reasons.append("not every run measured its clip values")
     verdict = f". Not comparable: {', and '.join(reasons)}" if reasons else ""
     return f"{words}Outside the band, of all steps: {shares}{verdict}."

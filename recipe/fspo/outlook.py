@@ -54,10 +54,12 @@ def outlook(config: DictConfig) -> Iterator[str]:
 def _reads_mode(name: str) -> bool:
     """Whether a loss of verl's registry uses its argument ``loss_agg_mode``; some have a mean of their own.
 
-    True of a loss whose code is not to be seen.
+    True of a loss whose code is not to be seen, False of one that is not registered in this process.
     """
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    code = getattr(inspect.unwrap(POLICY_LOSS_REGISTRY[name]), "__code__", None)
+    if (loss := POLICY_LOSS_REGISTRY.get(name)) is None:
+        return False
+    code = getattr(inspect.unwrap(loss), "__code__", None)
     steps = dis.get_instructions(code) if code else ()
     return code is None or any(step.argval == "loss_agg_mode" and step.opname.startswith("LOAD") for step in steps)

@@ -389,11 +389,13 @@ class RunnerHooks(PPOTrainer):
         own = [path for path in (folder / "data.pt", folder / STATE_FILE) if path.exists()]
         damage = [sentence for of_rank in ray.get(asked) for sentence in of_rank] + unsound(own, whole=True)
         if damage:
-            note_damage(folder, damage)
-            raise ExplainedError(
-                f"the checkpoint cannot be resumed: {'; '.join(damage)}. The same command takes the newest whole one "
-                f"of the run's older checkpoints, as long as {folder / DAMAGE_FILE} says so"
-            )
+            remedy = "restore the file, or give an older checkpoint (trainer.resume_mode=resume_path)"
+            if self.config.trainer.resume_mode == "auto" and note_damage(folder, damage):
+                remedy = (
+                    "the same command takes the newest whole one of the run's older checkpoints, if there is one, as "
+                    f"long as {folder / DAMAGE_FILE} says so"
+                )
+            raise ExplainedError(f"the checkpoint cannot be resumed: {'; '.join(damage)}: {remedy}")
 
     def _load_checkpoint(self) -> None:
         if (resumed := resumed_from(self.config.trainer)) is not None:

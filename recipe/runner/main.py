@@ -25,7 +25,7 @@ from recipe.runner.launch.commands import (
 from recipe.runner.launch.compose import Refused, compose, parsed
 from recipe.runner.launch.job import Job
 from recipe.runner.launch.machine import WrongMachineError, export_platform
-from recipe.runner.launch.masking import mask_command_line, masked, masked_output
+from recipe.runner.launch.masking import mask_command_line, masked, masked_output, references
 from recipe.runner.launch.run_settings import with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
@@ -91,7 +91,7 @@ def _main(job: Job, usage: str, several: str, arguments: Sequence[str]) -> None:
             if not OmegaConf.is_config(part):
                 raise BadInput(f"--package {flags.package}: give a group of the configuration, such as trainer")
             key = "" if part is config else flags.package
-            plain = masked(OmegaConf.to_container(part, resolve=flags.resolve), key)
+            plain = masked(OmegaConf.to_container(part, resolve=flags.resolve), key, references(config))
             print(OmegaConf.to_yaml(plain), end="")
             return
         if not dry_run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from recipe.runner.checkpoints.integrity import (
     repair_tracker,
     resume_problems,
     resumed_from,
+    unsound,
 )
 from recipe.runner.checkpoints.state import STATE_FILE, load_state, save_state
 from recipe.runner.export import actor_folder, export
@@ -134,6 +136,17 @@ def test_noted_damage_of_the_only_checkpoint_is_no_silent_beginning(tmp_path: Pa
     assert repair_tracker(config(tmp_path, 1).trainer, KINDS) is None
     (problem,) = problems_of(config(tmp_path, 1))
     assert str(folder / "data.pt") in problem and "run.dir" in problem
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_no_noted_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path, 20, ranks=1)
+    stale = OSError(116, "Stale file handle")
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: (_ for _ in ()).throw(stale))
+    damage = unsound([folder / "data.pt"], whole=True)
+    assert len(damage) == 1 and "Stale file handle" in damage[0]
+    assert not note_damage(folder, damage) and not (folder / DAMAGE_FILE).exists()
 
 
 class Pickled:

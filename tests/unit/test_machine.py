@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from composing import composed
 
 from recipe.runner.faults import node
 from recipe.runner.faults.preemption import Preempted
+from recipe.runner.launch.checks import node_problems
 from recipe.runner.launch.machine import LOOPBACK_ENVIRONMENT, private_run, ray_folder
 from recipe.runner.launch.values import PreflightError
 
@@ -62,6 +64,21 @@ def test_a_ray_that_is_there_keeps_its_token_and_its_address(monkeypatch: pytest
 def test_a_ray_that_other_machines_join_listens_for_them() -> None:
     with private_run(composed("trainer.nnodes=2")):
         assert not set(LOOPBACK_ENVIRONMENT) & set(os.environ) and "RAY_AUTH_TOKEN" in os.environ
+
+
+def test_a_user_of_any_number_has_room_for_sockets_without_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks come within the private run, which has set TMPDIR; a path of a socket may have 107 bytes."""
+    monkeypatch.delenv("FSPO_RAY_TMP")
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    folder = Path("/tmp/fspo-1234567")
+    monkeypatch.setattr(node, "private_path", lambda parent: folder)
+    monkeypatch.setattr(node, "private_folder", lambda *_: folder)
+    folder.mkdir()
+    try:
+        with private_run(composed()):
+            assert list(node_problems(composed())) == []
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(

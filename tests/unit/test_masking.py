@@ -46,9 +46,25 @@ KWARGS = "reward.custom_reward_function.reward_kwargs"
 )
 def test_a_key_is_that_of_a_secret(key: str) -> None:
     assert is_secret(key)
-    assert masked({key: "SECRET1"}) == {key: "***"} and masked({key: 12345}) == {key: "***"}
+    assert masked({key: "SECRET1"}) == {key: "***"}
     assert masked({key: "${oc.env:X}"}) == {key: "${oc.env:X}"} and masked({key: None}) == {key: None}
     assert masked({key: "a${oc.env:X}"}) == {key: "***"} and masked({key: "${oc.env:X,SECRET1}"}) == {key: "***"}
+
+
+@pytest.mark.parametrize(
+    "key", ["api_key", "x.token", "OPENAI_KEY_1", "db_password", f"{ENV_VARS}.ANY", "secret_level"]
+)
+def test_a_number_can_be_a_secret(key: str) -> None:
+    assert masked({key: 12345}) == {key: "***"} and "12345" not in masked_override(f"+{key}=12345")
+
+
+@pytest.mark.parametrize(
+    "key", ["reward_kwargs.token_penalty", "num_key_value_heads", "long_prefill_token_threshold", "scheduled_tokens"]
+)
+def test_a_number_of_tokens_or_keys_is_ordinary(key: str) -> None:
+    for value in (4, 0.5):
+        assert masked({key: value}) == {key: value} and masked_override(f"+{key}={value}") == f"+{key}={value}"
+    assert masked_override("+x.a=nan") == "+x.a=nan"
 
 
 @pytest.mark.parametrize(

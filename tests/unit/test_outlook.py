@@ -53,6 +53,11 @@ def test_a_loss_of_the_users_that_does_not_read_the_mean_has_no_line(own_loss: P
     assert list(outlook(composed("hydra.searchpath=[conf]", "experiment=own", "algo=fspo_power"))) == []
 
 
+def test_a_loss_that_this_process_has_not_registered_has_no_line(own_loss: Path) -> None:
+    loss = "actor_rollout_ref.actor.policy_loss.loss_mode=a_loss_of_nobody"
+    assert list(outlook(composed("experiment=own", "algo=grpo", loss))) == []
+
+
 @pytest.mark.parametrize("algo", ["unclipped", "fspo_quantile", "dapo"])
 def test_a_loss_without_clip_values_of_a_band_has_no_line(algo: str) -> None:
     assert list(outlook(composed("experiment=qwen3_8b", f"algo={algo}"))) == []

@@ -36,6 +36,10 @@ QUEUE = "transfer_queue"
 DAMAGE_FILE = "damaged.txt"
 
 
+#: In place of damage: a file system may fail for a moment.
+UNREADABLE = "cannot be read"
+
+
 def step_folder(root: Path, step: int) -> Path:
     """Where verl saves a step."""
     return root / f"global_step_{step}"
@@ -61,7 +65,9 @@ def archive_damage(path: Path, whole: bool = False) -> str | None:
                 return None
             with zipfile.ZipFile(file) as archive:
                 bad = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+    except OSError as error:
+        return f"{UNREADABLE} ({error})"
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         return f"is damaged ({error})"  # RuntimeError: also a compression or a cipher that torch does not write
     return f"is damaged (wrong checksum of {bad})" if bad else None
 
@@ -85,10 +91,20 @@ def damage_of_rank(worker: object, folder: Path, contents: Sequence[str]) -> lis
     return unsound((folder / name for name in names if (folder / name).exists()), whole=True)
 
 
-def note_damage(folder: Path, damage: Sequence[str]) -> None:
-    """Write into a checkpoint what is wrong with it, where that can be written: the next start looks for it."""
-    with suppress(OSError), atomic_path(folder / DAMAGE_FILE) as temporary:
-        temporary.write_text("".join(f"{sentence}\n" for sentence in damage), encoding="utf-8")
+def note_damage(folder: Path, damage: Sequence[str]) -> bool:
+    """Write into a checkpoint what is wrong with it: the next start looks for it.
+
+    Returns:
+        Whether it is noted; not where it cannot be written, nor where a file could not be read, which may pass.
+    """
+    if any(f" {UNREADABLE} (" in sentence for sentence in damage):
+        return False
+    try:
+        with atomic_path(folder / DAMAGE_FILE) as temporary:
+            temporary.write_text("".join(f"{sentence}\n" for sentence in damage), encoding="utf-8")
+    except OSError:
+        return False
+    return True
 
 
 def noted_damage(folder: Path) -> list[str]:

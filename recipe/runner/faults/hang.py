@@ -28,7 +28,7 @@ _END = 1.75
 _FIRST_SYNC_S = 300.0
 _FIRST_SYNC_HANGS: Final = (
     "start the run again, because the first NCCL group of mode=separate_async can wait for ever (verl issue 6967); "
-    "a transfer that needs longer takes run.hang_after_s=null"
+    "for a longer transfer give run.hang_after_s=null"
 )
 _LOOK_EVERY_S = 1.0
 #: Of the time between two looks at most so much counts: this process may have been stopped (Ctrl-Z).

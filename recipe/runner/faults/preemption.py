@@ -67,14 +67,18 @@ def end_on_signals() -> None:
     """
 
     def end(signum: int, _: object) -> None:
-        for warning in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(warning, signal.SIG_IGN)  # the end takes a few seconds, and is under way
-        ENDED_BY.append(signal.Signals(signum))
-        raise KeyboardInterrupt
+        _end_by(signal.Signals(signum))
 
     for warning in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(warning) is not signal.SIG_IGN:  # nohup
             signal.signal(warning, end)
+
+
+def _end_by(signum: signal.Signals) -> None:
+    for ending in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(ending, signal.SIG_IGN)  # the end takes a few seconds, and is under way
+    ENDED_BY.append(signum)
+    raise KeyboardInterrupt
 
 
 def _on_ctrl_c(handler: Callable[[int, Any], object]) -> None:
@@ -95,15 +99,9 @@ def leave_on_ctrl_c() -> None:
     _on_ctrl_c(leave)
 
 
-def _end_at_once(*_: object) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end takes a few seconds, and is under way
-    ENDED_BY.append(signal.SIGINT)
-    raise KeyboardInterrupt
-
-
 def end_on_ctrl_c() -> None:
     """Let Ctrl-C end the launch at once, by a KeyboardInterrupt in the main thread, from which this is called."""
-    _on_ctrl_c(_end_at_once)
+    _on_ctrl_c(lambda *_: _end_by(signal.SIGINT))
 
 
 def save_on_ctrl_c() -> None:

@@ -22,7 +22,7 @@ from fspo.names import did_you_mean
 from recipe.runner.faults import node
 from recipe.runner.launch import first_update, inputs, loggers, packages
 from recipe.runner.launch.first_update import is_computed
-from recipe.runner.launch.machine import ray_parent, starts_ray
+from recipe.runner.launch.machine import ray_folder, ray_parent, starts_ray
 from recipe.runner.launch.values import MachineProblem, PreflightError
 from recipe.runner.ray_worker import HOOK
 from recipe.runner.verl_patches import server_slots
@@ -84,7 +84,8 @@ def node_problems(config: DictConfig) -> Iterator[str]:
     if not starts_ray(config):
         return
     temporary, (parent, setting) = Path(tempfile.gettempdir()), ray_parent(config)
-    problems = list(node.socket_problems(node.private_path(parent) / "of_a_run", node.RAY, setting))
+    folder = ray_folder() or node.private_path(parent) / "of_a_run"
+    problems = list(node.socket_problems(folder, node.RAY, setting))
     problems = problems or list(node.socket_problems(temporary, node.VLLM, f"TMPDIR={temporary}"))
     if config.trainer.device != "cpu":
         folders = (parent, setting.partition("=")[0]), (temporary, "TMPDIR")

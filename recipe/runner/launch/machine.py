@@ -50,6 +50,7 @@ LOOPBACK_ENVIRONMENT = {
 #: How long the last files of a run may take to go: its processes end a moment after Ray has.
 _REMOVAL_S = 10.0
 _ray_folder: Path | None = None
+_ray_parent: tuple[Path, str] | None = None
 
 
 class WrongMachineError(RuntimeError):
@@ -109,7 +110,7 @@ def pass_to_ray_workers(config: DictConfig) -> None:
     if starts_ray(config):
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
         variables = {name: os.environ.get(name, value) for name, value in variables.items()}
-        given = {}
+        given = {} if config.trainer.nnodes == 1 else given  # other machines inherit nothing
     elif RUN_ID_VARIABLE in os.environ:
         variables[RUN_ID_VARIABLE] = os.environ[RUN_ID_VARIABLE]
     with open_dict(runtime_env):
@@ -123,6 +124,8 @@ def pass_to_ray_workers(config: DictConfig) -> None:
 
 def ray_parent(config: DictConfig) -> tuple[Path, str]:
     """The folder in which the run's private one is, and the setting that gives it, with its value."""
+    if _ray_parent is not None:  # within private_run, which sets TMPDIR, one of the settings
+        return _ray_parent
     if own := config.ray_kwargs.ray_init.get("_temp_dir"):
         return Path(own), f"ray_kwargs.ray_init._temp_dir={own}"
     return node.parent_folder()
@@ -144,7 +147,7 @@ def private_run(config: DictConfig) -> Iterator[None]:
     Raises:
         PreflightError: if the folder cannot be made, or is not private.
     """
-    global _ray_folder
+    global _ray_folder, _ray_parent
     parent, setting = ray_parent(config)
     try:
         private = node.private_folder(parent, setting)
@@ -165,14 +168,14 @@ def private_run(config: DictConfig) -> Iterator[None]:
     failed = True
     try:
         with _environment(variables):
-            _ray_folder = folder
+            _ray_folder, _ray_parent = folder, (parent, setting)
             yield
         failed = False
     except Preempted:
         failed = False
         raise
     finally:
-        _ray_folder = None
+        _ray_folder = _ray_parent = None
         if (ray := sys.modules.get("ray")) is not None:
             ray.shutdown()
         _remove(folder, keep_logs=failed)

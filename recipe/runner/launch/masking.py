@@ -47,19 +47,22 @@ _REFERENCE: Final = re.compile(r"\$\{oc\.env:\w+\}")
 _SHORTEST: Final = 6
 
 
-def is_secret(key: str) -> bool:
+def is_secret(key: str, number: bool = False) -> bool:
     """Whether the value of a key is a secret by its name, or by that of a group above it.
 
     ``api_key``, ``HF_TOKEN``, ``dbPassword`` and ``client_secret`` are; ``tokenizer``, ``max_tokens``, ``pad_token_id``
-    and ``data.prompt_key`` are not.
+    and ``data.prompt_key`` are not. A number is none where it is one of tokens, or of what another word says
+    (``token_penalty``, ``num_key_value_heads``).
     """
     above, _, name = key.rpartition(".")
-    if is_variable(key) or (above and is_secret(above)):
+    if is_variable(key) or (above and is_secret(above, number)):
         return True
     words = [word.lower().rstrip("0123456789") for word in _WORDS.findall(name)]
     for word, before, behind in zip(words, ["", *words], [*words[1:], ""], strict=False):
         if _SECRET.fullmatch(word):
             return True
+        if number and (word == "tokens" or behind):
+            continue
         if word in ("key", "keys") and not _OF_COLUMNS.fullmatch(before) and not _NO_SECRETS.search(key):
             return True
         if word in ("token", "tokens") and not (_KINDS_OF_TOKENS.fullmatch(before) or _OF_TOKENS.fullmatch(behind)):
@@ -70,6 +73,19 @@ def is_secret(key: str) -> bool:
 def is_variable(key: str) -> bool:
     """Whether a key names a variable of ``runtime_env.env_vars``."""
     return _ENVIRONMENT.search(key) is not None
+
+
+def is_plain_variable(key: str) -> bool:
+    """Whether a key names such a variable, and no secret by its own name."""
+    return is_variable(key) and not is_secret(_by_name(key))
+
+
+def _by_name(key: str) -> str:
+    return _ENVIRONMENT.sub(".", key)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_reference(value: Any) -> bool:
@@ -90,7 +106,7 @@ def masked(value: Any, key: str = "", references: Mapping[str, str] | None = Non
     if isinstance(value, list | tuple):
         return [masked(part, f"{key}[{index}]", references) for index, part in enumerate(value)]
     text = (references or {}).get(key, value)
-    if is_secret(key):
+    if is_secret(key, _is_number(value)):
         is_open = value is None or isinstance(value, bool) or (isinstance(text, str) and _REFERENCE.fullmatch(text))
         return text if is_open else MASK
     return masked_text(text) if isinstance(text, str) else text
@@ -105,7 +121,8 @@ def masked_override(line: str) -> str:
     except (HydraException, OmegaConfBaseException):
         return masked_text(line)
     key = str(override.key_or_group)
-    if (shown := masked(value, key)) == value:
+    shown = masked(value, key)
+    if shown == value or value != value:  # nan
         return line
     return f"{head}={quoted(shown if isinstance(shown, str) else MASK)}"
 
@@ -121,7 +138,7 @@ def know(value: Any, key: str = "") -> None:
     elif isinstance(value, list | tuple):
         for index, part in enumerate(value):
             know(part, f"{key}[{index}]")
-    elif is_secret(_ENVIRONMENT.sub(".", key)) and value is not None and not isinstance(value, bool):
+    elif is_secret(_by_name(key), _is_number(value)) and value is not None and not isinstance(value, bool):
         names = _REFERENCE.findall(str(value))
         texts = [os.environ.get(name[len("${oc.env:") : -1], "") for name in names] or [str(value)]
         KNOWN.update(text for text in texts if len(text) >= _SHORTEST)

@@ -34,7 +34,14 @@ from recipe.runner.checkpoints.integrity import is_checkpoint_of, latest, step_o
 from recipe.runner.faults.texts import MASK
 from recipe.runner.launch.compose import own_folders, parsed, quoted, search_path
 from recipe.runner.launch.job import Job
-from recipe.runner.launch.masking import is_reference, is_secret, is_variable, masked, masked_override
+from recipe.runner.launch.masking import (
+    is_plain_variable,
+    is_reference,
+    is_secret,
+    is_variable,
+    masked,
+    masked_override,
+)
 from recipe.runner.launch.values import PreflightError
 
 #: Files that a start replaces or appends to.
@@ -142,10 +149,17 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
         if key in (*new, *_NOT_KEPT):
             continue
         of_environment = is_secret(key) and is_reference(override.value())
-        if of_environment or MASK in line or masked_override(line) != line:
+        hidden = of_environment or MASK in line or masked_override(line) != line
+        if hidden and not is_plain_variable(key):
             name = key.rpartition(".")[2]
-            if not any(_is_below(other, [key]) for other in new) and not (is_variable(key) and name in os.environ):
-                missing.append(f"set {name} in the environment" if is_variable(key) else f"{key}='${{oc.env:NAME}}'")
+            given = any(_is_below(other, [key]) for other in new)
+            if not given and is_variable(key) and name not in os.environ:
+                missing.append(f"set {name} in the environment")
+            elif not given and not is_variable(key):
+                head = line.partition("=")[0]
+                missing.append(
+                    shlex.quote(line) if MASK not in line and of_environment else f"{head}='${{oc.env:NAME}}'"
+                )
         elif _is_below(key, [_OF_A_START]):
             print(f"note: {line} is not taken from {folder}: give it again if this start needs it", file=sys.stderr)
         else:
@@ -270,7 +284,7 @@ def changed_settings(
     return [
         (key, old, new)
         for key, old, new in differing
-        if not (_is_below(key, [_OF_A_START]) or is_secret(key) or is_reference(old) or is_reference(new))
+        if not (_is_below(key, [_OF_A_START]) or MASK in (old, new) or is_reference(old) or is_reference(new))
     ]
 
 

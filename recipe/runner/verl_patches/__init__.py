@@ -12,7 +12,7 @@ besides is :mod:`recipe.runner.cpu.patches`.
 | ``packs`` | ``TrainingWorker.infer_batch``, the rows of each rank | old and new log-probabilities rounded alike |
 | ``validation`` | ``metric_utils.bootstrap_metric`` | seconds in place of minutes |
 | ``sockets`` | ``BucketedWeightSender`` and ``-Receiver`` | weights on one machine, out of others' reach |
-| ``frames`` | ``ZMQMessage.serialize``, ``deserialize`` of TransferQueue | messages of nobody else are read |
+| ``frames`` | ``ZMQMessage.serialize``, ``deserialize`` of TransferQueue | only the run's own messages are read |
 | ``stores`` | ``TCPStore`` in ``torch.distributed.rendezvous`` | a store listens at its address alone |
 | ``weight_copies`` | ``DetachActorWorker.copy_handler``, ``restore_handler`` | copies of weights that lie on the host |
 | ``shown`` | ``pprint`` of ``main_ppo``, ``Tracking`` of ``trainer_base`` | secrets of the configuration |
