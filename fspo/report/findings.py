@@ -69,7 +69,13 @@ def clip_values_in_words(groups: Sequence[RunGroup], clip_rate: Measure) -> str:
     """
     runs = [run for group in groups for run in group.runs]
     asked, measured = groups[0].clip_values, [run for run in runs if run.info.get("clip_values_measured")]
-    could = [run for run in runs if run in measured or run.info.get("clip_values_asked") == "measured"]
+    # A plan says "measured" of every run of a grid, also of a loss that has nothing to measure.
+    recorded = [run.info.get("clip_values_asked", run.clip_values) for run in runs]
+    could = [
+        run
+        for run, own in zip(runs, recorded, strict=True)
+        if own == "measured" or run.info.get("clip_values_measured")
+    ]
     words = {"matched": "Clip values scaled so that all clip the same share of the same sequences. "}.get(asked, "")
     if could:
         words = f"{len(measured)} of {len(could)} run{'s' * (len(could) > 1)} measured clip values. "

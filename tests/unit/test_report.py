@@ -625,6 +625,8 @@ def test_a_comparison_says_what_the_runs_have_recorded_of_their_clip_values(tmp_
     assert "0 of 2 runs" in none and "comparable" in none and "not every run" in none
     published = words("published", ("fspo", "seq_rloo"), 0)
     assert "runs" not in published and "comparable" in published and "not every run" not in published
+    mixed = words("mixed", ("fspo", "seq_rloo"), 1, clip_values="measured", clip_values_asked="published")
+    assert "1 of 1 run" in mixed and "not every run" not in mixed, "a loss that has none to measure"
     one = words("one", ("fspo",), 1, clip_values="measured")
     assert one == "1 of 1 run measured clip values."
 
