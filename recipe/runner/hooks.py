@@ -367,7 +367,6 @@ class RunnerHooks(PPOTrainer):
         if keep := self.config.trainer.max_actor_ckpt_to_keep:
             remove_old(folder.parent, self.global_steps, keep)
         with room_for_save(folder.parent, self.global_steps):
-            (folder / DAMAGE_FILE).unlink(missing_ok=True)  # of an earlier save of this step
             save_state(folder, self.stateful_parts())
             super()._save_checkpoint()
         self._saved_step = self.global_steps
