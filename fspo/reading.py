@@ -37,6 +37,14 @@ _MAX_PROBLEMS: Final = 1000
 """So many lines of one file may be wrong; it is not read further then."""
 
 
+def is_below(path: Path, folder: Path) -> bool:
+    """Whether a path lies in a folder once links are followed; a link that leads round in a circle stays where it is.
+
+    ``Path.resolve`` raises for such a link, and opening it names it.
+    """
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading; OSError if it is anything else, such as a FIFO, a device or a folder."""
     if not stat.S_ISREG(os.stat(path).st_mode):

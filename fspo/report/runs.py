@@ -18,7 +18,7 @@ from fspo.audit.recording import PREFIX, SUFFIX
 from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
 from fspo.losses import ALGORITHMS, resolve_settings
-from fspo.reading import ANYTHING, COUNT, NULL, NUMBER, check_fields, mapping_of, read_yaml, wrong_fields
+from fspo.reading import ANYTHING, COUNT, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
 from fspo.records import (
     CONFIG_FILE,
     FUNNEL_FILE,
@@ -199,7 +199,7 @@ def load_run(path: Path) -> Run:
     """Read one run folder: what could be read, with ``problems`` naming the rest."""
     run = Run(path)
     files = [path / name for name in (INFO_FILE, CONFIG_FILE, *STEP_FILES)]
-    if foreign := [file for file in files if not file.resolve().is_relative_to(path.resolve())]:
+    if foreign := [file for file in files if not is_below(file, path)]:
         # In a folder of somebody else's: the page would show files of the reader's own.
         run.problems += [
             f"{file}: a link that leads out of the run's folder; nothing of it is read" for file in foreign
@@ -250,7 +250,7 @@ def expand_paths(paths: list[Path]) -> tuple[list[Path], dict[Path, PlannedRun],
             folders.append(path)
             continue
         runs = {path / run.path: run for run in planned_runs(path, problems)}
-        if outside := [folder for folder in runs if not folder.resolve().is_relative_to(path.resolve())]:
+        if outside := [folder for folder in runs if not is_below(folder, path)]:
             problems.append(
                 f"{path / GRID_FILE}: {', '.join(map(str, outside))}: not below the grid's folder, and not read"
             )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fspo.reading import is_below
 from fspo.records import CONFIG_FILE, numbered_lines
 from fspo.report.runs import Run
 
@@ -36,7 +37,7 @@ def shown_samples(runs: Sequence[Run], problems: list[str]) -> list[dict[str, An
             files = [
                 path for folder in folders for path in folder.glob("*.jsonl") if re.fullmatch("[0-9]{1,15}", path.stem)
             ]
-            if foreign := [path for path in files if not path.resolve().is_relative_to(run.path.resolve())]:
+            if foreign := [path for path in files if not is_below(path, run.path)]:
                 problems.append(f"{run.path / CONFIG_FILE}: {key}={name} is not in the run's folder, and is not read")
                 files = [path for path in files if path not in foreign]
             dumps = {int(path.stem): path for path in reversed(files)}
