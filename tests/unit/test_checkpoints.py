@@ -211,12 +211,36 @@ def test_a_first_save_killed_in_the_middle_begins_again_and_says_so(
     if left == "a cut file":
         cut(folder / "data.pt")
     elif left == "all":
-        (folder / "transfer_queue").mkdir()
-        (folder / "transfer_queue" / "metadata.json").touch()
+        write_queue(folder)
     note = repair_tracker(run.trainer, KINDS)
     assert note is not None and ("starting as the run began" if begins_again else "global_step_1") in note
     assert (tmp_path / TRACKER_FILE).exists() is not begins_again
     assert problems_of(run) == []
+
+
+def write_queue(checkpoint: Path) -> None:
+    (checkpoint / "transfer_queue").mkdir()
+    (checkpoint / "transfer_queue" / "metadata.json").touch()
+
+
+@pytest.mark.parametrize("mode", ["fspo", "fspo_separate_async"])
+def test_an_own_checkpoint_of_an_asynchronous_run_needs_its_prompts_under_way(tmp_path: Path, mode: str) -> None:
+    """The tracker is mended for what the checks let pass, and for nothing else."""
+    without, damaged, run = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2), config(tmp_path)
+    run.trainer.v1.trainer_mode = mode
+    write_queue(damaged)
+    note_damage(damaged, [f"{damaged / 'data.pt'} is damaged"])
+    refused, mended = problems_of(run), repair_tracker(run.trainer, KINDS) is not None
+    assert mended is (mode == "fspo") and len(refused) == (not mended)
+    assert mended or (str(damaged / "data.pt") in refused[0] and "run.dir" in refused[0])
+    (tmp_path / TRACKER_FILE).write_text("1")
+    assert [str(without / "transfer_queue") in problem for problem in problems_of(run)] == [True] * (not mended)
+    other = config(tmp_path / "new", mode="resume_path", path=without)
+    other.trainer.v1.trainer_mode = mode
+    assert problems_of(other) == [], "a run may begin with one of a synchronous run"
+    if not mended:
+        write_queue(without)
+        assert problems_of(run) == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

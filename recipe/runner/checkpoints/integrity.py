@@ -175,8 +175,10 @@ def remove_old(root: Path, step: int, keep: int) -> None:
             remove_folder(folder, ignore_errors=True)
 
 
-def _needs(trainer: DictConfig, contents: Sequence[str] | None) -> tuple[int, list[str]]:
-    return trainer.nnodes * trainer.n_gpus_per_node, list(contents or _PREFIXES)
+def _needs(trainer: DictConfig, contents: Sequence[str] | None, own: bool = True) -> tuple[int, list[str]]:
+    """Arguments of :func:`checkpoint_damage`; ``own``: of a checkpoint of this run, not of one that it begins with."""
+    queue = own and "async" in trainer.v1.trainer_mode  # verl would go on without the prompts under way, unsaid
+    return trainer.nnodes * trainer.n_gpus_per_node, [*(contents or _PREFIXES), *[QUEUE] * queue]
 
 
 def tracked_step(root: Path) -> int | None:
@@ -235,9 +237,7 @@ def repair_tracker(trainer: DictConfig, contents: Sequence[str] | None) -> str |
         why = "; ".join(noted)
     else:
         return None
-    ranks, needed = _needs(trainer, contents)
-    queue = [QUEUE] if "async" in trainer.v1.trainer_mode else []  # verl would go on without it, unsaid
-    newest = newest_complete(root, ranks, needed + queue)
+    newest = newest_complete(root, *_needs(trainer, contents))
     if newest is not None:
         name_latest(newest)
         return f"{why}: {tracker.name} names {newest.name} again, the newest complete checkpoint"
@@ -252,7 +252,8 @@ def resume_problems(trainer: DictConfig, contents: Sequence[str] | None, folder:
     The other arguments are those of :func:`repair_tracker`. A whole checkpoint is read once: another one is looked for
     only where this one is damaged.
     """
-    root, needs = Path(trainer.default_local_dir), _needs(trainer, contents)
+    root = Path(trainer.default_local_dir)
+    needs = _needs(trainer, contents, own=folder is None or is_checkpoint_of(trainer, folder))
     if folder is not None and not _FOLDER.fullmatch(folder.name):
         yield (
             f"trainer.resume_from_path={trainer.resume_from_path!r} does not end in global_step_N: give the "
