@@ -129,6 +129,28 @@ def test_a_command_runs_what_it_asks_for_and_a_dry_run_writes_nothing(
     assert re.search(holds("run 1 of 2: fspo, seed 2", "finished", "run 2 of 2: fspo, seed 3"), capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_no_run_begins_after_a_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A run in its last step finishes all the same, with status 0."""
+
+    def command_of(run: PlannedRun, request: Request) -> list[str]:
+        begun.append(run.path)
+        return ["/bin/sh", "-c", f"trap : INT; kill -INT $PPID; sleep 20 & wait; exit {code}"]
+
+    begun: list[str] = []
+    monkeypatch.setattr(grid, "command_of", command_of)
+    with pytest.raises(KeyboardInterrupt):
+        grid.run(parse(["algos=[fspo]", "seeds=[1,2]", f"out={tmp_path}/grid"]))
+    assert begun == ["measured/fspo/seed1"]
+
+
+def test_a_ctrl_c_between_two_runs_lets_none_begin(tmp_path: Path) -> None:
+    with Starts() as starts, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+        starts.run(["touch", str(tmp_path / "begun")])
+    assert not (tmp_path / "begun").exists()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_what_ends_the_command_ends_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals

@@ -125,8 +125,6 @@ def _run_all(runs: Sequence[PlannedRun], request: Request) -> int:
             _announce(run, number, len(runs), is_done)
             if is_done or (code := starts.run(command_of(run, request))) == 0:
                 continue
-            if starts.ended_by is not None:
-                raise KeyboardInterrupt
             if code != 1 or not (folder / METRICS_FILE).is_file():
                 return code
             failed = code

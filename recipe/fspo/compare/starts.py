@@ -44,13 +44,25 @@ class Starts:
         return min(self._signals & set(_ENDING), default=None)
 
     def run(self, command: Sequence[str]) -> int:
-        """Run one command to its end; its exit status, -N if signal N ended it."""
+        """Run one command to its end; its exit status, -N if signal N ended it.
+
+        Raises:
+            KeyboardInterrupt: if a signal asked for the end, before the command or in it. A command that is in its last
+                step then still ends with 0.
+        """
+        self._end()
         with warning_waits():
             # In a group of its own: a terminal's Ctrl-C reaches it once, from here.
             self._process = subprocess.Popen(command, process_group=0)
         for signum in tuple(self._signals):
             self._process.send_signal(signum)
         try:
-            return self._process.wait()
+            code = self._process.wait()
         finally:
             self._process = None
+        self._end()
+        return code
+
+    def _end(self) -> None:
+        if self.ended_by is not None:
+            raise KeyboardInterrupt
