@@ -109,12 +109,6 @@ def as_list(own: Mapping[str, Any], key: str, choices: Sequence[str] = ()) -> li
     return values
 
 
-def check_share(own: Mapping[str, Any], key: str) -> None:
-    """Raise BadInput unless the setting lies strictly between 0 and 1."""
-    if type(own[key]) not in (int, float) or not 0 < own[key] < 1:
-        raise BadInput(f"{key}={own[key]!r} must lie strictly between 0 and 1, such as 0.15")
-
-
 def of_system(error: OSError) -> str:
     """What the system refuses before anything is started, as one sentence."""
     place = f"{error.filename}: " if error.filename else ""
