@@ -199,6 +199,15 @@ def test_a_reward_that_cannot_work_is_refused_by_its_key(overrides: list[str], s
     assert re.search(holds(*says), problem), problem
 
 
+def test_values_of_the_rewards_settings_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLACE", "resolved-text")
+    (tmp_path / "reward.py").write_text("def compute_score(solution_str):\n    return 0.0\n")
+    settings = f"+{FUNCTION}.reward_kwargs={{place: '${{oc.env:PLACE}}', more: [resolved-text]}}"
+    for path in ([], [f"{FUNCTION}.path={tmp_path}/reward.py"]):
+        (problem,) = problems(settings, *path)
+        assert "place" in problem and "resolved-text" not in problem
+
+
 def test_settings_of_the_recipes_own_reward_are_known() -> None:
     settings = "{overlong_buffer: 64, max_response_length: 256, n_workers: 2, normalise: false, time_limit_s: 2}"
     assert problems(f"+{FUNCTION}.reward_kwargs={settings}") == []

@@ -21,7 +21,6 @@ from fspo.data.offline_task import SPLITS, Split
 from fspo.names import did_you_mean
 from fspo.rewards.custom import class_problem, problem_of, reads_text
 from recipe.runner.launch.compose import has_key
-from recipe.runner.launch.masking import masked
 from recipe.runner.launch.values import MachineProblem, PreflightError
 
 #: A folder with one of these has a tokenizer.
@@ -266,7 +265,8 @@ def reward_problems(config: DictConfig) -> Iterator[str]:
     settings = OmegaConf.to_container(custom.get("reward_kwargs") or OmegaConf.create(), resolve=True)
     further = ["reward_router_address", "reward_model_tokenizer"] if config.reward.reward_model.enable else []
     if problem := _problem_of(absolute_path(custom.path), str(custom.name), settings, further):
-        keywords = f", reward_kwargs={masked(settings)}" if settings else ""
+        # Without their values: a text may be from the environment.
+        keywords = f", keys of reward_kwargs: {', '.join(map(str, settings))}" if settings else ""
         yield f"{_REWARD}.path={custom.path!r}, name={custom.name!r}{keywords}: {problem}"
 
 
