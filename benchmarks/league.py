@@ -1,12 +1,10 @@
-"""``python -m benchmarks.league RECORDS``: tables of docs/tables, from fspo.check_loss on every loss.
+"""``python -m benchmarks.league``: tables of docs/tables, from fspo.check_loss on every loss.
 
-RECORDS is a folder or an archive of runs with recorded sequences; those of the fairness study are in benchmarks/study.
-Writes check-losses.csv, check-aggregations.csv and check-league.csv in some fifteen minutes.
+Writes check-losses.csv, check-aggregations.csv and check-league.csv; the last is of benchmarks/study/demo.parquet.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,15 +14,15 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import agg_loss
 
-from benchmarks.pages import Table, opened, write_tables
+from benchmarks.pages import STUDY, Table, write_tables
 from benchmarks.relatives import POLICY_LOSSES
-from fspo.acceptance import UnclippedWeight
+from fspo.acceptance import VIEWS, UnclippedWeight
 from fspo.check_loss import Report, check
 from fspo.check_loss.call import Batch, Config, PolicyLoss
-from fspo.check_loss.length_bias import DISPERSIONS, VIEWS, Clip, clip_by_length, weight_and_bound
+from fspo.check_loss.length_bias import DISPERSIONS, Clip, clip_by_length, weight_and_bound
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.losses import ALGORITHMS
-from fspo.records import Array, read_sequences
+from fspo.records import Array, read_parquet
 from fspo.report.tables import lre_interval
 from recipe.fspo.check_losses import actors, policy_loss
 
@@ -188,21 +186,20 @@ def table_of_aggregations(known: Mapping[str, dict[str, Any]]) -> Table:
 
 
 def recorded(records: Path) -> list[Batch]:
-    """The recorded mini-batches of runs, without responses with A = 0; the tokens are drawn, S, L and A are recorded.
+    """The recorded mini-batches of a parquet file (:func:`fspo.records.read_parquet`), without responses with A = 0.
 
-    Records hold one S for each response. Its tokens are drawn from :class:`~fspo.check_loss.token_kinds.TokenKinds` of
-    the dispersion of S / sqrt(L), and the logits of a response are moved together until they give its S. What a loss of
-    sequences keeps is therefore that of the records; of a loss of tokens it depends on the drawn tokens too.
+    The tokens are drawn, S, L and A are recorded: records hold one S for each response. Its tokens are drawn from
+    :class:`~fspo.check_loss.token_kinds.TokenKinds` of the dispersion of S / sqrt(L), and the logits of a response are
+    moved together until they give its S. What a loss of sequences keeps is therefore that of the records; of a loss of
+    tokens it depends on the drawn tokens too.
     """
-    with opened(records) as folder:
-        runs = [read_sequences(one.parent) for one in sorted(folder.rglob("sequences.jsonl"))]
-    pairs = [
-        (s[a != 0], length[a != 0].astype(np.int64), a[a != 0])
-        for run in runs
-        if run is not None
-        for s, length, a in zip(run.s, run.length, run.advantage, strict=True)
-        if (a != 0).any()
-    ]
+    table = read_parquet(records)
+    used_B = (table["minibatch"] > 0) & (table["A"] != 0)
+    s_B, length_B, a_B = (table[name][used_B] for name in ("S", "L", "A"))
+    numbers = np.stack([table[name][used_B] for name in ("seed", "step", "minibatch")])
+    batch_B = np.unique(numbers, axis=1, return_inverse=True)[1].reshape(-1)
+    rows = [np.flatnonzero(batch_B == batch) for batch in range(int(batch_B.max()) + 1)]
+    pairs = [(s_B[row], length_B[row].astype(np.int64), a_B[row]) for row in rows]
     rng = np.random.default_rng(0)
     dispersion = float(np.std(np.concatenate([s / np.sqrt(length) for s, length, _ in pairs])))
     kinds = TokenKinds.random(dispersion, rng)
@@ -287,13 +284,10 @@ def _by_length(clip: Clip) -> list[str]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.league", description=__doc__)
-    parser.add_argument("records", type=Path, metavar="RECORDS", help="runs with sequences.jsonl, or .tar.xz of them")
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = known_losses()
     tables = {"check-losses": table_of_losses(known), "check-aggregations": table_of_aggregations(known)}
-    write_tables(tables | {"check-league": league(known, recorded(arguments.records))})
+    write_tables(tables | {"check-league": league(known, recorded(STUDY / "demo.parquet"))})
 
 
 if __name__ == "__main__":

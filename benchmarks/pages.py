@@ -1,19 +1,17 @@
-"""From rows of finished runs to the documentation: JSON lines, archives, and the tables in docs/tables."""
+"""From rows of finished runs to the documentation: JSON lines, and the tables in docs/tables."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
-import tarfile
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from fspo.files import atomic_path
 
+STUDY: Final = Path(__file__).resolve().parent / "study"
 TABLES: Final = Path(__file__).resolve().parents[1] / "docs" / "tables"
 #: Rows of cells; the heads are the first row.
 Table = list[list[str]]
@@ -23,17 +21,6 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Replace a file by these objects, one a line."""
     with atomic_path(path) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-@contextlib.contextmanager
-def opened(records: Path) -> Iterator[Path]:
-    """A folder of runs, or an archive of one (.tar.xz), as a folder."""
-    if records.is_dir():
-        yield records
-        return
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(records) as archive:
-        archive.extractall(folder, filter="data")
-        yield Path(folder)
 
 
 def as_csv(table: Table) -> str:

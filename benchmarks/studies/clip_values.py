@@ -9,14 +9,14 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.pages import Table, opened
-from benchmarks.studies.grids import lre_cell, own_counts
+from benchmarks.pages import STUDY, Table
+from fspo.acceptance import acceptance_counts
 from fspo.clip_values import BATCHES, estimate, needed_scale
 from fspo.fairness.bootstrap import mean_interval
 from fspo.losses import ALGORITHMS
 from fspo.report.groups import shared_starts
 from fspo.report.runs import Run, load_run
-from fspo.report.tables import NOT_RUN, show_interval
+from fspo.report.tables import NOT_RUN, lre_interval, show_interval
 from fspo.sums import FIELDS
 
 SETTINGS: Final = ("demo", "words", "fast")
@@ -52,30 +52,36 @@ def second_over_first(runs: Sequence[Run]) -> float:
     return float(second / first)
 
 
+def _lre(runs: Sequence[Run], starts: np.ndarray) -> str:
+    """Symmetric LRE of the steps under the second value, all runs together, with noise floor and rate."""
+    later = [run.lengths.sums_MKF[run.lengths.step_M >= PARTS[2][0]] for run in runs]
+    error = acceptance_counts(np.concatenate(later)).error(starts)
+    return f"{lre_interval(error)} (floor {error.noise_floor:.3f}, kept {error.rate:.3f})"
+
+
 def _row(runs: Sequence[Run], starts: np.ndarray | None) -> list[str]:
     if not runs or starts is None:
         return [NOT_RUN] * (len(PARTS) + 3)
     shares = [show_interval(mean_interval([outside(run, *part) for run in runs]), "{:.3f}") for part in PARTS]
-    counts = [own_counts(run, "symmetric", PARTS[2][0]) for run in runs]
     change = f"{second_over_first(runs):.2f}" if runs[0].clip_values == "measured" else "-"
     return [
         *shares,
         change,
-        lre_cell(counts, starts),
+        _lre(runs, starts),
         show_interval(mean_interval(list(map(_accuracy, runs))), "{:.3f}"),
     ]
 
 
-def batches_table(folder: Path) -> Table:
+def batches_table() -> Table:
     """How certain a factor is after 1 to 5 rollout batches, and what it leaves outside in the steps after them.
 
-    From the records FOLDER/SETTING.parquet, whose responses were clipped at the published values. Means over seeds.
+    From the records benchmarks/study/SETTING.parquet, clipped at the published values. Means over seeds.
     """
     import pyarrow.parquet as pq
 
     rows = [["setting", "band", "batches", "factor", "standard error, relative", "outside, steps 6 to 10"]]
     for setting in SETTINGS:
-        records = pq.read_table(folder / f"{setting}.parquet", columns=["seed", "step", "prompt", "S", "L"]).to_pandas()
+        records = pq.read_table(STUDY / f"{setting}.parquet", columns=["seed", "step", "prompt", "S", "L"]).to_pandas()
         for name in ("fspo", "seq_rloo", "seq_gspo"):
             records["needed"] = needed_scale(records["S"], records["L"], ALGORITHMS[name])
             for batches in range(1, BATCHES + 1):
@@ -131,8 +137,5 @@ def shares_table(folder: Path) -> Table:
 
 
 def tables(folder: Path) -> dict[str, Table]:
-    """:func:`shares_table` of a folder of runs; of their archive beside the records, :func:`batches_table`, too."""
-    if not (archive := folder / "clip_values.tar.xz").is_file():
-        return {"shares": shares_table(folder)}
-    with opened(archive) as runs:
-        return {"shares": shares_table(runs), "batches": batches_table(folder)}
+    """:func:`shares_table` of a folder of runs, and :func:`batches_table`."""
+    return {"shares": shares_table(folder), "batches": batches_table()}

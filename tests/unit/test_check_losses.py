@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -158,11 +158,11 @@ def test_recorded_responses_keep_their_S_L_and_A(tmp_path: Path) -> None:
     for minibatch in (0, 1, 2):
         length = rng.integers(1, 200, 32)
         s, a = 0.05 * np.sqrt(length) * rng.standard_normal(32) * minibatch, rng.choice([-1.0, 0.0, 1.5], 32)
-        rows.append({"step": 1, "minibatch": minibatch, "S": s.tolist(), "L": length.tolist(), "A": a.tolist()})
-    (tmp_path / "sequences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    samples = league.recorded(tmp_path)
+        rows.append(pd.DataFrame({"step": 1, "minibatch": minibatch, "S": s, "L": length, "A": a}))
+    pd.concat(rows).to_parquet(tmp_path / "rows.parquet")
+    samples = league.recorded(tmp_path / "rows.parquet")
     for batch, row in zip(samples, rows[1:], strict=True):
-        s, length, a = (np.array(row[name]) for name in "SLA")
+        s, length, a = (row[name].to_numpy() for name in "SLA")
         kept = a != 0
         assert batch.mask_BT.sum(-1).tolist() == length[kept].tolist()
         assert batch.advantages_BT[:, 0].tolist() == a[kept].tolist()
