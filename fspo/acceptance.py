@@ -1,6 +1,6 @@
 """When a sequence counts as accepted: by views of a band, and by the share that any loss keeps. Defined here.
 
-No claim about fairness should rest on one view alone; diagnostics and reports give all of :data:`VIEWS`.
+No claim about fairness should rest on one view alone; diagnostics and reports give both of :data:`VIEWS`.
 
 A loss that neither accepts nor rejects has in the place of acceptance the share of its weight that a sequence *keeps*.
 Let g_t be the gradient of a loss with respect to the log-probability of token t, h_t that gradient on policy (where all
@@ -36,25 +36,21 @@ from fspo.types import SequenceLossOutput, SequenceLossSettings
 VIEWS: Final[dict[str, str]] = {
     "symmetric": "S inside the band, whatever the sign of the advantage; share of sequences",
     "active": "gradient not removed by the clip (not: S above and A > 0, nor S below and A < 0); share of sequences",
-    "active_nonzero_advantage": "active, over the sequences whose advantage is not zero: the others have no gradient",
-    "mass": "share of the algorithm's weight kept, sum(w * accepted) / sum(w)",
 }
 """Name of each view and what it counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Accepted and all, [mini-batch, bin]; ``squared`` is the sum of the squared weights of importance masses."""
+    """Accepted and all, [mini-batch, bin]."""
 
     accepted: Array
     total: Array
-    squared: Array | None = None
 
     def error(self, starts: npt.NDArray[np.int64], resamples: int = 1000) -> LengthReweightingError:
         """:func:`fspo.fairness.lre.length_reweighting_error` over the merged bins that begin at ``starts``."""
-        squared = None if self.squared is None else merge_bins(self.squared, starts)
         accepted, total = merge_bins(self.accepted, starts), merge_bins(self.total, starts)
-        return length_reweighting_error(accepted, total, squared=squared, resamples=resamples)
+        return length_reweighting_error(accepted, total, resamples=resamples)
 
 
 def stack_sums(parts: Sequence[SequenceSums]) -> Array:
@@ -76,14 +72,9 @@ def acceptance_counts(sums_MKF: Array, view: str = "symmetric") -> Counts:
     def column(name: str) -> Array:
         return sums_MKF[..., FIELDS.index(name)]
 
-    if view == "mass":
-        return Counts(column("weight_accepted"), column("weight"), column("weight_squared"))
-    if view == "symmetric":
-        return Counts(column("accepted"), column("count"))
     total = column("count")
-    if view == "active_nonzero_advantage":
-        total = total - column("advantage_zero")  # the clip is never active where A = 0
-    return Counts(total - column("clipped_high") - column("clipped_low"), total)
+    removed = column("clipped_high") + column("clipped_low")
+    return Counts({"symmetric": column("accepted"), "active": total - removed}[view], total)
 
 
 def could_clip(total: Callable[[str], float]) -> bool:

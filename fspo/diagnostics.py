@@ -40,7 +40,6 @@ _STEP: Final = {
     "overflow_frac": ("overflow", "count"),
     "truncated_frac": ("truncated", "count"),
     "advantage_zero_frac": ("advantage_zero", "count"),
-    "accept_rate_mass": ("weight_accepted", "weight"),
     "accept_rate_truncated": ("truncated_accepted", "truncated"),
     "accept_rate_advantage_zero": ("advantage_zero_accepted", "advantage_zero"),
     "drift_per_token": ("S", "length"),
@@ -51,7 +50,7 @@ _STEP: Final = {
 }
 #: Those of them that say how much was clipped.
 _OF_CLIP: Final = (
-    *("accept_rate", "accept_rate_mass", "accept_rate_truncated", "accept_rate_advantage_zero"),
+    *("accept_rate", "accept_rate_truncated", "accept_rate_advantage_zero"),
     *("clip_high_frac", "clip_low_frac"),
 )
 #: The same by length bin, over the window.
@@ -159,10 +158,9 @@ class LengthDiagnostics:
                 "fspo/lre_ci_high": error.debiased.high,
                 "fspo/lre_noise_floor": error.noise_floor,
             }
-        for view in ("active", "mass"):
-            other = acceptance_counts(stacked, view).error(starts, self.resamples)
-            if other.is_informative:
-                metrics |= {f"fspo/lre_{view}": other.lre, f"fspo/lre_{view}_debiased": other.debiased.value}
+        active = acceptance_counts(stacked, "active").error(starts, self.resamples)
+        if active.is_informative:
+            metrics |= {"fspo/lre_active": active.lre, "fspo/lre_active_debiased": active.debiased.value}
         by_bin = {"accept": error.rate_K, "accept_low": error.rate_low_K, "accept_high": error.rate_high_K}
         merged = {name: merge_bins(whole.column(name).numpy(), starts) for name in FIELDS}
         with np.errstate(invalid="ignore"):  # no sequence at all; otherwise every bin of the window holds one

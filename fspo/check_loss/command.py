@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import torch
 
-from fspo.acceptance import UnclippedWeight
+from fspo.acceptance import VIEWS, UnclippedWeight
 from fspo.check_loss import length_bias
 from fspo.check_loss.call import Config, LossError, PolicyLoss, synthetic_batch
 from fspo.check_loss.checks import Check, checks
-from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, VIEWS, Clip
+from fspo.check_loss.length_bias import DISPERSIONS, LENGTHS, Clip
 from fspo.check_loss.robust import in_words
 from fspo.names import did_you_mean
 

@@ -14,14 +14,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from fspo.acceptance import UnclippedWeight, acceptance_counts, kept_output, stack_sums, unclipped_weight
+from fspo.acceptance import VIEWS, UnclippedWeight, acceptance_counts, kept_output, stack_sums, unclipped_weight
 from fspo.check_loss.call import Batch, PolicyLoss, synthetic_batch
 from fspo.check_loss.token_kinds import TokenKinds
 from fspo.fairness.lre import LengthReweightingError, equal_mass_starts
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
 
-#: The views of acceptance that are computed of what a loss keeps (fspo.acceptance.VIEWS).
-VIEWS: Final = ("symmetric", "active", "mass")
 LENGTHS: Final = (4, 16, 64, 256)
 #: Of synthetic log-ratios, in nats per sqrt(token): about that of the demo, and one at which clips of tokens act.
 DISPERSIONS: Final = (0.03, 0.1)
@@ -99,7 +97,8 @@ def sides(loss: PolicyLoss, weight: UnclippedWeight | None) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """What a loss keeps: the mean share of its weight that a response keeps with its own A; the LRE of each of VIEWS;
+    """What a loss keeps: the mean share of its weight that a response keeps with its own A; the LRE of each of
+    :data:`fspo.acceptance.VIEWS`;
     the shortest length of each bin, and the mean share kept in each.
     """
 

@@ -175,7 +175,7 @@ def plain_lre(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Arr
     """LRE and LRE_max without any correction, along the last axis. Defined here.
 
     Args:
-        accepted, total: Accepted and all sequences (or importance mass) by bin, [..., K]. Empty bins do not count.
+        accepted, total: Accepted and all sequences by bin, [..., K]. Empty bins do not count.
 
     Returns:
         (lre, lre_max), each [...]; nan where nothing was accepted or there is no sequence.
@@ -198,7 +198,6 @@ def length_reweighting_error(
     accepted: npt.ArrayLike,
     total: npt.ArrayLike,
     *,
-    squared: npt.ArrayLike | None = None,
     resamples: int = 1000,
     seed: int = 0,
 ) -> LengthReweightingError:
@@ -216,10 +215,8 @@ def length_reweighting_error(
       same factor. Otherwise the noise of the data would count twice.
 
     Args:
-        accepted: Accepted sequences by bin, [K] or by mini-batch [M, K]; or importance mass, sum(w * accepted).
-        total: All sequences by bin, same shape; or sum(w).
-        squared: Same shape or None. For importance masses sum(w**2): a bin is worth sum(w)**2 / sum(w**2) sequences
-            (Kish's effective size). None means that ``total`` counts sequences.
+        accepted: Accepted sequences by bin, [K] or by mini-batch [M, K].
+        total: All sequences by bin, same shape.
         resamples: Number of bootstrap resamples and simulated data sets.
         seed: Of the random numbers; equal arguments give equal results.
 
@@ -234,10 +231,6 @@ def length_reweighting_error(
     acc_K, tot_K = acc_MK.sum(0), tot_MK.sum(0)
     filled = tot_K > 0
     rate_K = np.divide(acc_K, tot_K, out=np.full_like(tot_K, np.nan), where=filled)
-    n_K = tot_K
-    if squared is not None:
-        squared_K = np.asarray(squared, dtype=np.float64).reshape(acc_MK.shape).sum(0)
-        n_K = np.divide(tot_K**2, squared_K, out=np.zeros_like(tot_K), where=squared_K > 0)
     whole = tot_K.sum()
     if whole == 0 or acc_K.sum() == 0:
         nan, nan_K = float("nan"), np.full_like(tot_K, np.nan)
@@ -246,13 +239,10 @@ def length_reweighting_error(
     rate = acc_K.sum() / whole
     share_K, d_K = _share_and_deviation(acc_K, tot_K)
     lre, lre_max = (float(x) for x in plain_lre(acc_K, tot_K))
-    # Masses are simulated and resampled in effective sequences; bins weigh by their share of the mass.
-    size_K = np.maximum(np.round(n_K), filled)
 
     def draws(rate_K: Array | float) -> Array:
         """Accepted by bin, [resamples, K], with independent sequences."""
-        count_RK = rng.binomial(size_K.astype(np.int64), rate_K, (resamples, len(tot_K)))
-        return np.asarray(count_RK / np.maximum(size_K, 1) * tot_K)
+        return rng.binomial(tot_K.astype(np.int64), rate_K, (resamples, len(tot_K))).astype(np.float64)
 
     flat_lre = np.nan_to_num(plain_lre(draws(rate), tot_K)[0])
     clusters = int((tot_MK.sum(1) > 0).sum())
@@ -273,7 +263,7 @@ def length_reweighting_error(
     world_RK = d_K * shrink + noise_RK
     world = (np.abs(world_RK) @ share_K) * _shrink(world_RK, share_K, noise_var)
     low, high = (float(end) for end in np.percentile(world, [2.5, 97.5]))
-    rate_low_K, rate_high_K = _rate_interval(rate_K, n_K, boot_acc, boot_tot)
+    rate_low_K, rate_high_K = _rate_interval(rate_K, tot_K, boot_acc, boot_tot)
     return LengthReweightingError(
         lre=lre,
         lre_max=lre_max,
@@ -293,7 +283,7 @@ def _validated(accepted: npt.ArrayLike, total: npt.ArrayLike) -> tuple[Array, Ar
         raise ValueError(f"accepted {acc.shape} and total {tot.shape} must have one shape, [K] or [mini-batches, K]")
     if not (np.isfinite(acc).all() and np.isfinite(tot).all() and (acc >= 0).all() and (tot >= 0).all()):
         raise ValueError("accepted and total must be finite and >= 0")
-    # Masses and shares add up to their total only to rounding.
+    # Shares of a weight add up to their total only to rounding.
     if (acc > tot * (1 + 1e-9)).any():
         raise ValueError("accepted exceeds total in at least one bin")
     return np.atleast_2d(np.minimum(acc, tot)), np.atleast_2d(tot)

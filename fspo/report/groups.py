@@ -129,7 +129,6 @@ def standard_measures(runs: Sequence[Run]) -> list[Measure]:
         _counted("gradient removed", "share actively clipped, all steps", "clipped_high", "clipped_low", of_clip=True),
         _lre("LRE, symmetric", "debiased; each run alone", "symmetric"),
         _lre("LRE, active", "debiased; each run alone", "active"),
-        _lre("LRE, weight mass", "debiased; each run alone", "mass"),
         _lre("LRE noise floor", "mean LRE of flat rates with these counts", "symmetric", "noise_floor"),
         _counted("truncated", "share cut at the maximum length", "truncated"),
         _counted("zero advantage", "share of sequences with A = 0", "advantage_zero"),

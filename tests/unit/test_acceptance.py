@@ -25,14 +25,11 @@ def gradient_of(loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> G
 def test_views_of_acceptance() -> None:
     output = loss_output(200, 30)
     sums_MKF = stack_sums([SequenceSums.zeros().add_(output)])
-    valid, A = output.valid_B, output.advantage_B
+    valid = output.valid_B
     kept = valid & ~(output.clipped_high_B | output.clipped_low_B)
-    weight = output.weight_B * valid
     for view, accepted, total in (
         ("symmetric", output.accepted_B.sum(), valid.sum()),
         ("active", kept.sum(), valid.sum()),
-        ("active_nonzero_advantage", (kept & (A != 0)).sum(), (valid & (A != 0)).sum()),
-        ("mass", weight[output.accepted_B].sum(), weight.sum()),
     ):
         counts = acceptance_counts(sums_MKF, view)
         assert counts.accepted.sum() == pytest.approx(float(accepted)) and 0 < accepted < total

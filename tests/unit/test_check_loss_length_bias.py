@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_check_loss_checks import of_library
 
-from fspo.acceptance import acceptance_counts
+from fspo.acceptance import VIEWS, acceptance_counts
 from fspo.check_loss.call import Config, PolicyLoss
 from fspo.check_loss.length_bias import LENGTHS, clip_by_length, normalisation, synthetic, weight_and_bound
 from fspo.check_loss.token_kinds import TokenKinds
@@ -82,7 +82,7 @@ def test_what_a_band_keeps_is_its_acceptance() -> None:
             )
         )
     starts = np.searchsorted(FINE_LENGTH_EDGES.numpy(), clip.starts)
-    for view in ("symmetric", "active", "mass"):
+    for view in VIEWS:
         counts = acceptance_counts(sums.sums_KF.numpy()[None], view)
         accepted, total = (merge_bins(fine, starts)[0] for fine in (counts.accepted, counts.total))
         assert clip.errors[view].lre == pytest.approx(float(plain_lre(accepted, total)[0]), abs=1e-5)
