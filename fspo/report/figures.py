@@ -32,8 +32,17 @@ STYLE: Final[Any] = [
         "text.parse_math": False,  # names come from the records
     },
 ]
-#: The palette of Okabe and Ito, and two that go with it.
-_COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#56b4e9", "#b0508f", "#5c8a00", "#8a6d3b", "#6b5bd2")
+#: The colour of a loss in every figure: the palette of Okabe and Ito, and some that go with it.
+COLOURS: Final = {
+    "fspo": "#0072b2",
+    "rloo": "#d55e00",
+    "gspo": "#009e73",
+    "fspo_v1": "#56b4e9",
+    "fspo_quantile": "#b0508f",
+    "luspo": "#5c8a00",
+    "grpo": "#8a6d3b",
+    "unclipped": "#6b5bd2",
+}
 _MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 _LINES: Final = ("-", "--", "-.", ":")
 _SMOOTH_FROM: Final = 20
@@ -59,14 +68,13 @@ class Curve:
 
 
 def algo_looks(algos: Sequence[str]) -> dict[str, Look]:
-    """A look for each algorithm, in this order."""
+    """A look for each algorithm: that of its loss; other names take those of the losses that are not among them."""
+    names, colours = list(COLOURS), list(COLOURS.values())
+    free = itertools.cycle([name for name in reversed(names) if name not in algos] or names)
+    places = {algo: names.index(algo if algo in COLOURS else next(free)) for algo in dict.fromkeys(algos)}
     return {
-        algo: {
-            "color": _COLOURS[index % len(_COLOURS)],
-            "marker": _MARKERS[index % len(_MARKERS)],
-            "linestyle": _LINES[index % len(_LINES)],
-        }
-        for index, algo in enumerate(dict.fromkeys(algos))
+        algo: {"color": colours[place], "marker": _MARKERS[place], "linestyle": _LINES[place % len(_LINES)]}
+        for algo, place in places.items()
     }
 
 

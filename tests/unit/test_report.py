@@ -31,6 +31,7 @@ from fspo.report.__main__ import main as report_command
 from fspo.report.build import build_report
 from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import common_records
+from fspo.report.figures import COLOURS, algo_looks
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
 from fspo.report.groups import clip_profiles, group_runs, length_profile, pooled_lre_difference, standard_measures
 from fspo.report.runs import Run, load_run, load_runs
@@ -629,6 +630,15 @@ def test_a_comparison_says_what_the_runs_have_recorded_of_their_clip_values(tmp_
     assert "1 of 1 run" in mixed and "not every run" not in mixed, "a loss that has none to measure"
     one = words("one", ("fspo",), 1, clip_values="measured")
     assert one == "1 of 1 run measured clip values."
+
+
+def test_a_loss_has_one_colour_in_every_figure() -> None:
+    shown = algo_looks(["mine", "gspo", "fspo", "yours"])
+    assert all(shown[name]["color"] == COLOURS[name] for name in ("gspo", "fspo"))
+    assert algo_looks(["gspo"])["gspo"] == shown["gspo"]
+    assert len({look["color"] for look in shown.values()}) == 4, "other names take what no loss beside them has"
+    names = [*COLOURS, *map(str, range(9))]
+    assert all(algo_looks(names)[name]["color"] == COLOURS[name] for name in COLOURS), "more names than colours"
 
 
 def test_a_missing_extra_ends_in_a_sentence(
