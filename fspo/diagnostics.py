@@ -40,19 +40,11 @@ _STEP: Final = {
     "overflow_frac": ("overflow", "count"),
     "truncated_frac": ("truncated", "count"),
     "advantage_zero_frac": ("advantage_zero", "count"),
-    "accept_rate_truncated": ("truncated_accepted", "truncated"),
-    "accept_rate_advantage_zero": ("advantage_zero_accepted", "advantage_zero"),
     "drift_per_token": ("S", "length"),
-    "S_mean": ("S", "count"),
     "z_mean": ("z", "count"),
-    "ratio_mean": ("ratio", "count"),
-    "weight_mean": ("weight", "count"),
 }
 #: Those of them that say how much was clipped.
-_OF_CLIP: Final = (
-    *("accept_rate", "accept_rate_truncated", "accept_rate_advantage_zero"),
-    *("clip_high_frac", "clip_low_frac"),
-)
+_OF_CLIP: Final = ("accept_rate", "clip_high_frac", "clip_low_frac")
 #: The same by length bin, over the window.
 _BY_BIN: Final = {
     "length": ("length", "count"),
@@ -161,7 +153,7 @@ class LengthDiagnostics:
         active = acceptance_counts(stacked, "active").error(starts, self.resamples)
         if active.is_informative:
             metrics |= {"fspo/lre_active": active.lre, "fspo/lre_active_debiased": active.debiased.value}
-        by_bin = {"accept": error.rate_K, "accept_low": error.rate_low_K, "accept_high": error.rate_high_K}
+        by_bin = {"accept": error.rate_K}
         merged = {name: merge_bins(whole.column(name).numpy(), starts) for name in FIELDS}
         with np.errstate(invalid="ignore"):  # no sequence at all; otherwise every bin of the window holds one
             by_bin |= {name: merged[column] / merged[over] for name, (column, over) in _BY_BIN.items()}
@@ -236,9 +228,8 @@ def step_metrics(sums: SequenceSums) -> dict[str, float]:
         "clip_frac": 1.0 - share["accept_rate"],
         "clip_active_frac": share["clip_high_frac"] + share["clip_low_frac"],
         "sigma_hat": dispersion(sums),
-        "S_std": _deviation(share["S_mean"], _ratio(sums, "S_squared", "count")),
         "z_std": _deviation(share["z_mean"], _ratio(sums, "z_squared", "count")),
-        "ess_frac": share["weight_mean"] ** 2 / _ratio(sums, "weight_squared", "count"),
+        "ess_frac": _ratio(sums, "weight", "count") ** 2 / _ratio(sums, "weight_squared", "count"),
     }
     return {f"fspo/{name}": value for name, value in metrics.items()}
 
