@@ -23,6 +23,12 @@ def write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def read_table(name: str) -> Table:
+    """docs/tables/NAME.csv."""
+    with (TABLES / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
 def as_csv(table: Table) -> str:
     """The text of a table's file."""
     text = io.StringIO()

@@ -14,6 +14,7 @@ from fspo.acceptance import acceptance_counts
 from fspo.clip_values import BATCHES, estimate, needed_scale
 from fspo.fairness.bootstrap import mean_interval
 from fspo.losses import ALGORITHMS
+from fspo.records import read_parquet
 from fspo.report.groups import shared_starts
 from fspo.report.runs import Run, load_run
 from fspo.report.tables import NOT_RUN, lre_interval, show_interval
@@ -77,11 +78,11 @@ def batches_table() -> Table:
 
     From the records benchmarks/study/SETTING.parquet, clipped at the published values. Means over seeds.
     """
-    import pyarrow.parquet as pq
+    import pandas as pd
 
     rows = [["setting", "band", "batches", "factor", "standard error, relative", "outside, steps 6 to 10"]]
     for setting in SETTINGS:
-        records = pq.read_table(STUDY / f"{setting}.parquet", columns=["seed", "step", "prompt", "S", "L"]).to_pandas()
+        records = pd.DataFrame(read_parquet(STUDY / f"{setting}.parquet"))
         for name in ("fspo", "seq_rloo", "seq_gspo"):
             records["needed"] = needed_scale(records["S"], records["L"], ALGORITHMS[name])
             for batches in range(1, BATCHES + 1):

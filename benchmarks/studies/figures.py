@@ -5,7 +5,6 @@ Those of README and the site are written light, and dark with ``-dark`` in the n
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from PIL import Image
 
-from benchmarks.pages import STUDY, TABLES
+from benchmarks.pages import STUDY, read_table
 from fspo.audit.reading import read_responses
 from fspo.clip_values import needed_scale, scaled
 from fspo.conclusion import ACCEPT, Responses, even_bands, exponent_of, within_mini_batches
@@ -136,8 +135,8 @@ def spreads(figure: Figure, recorded: Mapping[str, Responses]) -> None:
 
 def forest(axes: Axes) -> None:
     """LRE with its interval by setting and band, from docs/tables/settings.csv."""
-    with (TABLES / "settings.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    heads, *cells = read_table("settings")
+    rows = [dict(zip(heads, row, strict=True)) for row in cells]
     for index, (band, name) in enumerate(BANDS.items()):
         value_S, low_S, high_S = np.array([re.findall(r"[\d.]+", row[band]) for row in rows], float).T
         y = np.arange(len(rows)) + 0.22 * (index - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import re
 import subprocess
@@ -19,7 +18,7 @@ from benchmarks import code_bases, faults, public_losses, versus_verl
 from benchmarks.checkouts import Call, Source, adapted, not_run
 from benchmarks.code_bases import CODE_BASES
 from benchmarks.faults import KILLS, MOMENTS, PROCESSES, ROWS, verdict
-from benchmarks.pages import STUDY, TABLES, Table, as_csv
+from benchmarks.pages import STUDY, TABLES, Table, as_csv, read_table
 from benchmarks.studies import clip_values, figures
 from fspo.audit.reading import read_responses
 from fspo.check_loss import configured
@@ -160,8 +159,7 @@ def test_a_run_of_another_layout_is_no_run_without_responses(tmp_path: Path) -> 
 
 
 def test_the_table_of_settings_stands_in_results() -> None:
-    with (TABLES / "settings.csv").open(encoding="utf-8", newline="") as file:
-        table = list(csv.reader(file))
+    table = read_table("settings")
     text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     for setting, exponent, *errors in table[1:]:
         row = f"L^{exponent.split()[0]}", *errors
@@ -193,10 +191,10 @@ def test_the_readmes_figure_has_the_lres_of_the_readmes_audit() -> None:
 def test_the_figure_of_lres_has_every_row_of_the_settings() -> None:
     axes = Figure().subplots()
     figures.forest(axes)
-    with (TABLES / "settings.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for band, bars in zip(figures.BANDS, axes.containers, strict=True):
-        assert [f"{x:.3f}" for x in bars.lines[0].get_xdata()] == [row[band].split()[0] for row in rows]
+    (*_, fspo, rloo, gspo), *rows = read_table("settings")
+    assert [fspo, rloo, gspo] == [*figures.BANDS]
+    for column, bars in enumerate(axes.containers, 2):
+        assert [f"{x:.3f}" for x in bars.lines[0].get_xdata()] == [row[column].split()[0] for row in rows]
 
 
 def test_ten_lines_of_the_card_judge_a_band_of_ones_own(

@@ -13,7 +13,7 @@ import torch
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from benchmarks import league
-from benchmarks.pages import TABLES
+from benchmarks.pages import read_table
 from benchmarks.relatives import POLICY_LOSSES
 from fspo.check_loss.call import synthetic_batch
 from fspo.check_loss.checks import checks
@@ -142,8 +142,7 @@ def test_the_latest_losses_against_plain_formulas(name: str) -> None:
 
 
 def test_the_table_has_every_loss() -> None:
-    rows = (TABLES / "check-losses.csv").read_text(encoding="utf-8").splitlines()[1:]
-    assert [row.partition(",")[0].partition(" ")[0] for row in rows] == [*KNOWN, *league.LATEST]
+    assert [name.partition(" ")[0] for name, *_ in read_table("check-losses")[1:]] == [*KNOWN, *league.LATEST]
 
 
 def test_each_is_an_attribute_for_the_command(capsys: pytest.CaptureFixture[str]) -> None:
