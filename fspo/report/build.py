@@ -18,15 +18,13 @@ from fspo.audit.description import what_follows
 from fspo.audit.reading import read_audit, read_responses
 from fspo.files import atomic_path, check_folder, write_json
 from fspo.records import read_object
-from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import MATCHED_CLIP_RATE, common_record_table
 from fspo.report.figures import STYLE, Look, algo_looks, comparison_figures
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
 from fspo.report.funnel import funnel_table
 from fspo.report.groups import Profiles, RunGroup, clip_profiles, group_runs, standard_measures
 from fspo.report.runs import Run, expand_paths, load_runs
-from fspo.report.samples import shown_samples
-from fspo.report.tables import NOT_RUN, final_numbers, grid_table, paired_differences, provenance_table
+from fspo.report.tables import NOT_RUN, final_numbers, grid_table, paired_differences
 
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.PackageLoader("fspo.report", "."),
@@ -95,8 +93,6 @@ def build_report(paths: Sequence[Path], out: Path, *, title: str | None = None) 
         comparisons=comparisons,
         matched_clip_rate=f"{MATCHED_CLIP_RATE:.0%}",
         views=VIEWS,
-        provenance=provenance_table(runs),
-        samples=shown_samples(runs, problems),
         problems=problems,
     )
     numbers = {part["name"]: {"findings": part["findings"]} | part["tables"] for part in comparisons}
@@ -141,7 +137,6 @@ def _comparisons(runs: Sequence[Run], figures: Path) -> list[dict[str, Any]]:
             "final": final_numbers(chosen, measures),
             "paired": paired_differences(chosen, measures),
             "common_records": common_record_table(chosen, profiles["symmetric"]),
-            "attributes": attribute_table(chosen),
             "funnel": funnel_table(chosen),
         }
         comparisons.append(

@@ -87,22 +87,6 @@ def grid_table(planned: Mapping[Path, PlannedRun], runs: Sequence[Run]) -> Table
     return Table(["no seed recorded" if seed is None else f"seed {seed}" for seed in seeds], rows)
 
 
-def provenance_table(runs: Sequence[Run]) -> Table:
-    """Where the runs came from: the commit, the command and the versions. Runs that share all of them have one row,
-    runs without any of them none.
-    """
-    seeds: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for run in runs:
-        commit = f"{(run.info.get('commit') or '')[:12]}{' + changes' if run.info.get('dirty') else ''}"
-        command = " ".join(run.info.get("command", ()))
-        versions = ", ".join(f"{name} {version}" for name, version in run.info.get("versions", {}).items())
-        cells = tuple(cell or NOT_RECORDED for cell in (commit, command, versions))
-        seeds.setdefault((run.algo, run.clip_values, cells), []).append(str(run.seed))
-    known = {key: of for key, of in seeds.items() if set(key[-1]) != {NOT_RECORDED}}
-    rows = [(f"{algo}, seed {', '.join(of)}", named, list(cells)) for (algo, named, cells), of in known.items()]
-    return Table(["commit", "command", "versions"], rows)
-
-
 def show_interval(interval: Interval | None, form: str, bold: bool = False) -> str:
     """``value [low, high]``; the value alone for one or two seeds; empty for None. ``bold`` marks intervals without 0.
 
