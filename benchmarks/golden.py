@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fspo.acceptance import UnclippedWeight, kept_output
-from fspo.calibration import BandController, leans
+from fspo.calibration import BandController
 from fspo.check_loss.call import Batch, PolicyLoss
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.markdown import markdown_table
@@ -113,7 +113,7 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
     for index in range(ROUNDS):
         tokens, mask, advantages = _round(index)
         old = _log_prob(logits.detach(), tokens)
-        sums, moved = [], []
+        sums = []
         for k in range(MINI_BATCHES):
             rows = slice(k * SEQUENCES, (k + 1) * SEQUENCES)
             new = _log_prob(logits, tokens[rows])
@@ -123,7 +123,6 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
             with torch.no_grad():
                 logits -= STEP * gradient / norm if norm > 0 else 0.0
             sums.append(SequenceSums.zeros().add_(output))
-            moved.append(leans(output.log_ratio_B.detach(), output.length_B, output.advantage_B))
             values = {
                 "loss": loss,
                 "gradient": norm,
@@ -138,7 +137,7 @@ def trajectory_of(both: Loss, controller: BandController | None = None) -> Traje
             for name, value in values.items():
                 recorded[name].append(float(f"{float(value.detach()):.12g}"))
         if controller is not None:
-            controller.update(sums, moved)
+            controller.update(sums)
     if not np.isfinite(recorded["upper"]).all() or max(recorded["upper"]) > 1e20:
         del recorded["upper"]  # no band on S
     return recorded

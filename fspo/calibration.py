@@ -1,9 +1,8 @@
-"""Measuring where the acceptance bands should lie: drift, quantile widths and the lean.
+"""Measuring where the acceptance bands should lie: drift and quantile widths.
 
-The centre with ``drift="kl"`` and the ``quantile`` and ``active`` bands depend on whole mini-batches over all ranks,
-and a worker sees one micro-batch. So the estimates are *causal*: the driver makes them from the sums
-(:class:`fspo.sums.SequenceSums`) of past rollout batches, for ``active`` from their leans, and sends a
-:class:`~fspo.types.BandState` before the next update.
+The centre with ``drift="kl"`` and the ``quantile`` band depend on whole mini-batches over all ranks, and a worker sees
+one micro-batch. So the estimates are *causal*: the driver makes them from the sums (:class:`fspo.sums.SequenceSums`) of
+past rollout batches, and sends a :class:`~fspo.types.BandState` before the next update.
 
 All of this is defined here. It is not taken from the paper (arXiv 2509.09177), of which only the
 abstracts, the beginning and public reviews were available. docs/architecture.md gives the measurements behind the
@@ -12,13 +11,11 @@ choices.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fspo.fairness.lre import Array
 from fspo.sums import FINE_LENGTH_EDGES, LAYOUT_VERSION, Z_EDGES, ZERO_CELL, SequenceSums
@@ -32,8 +29,6 @@ _REACH: Final = 8
 """A local quantile takes in at most this many fine bins (one octave of length) on either side."""
 _PRIOR_COUNT: Final = 20.0
 """The pooled quantile counts as much as this many sequences in a local quantile."""
-_FEWEST_LEANS: Final = 20
-_BISECTIONS: Final = 60
 
 
 def drift_per_token(log_ratio_sum: float, length_sum: float) -> float:
@@ -83,54 +78,6 @@ def local_half_widths(folded_KC: Array, target_acceptance: float, min_count: flo
     return tuple(widths)
 
 
-def leans(log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike, advantage_B: npt.ArrayLike) -> Array:
-    """``(U, L)`` of the sequences whose advantage is not 0, with the lean U = sign(A) S; float64 [N, 2]."""
-    s, length, advantage = (np.asarray(x, dtype=np.float64) for x in (log_ratio_B, length_B, advantage_B))
-    rows_N2: Array = np.stack([np.sign(advantage) * s, length], axis=1)[advantage != 0]
-    return rows_N2
-
-
-def active_line(leans_N2: Array, target_acceptance: float) -> tuple[float, float] | None:
-    r"""The line ``a + b * sqrt(L)`` below which the share ``target_acceptance`` of the leans lies. Defined here.
-
-    It is the quantile regression (Koenker and Bassett, 1978) of U on (1, sqrt(L)), with a, b >= 0. Its optimality
-    conditions are what is wanted of the clip: of the sequences given, the share above the line is 1 - target, and it
-    is not correlated with sqrt(L). For a given b, a is a quantile of ``U - b * sqrt(L)``; b is bisected between 0 (the
-    constant band) and the quantile of ``U / sqrt(L)`` (the sqrt band, a = 0).
-
-    Args:
-        leans_N2: (U, L) of each sequence, see :func:`leans`; their order does not matter.
-        target_acceptance: Share of the leans below the line, between 0 and 1.
-
-    Returns:
-        (a, b) in nats and nats per square root of a token; None for fewer than 20 leans, or if so many are <= 0 that
-        the line would be 0.
-    """
-    n = len(leans_N2)
-    if n < _FEWEST_LEANS:
-        return None
-    # Sorted, so that sums do not depend on the order in which ranks and micro-batches delivered.
-    U, root = leans_N2[np.lexsort(leans_N2.T)].T
-    root = np.sqrt(root)
-    rank = min(math.ceil(target_acceptance * n), n) - 1
-
-    def quantile(values_N: Array) -> float:
-        return float(np.partition(values_N, rank)[rank])
-
-    low, high = 0.0, quantile(U / root)
-    if high <= 0:
-        return None
-    for _ in range(_BISECTIONS):
-        b = (low + high) / 2
-        rest = U - b * root
-        if root[rest > quantile(rest)].sum() > (1 - target_acceptance) * root.sum():
-            low = b  # the removed ones are too long
-        else:
-            high = b
-    b = (low + high) / 2
-    return max(0.0, quantile(U - b * root)), b
-
-
 def _quantile(counts_C: Array, level: float) -> float:
     """Quantile of |z| from its histogram, log-linear within a cell; 0 without data."""
     cumulative = np.cumsum(counts_C)
@@ -162,7 +109,6 @@ class BandController:
       position, where the policy has not moved). With a pooled drift, the on-policy point S = 0 of the first mini-batch
       would lie outside the band of long sequences.
     * ``quantile``: :func:`local_half_widths` of the mini-batches after the policy has moved.
-    * ``active``: :func:`active_line` of the leans of these mini-batches.
 
     Widths are pooled over the rollout batch and do not follow the position. A band that widens with every optimizer
     step would not limit how far the policy moves.
@@ -180,23 +126,15 @@ class BandController:
         #: The state for the next rollout batch; the default before any data.
         self.state = BandState()
 
-    def update(
-        self,
-        mini_batches: Sequence[SequenceSums],
-        leans_by_mini_batch: Sequence[Array] = (),
-        unmoved: int = 1,
-    ) -> BandState:
+    def update(self, mini_batches: Sequence[SequenceSums], unmoved: int = 1) -> BandState:
         """Add a finished rollout batch and return the state for the next one.
 
         Args:
             mini_batches: The sums over all ranks of each mini-batch, in the order of their use, including the first.
-            leans_by_mini_batch: :func:`leans` of each mini-batch over all ranks; needed by ``band="active"`` only.
             unmoved: How many mini-batches came before the policy had moved, so that S = 0; they are left out of the
                 widths. 0 if even the first one is off-policy, more than 1 where the learning rate was 0.
         """
-        if self._settings.band == "active":
-            measured = np.concatenate([np.zeros((0, 2)), *leans_by_mini_batch[unmoved:]])
-        elif self._settings.band == "quantile":
+        if self._settings.band == "quantile":
             measured = sum((_fold(sums) for sums in mini_batches[unmoved:]), np.zeros((_K, _CELLS)))
         else:
             measured = np.array([[sums.total("S"), sums.total("length")] for sums in mini_batches])
@@ -213,8 +151,6 @@ class BandController:
             for measured in window:
                 totals_M2[: len(measured)] += measured
             return BandState(drift_by_mini_batch=tuple(drift_per_token(*row) for row in totals_M2))
-        if self._settings.band == "active":
-            return BandState(active_line=active_line(np.concatenate(window), target))
         return BandState(half_width_K=local_half_widths(np.sum(window, axis=0), target, self._min_count))
 
     @property

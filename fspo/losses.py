@@ -36,7 +36,6 @@ ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
         "fspo_v1": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03, drift="kl"),
         # Defined here; c = 0.03 holds for the first rollout batch only.
         "fspo_quantile": SequenceLossSettings(band="quantile", target_acceptance=0.85),
-        "fspo_active": SequenceLossSettings(band="active", target_acceptance=0.85),
         # eps = 0.2 is the default of TRL's RLOOTrainer.
         "seq_rloo": SequenceLossSettings(band="constant", clip_low=0.2, clip_high=0.2),
         # eps = 3e-4 / 4e-4 is the GSPO authors' recommendation (verl#2775); LUSPO takes the same.
@@ -88,7 +87,6 @@ def acceptance_band(
     ``sqrt``     [-c_low * sqrt(L), c_high * sqrt(L)]           FSPO, arXiv 2509.09177
     ``linear``   [L * log(1 - eps_low), L * log(1 + eps_high)]  GSPO, arXiv 2507.18071
     ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
-    ``active``   -+ (a + b * sqrt(L)), (a, b) = active_line     defined here
     ============ ============================================== =====================================
 
     The half-widths of ``quantile`` are looked up, not interpolated: acceptance is counted in the same fine bins.
@@ -97,7 +95,7 @@ def acceptance_band(
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
         state: Measured drift, widths and factor on the clip values. With ``BandState()``, the state before any data,
-            there is no drift and no factor, and ``quantile`` and ``active`` are the ``sqrt`` band. None: nothing
+            there is no drift and no factor, and ``quantile`` is the ``sqrt`` band. None: nothing
             measures, which is enough for settings that need no state.
         dtype: Floating type of the result.
 
@@ -122,8 +120,6 @@ def acceptance_band(
     elif settings.band == "quantile" and state.half_width_K:
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
         low_B = high_B = widths_K[length_bin(length_B)] * root_B
-    elif settings.band == "active" and state.active_line is not None:
-        low_B = high_B = state.active_line[0] + state.active_line[1] * root_B
     else:
         low_B, high_B = settings.clip_low * root_B, settings.clip_high * root_B
     if not settings.calibrated:

@@ -136,10 +136,9 @@ def match_clip(
     Returns:
         New settings. Where equal sequences make an exact match impossible, the clip rate is the largest one not above
         the target. For ``constant`` and ``linear`` clip_low stays just below 1, where every S below the centre is
-        accepted. The measured bands get ``target_acceptance = 1 - target_clip_rate``, and the target as their clip
-        rate; for ``active`` that is the active one whether advantages are given or not. If they are, the other
-        measured bands get the share of these sequences that lies inside the ``sqrt`` band with that active clip rate.
-        The clip values of that ``sqrt`` band are theirs for the first rollout batch.
+        accepted. A measured band gets ``target_acceptance = 1 - target_clip_rate``, and the target as its clip
+        rate. With advantages it gets the share of these sequences that lies inside the ``sqrt`` band with that active
+        clip rate. The clip values of that ``sqrt`` band are its own for the first rollout batch.
 
     Raises:
         ValueError: If ``target_clip_rate`` is not in (0, 1), if at least 1 - target_clip_rate of the sequences have
@@ -151,7 +150,7 @@ def match_clip(
         acceptance = 1 - target_clip_rate
         plain = dataclasses.replace(settings, band="sqrt", clip_low=1.0, clip_high=1.0, target_acceptance=None)
         c = match_clip(sequences, plain, target_clip_rate, drift_per_token).factor
-        if sequences.advantage_B is not None and settings.band != "active":
+        if sequences.advantage_B is not None:
             either_side = dataclasses.replace(sequences, advantage_B=None)
             inside = needed_factor(either_side, plain, drift_per_token) <= c
             acceptance = float(sequences.count_B[inside].sum() / sequences.count_B.sum())

@@ -9,8 +9,6 @@ Vocabulary:
 * *accepted*: S lies inside the (closed) band; *clipped*: outside it; *actively clipped*: the clip removes the gradient
   (S above the band with A > 0, or below it with A < 0);
 * *weight*: ``exp(S)`` or ``exp(S / L)``;
-* *lean*: ``U = sign(A) S``, how far the policy has moved in the direction of the advantage; the clip acts where it is
-  above the band's half-width;
 * *drift*: the mean of S at length L; *dispersion*: the standard deviation of ``S / sqrt(L)`` about its drift;
 * *rollout batch*: the sequences sampled by one policy, pi_old; they are used in several mini-batches, with an optimizer
   step after each.
@@ -25,12 +23,12 @@ from typing import Final, Literal, get_args
 
 import torch
 
-Band = Literal["constant", "sqrt", "linear", "quantile", "active"]
+Band = Literal["constant", "sqrt", "linear", "quantile"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
 
-_CALIBRATED: Final = ("quantile", "active")
+_CALIBRATED: Final = ("quantile",)
 #: From here on a clip value of a band c sqrt(L) is meant to be none: algo=unclipped.
 NO_CLIP: Final = 1e9
 _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
@@ -66,8 +64,7 @@ class SequenceLossSettings:
         s_max: Log-ratio clamp: the largest log-weight (S, or S / L when length-normalised). Beyond it the weight is the
             constant exp(s_max), the gradient is kept with that weight, and the sequence is counted. verl's gspo clamps
             at 10 too.
-        target_acceptance: Acceptance rate that the measured bands aim at; None for the others. For ``active`` it is
-            that of the active view among the sequences with A != 0: the share whose gradient is kept.
+        target_acceptance: Acceptance rate that a measured band aims at; None for the others.
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
@@ -147,15 +144,12 @@ class BandState:
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
-        active_line: (a, b), both >= 0, of the half-width ``a + b * sqrt(L)`` of the ``active`` band, in nats and nats
-            per square root of a token; None before any data.
         clip_scale: Factor on both bounds of a band that has clip values (:mod:`fspo.clip_values`); 1 leaves them.
     """
 
     drift_per_token: float = 0.0
     drift_by_mini_batch: tuple[float, ...] = ()
     half_width_K: tuple[float, ...] = field(default=(), repr=False)
-    active_line: tuple[float, float] | None = None
     clip_scale: float = 1.0
 
     def scaled(self, clip_scale: float) -> BandState:

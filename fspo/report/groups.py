@@ -25,7 +25,7 @@ from fspo.fairness.lre import (
 from fspo.report.runs import Array, Run
 from fspo.sums import FIELDS
 
-_ALGO_ORDER: Final = ("fspo", "fspo_v1", "fspo_quantile", "fspo_active", "rloo", "gspo", "unclipped")
+_ALGO_ORDER: Final = ("fspo", "fspo_v1", "fspo_quantile", "rloo", "gspo", "unclipped")
 _LAST_SHARE: Final = 0.1
 
 

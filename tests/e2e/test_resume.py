@@ -19,10 +19,10 @@ from real_stack import SMALL, Start, Starter
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = 8  # so many that a quick machine has not ended when the signal arrives, a second after a step
-#: The band with the largest state, over all steps; a learning rate that is another one at each step.
+#: A measured band, over all steps; a learning rate that is another one at each step.
 OVERRIDES = (
     *SMALL,
-    "algo=fspo_active",
+    "algo=fspo_quantile",
     f"fspo.calibration_rounds={STEPS}",
     f"trainer.total_training_steps={STEPS}",
     "trainer.save_freq=100",

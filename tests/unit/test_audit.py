@@ -266,7 +266,7 @@ def test_what_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     assert any("no mini-batch" in problem for problem in read_audit(tmp_path / "begun").problems)
 
 
-@pytest.mark.parametrize("name", ["fspo_v1", "fspo_quantile", "fspo_active"])
+@pytest.mark.parametrize("name", ["fspo_v1", "fspo_quantile"])
 def test_a_rule_that_is_measured_is_refused_where_nothing_measures_it(name: str) -> None:
     with pytest.raises(ValueError, match="output="):
         Audit(None, ALGORITHMS[name])
@@ -690,11 +690,8 @@ TYPED = "actor_rollout_ref.actor.policy_loss._target_=recipe.fspo.config.Sequenc
 @pytest.mark.parametrize(
     ("loss", "fields", "says"),
     [
-        *(
-            (name, "", (f"loss_mode={name} ", "loss_mode=fspo,"))
-            for name in ("fspo_v1", "fspo_quantile", "fspo_active")
-        ),
-        ("fspo_active", TYPED, ("loss_mode=fspo_active ", "loss_mode=fspo,")),
+        *((name, "", (f"loss_mode={name} ", "loss_mode=fspo,")) for name in ("fspo_v1", "fspo_quantile")),
+        ("fspo_quantile", TYPED, ("loss_mode=fspo_quantile ", "loss_mode=fspo,")),
         ("fspo", f"{TYPED} +drift=kl", ("drift=kl ", "leave it out")),
         ("seq_gspo", "+drift=kl", ("drift=kl ", "leave it out")),
         ("seq_rloo", f"{TYPED} +band=quantile +target_acceptance=0.7", ("band=quantile ", "leave it out")),

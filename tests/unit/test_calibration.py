@@ -15,14 +15,13 @@ import pytest
 import torch
 from messages import holds
 
-from fspo.calibration import BandController, active_line, drift_per_token, leans
+from fspo.calibration import BandController, drift_per_token
 from fspo.fairness.lre import Array, LengthReweightingError, equal_mass_starts, length_reweighting_error, merge_bins
 from fspo.losses import acceptance_band
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums, length_bin, z_cell
 from fspo.types import BandState, SequenceLossSettings
 
 QUANTILE = SequenceLossSettings(band="quantile", target_acceptance=0.85)
-ACTIVE = SequenceLossSettings(band="active", target_acceptance=0.85)
 V1 = SequenceLossSettings(drift="kl")
 K = FINE_LENGTH_EDGES.numel() - 1
 
@@ -124,38 +123,33 @@ def test_mini_batches_that_did_not_move_give_no_width() -> None:
     assert warm_up == BandController(QUANTILE).update([sums(0.0, 0), sums(0.03, 2)])
 
 
-def moved(n: int, seed: int, mean: float = 0.05, sigma: float = 0.01) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """S, L and A of leans with one mean at every length and a dispersion that grows like sqrt(L); A = 0 in a third."""
+def rollout_batch(seed: int, scale: float = 1.0) -> list[SequenceSums]:
+    """Sums of four mini-batches; the policy moves further with each."""
     rng = np.random.default_rng(seed)
-    lengths = np.exp(rng.uniform(0, np.log(400), n)).astype(np.int64)
-    advantage = rng.integers(-1, 2, n) * rng.uniform(0.1, 2.0, n)
-    sign = np.where(advantage == 0, rng.choice([-1, 1], n), np.sign(advantage))
-    return sign * (mean + sigma * np.sqrt(lengths) * rng.normal(size=n)), lengths, advantage
+    batches = []
+    for i in range(4):
+        lengths = np.exp(rng.uniform(0, np.log(400), 300)).astype(np.int64)
+        batches.append(sums_of_log_ratios(gaussian_log_ratios(lengths, 0.02 * scale * i / 3, rng), lengths))
+    return batches
 
 
-def rollout_batch(seed: int, scale: float = 1.0) -> tuple[list[SequenceSums], list[np.ndarray]]:
-    """Sums and leans of four mini-batches; the policy moves further with each."""
-    batches = [moved(300, 10 * seed + i, 0.05 * scale * i / 3, 0.01 * scale * i / 3) for i in range(4)]
-    return [sums_of_log_ratios(S, L) for S, L, _ in batches], [leans(*batch) for batch in batches]
-
-
-@pytest.mark.parametrize("settings", [QUANTILE, V1, ACTIVE])
+@pytest.mark.parametrize("settings", [QUANTILE, V1])
 def test_state_is_causal_forgets_after_the_window_and_continues_from_a_checkpoint(
     settings: SequenceLossSettings,
 ) -> None:
     controller = BandController(settings, window=2)
     assert controller.state == BandState()
-    first = controller.update(*rollout_batch(1))
+    first = controller.update(rollout_batch(1))
     assert controller.state is first != BandState()
-    controller.update(*rollout_batch(2, scale=20))
-    controller.update(*rollout_batch(3))
+    controller.update(rollout_batch(2, scale=20))
+    controller.update(rollout_batch(3))
     clean = BandController(settings, window=2)
-    clean.update(*rollout_batch(3))
+    clean.update(rollout_batch(3))
     restored = BandController(settings, window=2)
     restored.load_state_dict(pickle.loads(pickle.dumps(controller.state_dict())))
     assert restored.state == controller.state
-    fourth = controller.update(*rollout_batch(4))
-    assert fourth == clean.update(*rollout_batch(4)) == restored.update(*rollout_batch(4))
+    fourth = controller.update(rollout_batch(4))
+    assert fourth == clean.update(rollout_batch(4)) == restored.update(rollout_batch(4))
     restored.load_state_dict(BandController(settings).state_dict())
     assert restored.state == BandState()
 
@@ -192,50 +186,3 @@ def test_quantile_band_is_fair_to_length_where_sqrt_is_not() -> None:
         errors[settings.band] = fairness(kept)
     assert errors["quantile"].rate == pytest.approx(0.85, abs=0.02)
     assert errors["quantile"].debiased.value <= 0.01 < 0.02 < errors["sqrt"].debiased.value
-
-
-@pytest.mark.parametrize("target", [0.5, 0.85, 0.95])
-def test_active_line_removes_the_target_share_without_correlation_with_sqrt_length(target: float) -> None:
-    rows = leans(*moved(3000, 0))
-    line = active_line(rows, target)
-    assert line is not None and min(line) > 0
-    U, root = rows[:, 0], np.sqrt(rows[:, 1])
-    removed = line[0] + line[1] * root < U
-    # Exact up to the two sequences that lie on the line.
-    assert abs(removed.sum() - (1 - target) * U.size) <= 2
-    assert abs((root * (removed - (1 - target))).sum()) <= 2 * root.max()
-    if target == 0.85:
-        assert line == pytest.approx((0.05, 1.0364 * 0.01), abs=0.004)  # mean + q sigma sqrt(L)
-
-
-def test_no_active_line_without_enough_leans_or_without_movement() -> None:
-    rows = leans(*moved(3000, 0))
-    assert active_line(rows[:19], 0.85) is None
-    assert active_line(rows * [0, 1], 0.85) is None
-    assert active_line(rows * [-1, 1], 0.05) is None  # nearly all leans are negative
-
-
-def test_sequences_without_advantage_and_the_first_mini_batch_take_no_part_in_the_active_band() -> None:
-    S, L, A = moved(3000, 0)
-    np.testing.assert_array_equal(leans(np.where(A == 0, 100 * S, S), L, A), leans(S, L, A))
-    assert len(leans(S, L, A)) == (A != 0).sum() < S.size
-    of_sums, of_leans = rollout_batch(1)
-    wild = BandController(ACTIVE).update(of_sums, [leans(*moved(300, 99, 5.0)), *of_leans[1:]])
-    assert wild == BandController(ACTIVE).update(of_sums, of_leans)
-
-
-def test_active_band_is_flat_by_what_the_clip_removes_where_the_others_are_not() -> None:
-    """Applied causally to leans of one mean and a dispersion like sqrt(L), which the sqrt band clips when short."""
-    controller = BandController(ACTIVE, window=3)
-    both = (ACTIVE, SequenceLossSettings(clip_low=0.021, clip_high=0.021))
-    kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {settings.band: [] for settings in both}
-    for number in range(60):
-        batches = [moved(800, 1000 * number + i) for i in range(3)]
-        for S, L, A in batches[1:] if number >= 3 else []:
-            for settings in both:
-                upper = acceptance_band(torch.from_numpy(L), settings, controller.state, torch.float64)[1].numpy()
-                kept[settings.band].append(((np.sign(A) * S <= upper)[A != 0], L[A != 0]))
-        controller.update([sums_of_log_ratios(S, L) for S, L, _ in batches], [leans(*batch) for batch in batches])
-    errors = {band: fairness(pairs) for band, pairs in kept.items()}
-    assert errors["active"].rate == pytest.approx(0.85, abs=0.01)
-    assert errors["active"].debiased.value <= 0.01 < 0.1 < errors["sqrt"].debiased.value

@@ -175,7 +175,7 @@ def test_a_mistake_is_named_with_key_value_and_remedy(problems: Problems, mistak
 ONE_UPDATE = f"{ACTOR}.ppo_mini_batch_size=32"
 
 
-@pytest.mark.parametrize("algo", ["fspo", "fspo_quantile", "fspo_active", "gspo", "rloo", "luspo"])
+@pytest.mark.parametrize("algo", ["fspo", "fspo_quantile", "gspo", "rloo", "luspo"])
 def test_a_clip_that_never_acts_is_refused(algo: str) -> None:
     (problem,) = method.problems(composed("run.dir=/nowhere", f"algo={algo}", ONE_UPDATE))
     assert f"{ONE_UPDATE} " in problem and "data.train_batch_size=32" in problem and "algo=unclipped" in problem
@@ -241,12 +241,6 @@ def test_one_key_turns_a_loss_of_verls_into_one_of_the_librarys() -> None:
     assert list(method.problems(config)) == []
     complete_loss(config)
     assert instantiate(config.actor_rollout_ref.actor.policy_loss).settings() == ALGORITHMS["fspo"]
-
-
-def test_the_active_band_has_a_window_of_its_own_unless_another_is_given() -> None:
-    overrides = ["algo=fspo_active", "run.dir=/nowhere"]
-    assert composed(*overrides).fspo.calibration_rounds == 3 < composed("run.dir=/nowhere").fspo.calibration_rounds
-    assert composed(*overrides, "fspo.calibration_rounds=5").fspo.calibration_rounds == 5
 
 
 def test_a_run_names_every_setting_of_its_loss() -> None:

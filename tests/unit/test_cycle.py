@@ -69,7 +69,7 @@ class Steps:
 @pytest.mark.parametrize(
     "overrides",
     [
-        *(("algo=fspo_v1",), ("algo=fspo_quantile",), ("algo=fspo_active",)),
+        *(("algo=fspo_v1",), ("algo=fspo_quantile",)),
         ("algo=luspo", "++actor_rollout_ref.actor.policy_loss.drift=kl"),
     ],
 )

@@ -19,7 +19,7 @@ from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
 
 F64 = torch.float64
 K = FINE_LENGTH_EDGES.numel() - 1
-STATE = BandState(drift_per_token=2e-3, half_width_K=tuple(np.linspace(0.02, 0.08, K)), active_line=(0.05, 0.02))
+STATE = BandState(drift_per_token=2e-3, half_width_K=tuple(np.linspace(0.02, 0.08, K)))
 
 VARIANTS: dict[str, SequenceLossSettings] = {
     **ALGORITHMS,
@@ -36,14 +36,13 @@ def band(length: int, loss: SequenceLossSettings, state: BandState | None = None
     return float(lower), float(upper)
 
 
-def test_measured_bands_are_the_sqrt_band_until_they_are_measured() -> None:
+def test_the_quantile_band_is_the_sqrt_band_until_it_is_measured() -> None:
     widths = tuple(0.01 + 1e-4 * k for k in range(K))
-    measured = BandState(half_width_K=widths, active_line=(0.07, 0.003))
-    for kind in ("active", "quantile"):
-        loss = SequenceLossSettings(band=kind, clip_low=0.01, clip_high=0.02, target_acceptance=0.85)
-        assert band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
-        half = 0.07 + 0.003 * 10 if kind == "active" else widths[int(length_bin(torch.tensor([100])))] * 10
-        assert band(100, loss, measured) == pytest.approx((-half, half))
+    measured = BandState(half_width_K=widths)
+    loss = SequenceLossSettings(band="quantile", clip_low=0.01, clip_high=0.02, target_acceptance=0.85)
+    assert band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
+    half = widths[int(length_bin(torch.tensor([100])))] * 10
+    assert band(100, loss, measured) == pytest.approx((-half, half))
     lengths = torch.tensor([1, 2, 16, 17, 100, 131_071, 131_072, 10**7])
     _, upper = acceptance_band(lengths, ALGORITHMS["fspo_quantile"], measured, F64)
     torch.testing.assert_close(upper, torch.tensor(widths, dtype=F64)[length_bin(lengths)] * lengths.double().sqrt())
@@ -94,8 +93,6 @@ def reference(
         elif loss.band == "quantile":
             k = sum(1 for edge in FINE_LENGTH_EDGES.tolist() if edge <= length) - 1
             low = high = state.half_width_K[k] * root
-        elif loss.band == "active":
-            low = high = state.active_line[0] + state.active_line[1] * root
         n = length if loss.weight == "length_normalised" else 1
         ratio = torch.exp(S / n)
         value = torch.maximum(-A * ratio, -A * torch.clamp(ratio, math.exp((mu - low) / n), math.exp((mu + high) / n)))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 from fspo.audit import minibatch_numbers
-from fspo.calibration import BandController, active_line, leans
 from fspo.losses import ALGORITHMS, sequence_policy_loss
 from fspo.types import BandState, SequenceLossOutput
 from recipe.fspo.recorder import MiniBatch, Recorder, end_of_response, join_ranks, sequence_record
@@ -82,16 +80,6 @@ def test_ranks_are_joined_by_mini_batch() -> None:
     assert row["L"] == [8, 5, 2] * 2
     with pytest.raises(ValueError):
         join_ranks([per_rank[0], per_rank[1][:1]])
-
-
-@pytest.mark.parametrize("ranks", [[[0, 1, 2, 3, 4, 5, 6, 7]], [[7, 2, 5], [0, 6, 1, 3, 4]]])
-def test_the_active_band_is_the_same_bit_for_bit_on_any_ranks(ranks: list[list[int]]) -> None:
-    mini_batches = join_ranks([recorded(seeds, [10 + seed for seed in seeds]) for seeds in ranks])
-    controller = BandController(ALGORITHMS["fspo_active"])
-    state = controller.update([x.sums for x in mini_batches], [leans(*x.sequences[:3]) for x in mini_batches])
-    outputs = [micro_batch(10 + seed)[-1] for seed in range(8)]
-    rows = [leans(x.log_ratio_B[:3], x.length_B[:3], x.advantage_B[:3]) for x in outputs]
-    assert state.active_line == active_line(np.concatenate(rows), 0.85) is not None
 
 
 def test_what_a_tool_has_written_counts_for_the_budget_only() -> None:

@@ -17,7 +17,7 @@ from recipe.runner.launch.progress import PROGRESS
 from recipe.runner.launch.run_folder import RunLog
 from transfer_queue import KVBatchMeta
 
-from fspo.calibration import BandController, leans
+from fspo.calibration import BandController
 from fspo.diagnostics import LengthDiagnostics, NormClipWatch, noise_floor
 from fspo.drops import EvenDrops
 from fspo.fairness.lre import equal_mass_starts
@@ -62,10 +62,8 @@ class Cycle:
 
     @property
     def needs_sequences(self) -> bool:
-        """Whether this cycle needs S, L and A of every sequence, not only sums: for records, a band or clip values."""
-        if self._config.fspo.record_sequences or (self._clip_values is not None and self._clip_values.open):
-            return True
-        return self._settings is not None and self._settings.band == "active"
+        """Whether this cycle needs S, L and A of every sequence, not only sums: for records or clip values."""
+        return self._config.fspo.record_sequences or (self._clip_values is not None and self._clip_values.open)
 
     @property
     def band_state(self) -> BandState | None:
@@ -131,8 +129,7 @@ class Cycle:
             self._warned_drift = True
             PROGRESS.say(drifts)
         if self._band_controller is not None and unmoved < len(sums):
-            of_each = [leans(*x.sequences[:3]) for x in mini_batches] if self.needs_sequences else ()
-            self._band_controller.update(sums, of_each, unmoved)
+            self._band_controller.update(sums, unmoved)
         metrics |= outcome_metrics(outcomes, self._diagnostics)
         whole = sum(sums, SequenceSums.zeros())
         without_gradient = 0 < whole.total("count") == whole.total("advantage_zero")
