@@ -29,7 +29,7 @@ from recipe.fspo.check_losses import actors, policy_loss
 #: Mean share kept to which the clips are scaled in the league.
 KEPT: Final = 0.9
 #: What is divided by a factor, and what is multiplied, to make the clip of a loss narrower by it.
-_WIDTHS: Final = ("clip_ratio_low", "clip_ratio_high", "clip_low", "clip_high", "clip_dual")
+_WIDTHS: Final = ("clip_ratio_low", "clip_ratio_high", "c_low", "c_high", "clip_low", "clip_high", "clip_dual")
 _RATES: Final = ("tau_pos", "tau_neg", "lambda_pos", "lambda_neg")
 #: Losses whose clip stands still, in the order of the table.
 LEAGUE: Final = (
@@ -232,7 +232,7 @@ def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:
     defaults = {"tau_pos": 1.0, "tau_neg": 1.05} if loss["loss_mode"] == "sapo" else {}
     if loss["loss_mode"] in ALGORITHMS:
         settings = ALGORITHMS[loss["loss_mode"]]
-        defaults = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
+        defaults = {"c_low": settings.c_low, "c_high": settings.c_high}
         loss |= defaults
     else:
         changed |= defaults
@@ -242,8 +242,6 @@ def scaled(actor: Mapping[str, Any], factor: float) -> dict[str, Any]:
                 continue  # 10 is none
             if key in _WIDTHS:
                 level[key] *= factor
-                if key in ("clip_low", "clip_ratio_low") and loss["loss_mode"] in ("seq_rloo", "seq_gspo", "luspo"):
-                    level[key] = min(level[key], 1 - 1e-9)
             elif key in _RATES:
                 level[key] /= factor
             elif key in ("k_pos", "k_neg"):

@@ -23,7 +23,7 @@ from fspo.types import GradScale, SequenceLossOutput, SequenceLossSettings
 from recipe.fspo.policy_loss import register
 
 #: A band that is never left, and VESPO's own clamp of S.
-_UNCLIPPED: Final = SequenceLossSettings(band="sqrt", clip_low=1e30, clip_high=1e30, s_max=20.0)
+_UNCLIPPED: Final = SequenceLossSettings(c_low=1e30, c_high=1e30, s_max=20.0)
 #: The largest log-weight of a prefix, as in the authors' code.
 _LARGEST_PREFIX: Final = 10.0
 

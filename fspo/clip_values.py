@@ -1,25 +1,22 @@
 """Clip values measured on a run's own responses, then held fixed. Defined here.
 
-A loss's band keeps its shape; both of its bounds on S are scaled by one factor, so that a wanted share of the responses
-lies inside. The factor is measured twice: on the first rollout batches, as few as make it certain enough, and on those
-that follow, because an optimizer's first steps move the policy farther than its later ones. From then on it is fixed:
-a policy that moves farther is clipped more, as a trust region should.
+A loss's band keeps its shape; both of its clip values are multiplied by one factor, so that a wanted share of the
+responses lies inside. The factor is measured twice: on the first rollout batches, as few as make it certain enough, and
+on those that follow, because an optimizer's first steps move the policy farther than its later ones. From then on it is
+fixed: a policy that moves farther is clipped more, as a trust region should.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fspo.fairness.lre import Array, percentile_ends
-from fspo.losses import acceptance_band
 from fspo.types import SequenceLossSettings
 
 #: The first value is set at this standard error (relative to the value) ...
@@ -30,15 +27,14 @@ BATCHES: Final = 5
 FEWEST_GROUPS: Final = 20
 _RESAMPLES: Final = 400
 _SEED: Final = 0
-_LARGEST_EPS: Final = 1 - 1e-9
 
 
 def needed_scale(
     log_ratio_B: npt.ArrayLike, length_B: npt.ArrayLike, settings: SequenceLossSettings, drift_per_token: float = 0.0
 ) -> Array:
-    r"""The smallest factor k on both bounds of the band at which each sequence is accepted, float64 [B].
+    r"""The smallest factor on both clip values at which each sequence is accepted, float64 [B].
 
-    With x = S - centre and the band [-l(L), h(L)] about its centre it is ``max(x / h(L), -x / l(L))``.
+    With x = (S + kl L) / L**exponent it is ``max(x / c_high, -x / c_low)``.
 
     Args:
         log_ratio_B: S in nats.
@@ -49,34 +45,21 @@ def needed_scale(
     Raises:
         ValueError: if a clip value is 0, which no factor scales, or if the band is measured.
     """
-    if settings.calibrated or min(settings.clip_low, settings.clip_high) <= 0:
+    if settings.calibrated or min(settings.c_low, settings.c_high) <= 0:
         raise ValueError(
-            f"band={settings.band!r} with clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r}: "
+            f"band={settings.band!r} with c_low={settings.c_low!r} and c_high={settings.c_high!r}: "
             "no factor scales a clip value of 0, or a band that is measured itself"
         )
-    length = torch.from_numpy(np.array(length_B, dtype=np.int64))
-    about_0 = dataclasses.replace(settings, drift="none")
-    lower, upper = (edge.numpy() for edge in acceptance_band(length, about_0, dtype=torch.float64))
-    x = np.asarray(log_ratio_B, dtype=np.float64)
-    if settings.drift == "kl":
-        x = x + drift_per_token * length.numpy()
-    needed: Array = np.maximum(x / upper, x / lower)
+    length = np.asarray(length_B, dtype=np.float64)
+    drift = drift_per_token if settings.drift == "kl" else 0.0
+    x = (np.asarray(log_ratio_B, dtype=np.float64) + drift * length) / length**settings.exponent
+    needed: Array = np.maximum(x / settings.c_high, -x / settings.c_low)
     return needed
 
 
 def scaled(settings: SequenceLossSettings, scale: float) -> SequenceLossSettings:
-    """The loss with both bounds of its band multiplied by ``scale``.
-
-    ``sqrt``: c times the factor. ``constant`` and ``linear``, whose bounds are logarithms of a ratio:
-    ``eps_low = 1 - (1 - eps_low)^k`` and ``eps_high = (1 + eps_high)^k - 1``. eps_high may exceed 1; eps_low comes
-    close to it at most.
-    """
-    if settings.band in ("constant", "linear"):
-        low = min(-math.expm1(scale * math.log1p(-settings.clip_low)), _LARGEST_EPS)
-        high = math.expm1(scale * math.log1p(settings.clip_high))
-    else:
-        low, high = settings.clip_low * scale, settings.clip_high * scale
-    return dataclasses.replace(settings, clip_low=low, clip_high=high)
+    """The loss with both clip values multiplied by ``scale``."""
+    return dataclasses.replace(settings, c_low=settings.c_low * scale, c_high=settings.c_high * scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +166,10 @@ class ClipMeasurement:
         self.values.append(
             {
                 "after_step": step,
-                "clip_low": loss.clip_low,
-                "clip_high": loss.clip_high,
-                "clip_low_interval": [end.clip_low for end in ends],
-                "clip_high_interval": [end.clip_high for end in ends],
+                "c_low": loss.c_low,
+                "c_high": loss.c_high,
+                "c_low_interval": [end.c_low for end in ends],
+                "c_high_interval": [end.c_high for end in ends],
                 "responses": sum(map(len, self._needed)),
                 "batches": self._batches,
                 "accept": self._accept,
@@ -203,8 +186,8 @@ class ClipMeasurement:
             low, high = value[f"{name}_interval"]
             return f"{name} = {value[name]:.3g} [{low:.3g}, {high:.3g}]"
 
-        both = value["clip_low"] == value["clip_high"]
-        shown = f"clip_low = {side('clip_high')}" if both else f"{side('clip_low')}, {side('clip_high')}"
+        both = value["c_low"] == value["c_high"]
+        shown = f"c_low = {side('c_high')}" if both else f"{side('c_low')}, {side('c_high')}"
         return (
             f"clip values: {shown} from step {value['after_step'] + 1} on: "
             f"{self._accept:.0%} of {value['responses']} responses of {value['batches']} rollout batches lie inside"

@@ -25,15 +25,15 @@ from fspo.fairness.lre import (
     lre_in_words,
     percentile_ends,
 )
-from fspo.losses import ALGORITHMS
+from fspo.losses import ALGORITHMS, BANDS, named_loss
 from fspo.matching import POINTS_PER_CELL, Sequences
 from fspo.sums import FINE_LENGTH_EDGES, SequenceSums
-from fspo.types import SequenceLossSettings
+from fspo.types import SequenceLossSettings, eps_of_c, shape, unit_of
 
 #: Share of the responses that is to lie inside the band.
 ACCEPT: Final = 0.85
-#: The bands by their shape, and the loss that has each.
-BANDS: Final = {"sqrt(L)": "fspo", "constant": "seq_rloo", "linear": "seq_gspo"}
+#: The loss of each shape of a band.
+_SHAPES: Final = {shape(ALGORITHMS[loss].exponent): loss for loss in BANDS.values()}
 _BINS: Final = 8
 _FEWEST_BINS: Final = 3
 _RESAMPLES: Final = 1000
@@ -246,9 +246,9 @@ class BandError:
 
 
 def even_bands(responses: Responses, accept: float = ACCEPT) -> dict[str, BandError]:
-    """Each of :data:`BANDS` at the clip value with which the share ``accept`` of all responses lies inside."""
+    """Each of :data:`fspo.losses.BANDS`, by its shape, at the clip value at which the share ``accept`` lies inside."""
     total_MJ, bands = responses.by_bin(np.ones_like(responses.log_ratio_B)), {}
-    for name, loss in BANDS.items():
+    for name, loss in _SHAPES.items():
         needed_B = needed_scale(responses.log_ratio_B, responses.length_B, ALGORITHMS[loss])
         factor = estimate(needed_B, responses.cluster_B, accept, responses.count_B)
         if factor is not None:
@@ -275,7 +275,7 @@ def _band_line(responses: Responses, accept: float) -> str | None:
     from fspo.fairness.bootstrap import pooled_difference
 
     bands = even_bands(responses, accept)
-    if len(bands) < len(BANDS):
+    if len(bands) < len(_SHAPES):
         return None
     first, *others = sorted(bands, key=lambda name: bands[name].error.debiased.value)
     level = [
@@ -298,13 +298,33 @@ def _band_line(responses: Responses, accept: float) -> str | None:
     return f"with {accept:.0%} inside, {verdict}; LRE: {values}"
 
 
-def _clip_line(responses: Responses, name: str, audited: str | None, accept: float) -> str | None:
-    """The clip values of the loss ``name``, and the override that sets them in plain verl; or why there are none.
+@dataclass(frozen=True)
+class ClipValue:
+    """A loss with the clip values at which the wanted share of recorded responses lies inside.
+
+    Attributes:
+        loss: Its key in :data:`fspo.losses.LOSSES`.
+        settings: With these clip values.
+        audited: The loss that was audited, by its own name; None if it has none.
+        mean_length: Of the responses.
+    """
+
+    loss: str
+    settings: SequenceLossSettings
+    audited: str | None
+    mean_length: float
+
+
+Override = Callable[[ClipValue], str | None]
+"""What sets a clip value in a program that trains; None if it cannot."""
+
+
+def _clip_line(
+    responses: Responses, name: str, audited: str | None, accept: float, override: Override | None
+) -> str | None:
+    """The clip values of the loss ``name``, and what sets them; or why there are none.
 
     None for a loss whose band is measured, and where most S are at the centre.
-
-    Where ``name`` sums over tokens and comes in place of a loss that takes means (of this package by its 1/L, any other
-    by verl's default), its override has 1 over the mean length as factor on the gradient.
     """
     settings = ALGORITHMS[name]
     if settings.needs_state:
@@ -320,20 +340,14 @@ def _clip_line(responses: Responses, name: str, audited: str | None, accept: flo
     def side(key: str) -> str:
         return f"{getattr(value, key):.3g} [{getattr(low, key):.3g}, {getattr(high, key):.3g}]"
 
-    upper, lower, actor = f"{value.clip_high:.3g}", f"{value.clip_low:.3g}", "actor_rollout_ref.actor"
-    override = f"{actor}.clip_ratio_low={lower} {actor}.clip_ratio_high={upper}"
-    if (name, audited) != ("seq_gspo", "gspo"):
-        key = f"{actor}.policy_loss"
-        override = "" if name == audited else f"{key}.loss_mode={name} "
-        override += f"{key}._target_=recipe.fspo.config.SequencePolicyLossConfig"
-        override += f" +{key}.clip_low={lower} +{key}.clip_high={upper}"
-        before = ALGORITHMS.get(str(audited))
-        if settings.grad_scale == "1" and (before is None or before.grad_scale != "1"):
-            mean_length = np.average(responses.length_B, weights=responses.count_B)
-            override += f" +{key}.grad_multiplier={1 / mean_length:.2g}"
-    same = value.clip_low == value.clip_high
-    sides = f"c = {side('clip_high')}" if same else f"{side('clip_low')} below and {side('clip_high')} above"
-    return f"{accept:.0%} of these responses lie inside {name}'s band with {sides}:\n  {override}"
+    both = f"{side('c_low')} below and {side('c_high')} above"
+    sides = f"c = {side('c_high') if value.c_low == value.c_high else both}, in {unit_of(value.exponent)}"
+    if value.exponent in (0, 1):
+        sides += f" (eps {' and '.join(f'{eps:.3g}' for eps in eps_of_c(value.c_low, value.c_high))})"
+    line = f"{accept:.0%} of these responses lie inside {name}'s band with {sides}"
+    mean_length = float(np.average(responses.length_B, weights=responses.count_B))
+    setting = None if override is None else override(ClipValue(name, value, audited, mean_length))
+    return line if setting is None else f"{line}:\n  {setting}"
 
 
 def movement_verdict(share: Interval) -> str:
@@ -373,7 +387,11 @@ def _diverged(responses: Responses, settings: SequenceLossSettings) -> str | Non
 
 
 def conclude(
-    responses: Responses, loss: str | None = None, accept: float = ACCEPT, wrong: str | None = None
+    responses: Responses,
+    loss: str | None = None,
+    accept: float = ACCEPT,
+    wrong: str | None = None,
+    override: Override | None = None,
 ) -> list[str]:
     """What follows, a sentence each; a single one that says what is missing where the responses are too few.
 
@@ -382,16 +400,16 @@ def conclude(
         loss: Whose clip values are wanted; of one without a band FSPO's.
         accept: Share of the responses that is to lie inside.
         wrong: What makes these log-ratios wrong, if something does; then nothing follows.
+        override: Writes clip values as settings of a program that trains; without it only their values are told.
     """
     if wrong is not None:
         return [f"no conclusion and no clip value: {wrong}"]
     if (reason := responses.too_few()) is not None:
         return [reason]
-    own = {"gspo": "seq_gspo"}.get(str(loss), str(loss))
-    own = own if own in ALGORITHMS else "fspo"
-    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept)
+    own = named_loss(str(loss)) or "fspo"
+    band, clip = _band_line(responses, accept), _clip_line(responses, own, loss, accept, override)
     # Whoever audits another band may want to change to FSPO's, whose clip value is of another size.
-    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept)
+    other = None if clip is None or own == "fspo" else _clip_line(responses, "fspo", loss, accept, override)
     if band is None:
         band = f"no even band and no clip value: {accept:.0%} of S or more are 0, as far as their precision goes"
     lines = (_spread_line(responses), band, clip, other, _mean_line(responses))

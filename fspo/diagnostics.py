@@ -94,15 +94,15 @@ class LengthDiagnostics:
         return equal_mass_starts(whole.column("count").numpy(), self.bins)
 
     def drift_warning(self, settings: SequenceLossSettings, state: BandState | None = None) -> str | None:
-        """A sentence once long responses drift out of a band of c sqrt(L) about 0; None otherwise. Defined here.
+        """A sentence once long responses drift out of a band c L**exponent about 0; None otherwise. Defined here.
 
         In the window's longest bin the mean of S is more than a third of the band's half-width, by two standard errors.
 
         Args:
-            settings: The loss. A band of another shape, or about the drift, gets no sentence.
+            settings: The loss. A band about the drift, or one that grows as fast as it, gets no sentence.
             state: Measured parts of its band.
         """
-        if settings.band != "sqrt" or settings.drift != "none" or not self._window:
+        if settings.needs_state or settings.exponent >= 1 or not self._window:
             return None
         whole, starts = sum(itertools.chain(*self._window), SequenceSums.zeros()), self.bin_starts()
         n, length, total, squares = (
@@ -118,7 +118,7 @@ class LengthDiagnostics:
             return None
         return (
             f"warning: at lengths near {length:.0f} the mean of S is {mean:.2g}, {abs(mean) / half_width:.0%} of the "
-            f"band's half-width of {half_width:.2g}: long responses drift out of it. algo=fspo_v1 centres the band at "
+            f"band's half-width of {half_width:.2g}: long responses drift out of it. drift=kl (fspo_v1) centres it at "
             "the drift"
         )
 
@@ -291,7 +291,7 @@ class NoiseFloor:
             f"warning: rounding alone moves S by {self.rms_J[worst]:.2g} nats at lengths near "
             f"{self.length_J[worst]:.0f}, and the band's half-width there is {self.half_width_J[worst]:.2g}: it clips "
             "noise (fspo/noise_floor/margin below 5). Give both passes the "
-            "same packs (actor_rollout_ref.actor.shuffle=false), compute in fp16 or fp32, or widen the band"
+            "same packs, compute in fp16 or fp32, or widen the band"
         )
 
 

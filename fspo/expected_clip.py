@@ -27,21 +27,22 @@ from fspo.calibration import drift_per_token
 from fspo.diagnostics import band_edges
 from fspo.fairness.lre import Array, merge_bins, plain_lre
 from fspo.files import piped
-from fspo.losses import ALGORITHMS
+from fspo.losses import ALGORITHMS, BANDS, LOSSES
 from fspo.markdown import markdown_table
 from fspo.names import did_you_mean
 from fspo.sums import Z_EDGES, SequenceSums
 from fspo.types import BandState, SequenceLossSettings
 
-#: The bands by the names that a reader knows.
-BANDS: Final = {"fspo": "fspo", "rloo": "seq_rloo", "gspo": "seq_gspo"}
-#: Those of the table: FSPO's is shown about 0 and about the drift, too.
-_ROWS: Final = {"fspo": "fspo", "fspo_v1": "fspo_v1"} | BANDS
+#: The losses of the table: all whose clip value can be measured, of those that share a band the first.
+_ROWS: Final = {
+    loss.algo: name for name, loss in LOSSES.items() if name in BANDS.values() or loss.settings.drift == "kl"
+}
 USAGE: Final = """\
 python -m fspo.expected_clip sigma=0.03 lengths=[1000,4000]   how far S spreads: nats per square root of a token
     exponent=0.5    of the length in the spread        drift=kl        mean of S -spread^2/2; none: 0
     audit=FOLDER    measured, in place of sigma, lengths, exponent, drift
-    gspo=[3e-4,4e-4]  fspo=0.03  fspo_v1=0.03  rloo=0.2   clip values, lower and upper or both alike
+    gspo=[3e-4,4e-4]  fspo=0.03  fspo_v1=0.03  rloo=0.2   clip values in nats per token**exponent, lower and upper or
+                    both alike (rloo and gspo: -log(1 - eps), log(1 + eps))
     accept=0.85     the clip value of each band for this share inside"""
 
 
@@ -125,18 +126,22 @@ def clip_for(spread: Spread, settings: SequenceLossSettings, accept: float) -> f
 
     def excess(log_clip: float) -> float:
         clip = float(np.exp(log_clip))
-        return accepted(spread, dataclasses.replace(settings, clip_low=clip, clip_high=clip)) - accept
+        return accepted(spread, dataclasses.replace(settings, c_low=clip, c_high=clip)) - accept
 
-    low, high = np.log(1e-9), np.log(0.999999 if settings.band in ("constant", "linear") else 1e3)
+    low, high = np.log(1e-9), np.log(1e3)
     if excess(low) > 0 or excess(high) < 0:
         return None
-    clip = float(np.exp(brentq(excess, low, high)))
-    return clip if clip < 0.9995 or settings.band == "sqrt" else None  # 1 is no clip value of a ratio
+    return float(np.exp(brentq(excess, low, high)))
 
 
 def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: float | None = None) -> str:
     """One row for each band: clip values, share outside and removed by length, LRE."""
-    heads = ["band", "clip values", *(f"outside, removed at L = {length:.0f}" for length in spread.length_N), "LRE"]
+    heads = [
+        "band",
+        "clip values, nats",
+        *(f"outside, removed at L = {length:.0f}" for length in spread.length_N),
+        "LRE",
+    ]
     heads += [] if accept is None else [f"clip value for {accept:.0%} inside"]
     rows = []
     for name, loss in settings.items():
@@ -145,14 +150,13 @@ def table(spread: Spread, settings: dict[str, SequenceLossSettings], accept: flo
         lre = float(plain_lre((1 - below - above) * spread.weight_N, spread.weight_N)[0])
         row = [
             name,
-            f"{loss.clip_low:g}, {loss.clip_high:g}",
+            f"{loss.c_low:g}, {loss.c_high:g}",
             *cells,
             f"{lre:.3f}" if len(spread.length_N) > 1 else "-",
         ]
         if accept is not None:
             clip = clip_for(spread, loss, accept)
-            none = "none below 1" if loss.band in ("constant", "linear") else "none"
-            row.append(none if clip is None else f"{clip:.3g}")
+            row.append("none" if clip is None else f"{clip:.3g}")
         rows.append(row)
     return markdown_table(heads, rows)
 
@@ -177,12 +181,12 @@ def _parse(words: Sequence[str]) -> tuple[Spread, dict[str, SequenceLossSettings
         values[key] = list(value) if isinstance(value, tuple) else value  # lengths=250,1000
     settings = {}
     for name, loss in _ROWS.items():
-        pair = values.get(name, [ALGORITHMS[loss].clip_low, ALGORITHMS[loss].clip_high])
+        pair = values.get(name, [ALGORITHMS[loss].c_low, ALGORITHMS[loss].c_high])
         pair = pair if isinstance(pair, list) else [pair, pair]
         if len(pair) != 2:
             raise ValueError(f"{name}={pair}: give one clip value, or a lower and an upper one")
         low, high = (_number(name, value, 0, 1e3) for value in pair)
-        settings[name] = dataclasses.replace(ALGORITHMS[loss], clip_low=low, clip_high=high)
+        settings[name] = dataclasses.replace(ALGORITHMS[loss], c_low=low, c_high=high)
     accept = _number("accept", values["accept"], 0, 1) if "accept" in values else None
     if "audit" in values:
         if idle := [key for key in ("sigma", "lengths", "exponent", "drift") if key in values]:

@@ -1,7 +1,7 @@
 """One sequence-level policy-gradient surrogate; FSPO, sequence-level RLOO, GSPO and LUSPO are settings of it.
 
 For a sequence with log-ratio ``S = sum_t (log pi(y_t) - log pi_old(y_t))``, length L, advantage A, acceptance band
-``[lower, upper]`` (:func:`acceptance_band`; FSPO's is ``[-c_low * sqrt(L), c_high * sqrt(L)]``) and weight
+``[lower, upper]`` (:func:`acceptance_band`: ``[-c_low * L**exponent, c_high * L**exponent]``) and weight
 ``w(S) = exp(S)`` or ``exp(S / L)``::
 
     loss     = max(-A * w(S), -A * w(clip(S, lower, upper))) * scale(L)
@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -25,29 +26,82 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fspo.sums import length_bin
-from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings
+from fspo.types import BandState, SequenceLossOutput, SequenceLossSettings, c_of_eps
 
-ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True)
+class NamedLoss:
+    """A named member of the family.
+
+    Attributes:
+        settings: Its settings, with the published clip values.
+        algo: Its name in conf/algo and in tables.
+        title: Its name in figures.
+        source: Who published the clip values.
+    """
+
+    settings: SequenceLossSettings
+    algo: str
+    title: str
+    source: str
+
+    @property
+    def measurable(self) -> bool:
+        """Whether a run can measure its clip values: not where the band itself is measured."""
+        return not self.settings.calibrated
+
+
+_RLOO_LOW, _RLOO_HIGH = c_of_eps(0.2, 0.2)
+_GSPO_LOW, _GSPO_HIGH = c_of_eps(3e-4, 4e-4)
+_GSPO: Final = SequenceLossSettings(
+    exponent=1.0, c_low=_GSPO_LOW, c_high=_GSPO_HIGH, weight="length_normalised", grad_scale="1/L"
+)
+# At 4,000 tokens and sigma = 0.04 it leaves 72% outside, nearly all below, because the drift -L sigma^2 / 2 is larger
+# than the half-width.
+_FSPO_SOURCE: Final = "c = 0.03 is a third party's; the paper's values are not known here"
+_GSPO_SOURCE: Final = "eps = 3e-4 and 4e-4 of GSPO's authors (verl#2775)"
+
+LOSSES: Final[Mapping[str, NamedLoss]] = MappingProxyType(
     {
-        # c = 0.03 is a third party's figure: the paper's exact values are not known here. At 4,000 tokens and
-        # sigma = 0.04 it leaves 72% outside, nearly all below, because the drift -L sigma^2 / 2 is larger than the
-        # half-width.
-        "fspo": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03),
-        "fspo_v1": SequenceLossSettings(band="sqrt", clip_low=0.03, clip_high=0.03, drift="kl"),
+        "fspo": NamedLoss(SequenceLossSettings(), "fspo", "FSPO, c sqrt(L)", _FSPO_SOURCE),
+        "fspo_v1": NamedLoss(SequenceLossSettings(drift="kl"), "fspo_v1", "FSPO v1, about the drift", _FSPO_SOURCE),
         # Defined here; c = 0.03 holds for the first rollout batch only.
-        "fspo_quantile": SequenceLossSettings(band="quantile", target_acceptance=0.85),
-        # eps = 0.2 is the default of TRL's RLOOTrainer.
-        "seq_rloo": SequenceLossSettings(band="constant", clip_low=0.2, clip_high=0.2),
-        # eps = 3e-4 / 4e-4 is the GSPO authors' recommendation (verl#2775); LUSPO takes the same.
-        "seq_gspo": SequenceLossSettings(
-            band="linear", clip_low=3e-4, clip_high=4e-4, weight="length_normalised", grad_scale="1/L"
+        "fspo_quantile": NamedLoss(
+            SequenceLossSettings(band="quantile", target_acceptance=0.85), "fspo_quantile", "quantile", _FSPO_SOURCE
         ),
-        "luspo": SequenceLossSettings(
-            band="linear", clip_low=3e-4, clip_high=4e-4, weight="length_normalised", grad_scale="1"
+        "seq_rloo": NamedLoss(
+            SequenceLossSettings(exponent=0.0, c_low=_RLOO_LOW, c_high=_RLOO_HIGH),
+            "rloo",
+            "RLOO, constant",
+            "eps = 0.2, the default of TRL's RLOOTrainer",
         ),
+        "seq_gspo": NamedLoss(_GSPO, "gspo", "GSPO, linear in L", _GSPO_SOURCE),
+        "luspo": NamedLoss(dataclasses.replace(_GSPO, grad_scale="1"), "luspo", "LUSPO, linear in L", _GSPO_SOURCE),
     }
 )
-"""The named members of the family, with the default clip values of a run."""
+"""The named members of the family, by ``loss_mode``: the one list of them."""
+
+ALGORITHMS: Final[Mapping[str, SequenceLossSettings]] = MappingProxyType(
+    {name: loss.settings for name, loss in LOSSES.items()}
+)
+"""The settings of :data:`LOSSES`."""
+
+
+def _one_of_each_exponent() -> dict[str, str]:
+    firsts: dict[float, str] = {}
+    for name, loss in LOSSES.items():
+        if not loss.settings.needs_state:
+            firsts.setdefault(loss.settings.exponent, name)
+    return {LOSSES[name].algo: name for name in firsts.values()}
+
+
+BANDS: Final[Mapping[str, str]] = MappingProxyType(_one_of_each_exponent())
+"""The first loss of each exponent, by its name in tables: what a comparison of bands compares."""
+
+
+def named_loss(name: str) -> str | None:
+    """The key in :data:`LOSSES` of a loss by that key or by its name in tables (verl calls its own GSPO ``gspo``)."""
+    return next((key for key, loss in LOSSES.items() if name in (key, loss.algo)), None)
 
 
 def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
@@ -61,13 +115,16 @@ def resolve_settings(loss: Mapping[str, Any]) -> SequenceLossSettings | None:
         The settings; None if ``loss_mode`` is not one of :data:`ALGORITHMS`.
 
     Raises:
-        ValueError: If a value is out of range or contradicts another.
+        ValueError: If a value is out of range or contradicts another, or is a ``clip_low`` or ``clip_high``.
     """
     named = ALGORITHMS.get(str(loss.get("loss_mode")))
     if named is None:
         return None
-    fields = [field.name for field in dataclasses.fields(named)]
-    return dataclasses.replace(named, **{name: loss[name] for name in fields if loss.get(name) is not None})
+    fields = [*(field.name for field in dataclasses.fields(named)), "clip_low", "clip_high"]
+    values = {name: loss[name] for name in fields if loss.get(name) is not None}
+    if "clip_low" in values or "clip_high" in values:
+        values.pop("exponent", None)  # their unit was that of the named loss
+    return dataclasses.replace(named, **values)
 
 
 def acceptance_band(
@@ -78,14 +135,14 @@ def acceptance_band(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The acceptance band on S for sequences of the given lengths.
 
-    With the centre ``mu = -L * kl`` (``drift="kl"``; otherwise 0), and eps and c the clip values:
+    With the centre ``mu = -L * kl`` (``drift="kl"``; otherwise 0):
 
     ============ ============================================== =====================================
     band         [lower, upper] - mu                            source
     ============ ============================================== =====================================
-    ``constant`` [log(1 - eps_low), log(1 + eps_high)]          sequence-level RLOO
-    ``sqrt``     [-c_low * sqrt(L), c_high * sqrt(L)]           FSPO, arXiv 2509.09177
-    ``linear``   [L * log(1 - eps_low), L * log(1 + eps_high)]  GSPO, arXiv 2507.18071
+    ``power``    [-c_low * L**exponent, c_high * L**exponent]   exponent 0.5: FSPO, arXiv 2509.09177;
+                                                                0: sequence-level RLOO;
+                                                                1: GSPO, arXiv 2507.18071
     ``quantile`` -+ half_width[bin of L] * sqrt(L)              defined here
     ============ ============================================== =====================================
 
@@ -95,7 +152,7 @@ def acceptance_band(
         length_B: Lengths in tokens, at least 1, int64.
         settings: Which band.
         state: Measured drift, widths and factor on the clip values. With ``BandState()``, the state before any data,
-            there is no drift and no factor, and ``quantile`` is the ``sqrt`` band. None: nothing
+            there is no drift and no factor, and ``quantile`` is ``power`` with its c. None: nothing
             measures, which is enough for settings that need no state.
         dtype: Floating type of the result.
 
@@ -113,15 +170,12 @@ def acceptance_band(
         )
     state = state or BandState()
     length = length_B.to(dtype)
-    root_B = length.sqrt()
-    if settings.band in ("constant", "linear"):
-        growth_B = length if settings.band == "linear" else torch.ones_like(length)
-        low_B, high_B = -math.log1p(-settings.clip_low) * growth_B, math.log1p(settings.clip_high) * growth_B
-    elif settings.band == "quantile" and state.half_width_K:
+    if settings.band == "quantile" and state.half_width_K:
         widths_K = torch.tensor(state.half_width_K, dtype=dtype, device=length_B.device)
-        low_B = high_B = widths_K[length_bin(length_B)] * root_B
+        low_B = high_B = widths_K[length_bin(length_B)] * length.sqrt()
     else:
-        low_B, high_B = settings.clip_low * root_B, settings.clip_high * root_B
+        growth_B = length**settings.exponent  # torch takes sqrt for 0.5: the same bits
+        low_B, high_B = settings.c_low * growth_B, settings.c_high * growth_B
     if not settings.calibrated:
         low_B, high_B = low_B * state.clip_scale, high_B * state.clip_scale
     centre_B = length * -state.drift_per_token if settings.drift == "kl" else torch.zeros_like(length)
@@ -343,7 +397,7 @@ def _describe_bad_row(
             )
     remedies = {
         "advantages_BT": "use a group advantage such as grpo or rloo",
-        "rollout_is_weights_BT": "set algorithm.rollout_correction.rollout_is=sequence",
+        "rollout_is_weights_BT": "take the ratio of the whole sequence",
     }
     for name, optional in constants.items():
         values = mask_BT.new_empty(0) if optional is None else optional[row][mask_BT[row]]

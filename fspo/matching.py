@@ -15,13 +15,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fspo.clip_values import needed_scale, scaled
 from fspo.fairness.lre import Array
 from fspo.sums import Z_EDGES
 from fspo.types import SequenceLossSettings
 
 POINTS_PER_CELL: Final = 16
 _GOLDEN: Final = (5**0.5 - 1) / 2
-_LARGEST_RATIO_CLIP: Final = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,7 @@ class MatchedClip:
 def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_per_token: float = 0.0) -> Array:
     """The smallest factor on both clip values at which each sequence is accepted, [B].
 
-    With x = S - centre it is |x| / (c * sqrt(L)) for the ``sqrt`` band, |exp(x) - 1| / eps for ``constant`` and
-    |exp(x / L) - 1| / eps for ``linear``, where c or eps is the clip value on the side of x. Where A is given and
-    A x <= 0 it is 0, since the clip removes no gradient there.
+    It is :func:`fspo.clip_values.needed_scale`, and 0 where A is given and A x <= 0: the clip removes nothing there.
 
     Args:
         sequences: Recorded sequences.
@@ -104,21 +102,11 @@ def needed_factor(sequences: Sequences, settings: SequenceLossSettings, drift_pe
     Raises:
         ValueError: If a clip value is 0, which cannot be scaled.
     """
-    if min(settings.clip_low, settings.clip_high) <= 0:
-        raise ValueError(
-            f"clip_low={settings.clip_low!r} and clip_high={settings.clip_high!r} must be above 0 to be scaled; for "
-            f"band={settings.band!r} each is {settings.clip_unit}"
-        )
-    length = sequences.length_B
-    x = sequences.log_ratio_B + (length * drift_per_token if settings.drift == "kl" else 0.0)
-    clip = np.where(x > 0, settings.clip_high, settings.clip_low)
-    if settings.band == "sqrt":
-        needed = np.abs(x) / (clip * np.sqrt(length))
-    else:
-        # A ratio of 1e30 is outside any useful band; the cap avoids an overflow.
-        ratio = np.expm1(np.minimum(x / length if settings.band == "linear" else x, 69.0))
-        needed = np.abs(ratio) / clip
-    return needed if sequences.advantage_B is None else np.where(sequences.advantage_B * x > 0, needed, 0.0)
+    needed = needed_scale(sequences.log_ratio_B, sequences.length_B, settings, drift_per_token)
+    if sequences.advantage_B is None:
+        return needed
+    x = sequences.log_ratio_B + (sequences.length_B * drift_per_token if settings.drift == "kl" else 0.0)
+    return np.where(sequences.advantage_B * x > 0, needed, 0.0)
 
 
 def match_clip(
@@ -128,17 +116,16 @@ def match_clip(
 
     Args:
         sequences: Recorded sequences; the same ones for all algorithms of a comparison.
-        settings: The algorithm; its ratio of clip_low to clip_high is kept.
+        settings: The algorithm; its ratio of c_low to c_high is kept.
         target_clip_rate: Share of sequences outside the band, or with advantages the share whose gradient the clip
             removes, in (0, 1).
         drift_per_token: As in :func:`needed_factor`.
 
     Returns:
         New settings. Where equal sequences make an exact match impossible, the clip rate is the largest one not above
-        the target. For ``constant`` and ``linear`` clip_low stays just below 1, where every S below the centre is
-        accepted. A measured band gets ``target_acceptance = 1 - target_clip_rate``, and the target as its clip
-        rate. With advantages it gets the share of these sequences that lies inside the ``sqrt`` band with that active
-        clip rate. The clip values of that ``sqrt`` band are its own for the first rollout batch.
+        the target. A measured band gets ``target_acceptance = 1 - target_clip_rate``, and the target as its clip
+        rate. With advantages it gets the share of these sequences that lies inside the sqrt(L) band with that active
+        clip rate. The clip values of that band are its own for the first rollout batch.
 
     Raises:
         ValueError: If ``target_clip_rate`` is not in (0, 1), if at least 1 - target_clip_rate of the sequences have
@@ -148,13 +135,13 @@ def match_clip(
         raise ValueError(f"target_clip_rate={target_clip_rate!r} must lie strictly between 0 and 1")
     if settings.calibrated:
         acceptance = 1 - target_clip_rate
-        plain = dataclasses.replace(settings, band="sqrt", clip_low=1.0, clip_high=1.0, target_acceptance=None)
+        plain = dataclasses.replace(settings, band="power", c_low=1.0, c_high=1.0, target_acceptance=None)
         c = match_clip(sequences, plain, target_clip_rate, drift_per_token).factor
         if sequences.advantage_B is not None:
             either_side = dataclasses.replace(sequences, advantage_B=None)
             inside = needed_factor(either_side, plain, drift_per_token) <= c
             acceptance = float(sequences.count_B[inside].sum() / sequences.count_B.sum())
-        matched = dataclasses.replace(settings, clip_low=c, clip_high=c, target_acceptance=acceptance)
+        matched = dataclasses.replace(settings, c_low=c, c_high=c, target_acceptance=acceptance)
         return MatchedClip(matched, float("nan"), target_clip_rate)
     needed = needed_factor(sequences, settings, drift_per_token)
     order = np.argsort(needed, kind="stable")
@@ -170,8 +157,5 @@ def match_clip(
     # Half-way to the next sequence, so that rounding cannot push the last accepted one out of the band.
     above = needed[order][np.searchsorted(needed[order], smallest, side="right") :]
     factor = float((smallest + above[0]) / 2) if above.size else smallest * (1 + 1e-6)
-    low, high = settings.clip_low * factor, settings.clip_high * factor
-    if settings.band in ("constant", "linear"):
-        low = min(low, _LARGEST_RATIO_CLIP)
     clip_rate = float(sequences.count_B[needed > factor].sum() / whole)
-    return MatchedClip(dataclasses.replace(settings, clip_low=low, clip_high=high), factor, clip_rate)
+    return MatchedClip(scaled(settings, factor), factor, clip_rate)

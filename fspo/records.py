@@ -119,7 +119,7 @@ RUN_FIELDS: Final[dict[str, Kind]] = {
     "status": NAME,
     "experiment": NAME | NULL,
     "loss": object_of({"loss_mode": NAME}),  # a user's own has any settings
-    "clip_values_measured": list_of(object_of({"clip_low": NUMBER, "clip_high": NUMBER})),
+    "clip_values_measured": list_of(object_of({"c_low": NUMBER, "c_high": NUMBER}, needed=("c_low", "c_high"))),
     "validation_problems": COUNT | mapping_of(COUNT),
     "versions": mapping_of(NAME),
     "commit": NAME | NULL,

@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 
 from fspo.audit import Audit
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.types import SequenceLossSettings
+from fspo.types import SequenceLossSettings, c_of_eps, shape
 
 #: TRL's losses whose clip bounds exp(S / L), where ``importance_sampling_level="sequence"``.
 _BOUNDED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -54,9 +54,11 @@ class FSPOTrainer(GRPOTrainer):
         self._rule, self._log_prob_BT = rule, None
         more = self.args.delta is not None or self.off_policy_mask_threshold is not None  # removes gradients besides
         known = self.importance_sampling_level == "sequence" and self.loss_type in _BOUNDED and not more
-        clips = {"clip_low": self.epsilon_low, "clip_high": self.epsilon_high}
-        own = dataclasses.replace(ALGORITHMS["seq_gspo"], **clips) if known and self.epsilon_low < 1 else None
-        name = f"{rule.band} band" if rule else f"trl {self.importance_sampling_level} {self.loss_type}"
+        own = None
+        if known and self.epsilon_low < 1:
+            c_low, c_high = c_of_eps(self.epsilon_low, self.epsilon_high)
+            own = dataclasses.replace(ALGORITHMS["seq_gspo"], c_low=c_low, c_high=c_high)
+        name = f"{shape(rule.exponent)} band" if rule else f"trl {self.importance_sampling_level} {self.loss_type}"
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         run = broadcast_object_list([uuid.uuid4().hex[:12]])[0]
         self._audit = None if audit is None else Audit(audit, rule or own, loss=name, rank=rank, ranks=ranks, run=run)

@@ -18,41 +18,63 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Final, Literal, get_args
 
 import torch
 
-Band = Literal["constant", "sqrt", "linear", "quantile"]
+Band = Literal["power", "quantile"]
 Drift = Literal["none", "kl"]
 Weight = Literal["sequence", "length_normalised"]
 GradScale = Literal["1", "1/L"]
 
-_CALIBRATED: Final = ("quantile",)
-#: From here on a clip value of a band c sqrt(L) is meant to be none: algo=unclipped.
+#: From here on a clip value is meant to be none: algo=unclipped.
 NO_CLIP: Final = 1e9
 _S_MAX_LIMIT: Final = 80.0  # exp(88.7) is the largest finite float32
+_LARGEST_EXPONENT: Final = 2.0
+#: Names that bands had, for the errors that say what to give instead.
+_FORMER_BANDS: Final[dict[str, float]] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}
+
+
+def c_of_eps(eps_low: float, eps_high: float) -> tuple[float, float]:
+    """Clip values in nats of bounds on a ratio: ``(-log(1 - eps_low), log(1 + eps_high))``.
+
+    Papers and verl state a clip as bounds ``1 - eps_low`` and ``1 + eps_high``: of exp(S) for RLOO (exponent 0), of
+    exp(S / L) for GSPO (exponent 1).
+
+    Raises:
+        ValueError: If ``eps_low`` is not in [0, 1), or ``eps_high`` no finite number >= 0.
+    """
+    if not 0 <= eps_low < 1:
+        raise ValueError(
+            f"eps_low={eps_low!r} must be in [0, 1): it is a bound on the ratio, and 1 - eps_low is the smallest"
+        )
+    if not 0 <= eps_high < math.inf:
+        raise ValueError(
+            f"eps_high={eps_high!r} must be a finite number >= 0: it is a bound on the ratio, 1 + eps_high"
+        )
+    return -math.log1p(-eps_low), math.log1p(eps_high)
+
+
+def eps_of_c(c_low: float, c_high: float) -> tuple[float, float]:
+    """The inverse of :func:`c_of_eps`: ``(1 - exp(-c_low), exp(c_high) - 1)``; infinite where exp overflows."""
+    try:
+        return -math.expm1(-c_low), math.expm1(c_high)
+    except OverflowError:
+        return -math.expm1(-c_low), math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceLossSettings:
     """One member of the family of sequence-level losses; see ``docs/algorithms.md`` for the formulas.
 
-    The clip values have two units, which depend on the band (:attr:`clip_unit` says it in words):
-
-    ======================== ==== ================================ ======================================
-    band                     name unit                             meaning
-    ======================== ==== ================================ ======================================
-    ``constant``, ``linear`` eps  none; clip_low is below 1        bounds of the ratio: 1 - eps, 1 + eps
-    ``sqrt``                 c    nats per square root of a token  half-width of the band over sqrt(L)
-    the measured ones        c    nats per square root of a token  the same, for the first rollout batch
-    ======================== ==== ================================ ======================================
-
     Attributes:
-        band: How the half-width of the acceptance band on S grows with the length L; the formulas are those of
-            :func:`fspo.losses.acceptance_band`.
-        clip_low: Lower clip value, eps_low or c_low.
-        clip_high: Upper clip value, eps_high or c_high.
+        band: How the half-width of the acceptance band on S depends on the length L: ``power``, c L**exponent, or
+            ``quantile``, measured during training; the formulas are those of :func:`fspo.losses.acceptance_band`.
+        exponent: 0 is RLOO's (constant), 0.5 FSPO's (like sqrt(L)), 1 GSPO's (linear); at most 2. A ``quantile`` band
+            has it for the first rollout batch only, as its clip values.
+        c_low: Lower clip value, in nats per token**exponent. :func:`c_of_eps` makes it of a bound on the ratio.
+        c_high: Upper clip value.
         drift: Where the band is centred. ``none``: at 0 (FSPO from version 2 on, and the others). ``kl``: at
             ``-L * drift_per_token`` (FSPO v1; the estimator is defined here, see :class:`BandState`); not with a
             measured band.
@@ -68,32 +90,38 @@ class SequenceLossSettings:
 
     Raises:
         ValueError: If a value is out of range or contradicts another; the message names the key, the value and what to
-            set instead.
+            set instead. Also for ``clip_low`` and ``clip_high``, whose unit depended on the loss, and which are no
+            settings any more: the message has their value in nats.
     """
 
-    band: Band = "sqrt"
-    clip_low: float = 0.03
-    clip_high: float = 0.03
+    band: Band = "power"
+    exponent: float = 0.5
+    c_low: float = 0.03
+    c_high: float = 0.03
     drift: Drift = "none"
     weight: Weight = "sequence"
     grad_scale: GradScale = "1"
     grad_multiplier: float = 1.0
     s_max: float = 10.0
     target_acceptance: float | None = None
+    clip_low: InitVar[object] = None
+    clip_high: InitVar[object] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, clip_low: object, clip_high: object) -> None:
+        self._refuse_clip(clip_low=clip_low, clip_high=clip_high)
         for key, choices in (("band", Band), ("drift", Drift), ("weight", Weight), ("grad_scale", GradScale)):
             known = get_args(choices)
-            self._require(
-                key, getattr(self, key) in known, f"is not known; choose one of {', '.join(map(repr, known))}"
-            )
-        for key in ("clip_low", "clip_high"):
+            rule = f"is not known; choose one of {', '.join(map(repr, known))}"
+            if key == "band" and self.band in _FORMER_BANDS:
+                rule = f"is band='power' with exponent={_FORMER_BANDS[self.band]:g}"
+            self._require(key, getattr(self, key) in known, rule)
+        rule = f"must be a number from 0 to {_LARGEST_EXPONENT:g}: 0 is RLOO's, 0.5 FSPO's, 1 GSPO's"
+        self._require("exponent", 0 <= self.exponent <= _LARGEST_EXPONENT, rule)
+        for key in ("c_low", "c_high"):
             value = getattr(self, key)
-            rule = f"must be a finite number >= 0: for band={self.band!r} it is {self.clip_unit}"
-            self._require(key, math.isfinite(value) and value >= 0, rule)
-        if self.band in ("constant", "linear"):
-            rule = f"must be below 1 for band={self.band!r}: it is {self.clip_unit}, and 1 - clip_low is the smallest"
-            self._require("clip_low", self.clip_low < 1, rule)
+            self._require(
+                key, math.isfinite(value) and value >= 0, "must be a finite number >= 0, in nats per token**exponent"
+            )
         multiplies = math.isfinite(self.grad_multiplier) and self.grad_multiplier > 0
         self._require("grad_multiplier", multiplies, "must be a finite number > 0; 1 leaves the scale")
         rule = f"must be above 0 and at most {_S_MAX_LIMIT:g}, so that exp stays finite"
@@ -102,32 +130,57 @@ class SequenceLossSettings:
         if self.calibrated:
             rule = f"must lie between 0 and 1 for band={self.band!r}; 0.85 is a good start"
             self._require("target_acceptance", target is not None and 0 < target < 1, rule)
-            rule = f"does not combine with band={self.band!r}, measured about 0: set it to 'none', or band to 'sqrt'"
+            rule = f"does not combine with band={self.band!r}, measured about 0: set it to 'none', or band to 'power'"
             self._require("drift", self.drift == "none", rule)
         else:
-            rule = f"has no effect with band={self.band!r}; leave it out, or choose band={' or '.join(_CALIBRATED)}"
+            rule = f"has no effect with band={self.band!r}; leave it out, or choose band='quantile'"
             self._require("target_acceptance", target is None, rule)
 
     def _require(self, key: str, holds: bool, rule: str) -> None:
         if not holds:
             raise ValueError(f"{key}={getattr(self, key)!r} {rule}")
 
+    def _refuse_clip(self, **values: object) -> None:
+        """ValueError for clip values under their former names. They were eps where the exponent is 0 or 1."""
+        clips = {key: value for key, value in values.items() if value is not None}
+        if not clips:
+            return
+        exponent = _FORMER_BANDS.get(self.band, self.exponent)
+        in_place = [f"exponent={exponent:g}"] if self.band in _FORMER_BANDS else []
+        for key, value in clips.items():
+            new = key.replace("clip", "c")
+            try:
+                c = float(value)  # type: ignore[arg-type]
+                if exponent in (0, 1):
+                    c = c_of_eps(c, 0)[0] if key == "clip_low" else c_of_eps(0, c)[1]
+                in_place.append(f"{new}={c:.6g}")
+            except (TypeError, ValueError):
+                in_place.append(f"{new} with another value")
+        raise ValueError(
+            f"{' '.join(f'{key}={value}' for key, value in clips.items())} is no setting, because its unit depended on "
+            f"the band: clip values are c_low and c_high, in nats per token**exponent; give {' '.join(in_place)}"
+        )
+
     @property
     def calibrated(self) -> bool:
         """Whether the half-width of the band is measured during training."""
-        return self.band in _CALIBRATED
-
-    @property
-    def clip_unit(self) -> str:
-        """What ``clip_low`` and ``clip_high`` are, with their unit."""
-        if self.band in ("constant", "linear"):
-            return "eps, a bound on the ratio without unit"
-        return "c, in nats per square root of a token"
+        return self.band == "quantile"
 
     @property
     def needs_state(self) -> bool:
         """Whether the band depends on a :class:`BandState` measured during training."""
         return self.calibrated or self.drift != "none"
+
+
+def shape(exponent: float) -> str:
+    """How a half-width c L**exponent grows, in words: ``constant``, ``sqrt(L)``, ``linear``, or ``L^0.43``."""
+    return {0.0: "constant", 0.5: "sqrt(L)", 1.0: "linear"}.get(exponent, f"L^{exponent:g}")
+
+
+def unit_of(exponent: float) -> str:
+    """The unit of a clip value: nats per token**exponent, in words."""
+    per = {0.0: "", 0.5: " per sqrt(token)", 1.0: " per token"}.get(exponent, f" per token^{exponent:g}")
+    return f"nats{per}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +197,7 @@ class BandState:
         drift_by_mini_batch: The same by position of the mini-batch in its rollout batch. The policy moves away from
             pi_old with every optimizer step, so the drift is 0 in the first mini-batch and then grows.
         half_width_K: Half-width of the band for ``S / sqrt(L)`` by fine length bin; empty before any data.
-        clip_scale: Factor on both bounds of a band that has clip values (:mod:`fspo.clip_values`); 1 leaves them.
+        clip_scale: Factor on both clip values of a ``power`` band (:mod:`fspo.clip_values`); 1 leaves them.
     """
 
     drift_per_token: float = 0.0

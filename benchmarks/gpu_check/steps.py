@@ -25,6 +25,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.loss import REFERENCE, alternated, median_seconds, our_losses, peak_bytes, random_batch, verl_losses
+from fspo import losses
 from fspo.check_loss.call import Batch
 from fspo.diagnostics import SAFE_MARGIN, NoiseFloor, noise_floor
 from fspo.fairness.lre import equal_mass_starts
@@ -41,7 +42,7 @@ MISSING = {
     "vllm": "the real stack does not run",
     "flash-attn": "attention by sdpa and no fused cross-entropy (docs/clusters.md#without-flash-attn)",
 }
-BANDS = {"FSPO": "fspo", "RLOO": "seq_rloo", "GSPO": "seq_gspo"}
+BANDS = {algo.upper(): loss for algo, loss in losses.BANDS.items()}
 Pack = tuple[torch.Tensor, torch.Tensor, list[tuple[int, int, int]]]
 #: What a step has measured, by name with its unit.
 Numbers = dict[str, float | str]

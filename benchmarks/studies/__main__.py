@@ -17,6 +17,7 @@ from typing import Final
 
 from benchmarks.pages import Table, opened, write_tables
 from benchmarks.studies import clip_values, figures, grids
+from fspo.losses import BANDS
 from fspo.report.groups import group_runs, shared_starts
 from fspo.report.runs import expand_paths, load_run
 
@@ -66,7 +67,7 @@ def grid_tables(name: str) -> dict[str, Table]:
 
 def settings_table(tables: Mapping[str, Table]) -> Table:
     """The results page's table: spread of S in FSPO's runs, symmetric LRE of three bands at a matched clip rate."""
-    rows = [["setting", "a in std(S) ~ L^a", *figures.BANDS]]
+    rows = [["setting", "a in std(S) ~ L^a", *BANDS]]
     for setting, (grid, kind, origin) in SETTINGS.items():
         errors = {
             row[-4].partition(" (")[0]: row[-3].partition(" (")[0]
@@ -74,7 +75,7 @@ def settings_table(tables: Mapping[str, Table]) -> Table:
             if row[0] in (origin, "fspo") and row[-5] == origin
         }
         exponent = next(row[1] for row in tables[f"{grid}-spread"] if row[0] == "fspo")
-        rows.append([setting, exponent, *(errors[band] for band in figures.BANDS)])
+        rows.append([setting, exponent, *(errors[band] for band in BANDS)])
     return rows
 
 

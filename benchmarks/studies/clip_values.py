@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -44,11 +43,7 @@ def _accuracy(run: Run) -> float:
 
 def second_over_first(runs: Sequence[Run]) -> float:
     """Ratio of the runs' second clip values to their first, both summed, as factors on the upper bound of S."""
-    bounds = [
-        [one["clip_high"] if run.info["loss"]["band"] == "sqrt" else math.log1p(one["clip_high"]) for one in measured]
-        for run in runs
-        for measured in [run.info["clip_values_measured"]]
-    ]
+    bounds = [[one["c_high"] for one in measured] for run in runs for measured in [run.info["clip_values_measured"]]]
     first, second = np.sum(bounds, axis=0)
     return float(second / first)
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from fspo.audit.description import describe
 from fspo.audit.reading import read_audit, read_responses
-from fspo.conclusion import ACCEPT
+from fspo.conclusion import ACCEPT, Override
 from fspo.files import piped
+
+
+def installed_override() -> Override | None:
+    """The function of the first entry point ``fspo.overrides``; None if no installed package has one."""
+    return next((point.load() for point in entry_points(group="fspo.overrides")), None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        print(describe(table, chosen.accept, responses))
+        print(describe(table, chosen.accept, responses, installed_override()))
         return 0
     records = read_audit(chosen.folder, chosen.run)
     if records.others:
@@ -38,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for problem in records.problems:
         print(f"{'warning' if records.run else 'error'}: {problem}", file=sys.stderr)
     if records.sums:
-        print(describe(records, chosen.accept))
+        print(describe(records, chosen.accept, override=installed_override()))
     if not records.run:
         return 2
     return 1 if records.problems else 0

@@ -11,7 +11,7 @@ import torch
 
 from fspo.acceptance import acceptance_counts, stack_sums
 from fspo.audit.reading import AuditRecords
-from fspo.conclusion import ACCEPT, Responses, conclude
+from fspo.conclusion import ACCEPT, Override, Responses, conclude
 from fspo.fairness.lre import Array, equal_mass_starts, is_informative, lre_in_words, merge_bins, plain_lre
 from fspo.markdown import markdown_table
 from fspo.sums import SequenceSums
@@ -86,19 +86,30 @@ NOT_MOVED: Final = (
 )
 
 
-def what_follows(records: AuditRecords, accept: float = ACCEPT, responses: Responses | None = None) -> list[str]:
+def what_follows(
+    records: AuditRecords,
+    accept: float = ACCEPT,
+    responses: Responses | None = None,
+    override: Override | None = None,
+) -> list[str]:
     """:func:`fspo.conclusion.conclude` of all mini-batches in which the policy had moved; arguments of describe."""
     responses = Responses.of_sums(records.moved()) if responses is None else responses
-    return conclude(responses, records.loss, accept, records.wrong())
+    return conclude(responses, records.loss, accept, records.wrong(), override)
 
 
-def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses | None = None) -> str:
+def describe(
+    records: AuditRecords,
+    accept: float = ACCEPT,
+    responses: Responses | None = None,
+    override: Override | None = None,
+) -> str:
     """Tables by length and by position of all mini-batches in which the policy had moved, and what follows from them.
 
     Args:
         records: Of :func:`read_audit` or :func:`read_responses`.
         accept: Share of the responses for whose acceptance clip values are wanted.
         responses: Those behind the records, where they are known one by one.
+        override: Of :func:`fspo.conclusion.conclude`.
     """
     parts, notes = records.moved(), [f"note: {note}" for note in records.notes()]
     if not parts:
@@ -134,5 +145,5 @@ def describe(records: AuditRecords, accept: float = ACCEPT, responses: Responses
     second = [_position_columns(torch.stack(positions).sum(0).numpy())] if positions else []
     columns_of_tables = [columns, *second]
     tables = [markdown_table(list(table), list(zip(*table.values(), strict=True))) for table in columns_of_tables]
-    end = "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, accept, responses))])
+    end = "\n".join(["What follows:", *(f"- {line}" for line in what_follows(records, accept, responses, override))])
     return "\n\n".join(["\n".join(lines + notes), *tables, end])

@@ -41,7 +41,7 @@ def common_records(groups: Sequence[RunGroup]) -> dict[tuple[str, bool, str], Le
     bands: dict[str, SequenceLossSettings] = {}
     for group in groups:
         settings = next((s for run in group.runs if (s := run.loss_settings) is not None), None)
-        if settings is not None and not settings.needs_state and min(settings.clip_low, settings.clip_high) > 0:
+        if settings is not None and not settings.needs_state and min(settings.c_low, settings.c_high) > 0:
             bands[group.algo] = settings
     errors = {}
     for group in groups:

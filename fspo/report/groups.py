@@ -22,10 +22,11 @@ from fspo.fairness.lre import (
     merge_bins,
     wilson_interval,
 )
+from fspo.losses import LOSSES
 from fspo.report.runs import Array, Run
 from fspo.sums import FIELDS
 
-_ALGO_ORDER: Final = ("fspo", "fspo_v1", "fspo_quantile", "rloo", "gspo", "unclipped")
+_ALGO_ORDER: Final = (*(loss.algo for loss in LOSSES.values()), "unclipped")
 _LAST_SHARE: Final = 0.1
 
 

@@ -15,9 +15,8 @@ from fspo.acceptance import stack_sums
 from fspo.audit.description import NOT_MOVED
 from fspo.audit.reading import read_audit, read_responses
 from fspo.audit.recording import PREFIX, SUFFIX
-from fspo.expected_clip import BANDS
 from fspo.funnel import FunnelSteps
-from fspo.losses import ALGORITHMS, resolve_settings
+from fspo.losses import ALGORITHMS, BANDS, resolve_settings
 from fspo.reading import ANYTHING, COUNT, NULL, NUMBER, check_fields, is_below, mapping_of, read_yaml, wrong_fields
 from fspo.records import (
     CONFIG_FILE,
@@ -127,7 +126,7 @@ class Run:
             return None
         measured = (self.info.get("clip_values_measured") or [{}])[-1]
         try:
-            return resolve_settings(loss | {key: measured[key] for key in ("clip_low", "clip_high") if key in measured})
+            return resolve_settings(loss | {key: measured[key] for key in ("c_low", "c_high") if key in measured})
         except (TypeError, ValueError):
             return None
 
@@ -165,7 +164,7 @@ class Run:
 def load_runs(path: Path) -> list[Run]:
     """Read a run folder, an audit's folder, or a parquet file of sequences; what could not be read is in ``problems``.
 
-    A parquet file (:func:`fspo.records.read_parquet`) is read once for each of :data:`fspo.expected_clip.BANDS`, with
+    A parquet file (:func:`fspo.records.read_parquet`) is read once for each of :data:`fspo.losses.BANDS`, with
     its default clip values.
     """
     if path.suffix == ".parquet":
@@ -206,6 +205,10 @@ def load_run(path: Path) -> Run:
         ]
         return run
     run.info = read_info(path, run.problems)
+    try:
+        resolve_settings(run.info.get("loss", {}))
+    except (TypeError, ValueError) as error:
+        run.problems.append(f"{path / INFO_FILE}: loss: {error}")
     for number, step, metrics in read_steps(path / METRICS_FILE, run.problems, _metrics):
         wrong = wrong_fields(metrics, dict.fromkeys(metrics, NUMBER | NULL))
         run.problems += [f"{path / METRICS_FILE}:{number}: {name} {sentence}" for name, sentence in wrong.items()]

@@ -8,8 +8,8 @@ request N of verl).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import InitVar, dataclass
 from typing import Any, Final, Literal
 
 import torch
@@ -21,8 +21,8 @@ from recipe.runner.launch.checks import Rule, estimator_problem
 from recipe.runner.launch.values import Count, Positive, Share, type_problems, types_of
 from recipe.runner.verl_patches.server_slots import asynchronous_mode
 
-from fspo.losses import ALGORITHMS, resolve_settings
-from fspo.types import NO_CLIP, SequenceLossSettings
+from fspo.losses import ALGORITHMS, LOSSES, resolve_settings
+from fspo.types import NO_CLIP, SequenceLossSettings, eps_of_c
 from verl.workers.config import PolicyLossConfig
 
 _ACTOR: Final = "actor_rollout_ref.actor"
@@ -35,14 +35,9 @@ _TRAINER_MODES: Final = ("fspo", "fspo_colocate_async", "fspo_separate_async")
 GROUP_ESTIMATORS: Final = ("grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "gpg", "grpo_passk")
 #: Advantage estimators with a value per token.
 _TOKEN_ESTIMATORS: Final = ("gae", "optimal_token_baseline", "tir_optimal_token_baseline")
-#: Clip values that are of a band's unit, and who uses which. GSPO's authors recommend 3e-4 and 4e-4 (verl#2775), FSPO's
-#: is about 0.03, and frameworks have shipped PPO's 0.2 by mistake: 0.2 sqrt(2000) are 9 nats.
-_CLIP_VALUES: Final = {
-    "linear": (0, 0.025, "per token: GSPO's authors recommend 3e-4 and 4e-4"),
-    "sqrt": (0.003, 0.15, "per square root of a token: FSPO uses about 0.03"),
-}
-#: The losses whose clip values a run can measure: of one band each, which has no other measured part.
-_MEASURED_LOSSES: Final = ("fspo", "fspo_v1", "seq_gspo", "seq_rloo", "luspo")
+#: A clip value so many times the published one, at the longest response, is that of another exponent or loss:
+#: frameworks have shipped PPO's 0.2 in place of GSPO's 3e-4 by mistake. Measured ones were up to 34 times it.
+_FACTOR: Final = 50.0
 _OWN_REWARD: Final = "pkg://recipe.fspo.reward"
 
 
@@ -77,22 +72,26 @@ class SequencePolicyLossConfig(PolicyLossConfig):
 
     loss_mode: str = "fspo"
     band: str | None = None
-    clip_low: float | None = None
-    clip_high: float | None = None
+    exponent: float | None = None
+    c_low: float | None = None
+    c_high: float | None = None
     drift: str | None = None
     weight: str | None = None
     grad_scale: str | None = None
     grad_multiplier: float | None = None
     s_max: float | None = None
     target_acceptance: float | None = None
+    clip_low: InitVar[object] = None
+    clip_high: InitVar[object] = None
 
-    def __post_init__(self) -> None:
-        self.settings()
+    def __post_init__(self, clip_low: object, clip_high: object) -> None:
+        self.settings(clip_low=clip_low, clip_high=clip_high)
 
-    def settings(self) -> SequenceLossSettings:
+    def settings(self, **refused: object) -> SequenceLossSettings:
         """The loss library's settings: those that ``loss_mode`` names, overridden by the fields that are set."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         try:
-            settings = resolve_settings({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+            settings = resolve_settings(values | refused)
         except ValueError as error:
             raise ValueError(f"{_POLICY_LOSS}.{error}") from None
         if settings is None:
@@ -161,7 +160,7 @@ def complete_loss(config: DictConfig) -> None:
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     settings = policy_loss_settings(policy_loss)
     why = _keeps_clip_values(config)
-    could = policy_loss.loss_mode in _MEASURED_LOSSES and (policy_loss.get("clip_low") or 0) < NO_CLIP
+    could = _can_be_measured(policy_loss) and (policy_loss.get("c_low") or 0) < NO_CLIP
     if why and could and config.fspo.get("clip_values") != "published":
         print(f"note: clip values are not measured: {why}", flush=True)
     with open_dict(config.fspo):
@@ -183,7 +182,7 @@ def _keeps_clip_values(config: DictConfig) -> str | None:
     loss = config.actor_rollout_ref.actor.policy_loss
     if config.fspo.get("clip_values") == "published":
         return "clip_values=published"
-    if loss.loss_mode not in _MEASURED_LOSSES:
+    if not _can_be_measured(loss):
         return f"loss_mode={loss.loss_mode} has none that could be"
     if values := _clip_values_of(loss):
         return f"{_POLICY_LOSS} has {' and '.join(values)}"
@@ -192,9 +191,13 @@ def _keeps_clip_values(config: DictConfig) -> str | None:
     return None
 
 
+def _can_be_measured(loss: DictConfig) -> bool:
+    return loss.loss_mode in LOSSES and LOSSES[loss.loss_mode].measurable
+
+
 def _clip_values_of(loss: DictConfig) -> list[str]:
     """The clip values that a loss not yet completed has from the command line or from its algorithm's file."""
-    return [f"{key}={loss[key]}" for key in ("clip_low", "clip_high") if loss.get(key) is not None]
+    return [f"{key}={loss[key]}" for key in ("c_low", "c_high") if loss.get(key) is not None]
 
 
 def scales_with_length(policy_loss: DictConfig) -> bool:
@@ -245,7 +248,7 @@ def _never_clips(config: DictConfig) -> bool:
     settings = policy_loss_settings(loss)
     if settings is None:
         return False
-    return settings.needs_state or min(settings.clip_low, settings.clip_high) < NO_CLIP
+    return settings.needs_state or min(settings.c_low, settings.c_high) < NO_CLIP
 
 
 def plain_notes(config: DictConfig) -> Iterator[str]:
@@ -405,21 +408,42 @@ def _advantage_problems(config: DictConfig) -> Iterator[str]:
 
 
 def _clip_problems(config: DictConfig) -> Iterator[str]:
-    """Clip values of another unit."""
-    actor = config.actor_rollout_ref.actor
+    """Clip values that are those of another exponent, or of another loss."""
+    actor, length = config.actor_rollout_ref.actor, config.data.max_response_length
     loss_mode, settings = actor.policy_loss.loss_mode, policy_loss_settings(actor.policy_loss)
-    values: dict[str, tuple[str, float | None]] = {}
+    values: dict[str, tuple[float | None, float]] = {}
     if loss_mode == "gspo" and not own_loss.lacks_its_class(actor.policy_loss):
-        values = {f"{_ACTOR}.{key}": ("linear", actor[key]) for key in ("clip_ratio_low", "clip_ratio_high")}
+        loss = LOSSES["seq_gspo"]
+        usual = eps_of_c(loss.settings.c_low, loss.settings.c_high)
+        keys = ("clip_ratio_low", "clip_ratio_high")
+        values = {f"{_ACTOR}.{key}": (actor[key], eps) for key, eps in zip(keys, usual, strict=True)}
     elif settings is not None:
         if config.fspo.get("clip_values") == "measured" and (own := _clip_values_of(actor.policy_loss)):
             yield f"clip_values=measured does not go with {_POLICY_LOSS}.{' and '.join(own)}: leave one of them out"
-        values = {f"{_POLICY_LOSS}.{key}": (settings.band, getattr(settings, key)) for key in ("clip_low", "clip_high")}
-    for key, (band, value) in values.items():
-        low, high, unit = _CLIP_VALUES.get(band, (0, NO_CLIP, ""))
-        if value and not (low <= value <= high or value >= NO_CLIP):
-            effect = "clip nearly every sequence" if value < low else "never clip"
-            yield f"{key}={value} would {effect}, because for band={band} it is {unit} (docs/algorithms.md)"
+        loss = LOSSES[loss_mode]
+        growth = float(length) ** (loss.settings.exponent - settings.exponent)
+        values = {
+            f"{_POLICY_LOSS}.{key}": (getattr(settings, key), getattr(loss.settings, key) * growth)
+            for key in ("c_low", "c_high")
+        }
+    for key, (value, usual_value) in values.items():
+        if value and value < NO_CLIP and not 1 / _FACTOR <= value / usual_value <= _FACTOR:
+            effect = "clip nearly every sequence" if value < usual_value else "never clip"
+            yield (
+                f"{key}={value} would {effect}: at {length} tokens {usual_value:.3g} is as wide as {loss.source} "
+                "(docs/algorithms.md)"
+            )
+
+
+def recorded_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Why a run with these recorded settings cannot go on: those of its loss have another meaning now, or none."""
+    loss: Any = settings
+    for name in _POLICY_LOSS.split("."):
+        loss = loss.get(name) if isinstance(loss, Mapping) else None
+    try:
+        resolve_settings(loss if isinstance(loss, Mapping) else {})
+    except (TypeError, ValueError) as error:
+        yield f"{_POLICY_LOSS}.{error}"
 
 
 #: The table.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig
 from recipe.fspo import CONF_DIR
-from recipe.fspo.old_keys import INSTEAD, OLD_KEYS
+from recipe.fspo.old_keys import FORMER_KEYS, INSTEAD, OLD_KEYS
 from recipe.runner.launch import compose as runner
 from recipe.runner.launch.job import Job, Passes, Row
 
@@ -26,6 +26,12 @@ def _without_effect() -> Sequence[Row]:
     from recipe.fspo.without_effect import ROWS
 
     return ROWS
+
+
+def _recorded(settings: Mapping[str, Any]) -> Iterator[str]:
+    from recipe.fspo.config import recorded_problems
+
+    return recorded_problems(settings)
 
 
 def _complete(config: DictConfig) -> Mapping[str, Any]:
@@ -72,6 +78,8 @@ JOB: Final = Job(
     outlook=_outlook,
     conclude=_conclude,
     old_keys=OLD_KEYS,
+    former_keys=FORMER_KEYS,
+    recorded=_recorded,
     instead=INSTEAD,
     headline=(
         "fspo/advantage_zero_frac",

@@ -34,7 +34,8 @@ Settings often changed, of the recipe and of verl:
   resume=FOLDER         {runner.SETTINGS["resume"][1]}
   dry_run=false         {runner.SETTINGS["dry_run"][1]}
   run.allow_changed=[KEY]                                  settings that a resumed run may change; recorded in run.json
-  actor_rollout_ref.actor.policy_loss.clip_low=0.05         band below; clip_high above; given ones are not measured
+  actor_rollout_ref.actor.policy_loss.exponent=0.43         how the band grows with the length (0, 0.5, 1 have names)
+  actor_rollout_ref.actor.policy_loss.c_low=0.05            band below, in nats; c_high above; given ones: not measured
   actor_rollout_ref.actor.optim.lr=1e-6                     learning rate
   actor_rollout_ref.model.path=FOLDER                       model in Hugging Face format
   data.train_files=FILE data.val_files=[FILE,FILE]          made by python -m fspo.data; yours: docs/data-and-rewards.md

@@ -11,5 +11,7 @@ OVERLONG: Final = (
 )
 
 OLD_KEYS: Final = {"reward_model.overlong_buffer": OVERLONG, "reward_model.reward_kwargs": OVERLONG}
+#: Keys of this recipe's own that have gone, which its rules refuse with what they know of the loss.
+FORMER_KEYS: Final = tuple(f"actor_rollout_ref.actor.policy_loss.{key}" for key in ("clip_low", "clip_high"))
 #: Keys that only verl's own reward managers read.
 INSTEAD: Final = {"reward.reward_kwargs": OVERLONG}

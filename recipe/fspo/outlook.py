@@ -33,7 +33,7 @@ def outlook(config: DictConfig) -> Iterator[str]:
     if settings is None and mode != VERLS_MODE and _reads_mode(str(loss["loss_mode"])):
         key = "actor_rollout_ref.actor.loss_agg_mode"
         yield f"{key}={mode}: a script that relies on verl's default needs {key}={VERLS_MODE}"
-    if settings is None or settings.calibrated or settings.clip_high >= NO_CLIP:
+    if settings is None or settings.calibrated or settings.c_high >= NO_CLIP:
         return
     longest = config.data.max_response_length
     usual = min(config.run.mean_response or longest / 2, longest)
@@ -42,7 +42,7 @@ def outlook(config: DictConfig) -> Iterator[str]:
         ", ".join(f"{share:.0%}" for share in sum(Normal.of(SIGMA, lengths, drift=moves).outside(settings)))
         for moves in (True, False)
     ]
-    values = f"clip_low={settings.clip_low:g} clip_high={settings.clip_high:g}"
+    values = f"c_low={settings.c_low:.3g} c_high={settings.c_high:.3g} nats per token^{settings.exponent:g}"
     measured = config.fspo.get("clip_values", "measured") == "measured"
     yield f"clip values: {values}" + (", until the run has measured its own on its first responses" if measured else "")
     yield (

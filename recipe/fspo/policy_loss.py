@@ -26,7 +26,7 @@ from recipe.fspo.recorder import RECORDER, LossMetrics
 
 from fspo.acceptance import UnclippedWeight, judge, kept_output
 from fspo.losses import ALGORITHMS, sequence_policy_loss
-from fspo.types import SequenceLossOutput
+from fspo.types import SequenceLossOutput, c_of_eps
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
 #: By what verl's losses weigh a token without their clip; gspo has a band, and bypass_mode is another loss inside.
@@ -112,8 +112,8 @@ def _describe(
         # Where only clip_ratio is set, it holds on both sides.
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-        settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=float(low), clip_high=float(high))
-        return judge(*tensors, settings)
+        c_low, c_high = c_of_eps(float(low), float(high))
+        return judge(*tensors, dataclasses.replace(ALGORITHMS["seq_gspo"], c_low=c_low, c_high=c_high))
     if name not in UNCLIPPED_WEIGHTS:
         return None
 

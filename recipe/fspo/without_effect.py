@@ -39,7 +39,7 @@ ROWS: Final[tuple[Row, ...]] = (
         f"{_POLICY_LOSS}.loss_mode",
         "a sequence-level loss",
         is_by_sequence,
-        f"leave it out, because the band has {_POLICY_LOSS}.clip_low and clip_high, in units of its own, which a run "
+        f"leave it out, because the band has {_POLICY_LOSS}.c_low and c_high, in nats, which a run "
         "measures (docs/algorithms.md); or give algo=grpo, dapo or gspo_verl, which read it",
         "always refused",
     ),

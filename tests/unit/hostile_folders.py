@@ -160,10 +160,10 @@ def of_run_json() -> Iterator[tuple[str, Spoil]]:
         for what, value in VALUES.items():
             yield f"run.json: {name}: {what}", _field(name, value)
     yield "run.json: all of it deep", _replaced("run.json", lambda path: path.write_text(DEEP))
-    yield "run.json: a loss of any type", _field("loss", '{"loss_mode": ["fspo"], "clip_low": {}, "clip_high": "x"}')
+    yield "run.json: a loss of any type", _field("loss", '{"loss_mode": ["fspo"], "c_low": {}, "c_high": "x"}')
     for low in ("1e308", "-1", "1e-320", '"1"', "NaN", "true"):
-        yield f"run.json: clip_low {low}", _field("loss", f'{{"loss_mode": "fspo", "clip_low": {low}, "clip_high": 1}}')
-        yield f"run.json: measured {low}", _field("clip_values_measured", f'[{{"clip_low": {low}}}]')
+        yield f"run.json: c_low {low}", _field("loss", f'{{"loss_mode": "fspo", "c_low": {low}, "c_high": 1}}')
+        yield f"run.json: measured {low}", _field("clip_values_measured", f'[{{"c_low": {low}}}]')
 
 
 def of_files(*names: str) -> Iterator[tuple[str, Spoil]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import re
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def test_an_audit_of_two_ranks_adds_up(tmp_path: Path) -> None:
     mean = s / length[length > 0]
     assert sums.total("count") == int((length > 0).sum())
     assert sums.total("S") == pytest.approx(float(s.sum()), rel=1e-6)
-    inside = (mean.exp() >= 1 - GSPO.clip_low) & (mean.exp() <= 1 + GSPO.clip_high)
+    inside = (mean.exp() >= math.exp(-GSPO.c_low)) & (mean.exp() <= math.exp(GSPO.c_high))
     assert sums.total("accepted") == int(inside.sum())
     assert records.sums[1, 0].total("S") == 0
     table = describe(records)
@@ -695,10 +696,19 @@ TYPED = "actor_rollout_ref.actor.policy_loss._target_=recipe.fspo.config.Sequenc
         ("fspo", f"{TYPED} +drift=kl", ("drift=kl ", "leave it out")),
         ("seq_gspo", "+drift=kl", ("drift=kl ", "leave it out")),
         ("seq_rloo", f"{TYPED} +band=quantile +target_acceptance=0.7", ("band=quantile ", "leave it out")),
-        ("fspo", f"{TYPED} +clip_low=-1", ("clip_low=-1 ",)),
-        ("fspo", f"{TYPED} +clip_low=much", ("clip_low=much ",)),
+        ("fspo", f"{TYPED} +c_low=-1", ("c_low=-1 ",)),
+        ("fspo", f"{TYPED} +c_low=much", ("c_low=much ",)),
+        ("seq_rloo", f"{TYPED} +clip_low=0.2", ("clip_low=0.2 ", "c_low=0.223144")),
+        ("seq_gspo", "+clip_high=4e-4", ("clip_high=0.0004 ", "c_high=0.00039992")),
+        (
+            "fspo",
+            f"{TYPED} +clip_low=0.05 +clip_high=0.06",
+            ("clip_low=0.05 clip_high=0.06 ", "c_low=0.05 c_high=0.06"),
+        ),
+        ("fspo", f"{TYPED} +exponent=3", ("exponent=3",)),
+        ("fspo", f"{TYPED} +exponent=0.43 +c_low=0.04 +c_high=0.04", ()),
         ("fspo_v1", f"{TYPED} +drift=none", ()),
-        ("fspo", f"{TYPED} +clip_low=0.05", ()),
+        ("fspo", f"{TYPED} +c_low=0.05", ()),
         ("luspo", "", ()),
     ],
 )
@@ -715,7 +725,7 @@ def test_plain_verl_refuses_before_ray_a_band_that_nothing_measures_there(
     if not says:
         assert constants.get_ppo_ray_runtime_env(config) == {"env_vars": {}}
         return
-    remedy = ("recipe.fspo.main",) if "clip_low" not in says[0] else ()
+    remedy = ("recipe.fspo.main",) if says[0].startswith(("loss_mode", "drift", "band")) else ()
     with pytest.raises(ValueError, match=holds(f"{key}.{says[0]}", *says[1:], *remedy)):
         constants.get_ppo_ray_runtime_env(config)
 

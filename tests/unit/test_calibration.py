@@ -177,7 +177,7 @@ def test_quantile_band_is_fair_to_length_where_sqrt_is_not() -> None:
     # At the same target without looking at lengths: c is the quantile of |S| / sqrt(L) over the whole run.
     c = float(np.quantile(np.concatenate([np.abs(S) / np.sqrt(L) for parts in run[8:] for S, L in parts[1:]]), 0.85))
     errors = {}
-    for settings in (SequenceLossSettings(clip_low=c, clip_high=c), QUANTILE):
+    for settings in (SequenceLossSettings(c_low=c, c_high=c), QUANTILE):
         controller, kept = BandController(settings), []
         for number, parts in enumerate(run):
             if number >= 8:
@@ -185,4 +185,4 @@ def test_quantile_band_is_fair_to_length_where_sqrt_is_not() -> None:
             controller.update([sums_of_log_ratios(*part) for part in parts])
         errors[settings.band] = fairness(kept)
     assert errors["quantile"].rate == pytest.approx(0.85, abs=0.02)
-    assert errors["quantile"].debiased.value <= 0.01 < 0.02 < errors["sqrt"].debiased.value
+    assert errors["quantile"].debiased.value <= 0.01 < 0.02 < errors["power"].debiased.value

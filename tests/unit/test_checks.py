@@ -82,7 +82,7 @@ MISTAKES = (
     ("run.log=few", "run.log=few ", "'headline' or 'all'"),
     ("fspo.kl_to_start=2", "fspo.kl_to_start=2 ", "boolean"),
     ("fspo.drop=fairly", "fspo.drop=fairly ", "'evenly'"),
-    (f"{LOSS}.clip_low=abc", f"{LOSS}.clip_low=abc ", "number"),
+    (f"{LOSS}.c_low=abc", f"{LOSS}.c_low=abc ", "number"),
     ("+reward.custom_reward_function.reward_kwargs=2", "reward_kwargs=2 ", "dictionary"),
     ("trainer.total_training_steps=null", "total_training_steps=null", "trainer.total_epochs"),
     ("trainer.default_local_dir=/elsewhere", "default_local_dir=/elsewhere", "run.dir=FOLDER"),
@@ -130,9 +130,17 @@ MISTAKES = (
     (f"{ROLLOUT}.top_k=50", "rollout.top_k=50 ", "top_k=-1 "),
     (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28:", "loss_mode=fspo", LOSS),
     (f"algo=gspo_verl {ACTOR}.clip_ratio_low=0.2", "clip_ratio_low=0.2 ", "3e-4"),
-    (f"{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "band=sqrt", "0.03"),
-    (f"{LOSS}.clip_high=0.2", f"{LOSS}.clip_high=0.2 ", "band=sqrt", "0.03"),
-    (f"algo=gspo {LOSS}.clip_high=0.03", f"{LOSS}.clip_high=0.03 ", "band=linear", "4e-4"),
+    (f"{LOSS}.c_low=3e-4", f"{LOSS}.c_low=0.0003 ", "nearly every", "0.03"),
+    (f"{LOSS}.c_high=2", f"{LOSS}.c_high=2", "never clip", "0.03"),
+    (f"algo=gspo {LOSS}.c_high=0.03", f"{LOSS}.c_high=0.03 ", "4e-4"),
+    (f"{LOSS}.exponent=2", f"{LOSS}.c_low=0.03 ", "never clip", "256 tokens"),
+    (f"algo=rloo +{LOSS}.clip_low=0.2", f"{LOSS}.clip_low=0.2 ", "c_low=0.223144"),
+    (f"algo=rloo ++{LOSS}.clip_high=0.2", f"{LOSS}.clip_high=0.2 ", "c_high=0.182322"),
+    (f"algo=gspo +{LOSS}.clip_low=3e-4", f"{LOSS}.clip_low=0.0003 ", "c_low=0.000300045"),
+    (f"algo=fspo_v1 ++{LOSS}.clip_high=0.05", f"{LOSS}.clip_high=0.05 ", "c_high=0.05"),
+    (f"{LOSS}.exponent=-1", f"{LOSS}.exponent=-1", "0.5"),
+    (f"{LOSS}.exponent=half", f"{LOSS}.exponent=half ", "number"),
+    (f"{LOSS}.band=sqrt", f"{LOSS}.band='sqrt' ", "power", "exponent=0.5"),
     (f"{LOSS}.drift=ema", f"{LOSS}.drift='ema' "),
     (f"+{LOSS}.clip=1", f"{LOSS}: ", "'clip'", "docs/algorithms.md"),
     (
@@ -150,9 +158,9 @@ MISTAKES = (
     (f"{CORRECTION}.rollout_is=sequence fspo.pi_old=rollout", CORRECTION, "fspo.pi_old=rollout", "actor"),
     (f"{CORRECTION}.rollout_is=sequence {ROLLOUT}.calculate_log_probs=false", "log_probs=false", CORRECTION, "true"),
     (
-        f"clip_values=measured algo=gspo {ACTOR}.policy_loss.clip_low=0.001",
+        f"clip_values=measured algo=gspo {ACTOR}.policy_loss.c_low=0.001",
         "clip_values=measured",
-        "clip_low=0.001",
+        "c_low=0.001",
         "leave",
     ),
     ("fspo.accept=1.2", "fspo.accept=1.2 ", "less than 1"),
@@ -244,11 +252,11 @@ def test_one_key_turns_a_loss_of_verls_into_one_of_the_librarys() -> None:
 
 
 def test_a_run_names_every_setting_of_its_loss() -> None:
-    config = composed("algo=rloo", "run.dir=/nowhere", "actor_rollout_ref.actor.policy_loss.clip_high=0.3")
+    config = composed("algo=rloo", "run.dir=/nowhere", "actor_rollout_ref.actor.policy_loss.c_high=0.3")
     complete_loss(config)
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     named = {field.name: policy_loss[field.name] for field in dataclasses.fields(ALGORITHMS["seq_rloo"])}
-    assert named == dataclasses.asdict(ALGORITHMS["seq_rloo"]) | {"clip_high": 0.3}
+    assert named == dataclasses.asdict(ALGORITHMS["seq_rloo"]) | {"c_high": 0.3}
 
 
 def test_a_quantised_checkpoint_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

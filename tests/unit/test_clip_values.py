@@ -11,10 +11,11 @@ import torch
 
 from fspo.audit import Audit, describe, read_audit
 from fspo.clip_values import BATCHES, FEWEST_GROUPS, ClipMeasurement, estimate, needed_scale, scaled
-from fspo.losses import ALGORITHMS, judged
-from fspo.types import BandState, SequenceLossSettings
+from fspo.losses import ALGORITHMS, LOSSES, judged
+from fspo.types import BandState, SequenceLossSettings, c_of_eps
+from recipe.fspo.overrides import override
 
-MEASURED = ("fspo", "fspo_v1", "seq_gspo", "seq_rloo", "luspo")
+MEASURED = [name for name, loss in LOSSES.items() if loss.measurable]
 
 
 def responses(groups: int, seed: int = 0, sigma: float = 0.04) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -47,8 +48,7 @@ def test_the_wanted_share_lies_inside_the_loss_s_own_band(name: str) -> None:
     # As clip values, for a reader or another run.
     as_values = scaled(loss, measured.scale)
     assert share_inside(s, length, as_values, BandState(drift_per_token=kl)) == pytest.approx(0.85, abs=2 / len(s))
-    if loss.band == "sqrt":
-        assert as_values.clip_low / as_values.clip_high == pytest.approx(loss.clip_low / loss.clip_high)
+    assert as_values.c_low / as_values.c_high == pytest.approx(loss.c_low / loss.c_high)
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -61,15 +61,10 @@ def test_a_scaled_loss_has_bounds_that_many_times_as_wide(name: str) -> None:
             torch.testing.assert_close(getattr(wide, edge), scale * getattr(one, edge), rtol=1e-4, atol=1e-6)
 
 
-def test_eps_low_stays_below_1_and_eps_high_may_exceed_it() -> None:
-    wide = scaled(ALGORITHMS["seq_rloo"], 300.0)
-    assert 0.999 < wide.clip_low < 1 < wide.clip_high
-
-
 def test_clip_values_that_no_factor_scales_are_refused() -> None:
     s, length, _ = responses(2)
-    for loss in (dataclasses.replace(ALGORITHMS["fspo"], clip_low=0.0), ALGORITHMS["fspo_quantile"]):
-        with pytest.raises(ValueError, match=rf"band='{loss.band}'.*clip_low={loss.clip_low}"):
+    for loss in (dataclasses.replace(ALGORITHMS["fspo"], c_low=0.0), ALGORITHMS["fspo_quantile"]):
+        with pytest.raises(ValueError, match=rf"band='{loss.band}'.*c_low={loss.c_low}"):
             needed_scale(s, length, loss)
 
 
@@ -126,10 +121,10 @@ def test_the_second_value_is_that_of_the_batches_after_the_first_and_then_fixed(
     fed(measurement, 400, 7, 9, sigma=0.2)
     assert measurement.scale == last, "a policy that moves farther is clipped more"
     value = measurement.values[-1]
-    assert value["clip_low"] == value["clip_high"] == pytest.approx(0.03 * last)
-    low, high = value["clip_high_interval"]
-    assert low < value["clip_high"] < high
-    assert f"{value['clip_high']:.3g}" in line and "from step 7 on" in line and "85%" in line
+    assert value["c_low"] == value["c_high"] == pytest.approx(0.03 * last)
+    low, high = value["c_high_interval"]
+    assert low < value["c_high"] < high
+    assert f"{value['c_high']:.3g}" in line and "from step 7 on" in line and "85%" in line
 
 
 def test_it_goes_on_from_a_checkpoint_in_the_middle_and_refuses_one_of_another_share() -> None:
@@ -148,15 +143,15 @@ def test_it_goes_on_from_a_checkpoint_in_the_middle_and_refuses_one_of_another_s
 @pytest.mark.parametrize(
     ("loss", "band", "keys"),
     [
-        ("fspo", "fspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
-        ("seq_gspo", "seq_gspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
-        ("seq_rloo", "seq_rloo", ("policy_loss.clip_low", "policy_loss.clip_high")),
-        ("luspo", "luspo", ("policy_loss.clip_low", "policy_loss.clip_high")),
+        ("fspo", "fspo", ("policy_loss.c_low", "policy_loss.c_high")),
+        ("seq_gspo", "seq_gspo", ("policy_loss.c_low", "policy_loss.c_high")),
+        ("seq_rloo", "seq_rloo", ("policy_loss.c_low", "policy_loss.c_high")),
+        ("luspo", "luspo", ("policy_loss.c_low", "policy_loss.c_high")),
         ("gspo", "seq_gspo", ("clip_ratio_low", "clip_ratio_high")),  # verl's
         (
             "vanilla",
             "fspo",
-            ("policy_loss.loss_mode", "policy_loss.clip_low", "policy_loss.clip_high", "policy_loss.grad_multiplier"),
+            ("policy_loss.loss_mode", "policy_loss.c_low", "policy_loss.c_high", "policy_loss.grad_multiplier"),
         ),
     ],
 )
@@ -172,7 +167,7 @@ def test_an_audit_prints_the_override_with_the_values(
         rows = slice(max(0, mini_batch - 1), None, FEWEST_GROUPS)
         audit.add(new[rows] * (mini_batch > 0), 0 * new[rows], mask[rows], torch.ones_like(new[rows]))
         audit.end_mini_batch(1)
-    lines = describe(read_audit(tmp_path)).splitlines()
+    lines = describe(read_audit(tmp_path), override=override).splitlines()
     index, *others = [index for index, line in enumerate(lines) if line.startswith("- 85% of these")]
 
     def settings_at(index: int) -> dict[str, str]:
@@ -182,7 +177,9 @@ def test_an_audit_prints_the_override_with_the_values(
     settings = settings_at(index)
     assert set(settings) - {"policy_loss._target_"} == set(keys)
     low, high = (float(value) for key, value in settings.items() if key.endswith(("_low", "_high")))
-    values = dataclasses.replace(ALGORITHMS[band], clip_low=low, clip_high=high)
+    if loss == "gspo":
+        low, high = c_of_eps(low, high)
+    values = dataclasses.replace(ALGORITHMS[band], c_low=low, c_high=high)
     assert share_inside(s, length, values) == pytest.approx(0.85, abs=0.01), "from histograms"
     assert len(others) == (band != "fspo")
     for instead in map(settings_at, others if others else [index] * (loss == "vanilla")):

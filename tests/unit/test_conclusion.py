@@ -19,10 +19,11 @@ import torch
 from benchmarks.movement import KINDS, responses_of
 from fspo.audit import AuditRecords, describe
 from fspo.audit.__main__ import main
-from fspo.conclusion import BANDS, Responses, conclude, even_bands, exponent_of, movement_verdict, rounding_share
+from fspo.conclusion import Responses, conclude, even_bands, exponent_of, movement_verdict, rounding_share
 from fspo.losses import ALGORITHMS, judged
 from fspo.records import read_parquet
 from fspo.sums import SequenceSums
+from recipe.fspo.overrides import override
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "benchmarks/study"
@@ -57,23 +58,23 @@ def test_the_exponent_and_the_even_band_are_those_of_the_sums(kind: str, exponen
     assert 0.015 < a.high - a.low < 0.05  # 2 x 1.96 x 0.0068, with what 30 clusters make of it
     bands = even_bands(responses)
     assert bands[band].error.debiased.value < 0.03
-    assert all(bands[other].error.debiased.low > 0.06 for other in BANDS.keys() - {band})
+    assert all(bands[other].error.debiased.low > 0.06 for other in bands.keys() - {band})
     assert f"{band} is the most even" in conclude(responses)[1]
     rates = [one.accepted_MJ.sum() / one.total_MJ.sum() for one in bands.values()]
     assert rates == pytest.approx([0.85] * 3, abs=2e-3)
 
 
 @pytest.mark.parametrize(("loss", "key", "value"), [
-    ("fspo", "clip_low", 1.44 * 0.04), ("mine", "clip_high", 1.44 * 0.04), ("seq_rloo", "clip_high", None),
+    ("fspo", "c_low", 1.44 * 0.04), ("mine", "c_high", 1.44 * 0.04), ("seq_rloo", "c_high", None),
 ])  # fmt: skip
 def test_the_clip_value_is_that_of_the_loss_for_the_wanted_share(loss: str, key: str, value: float | None) -> None:
     responses = Responses.of_sums(sums_of(drawn()))
-    text = "\n".join(conclude(responses, loss))
+    text = "\n".join(conclude(responses, loss, override=override))
     shown = float(re.findall(rf"policy_loss\.{key}=([\d.e-]+)", text)[0])
     assert value is None or shown == pytest.approx(value, rel=0.07)
     assert ("policy_loss.loss_mode=fspo" in text) == (loss != "fspo"), "whoever audits another may want to change"
     assert all(not line.startswith("50%") for line in text.splitlines())
-    half, *_ = [line for line in conclude(responses, loss, 0.5) if line.startswith("50%")]
+    half, *_ = [line for line in conclude(responses, loss, 0.5, override=override) if line.startswith("50%")]
     assert float(re.findall(rf"{key}=([\d.e-]+)", half)[0]) < 0.6 * shown
 
 
@@ -126,15 +127,15 @@ def test_the_spread_is_that_within_mini_batches() -> None:
 @pytest.mark.parametrize("loss", ["gspo", None])
 def test_wrong_or_diverged_log_ratios_give_no_clip_value(loss: str | None) -> None:
     table = drawn()
-    text = "\n".join(conclude(rows_of(table), loss))
-    assert "clip_" in text and "no clip value" not in text
+    text = "\n".join(conclude(rows_of(table), loss, override=override))
+    assert "inside fspo" in text and "no clip value" not in text
     wrong = "\n".join(conclude(rows_of(table), loss, wrong="old log-probabilities are not the policy's"))
     assert "no clip value" in wrong and "old log-probabilities" in wrong
     table["S"] = np.where(np.arange(len(table)) % 2, 3.0, -3.0) * table["L"]  # three nats a token
     diverged = "\n".join(conclude(rows_of(table), loss))
     assert "no clip value" in diverged and "s_max=10" in diverged
     for text in (wrong, diverged):
-        assert "clip_low" not in text and "clip_ratio" not in text and "inside fspo" not in text
+        assert "c_low" not in text and "clip_ratio" not in text and "inside fspo" not in text
 
 
 def test_long_responses_have_a_clip_value_of_gspo_though_s_is_past_s_max() -> None:
@@ -143,7 +144,7 @@ def test_long_responses_have_a_clip_value_of_gspo_though_s_is_past_s_max() -> No
     table["L"] = table["L"] * 100
     table["S"] = 0.07 * np.sqrt(table["L"]) * np.random.default_rng(1).standard_normal(len(table))
     text = "\n".join(conclude(rows_of(table), "gspo"))
-    assert "clip_ratio_low" in text and "no clip value for fspo" in text
+    assert "inside seq_gspo" in text and "no clip value for fspo" in text
 
 
 def test_an_audit_whose_first_mini_batch_is_off_gives_no_clip_value() -> None:
@@ -152,9 +153,9 @@ def test_an_audit_whose_first_mini_batch_is_off_gives_no_clip_value() -> None:
     records.sums |= {(step, 1): part for step, part in enumerate(parts, 100)}
     text = describe(records)
     assert "old log-probabilities are not the policy's" in text and "no conclusion and no clip value" in text
-    assert "clip_ratio_low" not in text and "clip_low" not in text
+    assert "clip_ratio_low" not in text and "c_low" not in text
     records.sums = {key: part for key, part in records.sums.items() if key[1]}
-    assert "clip_ratio_low" in describe(records)
+    assert "clip_ratio_low" in describe(records, override=override)
 
 
 def test_whole_prompt_groups_are_resampled_where_there_are_some() -> None:
@@ -177,7 +178,7 @@ def test_too_few_responses_give_a_reason_and_no_number() -> None:
             (line,) = conclude(responses)
             assert says in line and "LRE" not in line and "L^" not in line
     text = describe(AuditRecords(acceptance=False, sums={(1, n): part for n, part in enumerate(sums_of(few), 1)}))
-    assert text.splitlines()[-1].startswith("- too few responses") and "clip_low" not in text
+    assert text.splitlines()[-1].startswith("- too few responses") and "c_low" not in text
     assert conclude(Responses.of_sums([]))[0].startswith("too few")
 
 

@@ -71,7 +71,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path, capsys: pytest.CaptureF
     run, exported = tmp_path / "run", tmp_path / "exported"
     interval = {"value": 0.5, "low": 0.25, "high": 0.75}
     result = {"sums": {"problems": 8, "responses": 16, "avg": interval, "pass": {"1": interval}}}
-    info = {"algo": "fspo", "seed": 1, "loss": {"clip_low": 0.03}, "commit": "abc123", "command": ["python", "-m", "x"]}
+    info = {"algo": "fspo", "seed": 1, "loss": {"c_low": 0.03}, "commit": "abc123", "command": ["python", "-m", "x"]}
     config = "actor_rollout_ref: {model: {path: a/base}, actor: {fsdp_config: {model_dtype: fp32}}}"
     lines = [json.dumps({"step": n, "metrics": {"val-core/sums/acc/mean@1": n / 8, "perf/x": 1}}) for n in (1, 2)]
     for name, kept in ({".": lines, "evaluation": lines[1:], "evaluation_2": lines[:1]}).items():
@@ -86,7 +86,7 @@ def test_the_card_says_what_the_model_is(tmp_path: Path, capsys: pytest.CaptureF
     assert OmegaConf.load(exported / "config.yaml") == OmegaConf.create(config)
     card = (exported / "README.md").read_text()
     for part in (
-        "base_model: a/base", "| clip_low | 0.03 |", "| val-core/sums/acc/mean@1 | 0.25 |", "Weights: bfloat16, half",
+        "base_model: a/base", "| c_low | 0.03 |", "| val-core/sums/acc/mean@1 | 0.25 |", "Weights: bfloat16, half",
         "| sums | 8 | 16 | 0.500 [0.250, 0.750] | 1: 0.500 [0.250, 0.750] |", "Commit: abc123.", "python -m x",
         "config.yaml",
     ):  # fmt: skip

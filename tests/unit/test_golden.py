@@ -17,7 +17,7 @@ def test_every_loss_moves_as_recorded() -> None:
     assert golden.differences(RECORDED, golden.trajectories()) == []
 
 
-@pytest.mark.parametrize("change", [{"clip_high": 0.0301}, {"grad_multiplier": 1.000001}, {"drift": "kl"}])
+@pytest.mark.parametrize("change", [{"c_high": 0.0301}, {"grad_multiplier": 1.000001}, {"drift": "kl"}])
 def test_a_small_change_is_noticed(change: dict[str, object]) -> None:
     settings = dataclasses.replace(ALGORITHMS["fspo"], **change)
     assert golden.differences({"fspo": RECORDED["fspo"]}, {"fspo": golden.trajectory(settings)})

@@ -23,7 +23,8 @@ STATE = BandState(drift_per_token=2e-3, half_width_K=tuple(np.linspace(0.02, 0.0
 
 VARIANTS: dict[str, SequenceLossSettings] = {
     **ALGORITHMS,
-    "fspo v1 asymmetric": SequenceLossSettings(clip_low=0.02, clip_high=0.03, drift="kl"),
+    "fspo v1 asymmetric": SequenceLossSettings(c_low=0.02, c_high=0.03, drift="kl"),
+    "fspo, L^0.43": SequenceLossSettings(exponent=0.43, c_low=0.03, c_high=0.04),
     "fspo 1/L": SequenceLossSettings(grad_scale="1/L", grad_multiplier=40.0),
     "gspo band, exp S": dataclasses.replace(ALGORITHMS["seq_gspo"], weight="sequence"),
 }
@@ -39,7 +40,7 @@ def band(length: int, loss: SequenceLossSettings, state: BandState | None = None
 def test_the_quantile_band_is_the_sqrt_band_until_it_is_measured() -> None:
     widths = tuple(0.01 + 1e-4 * k for k in range(K))
     measured = BandState(half_width_K=widths)
-    loss = SequenceLossSettings(band="quantile", clip_low=0.01, clip_high=0.02, target_acceptance=0.85)
+    loss = SequenceLossSettings(band="quantile", c_low=0.01, c_high=0.02, target_acceptance=0.85)
     assert band(100, loss, BandState()) == pytest.approx((-0.1, 0.2))
     half = widths[int(length_bin(torch.tensor([100])))] * 10
     assert band(100, loss, measured) == pytest.approx((-half, half))
@@ -84,15 +85,11 @@ def reference(
         length, A = len(tokens), advantages[i, tokens[0]]
         S = (log_prob[i, tokens] - old[i, tokens]).sum()
         mu = -length * state.drift_per_token if loss.drift == "kl" else 0.0
-        root = math.sqrt(length)
-        low, high = loss.clip_low * root, loss.clip_high * root
-        if loss.band == "constant":
-            low, high = -math.log(1 - loss.clip_low), math.log(1 + loss.clip_high)
-        elif loss.band == "linear":
-            low, high = -length * math.log(1 - loss.clip_low), length * math.log(1 + loss.clip_high)
-        elif loss.band == "quantile":
+        growth = math.exp(loss.exponent * math.log(length))
+        low, high = loss.c_low * growth, loss.c_high * growth
+        if loss.band == "quantile":
             k = sum(1 for edge in FINE_LENGTH_EDGES.tolist() if edge <= length) - 1
-            low = high = state.half_width_K[k] * root
+            low = high = state.half_width_K[k] * math.sqrt(length)
         n = length if loss.weight == "length_normalised" else 1
         ratio = torch.exp(S / n)
         value = torch.maximum(-A * ratio, -A * torch.clamp(ratio, math.exp((mu - low) / n), math.exp((mu + high) / n)))
@@ -121,9 +118,9 @@ any_loss = st.one_of(
     st.sampled_from(sorted(ALGORITHMS)).map(ALGORITHMS.__getitem__),
     st.builds(
         SequenceLossSettings,
-        band=st.sampled_from(["constant", "sqrt", "linear"]),
-        clip_low=st.floats(0, 0.5),
-        clip_high=st.floats(0, 0.5),
+        exponent=st.sampled_from([0.0, 0.43, 0.5, 1.0]) | st.floats(0, 2),
+        c_low=st.floats(0, 0.5),
+        c_high=st.floats(0, 0.5),
         drift=st.sampled_from(["none", "kl"]),
         weight=st.sampled_from(["sequence", "length_normalised"]),
         grad_scale=st.sampled_from(["1", "1/L"]),
@@ -178,7 +175,7 @@ def test_extreme_statistics_give_finite_losses_and_gradients(
 
 
 def test_diagnostics_follow_their_definitions() -> None:
-    loss = SequenceLossSettings(clip_low=0.02, clip_high=0.03, s_max=0.3)
+    loss = SequenceLossSettings(c_low=0.02, c_high=0.03, s_max=0.3)
     log_prob, old, advantages, mask = inputs = batch()
     out = sequence_policy_loss(*inputs, loss)
     S = torch.where(mask, log_prob - old, 0.0).sum(-1).detach()
@@ -213,10 +210,10 @@ def one_row(S: float, A: float, loss: SequenceLossSettings, length: int = 4) -> 
 
 
 def test_the_band_is_closed_and_on_policy_data_survives_a_zero_width() -> None:
-    edge = SequenceLossSettings(clip_low=0.25, clip_high=0.25)  # exactly 0.5 at L = 4
+    edge = SequenceLossSettings(c_low=0.25, c_high=0.25)  # exactly 0.5 at L = 4
     assert one_row(0.5, 1.0, edge)[1] == pytest.approx(-math.exp(0.5))
     assert one_row(0.5 + 1e-9, 1.0, edge)[1] == 0
-    zero = SequenceLossSettings(clip_low=0.0, clip_high=0.0)
+    zero = SequenceLossSettings(c_low=0.0, c_high=0.0)
     output, slope = one_row(0.0, 1.0, zero)
     assert bool(output.accepted_B) and slope == -1.0
 

@@ -170,7 +170,7 @@ def test_the_configuration_of_a_gpu_run_is_printed_on_any_machine(
         ("actor_rollout_ref.actor.optim.lrr=1", "actor_rollout_ref.actor.optim.lr"),
         ("actor_rollout_ref.actor.optm.lr=1", "actor_rollout_ref.actor.optim.lr"),
         ("lr=1", "actor_rollout_ref.actor.optim.lr"),
-        ("fspo.clip_low=1", "actor_rollout_ref.actor.policy_loss.clip_low"),
+        ("fspo.c_low=1", "actor_rollout_ref.actor.policy_loss.c_low"),
         ("trainer.n_gpus=1", "trainer.n_gpus_per_node"),
         ("resum=1", "resume"),
         ("actor_rollout_ref.actor.optim.learning_rate=1e-5", "actor_rollout_ref.actor.optim.lr"),

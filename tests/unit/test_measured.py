@@ -17,7 +17,7 @@ from recipe.fspo.accounting.outcomes import Outcomes
 from recipe.fspo.config import complete_loss
 from recipe.fspo.recorder import SEQUENCE_COLUMNS, MiniBatch, join_ranks
 
-CLIP = "actor_rollout_ref.actor.policy_loss.clip_low"
+CLIP = "actor_rollout_ref.actor.policy_loss.c_low"
 PROMPTS, RESPONSES, MINI_BATCHES, LR = 32, 8, 4, 1e-4
 ROWS = PROMPTS * RESPONSES
 
@@ -111,7 +111,7 @@ def test_clip_values_are_the_same_for_any_split_into_ranks(ranks: int) -> None:
     assert fed(one, 1, 10) == fed(split, 1, 10, ranks=ranks) == [5, 10]
     assert one.values == split.values
     assert one.values[-1]["responses"] == 5 * ROWS * 3 // 4, "the first mini-batch is left out"
-    assert 1 < one.values[-1]["clip_high"] / 0.06 < 4
+    assert 1 < one.values[-1]["c_high"] / 0.06 < 4
 
 
 def test_clip_values_are_the_same_after_a_kill_in_the_middle_of_measuring() -> None:
@@ -123,7 +123,7 @@ def test_clip_values_are_the_same_after_a_kill_in_the_middle_of_measuring() -> N
         fed(resumed, first, last)
     assert resumed.values == whole.values and not resumed.open
     placed = resumed.placed(None)
-    assert placed is not None and placed.clip_scale == pytest.approx(whole.values[-1]["clip_high"] / 0.03)
+    assert placed is not None and placed.clip_scale == pytest.approx(whole.values[-1]["c_high"] / 0.03)
 
 
 def test_a_warm_up_of_the_learning_rate_is_not_measured() -> None:
@@ -161,7 +161,7 @@ def test_run_json_says_where_a_run_s_clip_values_come_from(
 ) -> None:
     config = completed(overrides)
     assert config.fspo.clip_values == clip_values
-    line = {f"{CLIP}=0.05": "clip_low=0.05", "evaluate=true": "evaluate=true"}.get(overrides, "")
+    line = {f"{CLIP}=0.05": "c_low=0.05", "evaluate=true": "evaluate=true"}.get(overrides, "")
     printed = capsys.readouterr().out
     assert line in printed and printed.count("note:") == bool(line), (
         "a line only of a loss that would have measured them"

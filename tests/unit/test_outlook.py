@@ -17,10 +17,10 @@ from recipe.fspo.outlook import outlook
     ("overrides", "says"),
     [
         # 44%, 54% and 79% are those of the command with these lengths and sigma=0.036.
-        ((), ("clip_low=0.03", "measured", "2000 and 8192 tokens", "54%, 79% if the policy moves", "40%, 40% if S is")),
+        ((), ("c_low=0.03", "measured", "2000 and 8192 tokens", "54%, 79% if the policy moves", "40%, 40% if S is")),
         (("algo=fspo_v1",), ("40%, 40% if the policy moves",)),
-        (("algo=gspo",), ("clip_low=0.0003 clip_high=0.0004", "76%, 81% if the policy moves")),
-        (("actor_rollout_ref.actor.policy_loss.clip_low=0.07", "clip_values=published"), ("clip_low=0.07",)),
+        (("algo=gspo",), ("c_low=0.0003 c_high=0.0004 nats per token^1", "76%, 81% if the policy moves")),
+        (("actor_rollout_ref.actor.policy_loss.c_low=0.07", "clip_values=published"), ("c_low=0.07",)),
         (("run.mean_response=null", "data.max_response_length=1024"), ("512 and 1024 tokens",)),
     ],
 )

@@ -61,7 +61,7 @@ def test_it_is_a_loss_like_the_librarys(own_loss: Path) -> None:
     loss, gradient, _ = outcome(configured(f"{KEY}.exponent=0.5"))  # FSPO's band
     inputs = batch()
     inputs["log_prob"].requires_grad_()
-    settings = SequenceLossSettings(band="sqrt", clip_low=0.02, clip_high=0.02)
+    settings = SequenceLossSettings(c_low=0.02, c_high=0.02)
     expected = sequence_policy_loss(
         inputs["log_prob"], inputs["old_log_prob"], inputs["advantages"], inputs["response_mask"], settings
     ).loss_B.mean()

@@ -9,6 +9,7 @@ import torch
 from test_losses import batch
 
 from fspo.losses import ALGORITHMS, sequence_policy_loss
+from fspo.types import c_of_eps
 
 core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
 
@@ -37,7 +38,8 @@ def test_seq_gspo_equals_verl_gspo(seed: int, dtype: torch.dtype, clip: tuple[fl
     )
     (their_gradient,) = torch.autograd.grad(theirs, log_prob)
 
-    settings = dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=clip[0], clip_high=clip[1])
+    c_low, c_high = c_of_eps(*clip)
+    settings = dataclasses.replace(ALGORITHMS["seq_gspo"], c_low=c_low, c_high=c_high)
     output = sequence_policy_loss(log_prob, old, advantages, mask, settings, rollout_is_weights_BT=weights)
     ours = output.loss_B.sum() / 48 * 2
     (our_gradient,) = torch.autograd.grad(ours, log_prob)

@@ -105,10 +105,10 @@ def test_a_band_that_nobody_measures_does_not_become_another_one(
 
 
 def test_typed_settings_override_the_defaults() -> None:
-    settings = SequencePolicyLossConfig(loss_mode="fspo", clip_low=0.05, s_max=3.0).settings()
-    assert (settings.clip_low, settings.clip_high, settings.s_max) == (0.05, 0.03, 3.0)
-    with pytest.raises(ValueError, match=r"policy_loss\.clip_high=-1"):
-        SequencePolicyLossConfig(loss_mode="fspo", clip_high=-1)
+    settings = SequencePolicyLossConfig(loss_mode="fspo", c_low=0.05, s_max=3.0).settings()
+    assert (settings.c_low, settings.c_high, settings.s_max) == (0.05, 0.03, 3.0)
+    with pytest.raises(ValueError, match=r"policy_loss\.c_high=-1"):
+        SequencePolicyLossConfig(loss_mode="fspo", c_high=-1)
     with pytest.raises(ValueError, match="loss_mode='vanilla'"):
         SequencePolicyLossConfig(loss_mode="vanilla")
 

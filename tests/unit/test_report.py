@@ -29,8 +29,8 @@ from fspo.records import to_record
 from fspo.report.__main__ import main
 from fspo.report.__main__ import main as report_command
 from fspo.report.build import build_report
+from fspo.report.by_attribute import attribute_table
 from fspo.report.common_records import common_records
-from fspo.report.figures import COLOURS, algo_looks
 from fspo.report.findings import clip_values_in_words, compared, differing_settings, findings
 from fspo.report.groups import clip_profiles, group_runs, length_profile, pooled_lre_difference, standard_measures
 from fspo.report.runs import Run, load_run, load_runs
@@ -69,8 +69,8 @@ def run_files(loss: str, seed: int, moves: float = 1.0, advantage: float = 1.0) 
     settings = ALGORITHMS[loss]
     info = {
         "algo": loss.removeprefix("seq_"), "seed": seed, "status": "finished", "validation_problems": {"sums": 200},
-        "loss": {"loss_mode": loss, "clip_low": settings.clip_low, "clip_high": settings.clip_high, "x": 1},
-        "command": ["python", "-m", "x"], "versions": {"torch": "2"},
+        "loss": {"loss_mode": loss, "c_low": settings.c_low, "c_high": settings.c_high, "x": 1},
+        "command": ["python", "-m", "x"], "versions": {"torch": "2"}, "commit": "<b>abc</b>",
     }  # fmt: skip
     return "\n".join(map(json.dumps, metrics)) + "\n", "\n".join(map(json.dumps, lengths)) + "\n", json.dumps(info)
 
@@ -128,10 +128,10 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([str(grid), "--out", str(out), "--title", "T<1>"]) == 0
     assert "7 runs, 1 not run" in capsys.readouterr().out
     page = Page(out / "report.html")
-    assert "T<1>" in page.text, "escaped"
+    assert "T<1>" in page.text and "<b>abc</b>" in page.text, "escaped"
     assert "not run" in page.text and "on rloo's records" in page.text
     assert page.text.index("Even?") < page.text.index("Final numbers") < page.text.index("Settings: published")
-    clip = page.text.index("actor_rollout_ref.actor.policy_loss.clip_low")
+    clip = page.text.index("actor_rollout_ref.actor.policy_loss.c_low")
     assert page.text[clip:].split()[1:3] == ["0.03", "0.2"], "settings that differ"
     assert "policy_loss.s_max" not in page.text, "and no others"
     assert 'id="problems"' not in page.source and "<script" not in page.source
@@ -145,7 +145,7 @@ def test_report_of_a_grid(grid: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert cells(summary["final"])["held-out sums/acc/mean@1"][0].startswith("0.515 [")
     assert summary["paired"]["heads"] == ["fspo - rloo (3 paired)"]
     assert cells(summary["paired"])["LRE, symmetric"][0].startswith("*-"), "below RLOO's in these data, beyond noise"
-    assert "funnel" not in summary
+    assert "funnel" not in summary and "attributes" not in summary
 
 
 def claims(sentence: str) -> list[str]:
@@ -220,17 +220,47 @@ def test_settings_that_differ_are_those_that_a_reader_wants_to_see(tmp_path: Pat
     assert not differing_settings(groups), "of one run only the loss is known"
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_dumped_responses_can_be_read_and_filtered(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", "fspo", 0)
+    dumps = folder / "dumps"
+    (folder / "config.yaml").write_text(
+        f"trainer: {{rollout_data_dir: {dumps}, validation_data_dir: /elsewhere/run/val}}"
+    )
+    attack = "</pre><script>alert(1)</script><b>"
+
+    def dump(path: Path, *lines: dict[str, object]) -> None:
+        path.parent.mkdir(exist_ok=True)
+        whole = [{"input": "2+2=", "output": "4", "score": 1.0} | line for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in whole))
+
+    for step in range(1, 20):
+        dump(dumps / f"{step}.jsonl", *({"output": f"{step}", "score": float(i > 4)} for i in range(10)))
+    dump(dumps / "20.jsonl", {"output": attack, "score": 1.0, "acc": 0.0})
+    dump(folder / "val/7.jsonl", {"output": "a" * 9000})  # of a run folder that was moved
+    page = Page(build_report([folder], tmp_path / "out").page)
+    assert attack not in page.source and attack in page.text and page.source.count("<script>") == 1
+    assert page.source.count('data-from="training"') == 5 * 6 + 1, "three right and wrong ones of some steps"
+    assert 'data-from="validation" data-step="7" data-verdict="right"' in page.source
+    assert 'data-step="20" data-verdict="wrong"' in page.source, "acc, where there is one"
+    assert "6000 characters left out" in page.text and "<option>validation</option>" in page.source
+
+
 def test_a_report_writes_below_its_folder_and_reads_below_the_run(tmp_path: Path) -> None:
     run, out = tmp_path / "given" / "run", tmp_path / "out"
-    write_run(run, "fspo", 0, clip_values=f"{tmp_path}/escaped/x", algo="../../up/<b>y")
+    write_run(run, "fspo", 0, clip_values=f"{tmp_path}/escaped/x", algo="../../up/y")
     write_run(tmp_path / "given" / "other", "fspo", 1, clip_values="../../escaped", algo="a/b")
-    (mine := tmp_path / "mine").mkdir()
+    for place in (mine := tmp_path / "mine", run / "inside"):
+        place.mkdir()
+        (place / "7.jsonl").write_text('{"input": "SECRETPROMPT", "output": "4", "score": 1.0}\n')
+    (run / "val").symlink_to(mine)
+    (run / "config.yaml").write_text(f"trainer: {{rollout_data_dir: {mine}, validation_data_dir: {run}/val}}")
     (tmp_path / "given/grid.json").write_text(
         json.dumps({"runs": [{"path": path, "algo": "x", "seed": 1} for path in ("run", "other", "../elsewhere")]})
     )
     write_run(tmp_path / "elsewhere", "fspo", 3, algo="ELSEWHERE")
     linked = write_run(tmp_path / "linked", "fspo", 2, algo="LINKED")
-    (mine / "mine.yaml").write_text("trainer: {x: SECRET}")
+    (mine / "mine.yaml").write_text("trainer: {x: SECRETPROMPT}")
     (linked / "config.yaml").symlink_to(mine / "mine.yaml")
     before = {*tmp_path.rglob("*")}
     report = build_report([tmp_path / "given", linked], out)
@@ -238,8 +268,8 @@ def test_a_report_writes_below_its_folder_and_reads_below_the_run(tmp_path: Path
     assert all(path.is_relative_to(out) for path in {*tmp_path.rglob("*")} - before)
     text = report.page.read_text()
     assert len([*(out / "figures").iterdir()]) == text.count("data:image"), "a file for each figure"
-    assert "SECRET" not in text and "ELSEWHERE" not in text and "up/&lt;b&gt;y" in text and "up/<b>y" not in text
-    for part in ("../elsewhere", f"{linked}/config.yaml"):
+    assert "SECRETPROMPT" not in text and "ELSEWHERE" not in text
+    for part in (f"rollout_data_dir={mine}", f"validation_data_dir={run}/val", "../elsewhere", f"{linked}/config.yaml"):
         assert any(part in problem for problem in report.problems), part
 
 
@@ -305,9 +335,9 @@ def test_a_seed_run_twice_counts_once_unless_its_clip_values_differ(tmp_path: Pa
 
 
 def test_settings_come_from_the_loss_mode_and_what_overrides_it(tmp_path: Path) -> None:
-    loss = {"loss_mode": "seq_gspo", "clip_low": 0.01, "drift": None, "other": 3}
+    loss = {"loss_mode": "seq_gspo", "c_low": 0.01, "drift": None, "other": 3}
     run = load_run(write_run(tmp_path / "a", "seq_gspo", 0, loss=loss))
-    assert run.loss_settings == dataclasses.replace(ALGORITHMS["seq_gspo"], clip_low=0.01)
+    assert run.loss_settings == dataclasses.replace(ALGORITHMS["seq_gspo"], c_low=0.01)
     for unknown in ({"loss_mode": "vanilla"}, {"band": "round"}, [1], None):
         assert dataclasses.replace(run, info={"loss": unknown}).loss_settings is None
 
@@ -422,6 +452,41 @@ def test_common_records_rank_bands_on_the_same_sequences(tmp_path: Path) -> None
         assert errors["fspo", True, source].debiased.value < errors["rloo", True, source].debiased.value
     differences = pooled_lre_difference(groups[0], groups[1], "symmetric")
     assert differences is not None and differences[0].high < 0
+
+
+def test_other_attributes_are_pooled_over_steps_and_runs(tmp_path: Path) -> None:
+    def line(step: int, minibatch: int, rewards: dict[str, list[float]], accepted: list[int], cut: int = 0) -> str:
+        uids = [f"{prompt}_{i}_0" for prompt, values in rewards.items() for i in range(len(values))]
+        columns = {
+            "uid": uids, "reward": [value for values in rewards.values() for value in values], "accepted": accepted,
+            "truncated": [i < cut for i in range(len(uids))], "data_source": ["math"] * len(uids),
+        }  # fmt: skip
+        return json.dumps({"step": step, "minibatch": minibatch} | columns) + "\n"
+
+    runs = [write_run(tmp_path / name, "fspo", seed) for seed, name in enumerate("ab")]
+    (runs[0] / "sequences.jsonl").write_text(
+        line(1, 0, {"p": [0.0, 0.0]}, [1, 1]) + line(1, 1, {"q": [0.0, 1.0], "r": [1.0, 1.0]}, [1, 0, 1, 1], cut=1)
+    )
+    (runs[1] / "sequences.jsonl").write_text(
+        line(1, 1, {"p": [0.0, 0.0]}, [0, 0], cut=1)
+        + line(2, 1, {"q": [0.0]}, [1])
+        + line(2, 2, {"r": [0.0, 0.5]}, [1, 1])
+    )
+    other = write_run(tmp_path / "c", "seq_gspo", 0)
+    groups = group_runs([load_run(run) for run in (*runs, other)])
+    table = attribute_table(groups)
+    assert table is not None
+    rows = {(why, head): cells for head, why, cells in table.rows}
+    assert {head: cells[0] for (why, head), cells in rows.items() if why == "difficulty"} == {
+        "below 0.125": "33.3% of 3", "0.25 to 0.375": "100.0% of 2", "0.5 to 0.625": "50.0% of 2",
+        "0.875 or more": "100.0% of 2",
+    }  # fmt: skip
+    assert rows["reward dispersion", "below 1e-09"] == ["60.0% of 5", "(no sequences)"]
+    assert rows["truncation", "truncated"][0] == "50.0% of 2" and rows["truncation", "ended"][0] == "71.4% of 7"
+    assert not [head for why, head in rows if "data source" in (why, head.partition(":")[0])], "one source only"
+    lre = rows["debiased, symmetric acceptance", "difficulty: LRE"]
+    assert re.match(r"< 0\.\d+, noise floor 0\.\d+$", lre[0]) and lre[1] == "(not recorded)"
+    assert attribute_table(groups[1:]) is None
 
 
 def funnel_lines(steps: int, lost_short: int, lost_long: int) -> list[str]:
@@ -543,7 +608,7 @@ def test_a_report_of_an_audit_has_no_rows_that_nobody_recorded(tmp_path: Path, t
 
 
 def test_a_comparison_says_what_the_runs_have_recorded_of_their_clip_values(tmp_path: Path) -> None:
-    measured = [{"after_step": 2, "clip_low": 0.03, "clip_high": 0.03}]
+    measured = [{"after_step": 2, "c_low": 0.03, "c_high": 0.03}]
 
     def words(name: str, losses: Sequence[str], of: int, **info: object) -> str:
         runs = [
@@ -564,15 +629,6 @@ def test_a_comparison_says_what_the_runs_have_recorded_of_their_clip_values(tmp_
     assert "1 of 1 run" in mixed and "not every run" not in mixed, "a loss that has none to measure"
     one = words("one", ("fspo",), 1, clip_values="measured")
     assert one == "1 of 1 run measured clip values."
-
-
-def test_a_loss_has_one_colour_in_every_figure() -> None:
-    shown = algo_looks(["mine", "gspo", "fspo", "yours"])
-    assert all(shown[name]["color"] == COLOURS[name] for name in ("gspo", "fspo"))
-    assert algo_looks(["gspo"])["gspo"] == shown["gspo"]
-    assert len({look["color"] for look in shown.values()}) == 4, "other names take what no loss beside them has"
-    names = [*COLOURS, *map(str, range(9))]
-    assert all(algo_looks(names)[name]["color"] == COLOURS[name] for name in COLOURS), "more names than colours"
 
 
 def test_a_missing_extra_ends_in_a_sentence(

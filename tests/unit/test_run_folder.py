@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from test_checkpoints import write_checkpoint
 
 from fspo.data.offline_task import write_dataset
-from recipe.fspo.job import JOB
+from recipe.fspo.job import JOB, compose
 from recipe.runner.checkpoints.integrity import latest, resumed_from, step_folder
 from recipe.runner.faults import preemption
 from recipe.runner.faults.errors import TrainingFailed
@@ -142,6 +142,28 @@ def test_a_run_is_not_mixed_with_another(tmp_path: Path, changes: list[str], say
     with pytest.raises(PreflightError, match=holds(*says)):
         launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, *changes), JOB))
     assert contents(tmp_path) == before
+
+
+def test_a_former_clip_value_is_refused_where_it_stands(tmp_path: Path) -> None:
+    """Written without a plus, it reaches the rule that knows its unit; a folder of before cannot be resumed."""
+    key = "actor_rollout_ref.actor.policy_loss.clip_low"
+    config = compose(["algo=rloo", f"{key}=0.2"])
+    assert config.actor_rollout_ref.actor.policy_loss.clip_low == 0.2
+    assert any(key in problem and "c_low=0.223144" in problem for problem in JOB.problems(config))
+    folder = begun(tmp_path, "algo=rloo")
+    text = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(text.replace("c_low: 0.22314355131420976", "clip_low: 0.2"))
+    before = contents(folder)
+    with pytest.raises(PreflightError, match=holds("config.yaml", "clip_low=0.2", "c_low=0.223144", "run.dir")):
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, "algo=rloo"), JOB))
+    assert contents(folder) == before
+
+
+def test_another_exponent_is_another_run(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.actor.policy_loss.exponent"
+    begun(tmp_path, f"{key}=0.43")
+    with pytest.raises(PreflightError, match=holds(key, "0.43", "0.5", "run.allow_changed=[")):
+        launch(prepare(composed(f"run.dir={tmp_path}", *SMALL_TASK, f"{key}=0.5"), JOB))
 
 
 def test_two_starts_do_not_share_a_folder(tmp_path: Path) -> None:

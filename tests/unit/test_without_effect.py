@@ -69,7 +69,7 @@ REFUSED = (
     (f"{ACTOR}.freeze_vision_tower=true", "freeze_vision_tower=True", "leave it out"),
     ("algorithm.use_pf_ppo=true", "use_pf_ppo=True", "leave it out"),
     ("actor_rollout_ref.model.lora.rank=8", "lora.rank=8", "model.lora_rank"),
-    (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28", "loss_mode=fspo", "policy_loss.clip_low"),
+    (f"{ACTOR}.clip_ratio_high=0.28", "clip_ratio_high=0.28", "loss_mode=fspo", "policy_loss.c_low"),
 )
 
 

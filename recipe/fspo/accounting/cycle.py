@@ -154,7 +154,7 @@ class Cycle:
         floor = noise_floor(unmoved, starts, self._settings, self.band_state)
         if (warning := floor.warning()) is not None and floor.margin < self._warned_margin / 2:
             self._warned_margin = floor.margin
-            PROGRESS.say(warning)
+            PROGRESS.say(f"{warning} (actor_rollout_ref.actor.shuffle=false gives the same packs)")
         return floor.metrics()
 
     def _record(self, step: int, mini_batches: Sequence[MiniBatch], outcomes: Outcomes, log: RunLog) -> None:

@@ -159,6 +159,8 @@ def _without_old_keys(job: Job, overrides: Sequence[str]) -> tuple[list[str], li
             problems.append(f"{text}: {key} is a group of settings; {wanted} {options}")
         elif old := next((old for old in olds if f"{key}.".startswith(f"{old}.")), None):
             by_old.setdefault(old, []).append(key)
+        elif key in job.former_keys and not override.is_delete():
+            good.append(f"++{text.lstrip('+')}")
         else:
             good.append(text)
     # One line for all keys of a group that has gone: a script of Megatron's has dozens.

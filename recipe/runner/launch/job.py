@@ -76,6 +76,9 @@ class Job:
         old_keys: Keys that earlier releases of verl had and that nothing reads now, and what to give instead, as a
             sentence. A key stands for all that lies below it, too.
         instead: Keys that verl reads if they are added with a plus, and what this job has in their place.
+        former_keys: Keys that the job once had. Such an override is composed as if it added the key, so that
+            ``problems`` refuse it with what they know of the other settings.
+        recorded: Why a run whose folder holds these settings cannot go on, each a sentence.
         headline: Metrics that ``run.log=headline`` sends to the loggers, as patterns, besides the runner's own.
         columns: Numbers of a step's line, further ones or in place of the runner's of that label: label, metrics
             (blanks between them), format, and what stands for those that a step does not have; empty: nothing.
@@ -93,5 +96,7 @@ class Job:
     resumes: bool = True
     old_keys: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
+    former_keys: tuple[str, ...] = ()
+    recorded: Callable[[Mapping[str, Any]], Iterator[str]] = lambda settings: iter(())
     headline: tuple[str, ...] = ()
     columns: tuple[tuple[str, str, str, str], ...] = ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -107,7 +107,8 @@ _TYPES: Final[dict[str, Any]] = {
 def types_of(group: str, settings: type) -> dict[str, Any]:
     """The types of a dataclass's own fields, by the keys that they have in a configuration."""
     hints = get_type_hints(settings, include_extras=True)
-    return {f"{group}.{name}": hints[name] for name in settings.__annotations__}
+    own = (name for name in settings.__annotations__ if not isinstance(hints[name], InitVar))
+    return {f"{group}.{name}": hints[name] for name in own}
 
 
 def type_problems(config: DictConfig, types: Mapping[str, Any]) -> Iterator[str]:

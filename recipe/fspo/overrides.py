@@ -1,0 +1,39 @@
+"""Clip values as overrides of verl's command line, for the audit's command (entry point ``fspo.overrides``).
+
+Imports nothing of verl.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Final
+
+from fspo.conclusion import ClipValue
+from fspo.losses import ALGORITHMS
+from fspo.types import eps_of_c
+
+_ACTOR: Final = "actor_rollout_ref.actor"
+_LOSS: Final = f"{_ACTOR}.policy_loss"
+
+
+def override(value: ClipValue) -> str | None:
+    """The overrides that set clip values in plain verl, separated by blanks; None where verl is not installed.
+
+    verl's own ``gspo`` takes them as eps. If the loss sums over tokens and comes in place of one that averages over
+    them (this package's with 1/L, any other by verl's default), ``grad_multiplier`` is 1 over the mean length.
+    """
+    if find_spec("verl") is None:
+        return None
+    loss, settings = value.loss, value.settings
+    if (loss, value.audited) == ("seq_gspo", "gspo"):
+        low, high = eps_of_c(settings.c_low, settings.c_high)
+        return f"{_ACTOR}.clip_ratio_low={low:.3g} {_ACTOR}.clip_ratio_high={high:.3g}"
+    words = [] if loss == value.audited else [f"{_LOSS}.loss_mode={loss}"]
+    words.append(f"{_LOSS}._target_=recipe.fspo.config.SequencePolicyLossConfig")
+    if settings.exponent != ALGORITHMS[loss].exponent:
+        words.append(f"+{_LOSS}.exponent={settings.exponent:g}")
+    words += [f"+{_LOSS}.c_low={settings.c_low:.3g}", f"+{_LOSS}.c_high={settings.c_high:.3g}"]
+    before = ALGORITHMS.get(str(value.audited))
+    if settings.grad_scale == "1" and (before is None or before.grad_scale != "1"):
+        words.append(f"+{_LOSS}.grad_multiplier={1 / value.mean_length:.2g}")
+    return " ".join(words)
